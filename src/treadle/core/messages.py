@@ -1,0 +1,243 @@
+"""Everything that crosses between the fronts and the owner: frozen structs of plain values, nothing else.
+
+To the owner: Submit, Cancel, RunJob, CancelJob, Drain, Stop.
+From the owner: Loading, Ready, Failed, StepReport, JobDone, Stopped.
+
+Each struct is tagged, so one decoder per direction reads a whole stream of them (see `engine/wire.py`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Plain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of every message: immutable and made of plain values."""
+
+
+# To the owner -------------------------------------------------------------------------------------------------
+
+
+class Sampling(Plain):
+    """How one request picks its tokens. The defaults are greedy and change nothing.
+
+    `temperature` 0 is greedy. `top_p` 1, `top_k` 0, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are
+    off. `logit_bias` pairs a token id with what is added to its logit. `seed` makes the sequence reproducible
+    whatever else is in the batch; the front draws one where the client gave none.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+
+
+class Submit(Plain, tag=True):
+    """One sequence to generate.
+
+    `id` is unique among everything the engine has not finished. `prompt` are token ids, at least one. `max_tokens` is
+    at least 1 and already fits the context. `stop_token_ids` end the sequence (the token counts, and is reported as
+    matched), and cannot be sampled before `min_tokens` tokens were. `logprobs` is None for none, or how many of the
+    top tokens come with each chosen one (0: the chosen one alone). `max_wait_s` bounds the time from arrival to
+    admission. Sequences of one client request share a `group`: once one of them runs, the others' waits do not end.
+    A lower `priority` goes first.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    priority: int = 0
+    max_wait_s: float = 0.0
+    group: str = ""
+
+
+class CancelReason(StrEnum):
+    """Why a request is taken back before its end."""
+
+    CLIENT = "client"  # the client left or asked for it
+    STOP = "stop"  # the front found a stop string: a good end
+    STALLED = "stalled"  # the client no longer reads
+    SHUTDOWN = "shutdown"
+
+
+class Cancel(Plain, tag=True):
+    """Take back one request. Idempotent; an unknown id is remembered for a while, in case its Submit comes later."""
+
+    id: str
+    reason: CancelReason = CancelReason.CLIENT
+
+
+class RunJob(Plain, tag=True):
+    """Run one named piece of work on the owner, between steps. `args` are plain values."""
+
+    id: str
+    name: str
+    args: dict[str, Any] = {}
+
+
+class CancelJob(Plain, tag=True):
+    """Ask a job to stop at its next check."""
+
+    id: str
+
+
+class Stop(Plain, tag=True):
+    """End the owner: every request that still lives gets its terminal event, then the owner unwinds."""
+
+
+ToOwner = Submit | Cancel | RunJob | CancelJob | Stop
+
+
+# From the owner -----------------------------------------------------------------------------------------------
+
+
+class FinishReason(StrEnum):
+    """The one terminal event of a request."""
+
+    STOP = "stop"  # a stop token, or a stop string found in front
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"  # waited longer than it may
+    ERROR = "error"
+
+
+class Finish(Plain):
+    """How a request ended. `code` and `message` belong to ERROR; `stop_token_id` to STOP by a token."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    code: str = ""
+    message: str = ""
+
+
+class TokenLogprob(Plain):
+    """Natural-log probabilities at one position, from the model's raw logits: the chosen token's, and the top ones'
+    as (token id, logprob), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Output(Plain):
+    """What one step did for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
+
+    `prompt_tokens_done` is how much of the prompt is in the cache, while it prefills.
+    """
+
+    id: str
+    admitted: bool = False
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_tokens_done: int | None = None
+    cached_tokens: int | None = None
+    finish: Finish | None = None
+
+
+class Capabilities(Plain):
+    """What a runner can do, in plain values.
+
+    `context` is the longest sequence in tokens. A running sequence of n tokens holds about `kv_row_bytes +
+    n * kv_token_bytes` bytes of cache; all of them together may hold `kv_budget_bytes` (0: not limited).
+    """
+
+    model: str
+    architecture: str
+    vocabulary: int
+    context: int
+    device: str
+    dtype: str
+    parameters: int = 0
+    weight_bytes: int = 0
+    kv_token_bytes: int = 0
+    kv_row_bytes: int = 0
+    kv_budget_bytes: int = 0
+    modalities: tuple[str, ...] = ("text",)
+    path: str = "batched"  # how requests run: batched or serialized
+    details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
+
+
+class RunnerStatistics(Plain):
+    """Memory as the runner sees it, in bytes."""
+
+    active_bytes: int = 0
+    peak_bytes: int = 0
+    cache_bytes: int = 0
+    kv_bytes: int = 0
+
+
+class EngineStatistics(Plain):
+    """The owner's own view after a step. Counters count since the owner started; times are in seconds."""
+
+    steps: int = 0
+    running: int = 0
+    prefilling: int = 0
+    waiting: int = 0
+    oldest_wait_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    recovered_steps: int = 0
+    step_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    runner: RunnerStatistics = RunnerStatistics()
+
+
+class Loading(Plain, tag=True):
+    """The owner builds the runner: `stage` is a short phrase for people."""
+
+    stage: str
+
+
+class Ready(Plain, tag=True):
+    """Built and warmed up: the owner takes work."""
+
+    capabilities: Capabilities
+    pid: int
+    load_s: float = 0.0
+
+
+class Failed(Plain, tag=True):
+    """The owner could not start, or can't go on: its state is not trusted. It ends itself after this."""
+
+    code: str
+    message: str
+
+
+class StepReport(Plain, tag=True):
+    """Everything one step has to say, in one message."""
+
+    step: int
+    outputs: tuple[Output, ...] = ()
+    statistics: EngineStatistics = EngineStatistics()
+
+
+class JobDone(Plain, tag=True):
+    """The one terminal event of a job: a plain result, or an error."""
+
+    id: str
+    result: Any = None
+    code: str = ""
+    message: str = ""
+
+
+class Stopped(Plain, tag=True):
+    """The owner has unwound; nothing follows."""
+
+
+FromOwner = Loading | Ready | Failed | StepReport | JobDone | Stopped

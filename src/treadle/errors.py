@@ -1,0 +1,171 @@
+"""One error tree for the whole server: each error has one code, one HTTP status and one gRPC status.
+
+`code` is what clients match on. `retryable` says whether the same request may succeed later, unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TreadleError(Exception):
+    """Base of every error that Treadle raises on purpose.
+
+    `param` names the request field at fault, where there is one. `retry_after_s` is how long a client should wait
+    before it tries again, where that is known.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    kind: ClassVar[str] = "server_error"
+    http_status: ClassVar[int] = 500
+    grpc_status: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+# The scope of one request: the client can mend it.
+
+
+class InvalidRequest(TreadleError):
+    """The request is malformed or asks for something out of range."""
+
+    code = "invalid_request"
+    kind = "invalid_request_error"
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt, or prompt plus completion, is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A known field asks for something this server does not do."""
+
+    code = "unsupported_parameter"
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request's body is over the byte limit."""
+
+    code = "request_too_large"
+    http_status = 413
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class NotAuthenticated(TreadleError):
+    """The API key is missing or wrong."""
+
+    code = "invalid_api_key"
+    kind = "authentication_error"
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+
+class RequestCancelled(TreadleError):
+    """The client left, or cancelled, before the request ended."""
+
+    code = "request_cancelled"
+    kind = "cancelled"
+    http_status = 499
+    grpc_status = "CANCELLED"
+
+
+class ReaderStalled(RequestCancelled):
+    """The client stopped reading its stream for too long."""
+
+    code = "reader_stalled"
+
+
+# The scope of the server: try again later.
+
+
+class Busy(TreadleError):
+    """No room: every slot and every place in the queue is taken, or the wait was over before a slot came free."""
+
+    code = "text_generation_busy"
+    kind = "overloaded_error"
+    http_status = 503
+    grpc_status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class EngineUnavailable(TreadleError):
+    """The engine is loading, restarting, hung or dead."""
+
+    code = "engine_unavailable"
+    kind = "overloaded_error"
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+
+
+class ServerStopping(EngineUnavailable):
+    """The server is shutting down."""
+
+    code = "server_stopping"
+
+
+class StepFailed(TreadleError):
+    """A step of the engine raised and this request could not be saved."""
+
+    code = "engine_step_failed"
+
+
+class EngineDied(TreadleError):
+    """The engine died, or was replaced, while this request was running."""
+
+    code = "engine_died"
+
+
+class JobFailed(TreadleError):
+    """A job on the owner raised."""
+
+    code = "engine_job_failed"
+
+
+# The scope of the process: a person must act before it can start.
+
+
+class ConfigError(TreadleError):
+    """A setting is unknown, malformed or out of range."""
+
+    code = "config_error"
+
+
+class ModelError(TreadleError):
+    """A model can't be found, read, trusted or run."""
+
+    code = "model_error"
+
+
+class StartFailed(TreadleError):
+    """The engine could not be built or warmed up."""
+
+    code = "start_failed"
+
+
+def _tree(root: type[TreadleError]) -> dict[str, type[TreadleError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def from_code(code: str, message: str, *, retry_after_s: float | None = None) -> TreadleError:
+    """The error of the given `code`, for errors that crossed a process boundary as plain values."""
+    return _tree(TreadleError).get(code, TreadleError)(message, retry_after_s=retry_after_s)
