@@ -21,7 +21,7 @@ class Plain(msgspec.Struct, frozen=True, omit_defaults=True):
 # To the owner -------------------------------------------------------------------------------------------------
 
 
-class Sampling(Plain):
+class Sampling(Plain, frozen=True):
     """How one request picks its tokens. The defaults are greedy and change nothing.
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are
@@ -40,7 +40,7 @@ class Sampling(Plain):
     seed: int = 0
 
 
-class Submit(Plain, tag=True):
+class Submit(Plain, frozen=True, tag=True):
     """One sequence to generate.
 
     `id` is unique among everything the engine has not finished. `prompt` are token ids, at least one. `max_tokens` is
@@ -72,14 +72,14 @@ class CancelReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-class Cancel(Plain, tag=True):
+class Cancel(Plain, frozen=True, tag=True):
     """Take back one request. Idempotent; an unknown id is remembered for a while, in case its Submit comes later."""
 
     id: str
     reason: CancelReason = CancelReason.CLIENT
 
 
-class RunJob(Plain, tag=True):
+class RunJob(Plain, frozen=True, tag=True):
     """Run one named piece of work on the owner, between steps. `args` are plain values."""
 
     id: str
@@ -87,13 +87,13 @@ class RunJob(Plain, tag=True):
     args: dict[str, Any] = {}
 
 
-class CancelJob(Plain, tag=True):
+class CancelJob(Plain, frozen=True, tag=True):
     """Ask a job to stop at its next check."""
 
     id: str
 
 
-class Stop(Plain, tag=True):
+class Stop(Plain, frozen=True, tag=True):
     """End the owner: every request that still lives gets its terminal event, then the owner unwinds."""
 
 
@@ -113,7 +113,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class Finish(Plain):
+class Finish(Plain, frozen=True):
     """How a request ended. `code` and `message` belong to ERROR; `stop_token_id` to STOP by a token."""
 
     reason: FinishReason
@@ -122,7 +122,7 @@ class Finish(Plain):
     message: str = ""
 
 
-class TokenLogprob(Plain):
+class TokenLogprob(Plain, frozen=True):
     """Natural-log probabilities at one position, from the model's raw logits: the chosen token's, and the top ones'
     as (token id, logprob), best first."""
 
@@ -130,7 +130,7 @@ class TokenLogprob(Plain):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Output(Plain):
+class Output(Plain, frozen=True):
     """What one step did for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
 
     `prompt_tokens_done` is how much of the prompt is in the cache, while it prefills.
@@ -145,7 +145,7 @@ class Output(Plain):
     finish: Finish | None = None
 
 
-class Capabilities(Plain):
+class Capabilities(Plain, frozen=True):
     """What a runner can do, in plain values.
 
     `context` is the longest sequence in tokens. A running sequence of n tokens holds about `kv_row_bytes +
@@ -168,7 +168,7 @@ class Capabilities(Plain):
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 
 
-class RunnerStatistics(Plain):
+class RunnerStatistics(Plain, frozen=True):
     """Memory as the runner sees it, in bytes."""
 
     active_bytes: int = 0
@@ -177,7 +177,7 @@ class RunnerStatistics(Plain):
     kv_bytes: int = 0
 
 
-class EngineStatistics(Plain):
+class EngineStatistics(Plain, frozen=True):
     """The owner's own view after a step. Counters count since the owner started; times are in seconds."""
 
     steps: int = 0
@@ -198,13 +198,13 @@ class EngineStatistics(Plain):
     runner: RunnerStatistics = RunnerStatistics()
 
 
-class Loading(Plain, tag=True):
+class Loading(Plain, frozen=True, tag=True):
     """The owner builds the runner: `stage` is a short phrase for people."""
 
     stage: str
 
 
-class Ready(Plain, tag=True):
+class Ready(Plain, frozen=True, tag=True):
     """Built and warmed up: the owner takes work."""
 
     capabilities: Capabilities
@@ -212,14 +212,14 @@ class Ready(Plain, tag=True):
     load_s: float = 0.0
 
 
-class Failed(Plain, tag=True):
+class Failed(Plain, frozen=True, tag=True):
     """The owner could not start, or can't go on: its state is not trusted. It ends itself after this."""
 
     code: str
     message: str
 
 
-class StepReport(Plain, tag=True):
+class StepReport(Plain, frozen=True, tag=True):
     """Everything one step has to say, in one message."""
 
     step: int
@@ -227,7 +227,7 @@ class StepReport(Plain, tag=True):
     statistics: EngineStatistics = EngineStatistics()
 
 
-class JobDone(Plain, tag=True):
+class JobDone(Plain, frozen=True, tag=True):
     """The one terminal event of a job: a plain result, or an error."""
 
     id: str
@@ -236,7 +236,7 @@ class JobDone(Plain, tag=True):
     message: str = ""
 
 
-class Stopped(Plain, tag=True):
+class Stopped(Plain, frozen=True, tag=True):
     """The owner has unwound; nothing follows."""
 
 

@@ -23,6 +23,13 @@ class DecodeRow(msgspec.Struct, frozen=True):
     position: int
 
 
+class Admit(msgspec.Struct, frozen=True):
+    """A row that joins. `history` are tokens generated before it was last released."""
+
+    request: Submit
+    history: tuple[int, ...] = ()
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """One step's work, in the order a runner does it.
 
@@ -42,13 +49,6 @@ class StepPlan(msgspec.Struct, frozen=True):
     @property
     def empty(self) -> bool:
         return not (self.release or self.admit or self.prefill or self.decode)
-
-
-class Admit(msgspec.Struct, frozen=True):
-    """A row that joins. `history` are tokens generated before it was last released."""
-
-    request: Submit
-    history: tuple[int, ...] = ()
 
 
 class RowTokens(msgspec.Struct, frozen=True):

@@ -1,0 +1,150 @@
+"""All settings in one frozen object, built once at the edge and passed down. The CLI, the TOML file and
+`treadle.Engine` use the same names."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every setting with its default. Seconds end in `_s` here and are plain numbers in files and flags.
+
+    `max_waiting` None means as many as may run; `max_tokens` None leaves what the context leaves; `context` None is the
+    model's own; `threads` None is measured. `memory` is the cache's byte budget; None takes a share of the device's.
+    """
+
+    model: str = "demo"
+    revision: str | None = None
+    offline: bool = False
+    chat_template: Path | None = None
+    served_model_name: str | None = None
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    max_body_bytes: int = 8 * 1024 * 1024
+    stall_s: float = 30.0
+    keepalive_s: float = 5.0
+    drain_s: float = 30.0
+    log_level: str = "info"
+
+    max_running: int = 16
+    max_waiting: int | None = None
+    max_wait_s: float = 4.0
+    prefill_tokens: int = 512
+    max_tokens: int | None = None
+    context: int | None = None
+    memory: int | None = None
+    threads: int | None = None
+
+    in_process: bool = False
+    hang_after_s: float = 30.0
+    start_timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "max_running", "prefill_tokens", "max_body_bytes")
+        _positive(self, "stall_s", "keepalive_s", "hang_after_s", "start_timeout_s")
+        _positive_or_none(self, "max_tokens", "context", "memory", "threads")
+        _not_negative(self, "max_wait_s", "drain_s")
+        if self.max_waiting is not None:
+            _not_negative(self, "max_waiting")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be 0 to 65535, not {self.port}", param="port")
+        if not self.model:
+            raise ConfigError("model is empty: give a folder, a hub id or 'demo'", param="model")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("api_key is empty: leave it out to serve without one", param="api_key")
+
+    @property
+    def waiting_places(self) -> int:
+        """How many may wait: none when nobody may wait at all; by default one in serialized mode, else as many as run."""
+        if self.max_wait_s == 0:
+            return 0
+        return self.max_running if self.max_waiting is None else self.max_waiting
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The settings' names, as files spell them."""
+        return tuple(_public(field.name) for field in dataclasses.fields(cls))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, source: str = "settings") -> Settings:
+        """Settings from plain values; unknown names and wrong types raise ConfigError, with the nearest known name."""
+        fields = {_public(field.name): field for field in dataclasses.fields(cls)}
+        known: dict[str, Any] = {}
+        for name, value in values.items():
+            key = _public(name.replace("-", "_"))
+            if key not in fields:
+                near = difflib.get_close_matches(key, fields, n=1)
+                hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(fields)}"
+                raise ConfigError(f"unknown setting '{name}' in {source}{hint}", param=name)
+            known[fields[key].name] = _typed(key, str(fields[key].type), value, source)
+        return cls(**known)
+
+    @classmethod
+    def from_file(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Settings:
+        """Settings from a TOML file, with `overrides` (flags) on top."""
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"can't read the settings file {path}: {error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        merged = {_public(k.replace("-", "_")): v for k, v in values.items()}
+        merged.update({_public(k): v for k, v in (overrides or {}).items()})
+        return cls.from_mapping(merged, source=str(path))
+
+
+def _public(name: str) -> str:
+    return name.removesuffix("_s")
+
+
+def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
+    """`value` as the setting's type: ints are fine for floats, strings for paths, and nothing else is bent."""
+    kinds = {part.strip() for part in annotation.split("|")}
+    if value is None and "None" in kinds:
+        return None
+    if isinstance(value, bool):
+        fits = "bool" in kinds
+    elif isinstance(value, int):
+        fits = bool(kinds & {"int", "float"})
+        value = float(value) if fits and "int" not in kinds else value
+    elif isinstance(value, float):
+        fits = "float" in kinds and math.isfinite(value)
+    elif isinstance(value, (str, Path)):
+        fits = bool(kinds & {"str", "Path"})
+        value = Path(value) if "Path" in kinds else value
+    else:
+        fits = False
+    if not fits:
+        wanted = " or ".join(sorted(kinds - {"None"}))
+        raise ConfigError(f"setting '{name}' in {source} must be {wanted}, not {value!r}", param=name)
+    return value
+
+
+def _positive(settings: Settings, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise ConfigError(f"{_public(name)} must be above 0, not {getattr(settings, name)}", param=_public(name))
+
+
+def _positive_or_none(settings: Settings, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) is not None:
+            _positive(settings, name)
+
+
+def _not_negative(settings: Settings, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise ConfigError(f"{_public(name)} must not be negative: {getattr(settings, name)}", param=_public(name))
