@@ -1,0 +1,1 @@
+"""The pure core: requests, states, admission, scheduling. No clock, thread, I/O or MLX: time is an argument."""

@@ -1,0 +1,114 @@
+"""How many prompt tokens one step may compute, so that decoding rows and cancels never wait long for a prefill.
+
+Prefill time is paid from a credit that every decode step earns: `PREFILL_SHARE` of its own duration. Running rows
+so keep 1 / (1 + PREFILL_SHARE) of their rate beside any prefill, and one step is at most 1 + CHUNK_CEILING times a
+plain decode step. Where nothing decodes, a chunk is bounded by `CHUNK_S` alone, which bounds how long a cancel or a
+newcomer waits. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner measured.
+"""
+
+from __future__ import annotations
+
+PREFILL_SHARE = 0.4
+CHUNK_CEILING = 0.75
+CHUNK_S = 0.2
+MIN_CHUNK = 16
+FIRST_CHUNK = 64
+FORGET = 0.9  # weight of the past against each new measurement
+
+
+class ChunkCost:
+    """Seconds of a prefill chunk as an affine function of its tokens: least squares with a fading memory."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        self._weight = self._weight * FORGET + 1
+        self._x = self._x * FORGET + tokens
+        self._y = self._y * FORGET + seconds
+        self._xx = self._xx * FORGET + tokens * tokens
+        self._xy = self._xy * FORGET + tokens * seconds
+
+    @property
+    def known(self) -> bool:
+        return self._y > 0
+
+    def line(self) -> tuple[float, float]:
+        """(overhead in seconds, seconds per token), neither negative; proportional where sizes hardly differ."""
+        spread = self._weight * self._xx - self._x * self._x
+        if spread > 0.01 * self._xx * self._weight:
+            per_token = (self._weight * self._xy - self._x * self._y) / spread
+            overhead = (self._y - per_token * self._x) / self._weight
+            if per_token > 0 and overhead >= 0:
+                return overhead, per_token
+        return 0.0, self._y / self._x
+
+    def seconds(self, tokens: int) -> float:
+        overhead, per_token = self.line()
+        return overhead + per_token * tokens
+
+    def tokens(self, seconds: float) -> int:
+        overhead, per_token = self.line()
+        return int(max(0.0, seconds - overhead) / per_token)
+
+
+class PrefillPace:
+    """Decides each step's prefill budget. `max_tokens` is the most a step may take, whatever the time."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._cost = ChunkCost()
+        self._decode_s = 0.0
+        self._credit_s = 0.0
+
+    def budget(self, *, decoding: bool) -> int:
+        """Prompt tokens that the next step may compute; 0 while running rows are still owed time."""
+        if not self._cost.known:
+            return min(self.max_tokens, FIRST_CHUNK)
+        if not decoding or self._decode_s == 0:
+            return self._clamp(self._cost.tokens(CHUNK_S))
+        chunk = self._clamp(self._cost.tokens(self._target_s()))
+        price = min(self._cost.seconds(chunk), CHUNK_CEILING * self._decode_s)
+        return chunk if self._credit_s >= price * 0.999 else 0
+
+    def observe(self, *, prefill_tokens: int, prefill_s: float, decode_s: float) -> None:
+        """Learn from a finished step: what it computed and how long each part took."""
+        if prefill_tokens and prefill_s > 0:
+            self._cost.observe(prefill_tokens, prefill_s)
+            self._credit_s -= prefill_s
+        if decode_s > 0:
+            self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
+            self._credit_s += PREFILL_SHARE * decode_s
+            self._credit_s = min(self._credit_s, CHUNK_CEILING * self._decode_s)
+            self._credit_s = max(self._credit_s, -self._decode_s)
+        else:
+            self._credit_s = CHUNK_CEILING * self._decode_s
+
+    def _target_s(self) -> float:
+        """A chunk's time beside decoding rows: one step's earnings, or more where the overhead would eat them."""
+        overhead, _ = self._cost.line()
+        return min(max(PREFILL_SHARE * self._decode_s, 3 * overhead), CHUNK_CEILING * self._decode_s)
+
+    def _clamp(self, tokens: int) -> int:
+        return min(max(tokens, MIN_CHUNK), self.max_tokens)
+
+
+def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[int]:
+    """Split `budget` tokens among prefills with `remaining` tokens each, in turn order.
+
+    Everyone gets an equal part (at least `quantum`, first come first served where that is too little for all) and what
+    the short ones leave goes to the others: a short prompt overtakes a long one, and a long one never starves,
+    as the caller turns the order from step to step.
+    """
+    shares = [0] * len(remaining)
+    left = budget
+    while left > 0:
+        open_ = [i for i, need in enumerate(remaining) if need > shares[i]]
+        if not open_:
+            break
+        part = max(quantum, left // len(open_))
+        for i in open_:
+            extra = min(part, remaining[i] - shares[i], left)
+            shares[i] += extra
+            left -= extra
+    return shares
