@@ -98,7 +98,7 @@ class Scheduler:
         """End everything that lives, for a shutdown or a death; returns the last outputs."""
         for row in list(self._rows.values()):
             self._end(row, finish)
-        return self._flush()
+        return self.flush()
 
     # The step ----------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Scheduler:
         for gained in result.rows:
             if (row := self._running.get(gained.id)) is not None:
                 self._gain(row, gained.tokens, gained.logprobs)
-        return self._flush()
+        return self.flush()
 
     def recover(self, plan: StepPlan, message: str) -> tuple[Output, ...]:
         """`plan` raised: fail the row that is to blame, or put its rows back and find out which one is (B7)."""
@@ -144,7 +144,13 @@ class Scheduler:
                 row.rewind()
                 row.suspect = not guilty
                 self._release.append(row.id)
-        return self._flush()
+        return self.flush()
+
+    def flush(self) -> tuple[Output, ...]:
+        """Everything there is to tell since the last call."""
+        outputs = tuple(pending.output(id_) for id_, pending in self._outputs.items())
+        self._outputs = {}
+        return outputs
 
     # What it says of itself ---------------------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class Scheduler:
     def live(self) -> int:
         return len(self._rows)
 
-    def statistics(self, now: float, runner: RunnerStatistics) -> EngineStatistics:
+    def statistics(self, now: float, runner: RunnerStatistics, step_s: float = 0.0) -> EngineStatistics:
         """A frozen snapshot of counts and times."""
         waits = [now - row.arrived for _, _, row in self._waiting if row.live]
         count = self._counts
@@ -174,6 +180,7 @@ class Scheduler:
             expired=count.expired,
             failed=count.failed,
             recovered_steps=count.recovered_steps,
+            step_s=step_s,
             prefill_s=count.prefill_s,
             decode_s=count.decode_s,
             runner=runner,
@@ -294,11 +301,6 @@ class Scheduler:
 
     def _pending(self, row: Row) -> _Pending:
         return self._outputs.setdefault(row.id, _Pending())
-
-    def _flush(self) -> tuple[Output, ...]:
-        outputs = tuple(pending.output(id_) for id_, pending in self._outputs.items())
-        self._outputs = {}
-        return outputs
 
 
 @dataclass(slots=True)

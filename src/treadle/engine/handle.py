@@ -1,0 +1,40 @@
+"""An owner as seen from the event loop: something to send to, that talks back, and that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..core.messages import FromOwner, ToOwner
+
+OnMessage = Callable[[FromOwner], None]
+OnExit = Callable[[str], None]
+"""Called once, with how it ended, for people ("exit code 0", "killed by SIGABRT")."""
+
+
+class OwnerHandle(Protocol):
+    """One life of an owner. Every method is called on the event loop, and so are both callbacks."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process it lives in."""
+        ...
+
+    async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
+        """Begin its life; returns as soon as it can be sent to, long before it is ready."""
+        ...
+
+    def send(self, message: ToOwner) -> None:
+        """Hand over one message; never blocks, and is harmless once the owner has ended."""
+        ...
+
+    def kill(self) -> bool:
+        """End it at once, without its help. False where that is impossible (a thread)."""
+        ...
+
+    async def ended(self) -> None:
+        """Returns once it has ended."""
+        ...
+
+
+Launch = Callable[[], OwnerHandle]

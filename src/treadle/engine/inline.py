@@ -1,0 +1,99 @@
+"""An owner without a thread: it runs when it is told to, on the thread that tells it. For tests and offline work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from ..core.messages import Failed, FromOwner, Ready, Stop, Stopped, ToOwner
+from ..runner.base import Runner, RunnerFactory
+from .handle import OnExit, OnMessage
+from .loop import EngineLoop
+from .mailbox import Mailbox
+from .owner import OwnerLimits, build_runner, close, scheduler_for
+
+
+class InlineOwner:
+    """With `pump`, each message makes the event loop run steps, one per turn, until there is nothing left to do;
+    without it, call `run_once`."""
+
+    def __init__(
+        self,
+        build: RunnerFactory,
+        limits: OwnerLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pump: bool = False,
+    ) -> None:
+        self.mailbox = Mailbox()
+        self.runner: Runner | None = None
+        self.loop: EngineLoop | None = None
+        self._build = build
+        self._limits = limits
+        self._clock = clock
+        self._pump = pump
+        self._pumping = False
+        self._ended = asyncio.Event()
+        self._on_message: OnMessage = lambda message: None
+        self._on_exit: OnExit = lambda how: None
+
+    @property
+    def pid(self) -> int | None:
+        return os.getpid()
+
+    async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
+        self._on_message, self._on_exit = on_message, on_exit
+        self.runner = build_runner(self._build, self._tell)
+        if self.runner is None:
+            return
+        can = self.runner.capabilities()
+        self.loop = EngineLoop(self.runner, scheduler_for(can, self._limits), self.mailbox, self._tell, self._clock)
+        self._tell(Ready(capabilities=can, pid=os.getpid()))
+
+    def send(self, message: ToOwner) -> None:
+        self.mailbox.put(message)
+        if self._pump and not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._turn)
+        elif isinstance(message, Stop) and not self._pump:
+            self.run_once()
+
+    def run_once(self) -> None:
+        """One iteration of the loop, on this thread."""
+        if self.loop is None or self.loop.stopped:
+            return
+        try:
+            self.loop.run_once()
+        except Exception as error:
+            self.loop.die(str(error))
+
+    def kill(self) -> bool:
+        if self.loop is not None:
+            self.loop.stopped = True
+        self._end("killed")
+        return True
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    def _turn(self) -> None:
+        self.run_once()
+        if self.loop is not None and not self.loop.stopped and self.loop.has_work:
+            asyncio.get_running_loop().call_soon(self._turn)
+        else:
+            self._pumping = False
+
+    def _tell(self, message: FromOwner) -> None:
+        self._on_message(message)
+        if isinstance(message, Stopped | Failed):
+            self._end("stopped" if isinstance(message, Stopped) else message.message)
+
+    def _end(self, how: str) -> None:
+        if self._ended.is_set():
+            return
+        if self.runner is not None:
+            close(self.runner)
+        self._ended.set()
+        self._on_exit(how)

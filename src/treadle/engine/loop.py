@@ -1,0 +1,221 @@
+"""The owner's loop. `run_once` is the whole engine: take, plan, execute, apply, flush.
+
+Invariants:
+- Everything here runs on the owner; other threads reach it through the mailbox alone.
+- One step is one call of the runner; between two steps every cancel that has arrived is applied (B3).
+- Every message that asks for something is answered by exactly one terminal event, also on the way down (C3).
+- A step that raises costs the row to blame; a runner that is broken, or a step that goes on raising, ends this owner
+  with Failed, and whoever supervises it starts another (B7).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.messages import (
+    Cancel,
+    Failed,
+    Finish,
+    FinishReason,
+    FromOwner,
+    JobDone,
+    Output,
+    RunJob,
+    RunnerStatistics,
+    StepReport,
+    Stop,
+    Stopped,
+    Submit,
+    ToOwner,
+)
+from ..core.plan import StepPlan
+from ..core.scheduler import Scheduler
+from ..runner.base import Runner, RunnerBroken
+from .mailbox import Mailbox
+
+log = logging.getLogger(__name__)
+
+MAX_FAILING_STEPS = 24
+MAX_RELEASE_TRIES = 3
+JOB_BEAT_S = 1.0
+
+
+@dataclass(slots=True)
+class _JobContext:
+    """What a job sees: whether it is still wanted. Asking also shows that the owner is alive."""
+
+    loop: EngineLoop
+    job_id: str
+
+    def cancelled(self) -> bool:
+        self.loop.beat()
+        return self.loop.mailbox.job_cancelled(self.job_id)
+
+
+class EngineLoop:
+    """Runs one runner to its end. `send` hands a message to the other side and must not block."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        mailbox: Mailbox,
+        send: Callable[[FromOwner], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.mailbox = mailbox
+        self.stopped = False
+        self._send = send
+        self._clock = clock
+        self._jobs: deque[RunJob] = deque()
+        self._step = 0
+        self._step_s = 0.0
+        self._memory = RunnerStatistics()
+        self._failing = 0
+        self._unreleased: dict[str, int] = {}
+        self._beat = clock()
+
+    def run(self) -> None:
+        """Steps until Stop, sleeping while there is nothing to do."""
+        while not self.stopped:
+            self.run_once(wait_s=None)
+
+    def run_once(self, wait_s: float | None = 0.0) -> None:
+        """One iteration; waits up to `wait_s` (None: for as long as it takes) for a message when it has no work."""
+        self._take(0.0 if self.has_work else wait_s)
+        if self.stopped:
+            return
+        plan = self.scheduler.plan(self._clock())
+        outputs = self._execute(plan)
+        self._flush(outputs)
+
+    def beat(self) -> None:
+        """Tell the other side, at most once in JOB_BEAT_S, that the owner lives though no step ends."""
+        if self._clock() - self._beat >= JOB_BEAT_S:
+            self._report(())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `run_once` would do anything but wait."""
+        return self.scheduler.has_work or bool(self._jobs or self._unreleased)
+
+    # Taking ------------------------------------------------------------------------------------------------------
+
+    def _take(self, wait_s: float | None) -> None:
+        for message in self.mailbox.take(wait_s):
+            self._accept(message)
+            if self.stopped:
+                return
+        if self._jobs:
+            self._run_job(self._jobs.popleft())
+
+    def _accept(self, message: ToOwner) -> None:
+        match message:
+            case Submit():
+                self.scheduler.submit(message, self._clock())
+            case Cancel():
+                self.scheduler.cancel(message, self._clock())
+            case RunJob():
+                self._jobs.append(message)
+            case Stop():
+                self._stop()
+
+    def _run_job(self, job: RunJob) -> None:
+        try:
+            self._send(self._job_done(job))
+        finally:
+            self.mailbox.forget_job(job.id)
+
+    def _job_done(self, job: RunJob) -> JobDone:
+        if self.mailbox.job_cancelled(job.id):
+            return JobDone(id=job.id, code="request_cancelled", message="cancelled before it began")
+        work = self.runner.jobs().get(job.name)
+        if work is None:
+            known = ", ".join(sorted(self.runner.jobs())) or "none"
+            return JobDone(id=job.id, code="invalid_request", message=f"no job '{job.name}' here; known: {known}")
+        try:
+            return JobDone(id=job.id, result=work(_JobContext(self, job.id), job.args))
+        except RunnerBroken:
+            self._send(JobDone(id=job.id, code="engine_died", message="the engine broke in this job"))
+            raise
+        except Exception as error:
+            log.exception("job %s failed", job.name)
+            return JobDone(id=job.id, code="engine_job_failed", message=f"{type(error).__name__}: {error}")
+
+    # Executing ---------------------------------------------------------------------------------------------------
+
+    def _execute(self, plan: StepPlan) -> tuple[Output, ...]:
+        self._release(plan)
+        if not (plan.admit or plan.prefill or plan.decode):
+            return self.scheduler.flush()
+        started = self._clock()
+        try:
+            result = self.runner.execute(plan)
+        except RunnerBroken:
+            raise
+        except Exception as error:
+            log.exception("step %d raised; its rows are recomputed", plan.step)
+            return self._failed_step(plan, error)
+        self._failing = 0
+        self._step_s = self._clock() - started
+        self._memory = self.runner.statistics()
+        return self.scheduler.apply(plan, result)
+
+    def _failed_step(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
+        self._failing += 1
+        if self._failing >= MAX_FAILING_STEPS:
+            raise RunnerBroken(f"{self._failing} steps in a row raised; the last: {error}") from error
+        return self.scheduler.recover(plan, f"{type(error).__name__}: {error}")
+
+    def _release(self, plan: StepPlan) -> None:
+        """Each row by itself: one that can't be removed is tried again, and does not keep the others (B5)."""
+        rejoining = {admit.request.id for admit in plan.admit}
+        for row_id in (*self._unreleased, *plan.release):
+            try:
+                self.runner.release(row_id)
+            except RunnerBroken:
+                raise
+            except Exception as error:
+                log.exception("row %s could not be released", row_id)
+                tries = self._unreleased[row_id] = self._unreleased.get(row_id, 0) + 1
+                if tries >= MAX_RELEASE_TRIES or row_id in rejoining:
+                    raise RunnerBroken(f"row {row_id} can't be released: {error}") from error
+            else:
+                self._unreleased.pop(row_id, None)
+
+    # Telling -----------------------------------------------------------------------------------------------------
+
+    def _flush(self, outputs: tuple[Output, ...]) -> None:
+        if outputs:
+            self._report(outputs)
+        if not self.scheduler.has_work:
+            self.scheduler.check_integrity()
+
+    def _report(self, outputs: tuple[Output, ...]) -> None:
+        self._step += 1
+        self._beat = self._clock()
+        statistics = self.scheduler.statistics(self._beat, self._memory, step_s=self._step_s)
+        self._send(StepReport(step=self._step, outputs=outputs, statistics=statistics))
+
+    def _stop(self) -> None:
+        self._end_everything(
+            Finish(reason=FinishReason.ERROR, code="server_stopping", message="the server is stopping")
+        )
+        self._send(Stopped())
+
+    def die(self, message: str) -> None:
+        """This owner can't go on: everyone hears of it, then Failed is the last word."""
+        self._end_everything(Finish(reason=FinishReason.ERROR, code="engine_died", message=message))
+        self._send(Failed(code="engine_died", message=message))
+
+    def _end_everything(self, finish: Finish) -> None:
+        self.stopped = True
+        self._report(self.scheduler.end_all(finish))
+        while self._jobs:
+            self._send(JobDone(id=self._jobs.popleft().id, code=finish.code, message=finish.message))

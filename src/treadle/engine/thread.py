@@ -1,0 +1,86 @@
+"""An owner on a thread of its own: for library use, and for `serve --in-process`.
+
+A thread can't be killed: a hung one stays, and the engine says that it is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+
+from ..core.messages import FromOwner, Stop, ToOwner
+from ..runner.base import RunnerFactory
+from .handle import OnExit, OnMessage
+from .mailbox import Mailbox
+from .outbox import Outbox
+from .owner import OwnerLimits, run_owner
+
+
+class ThreadOwner:
+    """Runs `run_owner` on one dedicated thread; what it says is delivered on the event loop."""
+
+    def __init__(self, build: RunnerFactory, limits: OwnerLimits) -> None:
+        self._build = build
+        self._limits = limits
+        self._mailbox = Mailbox()
+        self._outbox = Outbox()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._live, name="treadle-owner", daemon=True)
+        self._scheduled = False
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return os.getpid()
+
+    async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_message, self._on_exit = on_message, on_exit
+        self._thread.start()
+
+    def send(self, message: ToOwner) -> None:
+        self._mailbox.put(message)
+
+    def kill(self) -> bool:
+        self._mailbox.put(Stop())
+        return False
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    # On the owner's thread ---------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        clean = False
+        try:
+            clean = run_owner(self._build, self._limits, self._mailbox, self._tell)
+        finally:
+            self._call(self._finish, "stopped" if clean else "failed")
+
+    def _tell(self, message: FromOwner) -> None:
+        """Queue for the event loop, which is woken once for however many messages it takes at a time."""
+        self._outbox.put(message)
+        with self._lock:
+            if self._scheduled:
+                return
+            self._scheduled = True
+        self._call(self._deliver)
+
+    def _call(self, function: object, *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop has closed: nobody is left to hear it
+            self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+
+    # On the event loop -------------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        with self._lock:
+            self._scheduled = False
+        for message in self._outbox.take_nowait():
+            self._on_message(message)
+
+    def _finish(self, how: str) -> None:
+        self._deliver()
+        self._ended.set()
+        self._on_exit(how)
