@@ -1,0 +1,86 @@
+"""The demo's tokenizer and chat template, from the vocabulary inside its GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+_SPACE = "\u2581"
+_CONTROL, _USER_DEFINED = 3, 4
+
+# Gemma's turns. There is no system turn, so a system text goes in front of the next user turn. By the usual convention
+# the template writes BOS itself, and what it renders is encoded without adding special tokens.
+CHAT_TEMPLATE = """\
+{%- macro text(content) -%}
+  {%- if content is string -%}
+    {{- content | trim -}}
+  {%- elif content is iterable and content is not mapping -%}
+    {%- for part in content -%}
+      {%- if part.type == 'text' -%}
+        {{- part.text | trim -}}
+      {%- else -%}
+        {{- raise_exception('this model reads text only, not ' ~ part.type) -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- set system = namespace(text='') -%}
+{%- for message in messages -%}
+  {%- if message.role in ['system', 'developer'] -%}
+    {%- set system.text = system.text ~ text(message.content) ~ '\\n\\n' -%}
+  {%- elif message.role == 'user' -%}
+    {{- '<start_of_turn>user\\n' ~ system.text ~ text(message.content) ~ '<end_of_turn>\\n' -}}
+    {%- set system.text = '' -%}
+  {%- elif message.role == 'assistant' -%}
+    {{- '<start_of_turn>model\\n' ~ text(message.content) ~ '<end_of_turn>\\n' -}}
+  {%- else -%}
+    {{- raise_exception('this model knows the roles system, user and assistant, not ' ~ message.role) -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if system.text -%}
+  {{- '<start_of_turn>user\\n' ~ (system.text | trim) ~ '<end_of_turn>\\n' -}}
+{%- endif -%}
+{%- if add_generation_prompt -%}
+  {{- '<start_of_turn>model\\n' -}}
+{%- endif -%}
+"""
+
+
+def build(tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
+    """Gemma's tokenizer from its `tokens` in id order and their GGUF token types. It puts BOS in front.
+
+    GGUF spells runs of spaces as spaces, the model's text has them as U+2581; GGUF has no merges, and the order of the
+    ids gives them.
+    """
+    spelled = [token.replace(" ", _SPACE) for token in tokens]
+    vocabulary = {token: index for index, token in enumerate(spelled)}
+    merges = list(_merges(spelled, vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(_added(spelled, kinds, _CONTROL, special=True))
+    tokenizer.add_tokens(_added(spelled, kinds, _USER_DEFINED, special=False))
+    bos = vocabulary["<bos>"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", bos)]
+    )
+    return tokenizer
+
+
+def _added(tokens: Sequence[str], kinds: Sequence[int], kind: int, *, special: bool) -> list[AddedToken]:
+    """The tokens of one kind, less runs of white space, which the merges make."""
+    chosen = (token for token, its_kind in zip(tokens, kinds, strict=True) if its_kind == kind)
+    named = (token for token in chosen if token.replace(_SPACE, " ").strip())
+    return [AddedToken(token, special=special, normalized=False) for token in named]
+
+
+def _merges(tokens: Sequence[str], vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Every way to make a token of two others: earlier ids first, the longest left part first."""
+    for token in tokens:
+        for cut in range(len(token) - 1, 0, -1):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                yield left, right

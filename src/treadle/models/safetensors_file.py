@@ -1,0 +1,119 @@
+"""The safetensors format, read and written without any tensor library: eight bytes of header length, a JSON header,
+the data. Reading checks the header against the file's size, which finds a torn download before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ModelError
+
+_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+_LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file: `start` and `end` are bytes from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a file, each lying wholly inside it. Raises ModelError when the file is torn or malformed."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+                raise ModelError(f"{path} is torn or not a safetensors file: download it again")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} has a broken header: download it again ({error})") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path} has a broken header: download it again")
+    header.pop("__metadata__", None)
+    return {name: _checked(path, name, entry, size - 8 - length) for name, entry in header.items()}
+
+
+def _checked(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
+    try:
+        tensor = Tensor(str(entry["dtype"]), tuple(entry["shape"]), *map(int, entry["data_offsets"]))
+        sane = 0 <= tensor.start <= tensor.end and all(type(n) is int and n >= 0 for n in tensor.shape)
+    except (KeyError, TypeError, ValueError):
+        sane = False
+    if not sane:
+        raise ModelError(f"{path}: the header's entry for '{name}' is malformed")
+    if tensor.end > data_bytes:
+        missing = tensor.end - data_bytes
+        raise ModelError(f"{path} is torn: '{name}' ends {missing} bytes after the file; download it again")
+    width = _BYTES.get(tensor.dtype)
+    if width is not None and tensor.end - tensor.start != width * math.prod(tensor.shape):
+        raise ModelError(f"{path}: '{name}' does not have the bytes of {tensor.dtype} {list(tensor.shape)}")
+    return tensor
+
+
+Chunks = Iterator[npt.NDArray[Any]]
+
+
+def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: Mapping[str, Chunks]) -> str:
+    """Write a file and return its sha256, in hex.
+
+    `tensors` gives each name's dtype (BF16, F32, ...) and shape; `data` its contents, as contiguous arrays in order.
+    Contents are drawn piece by piece, so the whole model is never in memory. The file is on disk when this returns.
+    """
+    header, at = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + _BYTES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps({"__metadata__": {"format": "mlx"}, **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for block in _blocks(text, tensors, data):
+            file.write(block)
+            digest.update(block)
+        file.flush()
+        os.fsync(file.fileno())
+    if path.stat().st_size != 8 + len(text) + at:
+        raise ValueError(f"{path}: the contents do not have the size that their shapes say")
+    return digest.hexdigest()
+
+
+def _blocks(header: bytes, names: Mapping[str, Any], data: Mapping[str, Chunks]) -> Iterator[bytes]:
+    yield len(header).to_bytes(8, "little")
+    yield header
+    for name in names:
+        for array in data[name]:
+            yield array.tobytes()
+
+
+def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of `values` as bfloat16, rounded to nearest, ties to even. Values must be finite."""
+    bits = values.view(np.uint32)
+    odd = bits >> np.uint32(16)
+    odd &= np.uint32(1)
+    odd += np.uint32(0x7FFF)
+    odd += bits
+    odd >>= np.uint32(16)
+    return odd.astype(np.uint16)
