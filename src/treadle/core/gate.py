@@ -83,8 +83,7 @@ class Gate:
 
         Raises the closing error, InvalidRequest for what could never fit, or Busy with `retry_after_s`.
         """
-        if self._closed is not None:
-            raise self._refusal(self._closed)
+        self.check_open()
         if rows > self.limits.places:
             raise self._never(rows)
         if self.limits.tokens:
@@ -97,6 +96,11 @@ class Gate:
         self._tokens += tokens
         self._books.accepted += rows
         return Visit(rows=rows, tokens=tokens, entered=now)
+
+    def check_open(self) -> None:
+        """Raise the closing error while the door is closed."""
+        if self._closed is not None:
+            raise self._refusal(self._closed)
 
     def correct(self, visit: Visit, *, tokens: int, now: float) -> None:
         """Replace the estimate by what was counted. Raises like `enter`; the visit keeps its estimate then."""

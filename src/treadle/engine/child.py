@@ -1,0 +1,122 @@
+"""The child process: its main thread is the owner.
+
+Start: `python -m treadle.engine.child FD MODULE:FUNCTION`. FD is one end of a socket pair. The first frame holds plain
+arguments; `FUNCTION(arguments)` gives the runner factory and the owner's limits, and is called on the main thread
+before anything of MLX is imported.
+
+Beside the owner run two threads, free of MLX: a receiver that fills the mailbox, and a sender that empties the
+outbox. SIGINT and SIGTERM are ignored: the child ends on Stop or when the parent's end of the socket closes, and if
+the owner is stuck then, the receiver ends the process after a grace.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from ..core.messages import Stop, ToOwner
+from ..runner.base import RunnerFactory
+from .mailbox import Mailbox
+from .outbox import Outbox
+from .owner import OwnerLimits, run_owner
+from .wire import HEADER, frame, to_owner
+
+ORPHAN_GRACE_S = 1.0
+EXIT_CLEAN, EXIT_FAILED, EXIT_STUCK = 0, 3, 4
+
+log = logging.getLogger(__name__)
+
+
+class Channel:
+    """One end of the socket, read and written in whole frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._stream = sock.makefile("rb")
+
+    def read(self) -> bytes | None:
+        """The next frame's body, or None at the end of the stream."""
+        header = self._stream.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        (size,) = HEADER.unpack(header)
+        body = self._stream.read(size)
+        return body if len(body) == size else None
+
+    def write(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+
+def receive(channel: Channel, mailbox: Mailbox) -> None:
+    """Fill the mailbox until the parent has gone; then the owner has a grace to unwind."""
+    while (body := _next(channel)) is not None:
+        message: ToOwner = to_owner.decode(body)
+        mailbox.put(message)
+    mailbox.put(Stop())
+    threading.Event().wait(ORPHAN_GRACE_S)
+    os._exit(EXIT_STUCK)
+
+
+def _next(channel: Channel) -> bytes | None:
+    try:
+        return channel.read()
+    except OSError:
+        return None
+
+
+def transmit(channel: Channel, outbox: Outbox) -> None:
+    """Empty the outbox until it is closed; a parent that has gone is nobody to tell."""
+    while messages := outbox.take():
+        try:
+            channel.write(b"".join(frame(message) for message in messages))
+        except OSError:
+            return
+
+
+def serve(channel: Channel, build: RunnerFactory, limits: OwnerLimits) -> int:
+    """Own a runner on this thread until the end; the exit code."""
+    mailbox, outbox = Mailbox(), Outbox()
+    threading.Thread(target=receive, args=(channel, mailbox), name="receiver", daemon=True).start()
+    sender = threading.Thread(target=transmit, args=(channel, outbox), name="sender", daemon=True)
+    sender.start()
+    try:
+        clean = run_owner(build, limits, mailbox, outbox.put)
+    finally:
+        outbox.close()
+        sender.join()
+    return EXIT_CLEAN if clean else EXIT_FAILED
+
+
+def load(entry: str, arguments: Any) -> tuple[RunnerFactory, OwnerLimits]:
+    """Call `MODULE:FUNCTION` with the parent's arguments."""
+    module, _, function = entry.partition(":")
+    made: tuple[RunnerFactory, OwnerLimits] = getattr(importlib.import_module(module), function)(arguments)
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """The child's main: see the module's docstring."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(argv[0])))
+    first = channel.read()
+    if first is None:
+        return EXIT_FAILED
+    build, limits = load(argv[1], msgspec.msgpack.decode(first))
+    return serve(channel, build, limits)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the interpreter's teardown may abort under MLX's threads (mlx.md); nothing is left to unwind

@@ -1,0 +1,355 @@
+"""The engine as the fronts see it, on the event loop: reserve, submit, read, cancel; jobs; status and health.
+
+Order of a request: `reserve` (before any work, refuses at once), `correct` (the exact size), `submit`, then each
+`Generation`'s `admitted()` and deltas. Leaving the reservation's `with` block takes back whatever still lives; its
+places come free with the engine's terminal events, or with the engine's death.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ..core.gate import Gate, GateLimits, Visit
+from ..core.messages import (
+    Cancel,
+    CancelReason,
+    Capabilities,
+    FinishReason,
+    FromOwner,
+    JobDone,
+    Output,
+    StepReport,
+    Submit,
+)
+from ..errors import EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
+from .generation import Generation
+from .handle import Launch
+from .jobs import Jobs
+from .observer import Observer
+from .owner import kv_tokens
+from .supervisor import EngineState, Patience, Supervisor
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Rows that may run and wait, and for how many seconds one may wait. See `Settings`."""
+
+    max_running: int
+    max_waiting: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True)
+class Health:
+    """`live`: the process answers. `ready`: a request sent now would be taken, or refused for lack of room alone."""
+
+    live: bool
+    ready: bool
+    state: str
+    reason: str = ""
+
+
+class EngineClient:
+    """One per server. Everything here is on the event loop, and nothing in it blocks."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        admission: Admission,
+        patience: Patience | None = None,
+        *,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.capabilities: Capabilities | None = None
+        self.admission = admission
+        self.observers: list[Observer] = list(observers)
+        self.report: StepReport | None = None
+        self.jobs = Jobs(self._send)
+        self.clock = clock
+        limits = GateLimits(admission.max_running, admission.max_waiting, admission.max_wait_s)
+        self.gate = Gate(limits, EngineUnavailable("the engine is loading its model", retry_after_s=2.0))
+        self.supervisor = Supervisor(launch, self, patience or Patience(), clock)
+        self._live: dict[str, tuple[Generation, Visit]] = {}
+        self._numbers = itertools.count(1)
+        self._owed: float | None = None
+        self._draining = False
+
+    # Life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine; returns when it is ready. Raises StartFailed."""
+        await self.supervisor.start()
+
+    def begin(self) -> None:
+        """Start the engine and return at once; `supervisor` says how it goes."""
+        self.supervisor.begin()
+
+    def drain(self) -> None:
+        """Take nothing new; what runs goes on (C3)."""
+        self._draining = True
+        self.gate.close(ServerStopping("the server is shutting down and takes no new requests", retry_after_s=5.0))
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End the engine. Everyone who still waits or runs gets one terminal event."""
+        self.drain()
+        await self.supervisor.stop(grace_s)
+
+    @property
+    def busy(self) -> int:
+        """Rows that have not ended."""
+        return self.gate.rows
+
+    # Requests ----------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, *, rows: int, prompt_tokens: int, completion_tokens: int | None, kind: str, tag: str
+    ) -> Reservation:
+        """Room for `rows` sequences with about `prompt_tokens` in all and up to `completion_tokens` each (None: what
+        the context leaves). Decides at once.
+
+        Raises Busy, EngineUnavailable or ServerStopping with `retry_after_s`; InvalidRequest for what can't ever fit.
+        """
+        tokens = prompt_tokens + rows * self._completion(completion_tokens, prompt_tokens // rows)
+        try:
+            visit = self.gate.enter(rows=rows, tokens=tokens, now=self.clock())
+        except TreadleError as error:
+            self._tell_refused(error.code)
+            raise
+        return Reservation(self, visit, kind=kind, tag=tag)
+
+    def _completion(self, asked: int | None, prompt_tokens: int) -> int:
+        left = max(1, self.capabilities.context - prompt_tokens) if self.capabilities else 1
+        return left if asked is None else min(asked, left)
+
+    def _submit(self, request: Submit, visit: Visit, kind: str, tag: str) -> Generation:
+        generation = Generation(request, kind=kind, tag=tag, now=self.clock(), cancel=self._cancel)
+        self._live[request.id] = (generation, visit)
+        self._owe()
+        self._send(request)
+        return generation
+
+    def _cancel(self, generation: Generation, reason: CancelReason) -> None:
+        self._send(Cancel(id=generation.id, reason=reason))
+
+    def _leave(self, visit: Visit, outcome: str) -> None:
+        self.gate.leave(visit, outcome, self.clock())
+
+    def _send(self, message: Any) -> None:
+        self._owe()
+        self.supervisor.send(message)
+
+    def _owe(self) -> None:
+        if self._owed is None:
+            self._owed = self.clock()
+
+    def _tell_refused(self, reason: str) -> None:
+        for observer in self.observers:
+            observer.refused(reason)
+
+    # What the engine says ------------------------------------------------------------------------------------------
+
+    def on_message(self, message: FromOwner) -> None:
+        match message:
+            case StepReport():
+                self._on_step(message)
+            case JobDone():
+                self.jobs.done(message)
+        if self.work_since() is None:
+            self._owed = None
+
+    def on_ready(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        if self.supervisor.restarts:
+            for observer in self.observers:
+                observer.restarted()
+        if not self._draining:
+            self.gate.open_(self._limits(capabilities))
+
+    def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
+        self._owed = None
+        if not self._draining:
+            self.gate.close(waiting)
+        self.jobs.lost(running)
+        lost, self._live = self._live, {}
+        for generation, visit in lost.values():
+            self._ended(generation, visit, "lost")
+            generation.fail(waiting if generation.started is None else running)
+
+    def work_since(self) -> float | None:
+        return self._owed if self._live or self.jobs.pending else None
+
+    def _on_step(self, report: StepReport) -> None:
+        self.report = report
+        now = self.clock()
+        for output in report.outputs:
+            entry = self._live.get(output.id)
+            if entry is not None:
+                self._on_output(*entry, output, now)
+        for observer in self.observers:
+            observer.step(report)
+
+    def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
+        if output.admitted:
+            self._on_admitted(generation, now - generation.submitted)
+        if output.tokens:
+            self._on_tokens(generation, len(output.tokens), now)
+        if output.finish is not None:
+            del self._live[generation.id]
+            self._ended(generation, visit, output.finish.reason.value)
+        generation.push(output, now)
+        if output.finish is not None and output.finish.reason is FinishReason.EXPIRED:
+            generation.expired(self.gate.retry_after_s(now))
+            self._tell_refused("wait_over")
+
+    def _on_admitted(self, generation: Generation, wait_s: float) -> None:
+        self.gate.waited(wait_s)
+        for observer in self.observers:
+            observer.admitted(generation.kind, wait_s)
+
+    def _on_tokens(self, generation: Generation, count: int, now: float) -> None:
+        last, generation.last_token = generation.last_token, now
+        for observer in self.observers:
+            if last is None:
+                observer.first_token(generation.kind, now - generation.submitted)
+            else:
+                observer.tokens(generation.kind, count, now - last)
+
+    def _ended(self, generation: Generation, visit: Visit, outcome: str) -> None:
+        self._leave(visit, outcome)
+        for observer in self.observers:
+            observer.finished(generation.kind, outcome, self.clock() - visit.entered)
+
+    def _limits(self, can: Capabilities) -> GateLimits:
+        """The gate's limits: what runs fits the cache, and what waits is as much again per place."""
+        running, waiting = self.admission.max_running, self.admission.max_waiting
+        held = kv_tokens(can, running)
+        return GateLimits(
+            running=running,
+            waiting=waiting,
+            max_wait_s=self.admission.max_wait_s,
+            tokens=held + held * waiting // running,
+            row_tokens=held,
+        )
+
+    # What it says of itself ------------------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Cheap, and true: `ready` only while the engine takes work and its steps go on (C4)."""
+        state = self.supervisor.state
+        if self._draining and state is EngineState.READY:
+            return Health(live=True, ready=False, state="draining", reason="the server is shutting down")
+        reason = self.supervisor.reason or ("" if state is EngineState.READY else self.supervisor.stage)
+        return Health(live=True, ready=state is EngineState.READY, state=state.value, reason=reason)
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for `/v1/status` (D3): admission, requests, engine. Needs nothing of the engine."""
+        now = self.clock()
+        health = self.health()
+        waits = [now - g.submitted for g, _ in self._live.values() if g.started is None]
+        can = self.capabilities
+        return {
+            "state": health.state,
+            "ready": health.ready,
+            "reason": health.reason,
+            "path": "serialized" if self.admission.max_running == 1 else "batched",
+            "admission": {
+                **self.gate.statistics(),
+                "running": len(self._live) - len(waits),
+                "waiting": len(waits),
+                "oldest_wait_s": round(max(waits, default=0.0), 6),
+            },
+            "requests": [self._request_status(g, now) for g, _ in self._live.values()],
+            "engine": self._engine_status(now),
+            "capabilities": None if can is None else msgspec.to_builtins(can),
+        }
+
+    def _engine_status(self, now: float) -> dict[str, Any]:
+        supervisor, report = self.supervisor, self.report
+        beat = supervisor.last_beat
+        return {
+            "state": supervisor.state.value,
+            "pid": supervisor.pid,
+            "restarts": supervisor.restarts,
+            "load_s": round(supervisor.load_s, 3),
+            "last_step": None if report is None else report.step,
+            "last_heard_s": None if beat is None else round(now - beat, 6),
+            "statistics": None if report is None else msgspec.to_builtins(report.statistics),
+        }
+
+    def _request_status(self, generation: Generation, now: float) -> dict[str, Any]:
+        return {
+            "id": generation.tag,
+            "kind": generation.kind,
+            "phase": generation.phase,
+            "path": "serialized" if self.admission.max_running == 1 else "batched",
+            "age_s": round(now - generation.submitted, 6),
+            "prompt_tokens": len(generation.request.prompt),
+            "prompt_tokens_done": generation.prompt_tokens_done,
+            "completion_tokens": generation.completion_tokens,
+            "cached_tokens": generation.cached_tokens,
+            "max_tokens": generation.request.max_tokens,
+        }
+
+
+class Reservation:
+    """Room that a client request holds. Use as `with client.reserve(...) as reservation:`."""
+
+    def __init__(self, client: EngineClient, visit: Visit, *, kind: str, tag: str) -> None:
+        self._client = client
+        self._visit = visit
+        self._kind = kind
+        self._tag = tag
+        self._unused = visit.rows
+        self._generations: list[Generation] = []
+
+    def correct(self, *, prompt_tokens: int, completion_tokens: int | None = None) -> None:
+        """The exact size, once it is known: prompt tokens over all rows, completion tokens over all rows (None: as
+        reserved). Raises Busy when it no longer fits, InvalidRequest when it never can."""
+        rows = self._visit.rows
+        completion = rows * self._client._completion(None, prompt_tokens // rows)
+        tokens = prompt_tokens + (completion if completion_tokens is None else completion_tokens)
+        try:
+            self._client.gate.correct(self._visit, tokens=tokens, now=self._client.clock())
+        except TreadleError as error:
+            self._client._tell_refused(error)
+            raise
+
+    def submit(self, requests: Sequence[Submit]) -> list[Generation]:
+        """Send the sequences to the engine; ids, group and the time left to wait are filled in.
+
+        Raises EngineUnavailable or ServerStopping when the engine went away since `reserve`.
+        """
+        client = self._client
+        if len(requests) > self._unused:
+            raise InvalidRequest(f"{len(requests)} sequences, but {self._unused} were reserved")
+        client.gate.check_open()
+        group = f"{next(client._numbers):x}"
+        waited_s = client.clock() - self._visit.entered
+        left_s = max(0.0, client.admission.max_wait_s - waited_s)
+        for i, request in enumerate(requests):
+            request = msgspec.structs.replace(request, id=f"{group}.{i}", group=group, max_wait_s=left_s)
+            self._unused -= 1
+            self._generations.append(client._submit(request, self._visit, self._kind, self._tag))
+        return self._generations
+
+    def cancel(self, reason: CancelReason = CancelReason.CLIENT) -> None:
+        """Take back everything that still lives."""
+        for generation in self._generations:
+            generation.cancel(reason)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.cancel()
+        for _ in range(self._unused):
+            self._client._leave(self._visit, "unused")
+        self._unused = 0

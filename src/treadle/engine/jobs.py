@@ -1,0 +1,78 @@
+"""Jobs for the owner, as their callers see them.
+
+The caller of a job is released by the job's terminal event alone, however often it is cancelled meanwhile: its first
+cancellation asks the job to stop and calls `on_cancel`; none frees the owner before the work has unwound (A3, A5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..core.messages import CancelJob, JobDone, RunJob
+from ..errors import TreadleError, from_code
+
+log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """Jobs in flight. Lives on the event loop."""
+
+    def __init__(self, send: Callable[[RunJob | CancelJob], None]) -> None:
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._futures: dict[str, asyncio.Future[Any]] = {}
+
+    @property
+    def pending(self) -> int:
+        return len(self._futures)
+
+    async def run(self, name: str, *, on_cancel: Callable[[], None] | None = None, **args: Any) -> Any:
+        """Run the job `name` on the owner, between steps; its plain result.
+
+        `on_cancel` is called on the event loop when this caller is cancelled, while the job can still stop. Raises
+        JobFailed when it raised, InvalidRequest for an unknown name, EngineDied when the engine was lost.
+        """
+        job_id = f"job-{next(self._numbers)}"
+        future = self._futures[job_id] = asyncio.get_running_loop().create_future()
+        self._send(RunJob(id=job_id, name=name, args=args))
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                if cancelled is None:
+                    cancelled = error
+                    self._ask_to_stop(job_id, on_cancel)
+        if cancelled is not None:
+            future.exception()
+            raise cancelled
+        return future.result()
+
+    def done(self, message: JobDone) -> None:
+        """The job's terminal event."""
+        future = self._futures.pop(message.id, None)
+        if future is None:
+            return
+        if message.code:
+            future.set_exception(from_code(message.code, message.message))
+        else:
+            future.set_result(message.result)
+
+    def lost(self, error: TreadleError) -> None:
+        """The engine is gone, and every job with it."""
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            future.set_exception(error)
+
+    def _ask_to_stop(self, job_id: str, on_cancel: Callable[[], None] | None) -> None:
+        self._send(CancelJob(id=job_id))
+        if on_cancel is None:
+            return
+        try:
+            on_cancel()
+        except Exception:
+            log.exception("on_cancel of job %s failed; the job is being stopped all the same", job_id)

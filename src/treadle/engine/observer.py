@@ -1,0 +1,27 @@
+"""Who is told of what happens to requests, for metrics. Every call comes on the event loop and must be quick."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..core.messages import StepReport
+
+
+class Observer(Protocol):
+    """Times are in seconds; `kind` is the kind of request, such as "chat"."""
+
+    def admitted(self, kind: str, wait_s: float) -> None: ...
+
+    def first_token(self, kind: str, ttft_s: float) -> None: ...
+
+    def tokens(self, kind: str, count: int, gap_s: float) -> None:
+        """`count` more tokens arrived `gap_s` after those before."""
+        ...
+
+    def finished(self, kind: str, reason: str, total_s: float) -> None: ...
+
+    def refused(self, reason: str) -> None: ...
+
+    def step(self, report: StepReport) -> None: ...
+
+    def restarted(self) -> None: ...

@@ -1,0 +1,89 @@
+"""An owner in a child process: what `serve` uses. A crash of MLX's runtime kills the child and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from ..core.messages import ToOwner
+from .handle import OnExit, OnMessage
+from .wire import HEADER, frame, from_owner
+
+
+class ProcessOwner:
+    """Spawns `treadle.engine.child` with `entry` ("module:function") and its plain `arguments`."""
+
+    def __init__(self, entry: str, arguments: Any) -> None:
+        self._entry = entry
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = (sys.executable, "-m", "treadle.engine.child", str(theirs.fileno()), self._entry)
+            # In a process group of its own, so that Ctrl-C in a terminal reaches the server alone.
+            self._process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, process_group=0
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._write(frame_of_arguments(self._arguments))
+        self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")
+
+    def send(self, message: ToOwner) -> None:
+        self._write(frame(message))
+
+    def kill(self) -> bool:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        return True
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    def _write(self, data: bytes) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def _read(self, reader: asyncio.StreamReader, on_message: OnMessage, on_exit: OnExit) -> None:
+        """Deliver frames until the child's end closes, then wait for the child itself."""
+        assert self._process is not None
+        assert self._writer is not None
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                on_message(from_owner.decode(await reader.readexactly(size)))
+        self._writer.close()
+        how = describe_exit(await self._process.wait())
+        self._ended.set()
+        on_exit(how)
+
+
+def frame_of_arguments(arguments: Any) -> bytes:
+    """The first frame: plain values, as they are."""
+    body = msgspec.msgpack.encode(arguments)
+    return HEADER.pack(len(body)) + body
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
