@@ -319,7 +319,7 @@ class Reservation:
         try:
             self._client.gate.correct(self._visit, tokens=tokens, now=self._client.clock())
         except TreadleError as error:
-            self._client._tell_refused(error)
+            self._client._tell_refused(error.code)
             raise
 
     def submit(self, requests: Sequence[Submit]) -> list[Generation]:
