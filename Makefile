@@ -1,0 +1,47 @@
+# install: makes .venv with everything.  serve: the packaged demo model on 127.0.0.1:8000.  test, lint, types: checks.
+#   make serve ARGS="--port 8001"        make serve MODEL=path/or/hub-id        make test ARGS="-k gate"
+
+PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= demo
+ARGS ?=
+
+ifeq ($(shell uname -s),Darwin)
+BACKEND :=
+else ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
+BACKEND := cuda,
+else
+BACKEND := cpu,
+endif
+
+.PHONY: install serve test lint types format clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Treadle needs Python 3.11 or newer: install it, or name one with PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (a minute or two the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(BACKEND)demo,dev]'
+	@touch $@
+
+serve: install
+	@exec $(BIN)/treadle serve $(MODEL) $(ARGS)
+
+test: install
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: install
+	@$(BIN)/mypy
+
+format: install
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage*
