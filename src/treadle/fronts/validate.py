@@ -1,0 +1,298 @@
+"""The one validator of generation requests, for every front: from what a client asked for to what the engine takes.
+
+Pure: no web framework, no gRPC. `check` needs nothing but the request and is done before anything is reserved;
+`submits` follows once the prompts are token ids. Every refusal names the field, what it was, and what would do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..core.messages import Sampling, Submit
+from ..errors import ContextLengthExceeded, InvalidRequest
+
+MAX_N = 128
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_PRIORITY = 1000
+MAX_TOKENS = 2**31 - 1
+GREEDY_BELOW = 1e-4  # a temperature this small only overflows: it is greedy
+SEED_STRIDE = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a client asked for; None where it was silent."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[Any, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the model and the settings allow. `max_tokens` caps one completion; None leaves what the context leaves.
+
+    `sampling` holds the model's own defaults, by the names of `Wanted`, for clients that are silent.
+    """
+
+    vocabulary: int
+    context: int
+    max_tokens: int | None = None
+    eos_token_ids: Collection[int] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave."""
+
+    sampling: Sampling
+    seed: int | None
+    n: int
+    max_tokens: int | None
+    min_tokens: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    logprobs: int | None
+    priority: int
+
+
+def check(wanted: Wanted, limits: Limits) -> Checked:
+    """The parameters, in range and with the defaults filled in. Raises InvalidRequest with the field in `param`."""
+    max_tokens = _max_tokens(wanted.max_tokens, limits)
+    most = max_tokens or min(limits.context, limits.max_tokens or limits.context)
+    return Checked(
+        sampling=_sampling(wanted, limits),
+        seed=_whole("seed", wanted.seed, -(2**63), 2**63 - 1),
+        n=_whole("n", wanted.n, 1, MAX_N) or 1,
+        max_tokens=max_tokens,
+        min_tokens=_whole("min_tokens", wanted.min_tokens, 0, most) or 0,
+        stop=_stop(wanted.stop or ()),
+        stop_token_ids=_stop_token_ids(wanted, limits),
+        logprobs=_whole("logprobs", wanted.logprobs, 0, min(MAX_TOP_LOGPROBS, limits.vocabulary)),
+        priority=_whole("priority", wanted.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
+    )
+
+
+def check_prompt_ids(prompt: Sequence[int], limits: Limits, param: str = "prompt") -> None:
+    """Token ids that a client sent: not empty and within the vocabulary. Raises InvalidRequest."""
+    if not prompt:
+        raise InvalidRequest(f"{param} is empty: give at least one token", param=param)
+    for wrong in (min(prompt), max(prompt)):
+        if not 0 <= wrong < limits.vocabulary:
+            raise InvalidRequest(
+                f"{param} has the token id {_shown(wrong)}: ids of this model are 0 to {limits.vocabulary - 1}",
+                param=param,
+            )
+
+
+def room(checked: Checked, prompt_tokens: int, limits: Limits, param: str = "prompt") -> int:
+    """How many tokens may follow a prompt of this length. Raises ContextLengthExceeded when they do not fit."""
+    left = limits.context - prompt_tokens
+    if left < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {prompt_tokens} tokens and the model's context is {limits.context}, which must also hold "
+            "at least one token of the answer: shorten the prompt",
+            param=param,
+        )
+    if checked.max_tokens is None:
+        left = min(left, limits.max_tokens or left)
+        if checked.min_tokens > left:
+            raise ContextLengthExceeded(
+                f"min_tokens is {checked.min_tokens} and {left} tokens are left: ask for fewer", param="min_tokens"
+            )
+        return left
+    if checked.max_tokens > left:
+        raise ContextLengthExceeded(
+            f"{prompt_tokens} tokens of prompt and max_tokens {checked.max_tokens} are more than the model's context "
+            f"of {limits.context}: shorten the prompt or ask for at most {left} tokens",
+            param="max_tokens",
+        )
+    return checked.max_tokens
+
+
+def submits(
+    checked: Checked,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    draw_seed: Callable[[], int],
+    param: str = "prompt",
+) -> list[Submit]:
+    """One Submit for each choice of each prompt: all choices of the first prompt, then of the second.
+
+    A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
+    for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
+    """
+    rows = []
+    for prompt in prompts:
+        check_prompt_ids(prompt, limits, param)
+        max_tokens = room(checked, len(prompt), limits, param)
+        ids = tuple(prompt)
+        for choice in range(checked.n):
+            seed = draw_seed() if checked.seed is None else checked.seed + choice * SEED_STRIDE
+            rows.append(
+                Submit(
+                    id="",
+                    prompt=ids,
+                    max_tokens=max_tokens,
+                    sampling=msgspec.structs.replace(checked.sampling, seed=seed & (2**63 - 1)),
+                    stop_token_ids=checked.stop_token_ids,
+                    min_tokens=checked.min_tokens,
+                    logprobs=checked.logprobs,
+                    priority=checked.priority,
+                )
+            )
+    return rows
+
+
+# Parts ----------------------------------------------------------------------------------------------------------
+
+
+def _sampling(wanted: Wanted, limits: Limits) -> Sampling:
+    def value(name: str, default: float, low: float, high: float, *, above: bool = False) -> float:
+        given = getattr(wanted, name)
+        chosen = _number(name, given, low, high, above=above)
+        return float(limits.sampling.get(name, default)) if chosen is None else chosen
+
+    temperature = value("temperature", 1.0, 0.0, 2.0)
+    top_k = _whole("top_k", wanted.top_k, -1, 2**31 - 1)
+    top_k = int(limits.sampling.get("top_k", 0)) if top_k is None else top_k
+    return Sampling(
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=value("top_p", 1.0, 0.0, 1.0, above=True),
+        top_k=top_k if 0 < top_k < limits.vocabulary else 0,
+        min_p=value("min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=value("repetition_penalty", 1.0, 0.0, 10.0, above=True),
+        presence_penalty=value("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=value("frequency_penalty", 0.0, -2.0, 2.0),
+        logit_bias=_logit_bias(wanted.logit_bias or {}, limits),
+    )
+
+
+def _max_tokens(value: Any, limits: Limits) -> int | None:
+    most = _whole("max_tokens", value, 1, MAX_TOKENS)
+    if most is not None and limits.max_tokens is not None and most > limits.max_tokens:
+        raise InvalidRequest(
+            f"max_tokens is {most} and this server allows {limits.max_tokens}: ask for fewer, or leave it out",
+            param="max_tokens",
+        )
+    if most is not None and most >= limits.context:
+        raise ContextLengthExceeded(
+            f"max_tokens is {most} and the model's context is {limits.context}, which must also hold the prompt: "
+            "ask for fewer, or leave it out",
+            param="max_tokens",
+        )
+    return most
+
+
+def _stop(stops: Sequence[str]) -> tuple[str, ...]:
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(stops)} strings: give at most {MAX_STOPS}", param="stop")
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise InvalidRequest(
+                "stop has an empty string: it would end every answer at once; leave it out", param="stop"
+            )
+        if len(stop) > MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"stop has a string of {len(stop)} characters: give at most {MAX_STOP_CHARS}", param="stop"
+            )
+    return tuple(dict.fromkeys(stops))
+
+
+def _stop_token_ids(wanted: Wanted, limits: Limits) -> tuple[int, ...]:
+    given = wanted.stop_token_ids or ()
+    if len(given) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            f"stop_token_ids has {len(given)} ids: give at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
+        )
+    for token in given:
+        _token_id("stop_token_ids", token, limits)
+    eos = () if wanted.ignore_eos else tuple(limits.eos_token_ids)
+    return tuple(dict.fromkeys((*eos, *given)))
+
+
+def _logit_bias(given: Mapping[Any, Any], limits: Limits) -> tuple[tuple[int, float], ...]:
+    if len(given) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias has {len(given)} entries: give at most {MAX_LOGIT_BIAS}", param="logit_bias")
+    pairs: dict[int, float] = {}
+    for key, value in given.items():
+        token = _token_id("logit_bias", _bias_key(key), limits)
+        bias = _number(f"logit_bias[{token}]", value, -100.0, 100.0)
+        if bias is None or token in pairs:
+            raise InvalidRequest(f"logit_bias names token {token} without a number, or twice", param="logit_bias")
+        pairs[token] = bias
+    return tuple(pairs.items())
+
+
+def _bias_key(key: Any) -> int:
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 18:
+        return int(key)
+    raise InvalidRequest(f"logit_bias has the key {_shown(key)}: keys are token ids", param="logit_bias")
+
+
+def _token_id(name: str, token: Any, limits: Limits) -> int:
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < limits.vocabulary:
+        raise InvalidRequest(
+            f"{name} has {_shown(token)}: token ids of this model are 0 to {limits.vocabulary - 1}", param=name
+        )
+    return token
+
+
+def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float | None:
+    """`value` as a float from `low` (not itself, with `above`) to `high`; None stays None."""
+    if value is None:
+        return None
+    fits = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(_float(value))
+    if not fits or not (low < value if above else low <= value) or value > high:
+        span = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+        raise InvalidRequest(f"{name} is {_shown(value)}: it must be a number {span}", param=name.partition("[")[0])
+    return float(value)
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int | None:
+    """`value` as an int from `low` to `high`; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(f"{name} is {_shown(value)}: it must be a whole number from {low} to {high}", param=name)
+    return value
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return "a number of more than 128 bits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

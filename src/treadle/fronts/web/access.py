@@ -1,0 +1,76 @@
+"""Outermost: gives each request an id, counts and times it, and writes its one access line."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...telemetry.logs import RequestRecord, log_access
+from ...telemetry.metrics import Metrics
+
+RECORD = "treadle.record"
+GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+LEFT = 499
+
+
+class AccessLog:
+    """Echoes `x-request-id`, or makes one. Handlers find the request's record in `scope[RECORD]`."""
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, routes: frozenset[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._routes = routes
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = scope[RECORD] = RequestRecord(
+            id=_request_id(scope), method=scope["method"], path=scope["path"], started=self._clock()
+        )
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._finish(record)
+
+    def _finish(self, record: RequestRecord) -> None:
+        now = self._clock()
+        record.status = record.status or LEFT
+        route = record.path if record.path in self._routes else "other"
+        self._metrics.http(route, record.status, now - record.started)
+        log_access(record, now)
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record that the access log keeps of this request."""
+    record = scope[RECORD]
+    assert isinstance(record, RequestRecord)
+    return record
+
+
+def note_error(scope: Scope, code: str) -> None:
+    """Why the request failed, for its access line."""
+    record = scope.get(RECORD)
+    if isinstance(record, RequestRecord):
+        record.error = code
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and GOOD_ID.fullmatch(value):
+            return str(value.decode("ascii"))
+    return f"req-{secrets.token_hex(12)}"

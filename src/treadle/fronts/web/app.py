@@ -1,0 +1,122 @@
+"""The HTTP application: routes and middleware, put together from what it is given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ...config import Settings
+from ...engine.client import EngineClient
+from ...errors import TreadleError
+from ...telemetry import Telemetry
+from ..text import Texts
+from .access import AccessLog
+from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
+from .guard import Guard
+from .openai.answer import Answer, Server
+from .openai.chat import ChatAsk
+from .openai.completions import CompletionAsk
+from .pages import docs_page, openapi_schema, request_body
+from .sse import Exchange
+from .status import Models, Probes
+
+VERSION = "0.1.0"
+
+
+def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry) -> FastAPI:
+    """The whole HTTP front over one engine. Nothing is started: serve it with `serving.WebServer`."""
+    names = model_names(settings)
+    server = Server(engine, texts, settings, names, fingerprint=_fingerprint(engine, names[0]))
+    app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_generation(app, server)
+    app.include_router(Models(names, lambda: _context(engine)).router())
+    app.include_router(Probes(engine, telemetry, names[0]).router())
+    _add_docs(app)
+    app.add_exception_handler(HTTPException, _http_exception)
+    paths = frozenset(getattr(route, "path", "") for route in app.routes)
+    app.add_middleware(Guard, api_key=settings.api_key, host=settings.host)
+    app.add_middleware(ErrorEnvelope)
+    app.add_middleware(AccessLog, metrics=telemetry.metrics, routes=paths)
+    return app
+
+
+def model_names(settings: Settings) -> tuple[str, ...]:
+    """The served name first, then the other names that requests may use."""
+    model = settings.model
+    is_path = model.startswith(("/", "./", "../", "~"))
+    short = PurePath(model).name if is_path else model
+    return tuple(dict.fromkeys((settings.served_model_name or short, short, model)))
+
+
+def _add_generation(app: FastAPI, server: Server) -> None:
+    routes: tuple[tuple[str, Callable[[dict[str, Any]], Any], str, str], ...] = (
+        ("/v1/chat/completions", ChatAsk, "ChatRequest", "Answer a conversation"),
+        ("/v1/completions", CompletionAsk, "CompletionRequest", "Continue a text"),
+    )
+    for path, ask, schema, summary in routes:
+        app.add_api_route(
+            path,
+            _endpoint(Answer(server, ask)),
+            methods=["POST"],
+            summary=summary,
+            tags=["generation"],
+            operation_id=schema,
+            openapi_extra=request_body(schema),
+        )
+
+
+def _endpoint(answer: Answer) -> Callable[[], Any]:
+    async def endpoint() -> Response:
+        return Exchange(answer)
+
+    return endpoint
+
+
+def _add_docs(app: FastAPI) -> None:
+    app.openapi = lambda: openapi_schema(app)  # type: ignore[method-assign]
+
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
+    app.add_api_route("/docs", docs, include_in_schema=False)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: no such route, not with this method."""
+    assert isinstance(error, HTTPException)
+    path, method = request.scope["path"][:200], request.scope["method"]
+    refusal: TreadleError
+    if error.status_code == 404:
+        refusal = RouteNotFound(f"there is no {path} here: /docs lists what there is")
+    elif error.status_code == 405:
+        refusal = MethodNotAllowed(f"{path} does not take {method}: /docs lists what it takes")
+    else:
+        refusal = TreadleError(str(error.detail))
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_error(send, refusal, error.headers)
+
+    return Exchange(answer)
+
+
+def _context(engine: EngineClient) -> int | None:
+    return None if engine.capabilities is None else engine.capabilities.context
+
+
+def _fingerprint(engine: EngineClient, model: str) -> Callable[[], str]:
+    """Changes when the same seed may give another answer: with the model, its number format or this software."""
+
+    def fingerprint() -> str:
+        can = engine.capabilities
+        what = (VERSION, model) if can is None else (VERSION, model, can.architecture, can.dtype, can.device)
+        return "fp_" + hashlib.sha256("|".join(what).encode()).hexdigest()[:12]
+
+    return fingerprint

@@ -1,0 +1,131 @@
+"""Every failure as OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}` with an honest status."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
+from .access import note_error
+
+log = logging.getLogger(__name__)
+
+JSON = b"application/json"
+DEFAULT_RETRY_S = 1.0
+
+
+class RouteNotFound(InvalidRequest):
+    """No such path."""
+
+    code = "not_found"
+    http_status = 404
+    grpc_status = "UNIMPLEMENTED"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, with another method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+    grpc_status = "UNIMPLEMENTED"
+
+
+class ForeignSite(InvalidRequest):
+    """A browser sent this on behalf of a site that is not this server."""
+
+    code = "foreign_site"
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+
+
+class BodyTimeout(InvalidRequest):
+    """The request's body came too slowly, or not at all."""
+
+    code = "request_timeout"
+    http_status = 408
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class ClientLeft(RequestCancelled):
+    """The client closed its connection: nobody is there to be told."""
+
+    code = "client_left"
+
+
+def envelope(error: TreadleError) -> dict[str, Any]:
+    """The error as the body that clients parse."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
+    """Retry-After (whole seconds, at least 1) and retry-after-ms where trying again can help; a 401's challenge."""
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retryable:
+        wait_s = DEFAULT_RETRY_S if error.retry_after_s is None else max(0.0, error.retry_after_s)
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
+        headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(wait_s * 1000))))
+    if isinstance(error, NotAuthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def internal_error() -> TreadleError:
+    """What a client learns of our own bugs: that there was one."""
+    return TreadleError("internal error: the request failed and nothing else did; the server's log says why")
+
+
+async def send_json(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None, content_type: bytes = JSON
+) -> None:
+    """One whole response."""
+    lines = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: TreadleError, headers: Mapping[str, str] | None = None) -> None:
+    """The error as a whole response."""
+    extra = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()]
+    await send_json(send, error.http_status, msgspec.json.encode(envelope(error)), [*headers_of(error), *extra])
+
+
+class ErrorEnvelope:
+    """Outermost but one: what nobody else answered becomes an envelope; our own bugs are logged, once, and hidden."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except TreadleError as error:
+            note_error(scope, error.code)
+            if not started and not isinstance(error, ClientLeft):
+                await send_error(send, error)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            note_error(scope, TreadleError.code)
+            if not started:
+                await send_error(send, internal_error())

@@ -1,0 +1,120 @@
+"""Who may come in: the API key, and browsers that act for another site (CSRF, DNS rebinding).
+
+The raw path decides, never a URL rebuilt from the Host header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...errors import NotAuthenticated
+from .errors import ForeignSite, send_error
+
+OPEN_PATH = b"/health/live"
+READING = ("GET", "HEAD")
+
+
+class Guard:
+    """With `api_key`, everything but `GET /health/live` needs it, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+
+    Without a key, a server bound to this machine only (`host`) is reached by address or plain name, not through a
+    public domain name that someone let point here.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
+        self._app = app
+        self._key = None if api_key is None else _digest(api_key.encode())
+        self._local_only = api_key is None and _is_local(host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except (NotAuthenticated, ForeignSite) as error:
+                await send_error(send, error)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, value)
+        self._check_site(scope, headers)
+        if self._key is not None and not _is_open(scope) and not self._has_key(headers):
+            raise NotAuthenticated(
+                "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+            )
+
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
+        assert self._key is not None
+        scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+        bearer = token.strip() if scheme.lower() == b"bearer" else b""
+        fits = [hmac.compare_digest(_digest(given), self._key) for given in (bearer, headers.get(b"x-api-key", b""))]
+        return any(fits)
+
+    def _check_site(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        host = _host_name(headers.get(b"host", b"").decode("latin-1"))
+        if self._local_only and "." in host and not _is_address(host) and not _is_local(host):
+            raise ForeignSite(
+                f"this server answers on this machine only, not as '{_short(host)}': use its address, or start it "
+                "with an API key"
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if scope["method"] not in READING and origin and _is_foreign(origin, host):
+            raise ForeignSite(
+                f"requests from the web site '{_short(origin)}' are not taken: call the server from a program, or "
+                "serve the page from the same host"
+            )
+
+
+def _is_open(scope: Scope) -> bool:
+    raw = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
+    return bool(scope["method"] in READING and raw.split(b"?")[0] == OPEN_PATH)
+
+
+def _is_foreign(origin: str, host: str) -> bool:
+    """Pages of programs (app://, tauri://) are not web sites; an opaque origin can be anyone's."""
+    if origin == "null":
+        return True
+    try:
+        parts = urlsplit(origin)
+        name = (parts.hostname or "").lower()
+    except ValueError:
+        return True
+    if parts.scheme not in ("http", "https"):
+        return False
+    return name != host and not _is_local(name)
+
+
+def _host_name(value: str) -> str:
+    try:
+        return (urlsplit(f"//{value.strip()}").hostname or "").lower().rstrip(".")
+    except ValueError:
+        return "invalid.host"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    return _is_address(host) and ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,211 @@
+"""A generation request from its body to its last byte, for both OpenAI routes.
+
+The order is the contract: read, check what is cheap, reserve a place (or be refused), tokenize, check lengths, correct
+the reservation, submit, wait until the scheduler has admitted it, and only then send headers. The client may leave at
+any point; everything of its request is taken back then.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from ....config import Settings
+from ....core.messages import CancelReason
+from ....engine.client import EngineClient, Reservation
+from ....errors import ModelNotFound, ReaderStalled, TreadleError
+from ....telemetry.logs import RequestRecord
+from ...text import TextModel, Texts
+from ...validate import Checked, Limits, check, submits
+from ..access import record_of
+from ..body import parse_json, read_body
+from ..errors import internal_error, send_json
+from ..rows import Row, together
+from ..sse import EventStream, while_connected
+from .dialect import Ask
+from .wire import Choice, ChunkWriter, Head, Usage
+
+log = logging.getLogger(__name__)
+
+PARSE_IN_POOL_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Server:
+    """What answering needs: the engine, the text model, the settings, and names."""
+
+    engine: EngineClient
+    texts: Texts
+    settings: Settings
+    model_names: tuple[str, ...]
+    fingerprint: Callable[[], str]
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
+    new_id: Callable[[], str] = lambda: secrets.token_hex(16)
+
+    def limits(self, model: TextModel) -> Limits:
+        can = self.engine.capabilities
+        return Limits(
+            vocabulary=model.vocabulary if can is None else min(model.vocabulary, can.vocabulary),
+            context=model.context if can is None else min(model.context, can.context),
+            max_tokens=self.settings.max_tokens,
+            eos_token_ids=model.eos_token_ids,
+            sampling=model.default_sampling,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound for a model that is not served here."""
+        if name is not None and name not in self.model_names:
+            raise ModelNotFound(
+                f"the model '{name[:80]}' is not served here: use '{self.model_names[0]}'", param="model"
+            )
+
+
+class Answer:
+    """The ASGI application behind one generation route."""
+
+    def __init__(self, server: Server, ask: Callable[[dict[str, Any]], Ask]) -> None:
+        self._server = server
+        self._ask = ask
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self._server.settings.max_body_bytes
+        body = await read_body(receive, scope["headers"], limit=limit)
+        await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
+
+    async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
+        server = self._server
+        ask = self._ask(await self._parsed(body))
+        server.check_model(ask.model)
+        model = server.texts.model()
+        limits = server.limits(model)
+        ask.check_ids(limits)
+        checked = check(ask.wanted, limits)
+        public_id = ask.id_prefix + server.new_id()
+        record.public_id, record.rows = public_id, checked.n * ask.prompts
+        with server.engine.reserve(
+            rows=record.rows,
+            prompt_tokens=ask.size(model) * checked.n,
+            completion_tokens=checked.max_tokens,
+            kind=ask.kind,
+            tag=public_id,
+        ) as reservation:
+            head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
+            await _Run(server, ask, checked, limits, model, reservation, head, record).run(scope, send)
+
+    async def _parsed(self, body: bytes) -> dict[str, Any]:
+        if len(body) <= PARSE_IN_POOL_BYTES:
+            return parse_json(body)
+        return await self._server.texts.pool.run(parse_json, body)
+
+
+@dataclass
+class _Run:
+    """One request that has a place."""
+
+    server: Server
+    ask: Ask
+    checked: Checked
+    limits: Limits
+    model: TextModel
+    reservation: Reservation
+    head: Head
+    record: RequestRecord
+
+    async def run(self, scope: Scope, send: Send) -> None:
+        rows = await self._begin()
+        try:
+            if self.ask.stream:
+                await self._stream(rows, scope, send)
+            else:
+                await self._whole(rows, send)
+        except ReaderStalled:
+            self.reservation.cancel(CancelReason.STALLED)
+            raise
+        finally:
+            self._note_usage(rows)
+
+    async def _begin(self) -> list[Row]:
+        """Tokenize, submit, and return once the scheduler has admitted the first sequence."""
+        ask, model = self.ask, self.model
+        prompts = await self.server.texts.pool.run(ask.tokenize, model)
+        requests = submits(self.checked, prompts, self.limits, self.server.draw_seed, ask.prompt_param)
+        self.record.prompt_tokens = sum(map(len, prompts))
+        self.reservation.correct(
+            prompt_tokens=self.record.prompt_tokens * self.checked.n,
+            completion_tokens=sum(request.max_tokens for request in requests),
+        )
+        generations = self.reservation.submit(requests)
+        rows = [
+            Row(each, model.stream(stop=self.checked.stop, skip_special_tokens=ask.skip_special_tokens))
+            for each in generations
+        ]
+        await generations[0].admitted()
+        self.record.wait_s = self.server.clock() - self.record.started
+        return rows
+
+    # Whole answers -----------------------------------------------------------------------------------------------
+
+    async def _whole(self, rows: Sequence[Row], send: Send) -> None:
+        choices = [Choice() for _ in rows]
+        await together(self._collect(row, choice) for row, choice in zip(rows, choices, strict=True))
+        await send_json(send, 200, self.ask.whole(self.head, choices, self._usage(rows), self.model))
+
+    async def _collect(self, row: Row, choice: Choice) -> None:
+        async for piece in row.pieces():
+            self._note_first()
+            choice.add(piece)
+
+    # Streams -----------------------------------------------------------------------------------------------------
+
+    async def _stream(self, rows: Sequence[Row], scope: Scope, send: Send) -> None:
+        settings = self.server.settings
+        stream = EventStream(scope, send, keepalive_s=settings.keepalive_s, stall_s=settings.stall_s)
+        writer = self.ask.chunks(self.head)
+        try:
+            async with stream.open():
+                await together(self._forward(i, row, stream, writer) for i, row in enumerate(rows))
+                last = writer.usage(self._usage(rows)) if self.ask.include_usage else b""
+            await stream.done(last)
+        except ReaderStalled:
+            raise
+        except TreadleError as error:
+            self.record.error = error.code
+            await stream.fail(error)
+        except Exception:
+            log.exception("%s failed in its stream", self.head.id)
+            await stream.fail(internal_error())
+
+    async def _forward(self, index: int, row: Row, stream: EventStream, writer: ChunkWriter) -> None:
+        begun = False
+        async for piece in row.pieces():
+            self._note_first()
+            events = self.ask.events(writer, index, piece, self.model)
+            if not begun:
+                events = self.ask.first_events(writer, index, self.model) + events
+                begun = True
+            if events:
+                await stream.write(events)
+
+    # Books -------------------------------------------------------------------------------------------------------
+
+    def _usage(self, rows: Sequence[Row]) -> Usage:
+        return Usage(
+            prompt_tokens=self.record.prompt_tokens,
+            completion_tokens=sum(row.completion_tokens for row in rows),
+            cached_tokens=sum(row.cached_tokens for row in rows[:: self.checked.n]),
+        )
+
+    def _note_first(self) -> None:
+        if self.record.ttft_s is None:
+            self.record.ttft_s = self.server.clock() - self.record.started
+
+    def _note_usage(self, rows: Sequence[Row]) -> None:
+        self.record.completion_tokens = sum(row.completion_tokens for row in rows)

@@ -1,0 +1,118 @@
+"""POST /v1/completions: what is particular to plain completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....errors import InvalidRequest, UnsupportedParameter
+from ...text import TextModel
+from ...validate import Limits, check_prompt_ids
+from ..rows import Piece
+from .dialect import Ask, wanted_of
+from .neutral import COMPLETION_NEUTRAL, refuse_beyond_neutral
+from .schema import MAX_PROMPTS, CompletionFields, CompletionRequest, read
+from .wire import Choice, ChunkWriter, Head, Usage, encode, legacy_logprobs
+
+Prompt = str | Sequence[int]
+
+
+class CompletionAsk(Ask):
+    """One completion request, read and within its shape."""
+
+    kind = "completion"
+    id_prefix = "cmpl-"
+    prompt_param = "prompt"
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        refuse_beyond_neutral(value, COMPLETION_NEUTRAL)
+        body = read(CompletionRequest, value)
+        super().__init__(body)
+        self.inputs = _prompts(body)
+        self.echo = bool(body.echo)
+        self.add_special_tokens = body.add_special_tokens is not False
+        self.wanted = wanted_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+        if self.echo and body.logprobs is not None:
+            raise UnsupportedParameter(
+                "echo together with logprobs is not supported here: leave one of them out", param="echo"
+            )
+        _check_best_of(body)
+
+    @property
+    def prompts(self) -> int:
+        return len(self.inputs)
+
+    def check_ids(self, limits: Limits) -> None:
+        for prompt in self.inputs:
+            if not isinstance(prompt, str):
+                check_prompt_ids(prompt, limits)
+
+    def size(self, model: TextModel) -> int:
+        ids = sum(len(prompt) for prompt in self.inputs if not isinstance(prompt, str))
+        return ids + self.tokens_of(sum(len(p.encode()) for p in self.inputs if isinstance(p, str)), model)
+
+    def tokenize(self, model: TextModel) -> list[Sequence[int]]:
+        return [self._ids(prompt, model) for prompt in self.inputs]
+
+    def _ids(self, prompt: Prompt, model: TextModel) -> Sequence[int]:
+        return model.encode(prompt, add_special_tokens=self.add_special_tokens) if isinstance(prompt, str) else prompt
+
+    # Answers -----------------------------------------------------------------------------------------------------
+
+    def chunks(self, head: Head) -> ChunkWriter:
+        return ChunkWriter(head, "text_completion", with_usage=self.include_usage)
+
+    def first_events(self, writer: ChunkWriter, row: int, model: TextModel) -> bytes:
+        if not self.echo:
+            return b""
+        text = self._echoed(row, model)
+        return writer.choice({"index": row, "text": text, "logprobs": None, "finish_reason": None})
+
+    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+        if not (piece.text or piece.entries or piece.finish_reason or (self.return_token_ids and piece.token_ids)):
+            return b""
+        return writer.choice(self._choice(row, piece.text, piece, model))
+
+    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextModel) -> bytes:
+        answer = head.fields("text_completion")
+        answer["choices"] = [self._whole_choice(i, choice, model) for i, choice in enumerate(choices)]
+        answer["usage"] = usage.as_json()
+        return encode(answer)
+
+    def _whole_choice(self, row: int, choice: Choice, model: TextModel) -> dict[str, Any]:
+        text = (self._echoed(row, model) if self.echo else "") + "".join(choice.text)
+        return self._choice(row, text, choice, model)
+
+    def _choice(self, row: int, text: str, part: Piece | Choice, model: TextModel) -> dict[str, Any]:
+        top = self.wanted.logprobs
+        logprobs = None if top is None else legacy_logprobs(part.entries, model, top=top > 0)
+        choice = {"index": row, "text": text, "logprobs": logprobs, "finish_reason": part.finish_reason}
+        return choice | {"token_ids": part.token_ids} if self.return_token_ids else choice
+
+    def _echoed(self, row: int, model: TextModel) -> str:
+        prompt = self.inputs[row // (self.wanted.n or 1)]
+        return prompt if isinstance(prompt, str) else model.decode(prompt)
+
+
+def _prompts(body: CompletionFields) -> list[Prompt]:
+    """The prompts, however they were given."""
+    given: Any = body.prompt
+    if given is None:
+        raise InvalidRequest("prompt is missing: give a string, strings, or token ids", param="prompt")
+    prompts: list[Prompt] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
+    if not prompts:
+        raise InvalidRequest("prompt is empty: give at least one", param="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt has {len(prompts)} prompts: give at most {MAX_PROMPTS}", param="prompt")
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            at = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+            raise InvalidRequest(f"{at} is empty: give at least one character or token", param="prompt")
+    return prompts
+
+
+def _check_best_of(body: CompletionFields) -> None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise UnsupportedParameter(
+            f"best_of is only supported at the value of n ({body.n or 1}): leave it out", param="best_of"
+        )

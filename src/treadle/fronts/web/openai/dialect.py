@@ -1,0 +1,99 @@
+"""What chat and completions have in common: reading the shared fields, and what `answer` needs of a request."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ....errors import InvalidRequest, UnsupportedParameter
+from ...text import TextModel
+from ...validate import Limits, Wanted
+from ..rows import Piece
+from .schema import Generate
+from .wire import Choice, ChunkWriter, Head, Usage
+
+
+class Ask(ABC):
+    """One request, read and within its shape, and how its answer is written."""
+
+    kind: ClassVar[str]
+    id_prefix: ClassVar[str]
+    prompt_param: ClassVar[str]
+
+    wanted: Wanted
+
+    def __init__(self, body: Generate) -> None:
+        options = body.stream_options
+        if options is not None and not body.stream:
+            raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+        for name in ("include_obfuscation", "continuous_usage_stats"):
+            if getattr(options, name, None):
+                raise UnsupportedParameter(f"stream_options.{name} is not supported here", param="stream_options")
+        self.model = body.model
+        self.stream = bool(body.stream)
+        self.include_usage = options is not None and bool(options.include_usage)
+        self.skip_special_tokens = body.skip_special_tokens is not False
+        self.return_token_ids = bool(body.return_token_ids)
+
+    @property
+    @abstractmethod
+    def prompts(self) -> int:
+        """How many prompts there are."""
+
+    @abstractmethod
+    def size(self, model: TextModel) -> int:
+        """About how many tokens all prompts have, without tokenizing."""
+
+    @abstractmethod
+    def tokenize(self, model: TextModel) -> list[Sequence[int]]:
+        """Each prompt's token ids. Slow: runs in the text pool."""
+
+    @abstractmethod
+    def chunks(self, head: Head) -> ChunkWriter: ...
+
+    @abstractmethod
+    def first_events(self, writer: ChunkWriter, row: int, model: TextModel) -> bytes:
+        """What a choice's stream begins with, together with its first tokens."""
+
+    @abstractmethod
+    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+        """A piece of one choice as server-sent events; empty when there is nothing to show."""
+
+    @abstractmethod
+    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextModel) -> bytes:
+        """The answer as one JSON body."""
+
+    def check_ids(self, limits: Limits) -> None:
+        """Token ids that the client sent are in the vocabulary. Raises InvalidRequest."""
+        return
+
+    @staticmethod
+    def tokens_of(size_bytes: int, model: TextModel) -> int:
+        return max(1, math.ceil(size_bytes / model.bytes_per_token))
+
+
+def wanted_of(body: Generate, *, max_tokens: int | None, logprobs: int | None) -> Wanted:
+    """The shared fields as the validator knows them."""
+    same: dict[str, Any] = {
+        name: getattr(body, name)
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "seed",
+            "n",
+            "min_tokens",
+            "stop_token_ids",
+            "ignore_eos",
+            "priority",
+        )
+    }
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    return Wanted(**same, stop=stop, max_tokens=max_tokens, logprobs=logprobs)

@@ -1,0 +1,160 @@
+"""The HTTP server on sockets that are already listening: uvicorn, with our limits and none of its signal handlers.
+
+A connection is dropped when its headers come too slowly or are too large, when it goes on sending a body that was
+already refused, or when the client's machine has vanished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from ...errors import InvalidRequest
+from .errors import envelope
+from .sse import ABORT
+
+HEADER_S = 20.0
+MAX_HEADER_BYTES = 64 * 1024
+MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+MAX_PIPELINED = 4
+KEEP_ALIVE_S = 75
+SEND_BUFFER_BYTES = 128 * 1024
+PROBE_S = 15
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. Handlers find `scope[ABORT]`, which drops it with all that is buffered."""
+
+    stall_s = 30.0
+    _running: RequestResponseCycle | None = None
+    _header_timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _discarded_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        _tune(transport.get_extra_info("socket"), self.stall_s)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._headers_over()
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._header_bytes += len(data) if self._header_timer is not None else 0
+        super().data_received(data)
+        if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES and not self._closing:
+            self._refuse(431, f"the request's headers are over {MAX_HEADER_BYTES} bytes: send less")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast("dict[str, Any]", self.scope)[ABORT] = self.transport.abort
+        self._discarded_bytes = 0
+        if self._header_timer is None:
+            self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._headers_over()
+        super().on_headers_complete()
+        if self.flow.read_paused and len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # a paused connection would not show that its client has left
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > MAX_DISCARDED_BYTES:
+                self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this is not HTTP/1.1 as the server understands it: check the request's first lines")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _closing(self) -> bool:
+        return bool(self.transport.is_closing())
+
+    def _await_headers(self) -> None:
+        self._header_bytes = 0
+        self._header_timer = self.loop.call_later(HEADER_S, self.transport.abort)
+
+    def _headers_over(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = msgspec.json.encode(envelope(InvalidRequest(message)))
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+
+class WebServer:
+    """Serves one application until told to stop. The sockets stay open until then, also while the server drains."""
+
+    def __init__(self, app: Any, *, stall_s: float = 30.0) -> None:
+        config = uvicorn.Config(
+            app,
+            http=type("Protocol", (GuardedProtocol,), {"stall_s": stall_s}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._server = _Uvicorn(config)
+
+    @property
+    def started(self) -> bool:
+        """The sockets are being listened to."""
+        return self._server.started
+
+    @property
+    def connections(self) -> int:
+        """Connections open now."""
+        return len(self._server.server_state.connections)
+
+    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+        """Serve on `sockets`; returns after `stop`, with all connections ended and the sockets closed."""
+        await self._server.serve(sockets=list(sockets))
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Close the listener, let open requests end for up to `grace_s`, then end them."""
+        self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
+        self._server.should_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _tune(sock: socket.socket, stall_s: float) -> None:
+    """A small buffer, so that a reader who stalls is noticed soon, and an end to connections whose peer vanished."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    unanswered_ms = int(1000 * max(stall_s, 2 * PROBE_S))
+    for name, value in (("TCP_KEEPIDLE", PROBE_S), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", unanswered_ms)):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,151 @@
+"""Answers whose headers, chunks, silences and ends are in our own hands: raw ASGI, no framework in between.
+
+`Exchange` is the response object a route returns; all of the request's life happens inside it. `while_connected` runs
+work for as long as the client is there, whatever the work is waiting for. `EventStream` writes server-sent events: a
+client that reads gets a sign of life at least every `keepalive_s`, and one that does not read is given up after
+`stall_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...errors import ReaderStalled, TreadleError
+from .errors import ClientLeft, envelope
+
+ABORT = "treadle.abort"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class Exchange(Response):
+    """A response that is a whole raw ASGI application."""
+
+    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
+
+
+async def while_connected(receive: Receive, work: Coroutine[object, object, None]) -> None:
+    """Run `work` to its end. Raises what it raises, or ClientLeft once it has unwound after the client left.
+
+    The request's body must have been read: the next thing to come is the disconnect.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        left = not working.done()
+        await _end(working)
+    finally:
+        await _end(working, watching)
+    if left and working.cancelled():
+        raise ClientLeft("the client left")
+    working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    """Cancel what still runs and return when it has really unwound, however often we are cancelled meanwhile."""
+    interrupted: asyncio.CancelledError | None = None
+    for task in tasks:
+        task.cancel()
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted
+
+
+class EventStream:
+    """Server-sent events to one client. `write` may be called by several tasks: each event goes out whole."""
+
+    def __init__(self, scope: Scope, send: Send, *, keepalive_s: float, stall_s: float) -> None:
+        self._scope = scope
+        self._send = send
+        self._keepalive_s = keepalive_s
+        self._stall_s = stall_s
+        self._quiet_since = 0.0
+        self.opened = False
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Send the headers, then keep the stream alive within the block. A stall ends the block with ReaderStalled."""
+        self.opened = True
+        await self._timed({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        self._quiet_since = asyncio.get_running_loop().time()
+        block = asyncio.current_task()
+        assert block is not None
+        active = True
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None and active:
+                block.cancel()
+
+        pulse = asyncio.create_task(self._pulse())
+        pulse.add_done_callback(ended)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if pulse.done() and not pulse.cancelled() and block.uncancel() == 0:
+                pulse.result()
+            raise
+        finally:
+            active = False
+            await _end(pulse)
+
+    async def write(self, events: bytes) -> None:
+        """Send whole events. Raises ReaderStalled when the client does not read for `stall_s`."""
+        await self._timed({"type": "http.response.body", "body": events, "more_body": True})
+        self._quiet_since = asyncio.get_running_loop().time()
+
+    async def done(self, events: bytes = b"") -> None:
+        """The good end, after the last `events`."""
+        await self._timed({"type": "http.response.body", "body": events + DONE, "more_body": False})
+
+    async def fail(self, error: TreadleError) -> None:
+        """The bad end: one error event, and no [DONE] after it."""
+        event = b"data: " + msgspec.json.encode(envelope(error)) + b"\n\n"
+        await self._timed({"type": "http.response.body", "body": event, "more_body": False})
+
+    async def _timed(self, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._send(message)
+        except TimeoutError:
+            self._abort()
+            raise ReaderStalled(f"the client has not read for {self._stall_s:g} s") from None
+
+    def _abort(self) -> None:
+        """Drop the connection with what is buffered for it: nobody reads it."""
+        abort = self._scope.get(ABORT)
+        if abort is not None:
+            abort()
+
+    async def _pulse(self) -> None:
+        """Runs until cancelled, or until the client is found not to read."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.0, self._quiet_since + self._keepalive_s - loop.time()))
+            if loop.time() >= self._quiet_since + self._keepalive_s:
+                await self.write(KEEP_ALIVE)

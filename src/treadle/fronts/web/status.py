@@ -1,0 +1,96 @@
+"""What the server says of itself: health, status, metrics and the models it serves. Nothing here asks the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ...engine.client import EngineClient, Health
+from ...errors import EngineUnavailable, ModelNotFound
+from ...telemetry import Telemetry
+from .errors import envelope, headers_of
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Probes:
+    """Liveness, readiness, status and metrics of one server."""
+
+    def __init__(self, engine: EngineClient, telemetry: Telemetry, model: str) -> None:
+        self._engine = engine
+        self._telemetry = telemetry
+        self._model = model
+        self._started = time.monotonic()
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["server"])
+        add = router.add_api_route
+        add("/health/live", self.live, summary="The process answers")
+        add("/health/ready", self.ready, summary="New requests are taken")
+        add("/health", self.ready, summary="The same as /health/ready")
+        add("/v1/status", self.status, summary="Admission, running requests, engine")
+        add("/metrics", self.metrics, summary="Prometheus metrics")
+        return router
+
+    async def live(self) -> Response:
+        health = self._engine.health()
+        return _health(health, health.live)
+
+    async def ready(self) -> Response:
+        health = self._engine.health()
+        return _health(health, health.ready)
+
+    async def status(self) -> Response:
+        status = self._engine.status()
+        status["model"] = self._model
+        status["uptime_s"] = round(time.monotonic() - self._started, 3)
+        status["event_loop_lag"] = self._telemetry.lag.summary()
+        return _json(status)
+
+    async def metrics(self) -> Response:
+        return Response(self._telemetry.metrics.render(), media_type=METRICS_TYPE)
+
+
+class Models:
+    """The model list: one model, under its served name."""
+
+    def __init__(self, names: tuple[str, ...], context: Callable[[], int | None]) -> None:
+        self._names = names
+        self._context = context
+        self._created = int(time.time())
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["models"])
+        router.add_api_route("/v1/models", self.list_all, summary="The models served here")
+        router.add_api_route("/v1/models/{model:path}", self.one, summary="One model")
+        return router
+
+    async def list_all(self) -> Response:
+        return _json({"object": "list", "data": [self._card(self._names[0])]})
+
+    async def one(self, model: str) -> Response:
+        if model not in self._names:
+            raise ModelNotFound(f"the model '{model[:80]}' is not served here: use '{self._names[0]}'", param="model")
+        return _json(self._card(model))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        card: dict[str, Any] = {"id": name, "object": "model", "created": self._created, "owned_by": "treadle"}
+        context = self._context()
+        return card if context is None else card | {"context_length": context, "max_model_len": context}
+
+
+def _health(health: Health, good: bool) -> Response:
+    body: dict[str, Any] = {"status": "ok" if good else "unavailable", "state": health.state, "reason": health.reason}
+    if good:
+        return _json(body)
+    error = EngineUnavailable(health.reason or f"the engine is {health.state}", retry_after_s=2.0)
+    return _json(body | envelope(error), error.http_status, {k.decode(): v.decode() for k, v in headers_of(error)})
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

@@ -1,0 +1,202 @@
+"""Prometheus metrics on a registry of their own: what the engine client and the HTTP front observe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..core.messages import EngineStatistics, StepReport
+
+# Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
+LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+STATES = ("loading", "ready", "restarting", "hung", "draining", "stopped", "dead")
+
+
+class HealthLike(Protocol):
+    """The part of the engine's health that a scrape shows."""
+
+    @property
+    def live(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def state(self) -> str: ...
+
+
+class HealthSource(Protocol):
+    """Anything that knows how the engine is, cheaply: the engine client."""
+
+    def health(self) -> HealthLike: ...
+
+
+class Metrics:
+    """All metrics of one server. It is an observer of the engine client; the front calls `http` and `loop_lag`.
+
+    Every instance has its own registry, so that several servers, and tests, live in one process.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._last = EngineStatistics()
+        self._requests()
+        self._engine()
+        self._front()
+
+    def _requests(self) -> None:
+        registry = self.registry
+        self._wait = Histogram(
+            "treadle_queue_seconds",
+            "From arrival to admission by the scheduler",
+            ["kind"],
+            buckets=LONG_BUCKETS,
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "treadle_time_to_first_token_seconds",
+            "From arrival to the first generated token",
+            ["kind"],
+            buckets=LONG_BUCKETS,
+            registry=registry,
+        )
+        self._gap = Histogram(
+            "treadle_inter_token_seconds",
+            "Time per token between two deliveries of one sequence",
+            ["kind"],
+            buckets=SHORT_BUCKETS,
+            registry=registry,
+        )
+        self._total = Histogram(
+            "treadle_request_seconds",
+            "From arrival to the end of a sequence",
+            ["kind"],
+            buckets=LONG_BUCKETS,
+            registry=registry,
+        )
+        self._finished = Counter(
+            "treadle_finished", "Sequences that ended, by reason", ["kind", "reason"], registry=registry
+        )
+        self._cancelled = Counter("treadle_cancelled", "Sequences cancelled before their end", registry=registry)
+        self._refused = Counter(
+            "treadle_refused", "Requests refused admission, by reason", ["reason"], registry=registry
+        )
+
+    def _engine(self) -> None:
+        registry = self.registry
+        self._step = Histogram(
+            "treadle_step_seconds", "Duration of one engine step", buckets=SHORT_BUCKETS, registry=registry
+        )
+        self._steps = Counter("treadle_steps", "Engine steps", registry=registry)
+        self._prompt = Counter("treadle_prompt_tokens", "Prompt tokens computed", registry=registry)
+        self._completion = Counter("treadle_completion_tokens", "Tokens generated", registry=registry)
+        self._restarts = Counter("treadle_engine_restarts", "Times the engine was replaced", registry=registry)
+        self._running = Gauge("treadle_running", "Sequences running, prefill included", registry=registry)
+        self._prefilling = Gauge("treadle_prefilling", "Sequences whose prompt is being read", registry=registry)
+        self._waiting = Gauge("treadle_waiting", "Sequences waiting for a slot", registry=registry)
+        self._memory = Gauge("treadle_memory_bytes", "The runner's memory", ["kind"], registry=registry)
+
+    def _front(self) -> None:
+        self._http = Counter(
+            "treadle_http_requests", "HTTP requests, by route and status", ["route", "status"], registry=self.registry
+        )
+        self._http_time = Histogram(
+            "treadle_http_request_seconds",
+            "From the first header to the last byte",
+            ["route"],
+            buckets=LONG_BUCKETS,
+            registry=self.registry,
+        )
+        self._lag = Histogram(
+            "treadle_event_loop_lag_seconds",
+            "How late the event loop runs what is due",
+            buckets=LAG_BUCKETS,
+            registry=self.registry,
+        )
+
+    # The engine client's observer ---------------------------------------------------------------------------------
+
+    def admitted(self, kind: str, wait_s: float) -> None:
+        self._wait.labels(kind).observe(wait_s)
+
+    def first_token(self, kind: str, ttft_s: float) -> None:
+        self._ttft.labels(kind).observe(ttft_s)
+
+    def tokens(self, kind: str, count: int, gap_s: float) -> None:
+        self._gap.labels(kind).observe(gap_s / count)
+
+    def finished(self, kind: str, reason: str, total_s: float) -> None:
+        self._finished.labels(kind, reason).inc()
+        self._total.labels(kind).observe(total_s)
+        if reason == "cancelled":
+            self._cancelled.inc()
+
+    def refused(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
+
+    def step(self, report: StepReport) -> None:
+        now = report.statistics
+        steps = _grown(self._last.steps, now.steps)
+        self._steps.inc(steps)
+        self._prompt.inc(_grown(self._last.prompt_tokens, now.prompt_tokens))
+        self._completion.inc(_grown(self._last.completion_tokens, now.completion_tokens))
+        self._last = now
+        if steps:
+            self._step.observe(now.step_s)
+        self._running.set(now.running)
+        self._prefilling.set(now.prefilling)
+        self._waiting.set(now.waiting)
+        for kind in ("active", "peak", "cache", "kv"):
+            self._memory.labels(kind).set(getattr(now.runner, f"{kind}_bytes"))
+
+    def restarted(self) -> None:
+        self._restarts.inc()
+        self._last = EngineStatistics()
+
+    # The front ----------------------------------------------------------------------------------------------------
+
+    def http(self, route: str, status: int, total_s: float) -> None:
+        self._http.labels(route, str(status)).inc()
+        self._http_time.labels(route).observe(total_s)
+
+    def loop_lag(self, lag_s: float) -> None:
+        self._lag.observe(lag_s)
+
+    def watch(self, source: HealthSource) -> None:
+        """Show the engine's live, ready and state at every scrape."""
+        self.registry.register(_HealthCollector(source))
+
+    def render(self) -> bytes:
+        """The exposition text, UTF-8, format 0.0.4."""
+        return generate_latest(self.registry)
+
+    def value(self, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+        """One sample's value, or None where there is none (yet)."""
+        return self.registry.get_sample_value(name, dict(labels or {}))
+
+
+class _HealthCollector(Collector):
+    def __init__(self, source: HealthSource) -> None:
+        self._source = source
+
+    def describe(self) -> list[Metric]:
+        return [GaugeMetricFamily("treadle_live", ""), GaugeMetricFamily("treadle_ready", "")]
+
+    def collect(self) -> Iterator[Metric]:
+        health = self._source.health()
+        yield GaugeMetricFamily("treadle_live", "1 while the process can serve", value=float(health.live))
+        yield GaugeMetricFamily("treadle_ready", "1 while new requests are taken", value=float(health.ready))
+        state = GaugeMetricFamily("treadle_engine_state", "1 for the state the engine is in", labels=["state"])
+        for name in dict.fromkeys((*STATES, health.state)):
+            state.add_metric([name], float(name == health.state))
+        yield state
+
+
+def _grown(before: int, now: int) -> int:
+    """How much a counter of the owner grew; a smaller one means that the owner is a new one."""
+    return now - before if now >= before else now
