@@ -7,6 +7,7 @@ places come free with the engine's terminal events, or with the engine's death.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -81,6 +82,7 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._owed: float | None = None
         self._draining = False
+        self._left = asyncio.Event()
 
     # Life --------------------------------------------------------------------------------------------------------
 
@@ -106,6 +108,12 @@ class EngineClient:
     def busy(self) -> int:
         """Rows that have not ended."""
         return self.gate.rows
+
+    async def idle(self) -> None:
+        """Returns once no row is left."""
+        while self.gate.rows:
+            self._left.clear()
+            await self._left.wait()
 
     # Requests ----------------------------------------------------------------------------------------------------
 
@@ -141,6 +149,7 @@ class EngineClient:
 
     def _leave(self, visit: Visit, outcome: str) -> None:
         self.gate.leave(visit, outcome, self.clock())
+        self._left.set()
 
     def _send(self, message: Any) -> None:
         self._owe()

@@ -79,6 +79,7 @@ class Supervisor:
         self.restarts = 0
         self.load_s = 0.0
         self.last_beat: float | None = None
+        self.on_stage: Callable[[str], None] = lambda stage: None
         self._launch = launch
         self._listener = listener
         self._patience = patience
@@ -94,6 +95,10 @@ class Supervisor:
     async def start(self) -> None:
         """Start the engine; returns when it is ready. Raises StartFailed with the one reason why it is not."""
         self.begin()
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Returns when the engine is ready for the first time. Raises StartFailed with the one reason why it is not."""
         while self.state is EngineState.STARTING:
             await self._change()
         if self.state is not EngineState.READY:
@@ -115,6 +120,11 @@ class Supervisor:
             await asyncio.gather(self._task, return_exceptions=True)
         if self.state is not EngineState.FAILED:
             self._become(EngineState.STOPPED)
+
+    def kill(self) -> None:
+        """End the owner at once, for a process that is about to end itself."""
+        if self._owner is not None:
+            self._owner.kill()
 
     async def failed(self) -> str:
         """Returns the reason once the engine has failed for good."""
@@ -218,6 +228,7 @@ class Supervisor:
         match message:
             case Loading(stage=stage):
                 self.stage = stage
+                self.on_stage(stage)
                 self._changed.set()
             case Ready() if self.state is not EngineState.STOPPING:
                 self.load_s = message.load_s

@@ -1,0 +1,5 @@
+"""`python -m treadle` is the `treadle` command."""
+
+from .cli import main
+
+main()

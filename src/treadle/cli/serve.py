@@ -1,0 +1,80 @@
+"""`treadle serve`: from settings to an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..compose import Server
+from ..config import Settings
+from ..core.messages import Capabilities
+from ..telemetry.logs import configure
+from .signals import ShutdownSignals
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; 0 after a clean end. Raises TreadleError when it can't start."""
+    configure(settings.log_level, sys.stderr)
+    return asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    server = Server(settings, say=Announcer(settings))
+    with ShutdownSignals(at_once=server.kill) as signals:
+        return await server.run(signals.requested)
+
+
+class Announcer:
+    """Tells a person at a terminal what goes on, on standard error."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._last = ""
+
+    def listening(self, url: str) -> None:
+        self._console.print(f"[bold]Treadle[/] listens on {url} and loads {escape(self._settings.model)}")
+
+    def stage(self, stage: str) -> None:
+        """One line per stage of converting and loading."""
+        if stage != self._last:
+            self._last = stage
+            self._console.print(f"  [dim]{escape(stage)}[/]")
+
+    def ready(self, url: str, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
+        """What runs, its limits, and a line to copy."""
+        settings, console = self._settings, self._console
+        memory = f"{can.weight_bytes / 1e9:.2f} GB of weights"
+        if can.kv_budget_bytes:
+            memory += f", up to {can.kv_budget_bytes / 1e9:.2f} GB of KV cache"
+        rows = {
+            "model": f"{name} ({can.architecture}, {can.parameters / 1e6:,.0f} M parameters, {can.dtype})",
+            "device": ", ".join([can.device, *can.details.values()]),
+            "memory": memory,
+            "limits": f"{settings.max_running} running, {settings.waiting_places} waiting up to "
+            f"{settings.max_wait_s:g} s, {can.context:,} tokens of context",
+            "sampling": ", ".join(f"{k} {v:g}" for k, v in sampling.items()) or "as each request says",
+            "API": f"{url}/v1  (docs at {url}/docs, status at {url}/v1/status, metrics at {url}/metrics)",
+        }
+        console.print(f"[bold green]Ready[/] after {load_s:.1f} s")
+        for key, value in rows.items():
+            console.print(f"  [bold]{key:<9}[/]{escape(value)}")
+        key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.api_key else ""
+        body = f'{{"model":"{name}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
+        console.print("Try:")
+        console.print(
+            f"  curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", markup=False
+        )
+
+    def restarting(self, reason: str) -> None:
+        self._console.print(f"[bold yellow]The engine is restarted[/]: {escape(reason)}")
+
+    def draining(self, running: int, drain_s: float) -> None:
+        self._console.print(f"Shutting down: {running} running, up to {drain_s:g} s (again to end at once)")
+
+    def stopped(self) -> None:
+        self._console.print("Stopped")

@@ -1,0 +1,280 @@
+"""The composition root: the one place where settings become a runner, an engine and fronts.
+
+What is heavy is imported inside the functions that need it: the parent never needs MLX, the child never needs HTTP,
+and the server listens before it knows a tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from .config import Settings
+from .core.messages import Capabilities
+from .engine.client import Admission, EngineClient
+from .engine.handle import OwnerHandle
+from .engine.observer import Observer
+from .engine.owner import OwnerLimits
+from .engine.process import ProcessOwner
+from .engine.supervisor import EngineState, Patience
+from .engine.thread import ThreadOwner
+from .errors import ConfigError, EngineUnavailable, StartFailed
+
+if TYPE_CHECKING:
+    from .models.folder import ModelFolder
+    from .runner.base import Progress, Runner, RunnerFactory
+    from .text.model import TextModel
+    from .text.pool import TextPool
+
+OWNER_ENTRY = "treadle.compose:owner_of"
+STOP_GRACE_S = 5.0
+LISTEN_BACKLOG = 2048
+
+
+# The owner's side ---------------------------------------------------------------------------------------------------
+
+
+class OwnerSpec(msgspec.Struct, frozen=True):
+    """What an owner needs to build its runner: plain values only, so that it can cross to a child."""
+
+    folder: str
+    name: str
+    max_running: int
+    prefill_tokens: int
+    context: int | None
+    memory: int | None
+    threads: int | None
+    log_level: str
+
+
+def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
+    return OwnerSpec(
+        folder=str(folder.path),
+        name=folder.name,
+        max_running=settings.max_running,
+        prefill_tokens=settings.prefill_tokens,
+        context=settings.context,
+        memory=settings.memory,
+        threads=settings.threads,
+        log_level=settings.log_level,
+    )
+
+
+def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
+    """The child's half: a runner factory and the owner's limits."""
+    from .telemetry.logs import configure
+
+    spec = msgspec.convert(arguments, OwnerSpec)
+    configure(spec.log_level, sys.stderr)
+    return runner_factory(spec), limits_of(spec)
+
+
+def limits_of(spec: OwnerSpec) -> OwnerLimits:
+    return OwnerLimits(max_running=spec.max_running, prefill_tokens=spec.prefill_tokens)
+
+
+def runner_factory(spec: OwnerSpec) -> RunnerFactory:
+    """Builds the text runner on the thread that calls it. BLAS is chosen before anything of MLX is imported."""
+
+    def build(progress: Progress) -> Runner:
+        from .runner import blas
+
+        report = blas.prepare(spec.threads)
+        from .runner.build import build as build_runner
+
+        return build_runner(
+            spec.folder,
+            name=spec.name,
+            context=spec.context,
+            memory=spec.memory,
+            blas=report,
+            max_running=spec.max_running,
+            progress=progress,
+        )
+
+    return build
+
+
+# The engine, from the fronts' side ---------------------------------------------------------------------------------
+
+
+def engine_for(
+    settings: Settings, folder: Callable[[], ModelFolder], observers: Sequence[Observer] = ()
+) -> EngineClient:
+    """An engine client whose owner is a child process, or a thread with `in_process`. Nothing is started;
+    `folder` is asked at each start of the owner."""
+
+    def launch() -> OwnerHandle:
+        spec = owner_spec(settings, folder())
+        if settings.in_process:
+            return ThreadOwner(runner_factory(spec), limits_of(spec))
+        return ProcessOwner(OWNER_ENTRY, msgspec.to_builtins(spec))
+
+    return EngineClient(
+        launch,
+        Admission(settings.max_running, settings.waiting_places, settings.max_wait_s),
+        Patience(settings.hang_after_s, settings.start_timeout_s),
+        observers=observers,
+    )
+
+
+class Texts:
+    """The text side of one model: refuses until it is loaded."""
+
+    def __init__(self) -> None:
+        from .text.pool import TextPool
+
+        self.pool: TextPool = TextPool()
+        self._model: TextModel | None = None
+
+    def model(self) -> TextModel:
+        """The text model. Raises EngineUnavailable while it loads."""
+        if self._model is None:
+            raise EngineUnavailable("the model's tokenizer is still loading", retry_after_s=2.0)
+        return self._model
+
+    async def load(self, folder: ModelFolder, settings: Settings) -> TextModel:
+        """Read tokenizer, template and generation settings from `folder`, off the event loop. Raises ModelError."""
+        from .text.model import TextModel
+
+        self._model = await asyncio.to_thread(
+            TextModel.load, folder.path, chat_template=settings.chat_template, context=settings.context
+        )
+        return self._model
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+# The server ---------------------------------------------------------------------------------------------------------
+
+
+class Say(Protocol):
+    """Who tells a person what goes on. `stage` may be called from other threads."""
+
+    def listening(self, url: str) -> None: ...
+    def stage(self, stage: str) -> None: ...
+    def ready(self, url: str, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None: ...
+    def draining(self, running: int, drain_s: float) -> None: ...
+    def stopped(self) -> None: ...
+
+
+class Server:
+    """One model over HTTP, from listening to the last byte."""
+
+    def __init__(self, settings: Settings, say: Say) -> None:
+        self.settings = settings
+        self._say = say
+        self._folder: ModelFolder | None = None
+        self._engine: EngineClient | None = None
+
+    async def run(self, shutdown: asyncio.Event) -> int:
+        """Serve until `shutdown` is set, drain, and return 0. Raises TreadleError when it can't start or go on."""
+        from .fronts.web.app import create_app, model_names
+        from .fronts.web.serving import WebServer
+        from .telemetry import Telemetry
+
+        settings = self.settings
+        sock = listen(settings.host, settings.port)
+        url = url_of(sock, settings.host)
+        telemetry, texts = Telemetry(), Texts()
+        engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])
+        telemetry.metrics.watch(engine)
+        web = WebServer(create_app(engine, texts, settings, telemetry), stall_s=settings.stall_s)
+        serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
+        lag = asyncio.create_task(telemetry.lag.run(), name="treadle-lag")
+        try:
+            self._say.listening(url)
+            prepare = self._prepare(engine, texts, url, model_names(settings)[0])
+            await until(prepare, shutdown, serving)
+            await until(engine.supervisor.failed(), shutdown, serving)
+            if engine.supervisor.state is EngineState.FAILED:
+                raise StartFailed(f"the engine has failed: {engine.supervisor.reason}")
+            await self._drain(engine)
+        finally:
+            await engine.stop(STOP_GRACE_S)
+            web.stop()
+            await serving
+            lag.cancel()
+            texts.close()
+        self._say.stopped()
+        return 0
+
+    def kill(self) -> None:
+        """End the child at once; for a second signal."""
+        if self._engine is not None:
+            self._engine.supervisor.kill()
+
+    async def _prepare(self, engine: EngineClient, texts: Texts, url: str, name: str) -> None:
+        """Find the model, load its text side and start the engine: in this order each fails with its own message."""
+        from .models.resolve import resolve
+
+        began = time.monotonic()
+
+        def progress(stage: str) -> None:
+            engine.supervisor.stage = stage
+            self._say.stage(stage)
+
+        self._folder = await asyncio.to_thread(resolve, self.settings, progress)
+        engine.supervisor.on_stage = progress
+        engine.begin()
+        model = await texts.load(self._folder, self.settings)
+        await engine.supervisor.ready()
+        assert engine.capabilities is not None
+        self._say.ready(url, name, engine.capabilities, model.default_sampling, time.monotonic() - began)
+
+    async def _drain(self, engine: EngineClient) -> None:
+        """Refuse what is new; what runs has `drain_s` to end (C3)."""
+        engine.drain()
+        self._say.draining(engine.busy, self.settings.drain_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.idle(), self.settings.drain_s)
+
+    def _model_folder(self) -> ModelFolder:
+        assert self._folder is not None
+        return self._folder
+
+
+async def until(work: Any, shutdown: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    """Run `work` until it ends, or `shutdown` is set, or the web server has ended; raises what `work` raises."""
+    working = asyncio.ensure_future(work)
+    asked = asyncio.create_task(shutdown.wait())
+    try:
+        await asyncio.wait((working, asked, serving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, asked):
+            task.cancel()
+        await asyncio.gather(working, asked, return_exceptions=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address can't be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror}; choose another with --port") from error
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket, host: str) -> str:
+    """How a client on this machine reaches `sock`."""
+    port = sock.getsockname()[1]
+    if host in ("", "0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
