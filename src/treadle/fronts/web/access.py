@@ -63,10 +63,10 @@ def record_of(scope: Scope) -> RequestRecord:
 
 
 def note_error(scope: Scope, code: str) -> None:
-    """Why the request failed, for its access line."""
+    """Why the request failed, for its access line; the first reason is the cause."""
     record = scope.get(RECORD)
     if isinstance(record, RequestRecord):
-        record.error = code
+        record.error = record.error or code
 
 
 def _request_id(scope: Scope) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +18,8 @@ from .errors import ForeignSite, send_error
 
 OPEN_PATH = b"/health/live"
 READING = ("GET", "HEAD")
+HOST = re.compile(r"[A-Za-z0-9._~:%\[\]-]*")
+NOBODY = "invalid.host"
 
 
 class Guard:
@@ -92,10 +95,13 @@ def _is_foreign(origin: str, host: str) -> bool:
 
 
 def _host_name(value: str) -> str:
+    """The name in a Host header; what is no host at all counts as someone else's."""
+    if not HOST.fullmatch(value.strip()):
+        return NOBODY
     try:
         return (urlsplit(f"//{value.strip()}").hostname or "").lower().rstrip(".")
     except ValueError:
-        return "invalid.host"
+        return NOBODY
 
 
 def _is_address(host: str) -> bool:

@@ -78,13 +78,19 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
 
 
 class EventStream:
-    """Server-sent events to one client. `write` may be called by several tasks: each event goes out whole."""
+    """Server-sent events to one client. `write` may be called by several tasks: each event goes out whole.
 
-    def __init__(self, scope: Scope, send: Send, *, keepalive_s: float, stall_s: float) -> None:
+    `on_stall` is called at once when the client is found not to read, before its connection is dropped.
+    """
+
+    def __init__(
+        self, scope: Scope, send: Send, *, keepalive_s: float, stall_s: float, on_stall: Callable[[], None]
+    ) -> None:
         self._scope = scope
         self._send = send
         self._keepalive_s = keepalive_s
         self._stall_s = stall_s
+        self._on_stall = on_stall
         self._quiet_since = 0.0
         self.opened = False
 
@@ -133,6 +139,7 @@ class EventStream:
             async with asyncio.timeout(self._stall_s):
                 await self._send(message)
         except TimeoutError:
+            self._on_stall()
             self._abort()
             raise ReaderStalled(f"the client has not read for {self._stall_s:g} s") from None
 

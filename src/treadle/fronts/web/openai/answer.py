@@ -126,9 +126,6 @@ class _Run:
                 await self._stream(rows, scope, send)
             else:
                 await self._whole(rows, send)
-        except ReaderStalled:
-            self.reservation.cancel(CancelReason.STALLED)
-            raise
         finally:
             self._note_usage(rows)
 
@@ -167,7 +164,9 @@ class _Run:
 
     async def _stream(self, rows: Sequence[Row], scope: Scope, send: Send) -> None:
         settings = self.server.settings
-        stream = EventStream(scope, send, keepalive_s=settings.keepalive_s, stall_s=settings.stall_s)
+        stream = EventStream(
+            scope, send, keepalive_s=settings.keepalive_s, stall_s=settings.stall_s, on_stall=self._stalled
+        )
         writer = self.ask.chunks(self.head)
         try:
             async with stream.open():
@@ -182,6 +181,10 @@ class _Run:
         except Exception:
             log.exception("%s failed in its stream", self.head.id)
             await stream.fail(internal_error())
+
+    def _stalled(self) -> None:
+        self.record.error = ReaderStalled.code
+        self.reservation.cancel(CancelReason.STALLED)
 
     async def _forward(self, index: int, row: Row, stream: EventStream, writer: ChunkWriter) -> None:
         begun = False

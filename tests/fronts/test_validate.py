@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.core.messages import Sampling
+from treadle.errors import ContextLengthExceeded, InvalidRequest
+from treadle.fronts.validate import Limits, Wanted, check, check_prompt_ids, submits
+
+LIMITS = Limits(vocabulary=100, context=50, eos_token_ids=(7,))
+
+REFUSED: list[tuple[str, Any]] = [
+    *(("temperature", v) for v in (-0.1, 2.1, math.nan, math.inf, True, "1", 10**400)),
+    *(("top_p", v) for v in (0, -1, 1.01, math.nan)),
+    *(("top_k", v) for v in (-2, 1.5, True, 2**63)),
+    *(("min_p", v) for v in (-0.1, 1.1, math.nan)),
+    *(("repetition_penalty", v) for v in (0, -1, math.inf)),
+    *(("presence_penalty", v) for v in (-2.1, 2.1, math.nan)),
+    *(("frequency_penalty", v) for v in (-2.1, 2.1, math.nan)),
+    *(("n", v) for v in (0, -1, 129, 10**9, True, 1.0)),
+    *(("max_tokens", v) for v in (0, -1, True, 2**63, 50, 10**30)),
+    *(("min_tokens", v) for v in (-1, 51, 2**63)),
+    *(("seed", v) for v in (2**63, -(2**63) - 1, 1.0, True)),
+    *(("logprobs", v) for v in (-1, 21, True)),
+    *(("priority", v) for v in (-1001, 1001)),
+    *(("stop", v) for v in ([""], ["x"] * 17, ["x" * 1025], ["x"] * 10_000)),
+    *(("stop_token_ids", v) for v in ([100], [-1], [True], [1] * 257)),
+    *(("logit_bias", v) for v in ({"100": 1}, {"-1": 1}, {"x": 1}, {"1": 101}, {"1": math.nan}, {"1": 1, "01": 1})),
+    ("logit_bias", {str(i): 0.0 for i in range(1025)}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED, ids=lambda v: repr(v)[:30])
+def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(Wanted(**{name: value}), LIMITS)
+    assert caught.value.param == name
+    assert name in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+def test_the_edges_are_in_range() -> None:
+    checked = check(
+        Wanted(
+            temperature=2,
+            top_p=1,
+            top_k=-1,
+            min_p=1,
+            presence_penalty=-2,
+            n=128,
+            max_tokens=49,
+            min_tokens=49,
+            seed=-(2**63),
+            logprobs=20,
+            stop=["x"] * 16,
+            logit_bias={"0": -100, 99: 100},
+        ),
+        LIMITS,
+    )
+    assert (checked.n, checked.max_tokens, checked.logprobs, checked.stop) == (128, 49, 20, ("x",))
+    assert checked.sampling.logit_bias == ((0, -100.0), (99, 100.0))
+
+
+def test_silence_takes_openais_defaults() -> None:
+    assert check(Wanted(), LIMITS).sampling == Sampling(temperature=1.0)
+
+
+def test_silence_takes_the_models_own_defaults_and_a_client_overrides_them() -> None:
+    limits = Limits(vocabulary=100, context=50, sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
+    assert check(Wanted(), limits).sampling == Sampling(temperature=0.6, top_k=20, top_p=0.95)
+    assert check(Wanted(temperature=0, top_k=0, top_p=1), limits).sampling == Sampling()
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert check(Wanted(temperature=1e-300), LIMITS).sampling.temperature == 0.0
+
+
+def test_top_k_of_the_whole_vocabulary_is_off() -> None:
+    assert check(Wanted(top_k=100), LIMITS).sampling.top_k == 0
+
+
+def test_eos_ends_a_sequence_unless_it_is_ignored() -> None:
+    assert check(Wanted(stop_token_ids=[3, 3]), LIMITS).stop_token_ids == (7, 3)
+    assert check(Wanted(stop_token_ids=[3], ignore_eos=True), LIMITS).stop_token_ids == (3,)
+
+
+def test_the_servers_cap_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="allows 10"):
+        check(Wanted(max_tokens=11), Limits(vocabulary=100, context=50, max_tokens=10))
+
+
+def test_without_a_limit_a_request_gets_what_cap_and_context_leave() -> None:
+    rows = submits(check(Wanted(), LIMITS), [[1] * 45], LIMITS, lambda: 0)
+    assert rows[0].max_tokens == 5
+    capped = Limits(vocabulary=100, context=50, max_tokens=3)
+    assert submits(check(Wanted(), capped), [[1] * 45], capped, lambda: 0)[0].max_tokens == 3
+
+
+@pytest.mark.parametrize(("prompt", "wanted"), [(50, Wanted()), (51, Wanted()), (40, Wanted(max_tokens=11))])
+def test_what_does_not_fit_the_context_is_refused(prompt: int, wanted: Wanted) -> None:
+    with pytest.raises(ContextLengthExceeded, match="50"):
+        submits(check(wanted, LIMITS), [[1] * prompt], LIMITS, lambda: 0)
+
+
+@pytest.mark.parametrize("prompt", [[], [100], [-1], [1, 2**63]])
+def test_foreign_and_missing_token_ids_are_refused(prompt: list[int]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_prompt_ids(prompt, LIMITS)
+    assert caught.value.param == "prompt"
+
+
+def test_one_row_for_each_choice_of_each_prompt() -> None:
+    rows = submits(check(Wanted(n=2), LIMITS), [[1], [2]], LIMITS, lambda: 0)
+    assert [row.prompt for row in rows] == [(1,), (1,), (2,), (2,)]
+
+
+def test_a_seed_gives_each_choice_its_own_and_each_prompt_the_same() -> None:
+    rows = submits(check(Wanted(n=2, seed=5), LIMITS), [[1], [2]], LIMITS, lambda: 0)
+    seeds = [row.sampling.seed for row in rows]
+    assert seeds[0] == 5
+    assert seeds[:2] == seeds[2:]
+    assert seeds[0] != seeds[1]
+
+
+def test_without_a_seed_every_row_draws_one() -> None:
+    draw = count(40)
+    rows = submits(check(Wanted(n=2), LIMITS), [[1]], LIMITS, lambda: next(draw))
+    assert [row.sampling.seed for row in rows] == [40, 41]
+
+
+SCALARS = sorted({name for name, _ in REFUSED} - {"stop", "stop_token_ids", "logit_bias"})
+
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3)
+)
+
+
+@given(name=st.sampled_from(SCALARS), value=anything)
+def test_any_value_is_either_taken_or_refused_with_its_name(name: str, value: Any) -> None:
+    refusal = None
+    try:
+        submits(check(Wanted(**{name: value}), LIMITS), [[1]], LIMITS, lambda: 0)
+    except InvalidRequest as error:
+        refusal = error
+    assert refusal is None or refusal.param in (name, "min_tokens", "max_tokens")

@@ -1,0 +1,101 @@
+"""A whole front over the real engine client, an inline owner and a scripted runner, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.asgi import Client, get, post
+from tests.support.bytes_text import EOS, VOCABULARY, BytesText, BytesTexts
+from tests.support.scripted import ScriptedRunner
+from treadle.config import Settings
+from treadle.core.messages import Submit
+from treadle.engine.client import Admission, EngineClient
+from treadle.engine.inline import InlineOwner
+from treadle.engine.owner import OwnerLimits
+from treadle.fronts.web.app import create_app
+from treadle.telemetry import Telemetry
+
+ANSWER = "The answer."
+
+
+def says(text: str) -> Callable[[Submit, int], int]:
+    """A script: this text, then the end."""
+    data = text.encode()
+    return lambda request, position: data[position] if position < len(data) else EOS
+
+
+def forever(request: Submit, position: int) -> int:
+    return ord("x")
+
+
+@dataclass
+class Front:
+    """Everything of one server. Without `pump`, `step()` is what makes it move."""
+
+    app: Any
+    engine: EngineClient
+    runner: ScriptedRunner
+    owner: InlineOwner
+    texts: BytesTexts
+    text: BytesText
+    telemetry: Telemetry
+
+    async def post(self, path: str, value: Any, **options: Any) -> Client:
+        return await post(path, value, **options).run(self.app)
+
+    async def get(self, path: str, **options: Any) -> Client:
+        return await get(path, **options).run(self.app)
+
+    async def chat(self, **fields: Any) -> Client:
+        return await self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields})
+
+    async def complete(self, **fields: Any) -> Client:
+        return await self.post("/v1/completions", {"prompt": "hi", **fields})
+
+    async def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            await settle()
+            self.owner.run_once()
+        await settle()
+
+    def idle(self) -> bool:
+        """Nothing is held anywhere."""
+        if self.owner.loop is not None:
+            self.owner.loop.scheduler.check_integrity()
+        return self.engine.gate.rows == 0 and self.engine.gate.tokens == 0 and not self.runner.rows
+
+
+async def settle(turns: int = 30) -> None:
+    """Let everything that can run now, run."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def front(
+    script: Callable[[Submit, int], int] | None = None,
+    *,
+    pump: bool = True,
+    running: int = 4,
+    waiting: int = 4,
+    max_wait_s: float = 60.0,
+    context: int = 4096,
+    default_sampling: dict[str, float] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Front]:
+    runner = ScriptedRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context)
+    owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
+    telemetry = Telemetry()
+    engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s), observers=[telemetry.metrics])
+    text = BytesText(context, default_sampling)
+    texts = BytesTexts(text)
+    app = create_app(engine, texts, Settings(served_model_name="m", **settings), telemetry)
+    await engine.start()
+    try:
+        yield Front(app, engine, runner, owner, texts, text, telemetry)
+    finally:
+        await engine.stop()

@@ -1,0 +1,292 @@
+"""The shapes of answers, checked with the official SDK's own types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tests.fronts.web.server import forever, front, says
+from tests.support.aio import in_loop
+from treadle.core.messages import Submit
+
+
+@in_loop
+async def test_a_chat_answer_is_openais() -> None:
+    async with front() as f:
+        client = await f.chat()
+        answer = ChatCompletion.model_validate(client.json, strict=True)
+        assert answer.id.startswith("chatcmpl-")
+        assert answer.model == "m"
+        assert answer.choices[0].message.content == "The answer."
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (20, 12, 32)
+        assert answer.usage.prompt_tokens_details is not None
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@in_loop
+async def test_a_chat_stream_is_openais_and_ends_with_usage_and_done() -> None:
+    async with front() as f:
+        client = await f.chat(stream=True, stream_options={"include_usage": True})
+        assert client.headers["content-type"].startswith("text/event-stream")
+        assert client.events[-1] == "[DONE]"
+        chunks = [ChatCompletionChunk.model_validate(e, strict=True) for e in client.events[:-1]]
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == "The answer."
+        assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["stop"]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 12
+        assert all(chunk.usage is None for chunk in chunks[:-1])
+        assert all("usage" in event for event in client.events[:-1])
+
+
+@in_loop
+async def test_without_include_usage_no_chunk_speaks_of_usage() -> None:
+    async with front() as f:
+        client = await f.chat(stream=True)
+        assert all("usage" not in event for event in client.events[:-1])
+
+
+@in_loop
+async def test_a_completion_stream_is_openais() -> None:
+    async with front() as f:
+        client = await f.complete(stream=True, stream_options={"include_usage": True})
+        assert client.events[-1] == "[DONE]"
+        for event in client.events[:-1]:
+            assert event["object"] == "text_completion"
+        assert "".join(e["choices"][0]["text"] for e in client.events[:-2]) == "The answer."
+        assert client.events[-2]["usage"]["total_tokens"] == 15
+
+
+@in_loop
+async def test_length_is_said_when_the_limit_ends_it() -> None:
+    async with front() as f:
+        choice = (await f.chat(max_completion_tokens=3)).json["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("The", "length")
+
+
+@in_loop
+async def test_choices_of_a_stream_interleave_by_index() -> None:
+    async with front() as f:
+        client = await f.chat(stream=True, n=3)
+        texts = dict.fromkeys(range(3), "")
+        order = []
+        for event in client.events[:-1]:
+            choice = event["choices"][0]
+            order.append(choice["index"])
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+        assert set(texts.values()) == {"The answer."}
+        assert order != sorted(order)
+
+
+@in_loop
+async def test_usage_counts_every_prompt_once_and_every_choice() -> None:
+    async with front() as f:
+        client = await f.complete(prompt=["a", "bc"], n=2)
+        answer = Completion.model_validate(client.json, strict=True)
+        assert [c.index for c in answer.choices] == [0, 1, 2, 3]
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 2 + 3
+        assert answer.usage.completion_tokens == 4 * 12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@in_loop
+async def test_a_stop_string_is_never_shown_and_usage_counts_to_the_token_that_completed_it(stream: bool) -> None:
+    async with front(says("One. STOP two")) as f:
+        client = await f.complete(stop=["STOP"], stream=stream)
+        if stream:
+            text = "".join(e["choices"][0]["text"] for e in client.events[:-1])
+            assert client.events[-2]["choices"][0]["finish_reason"] == "stop"
+        else:
+            text = client.json["choices"][0]["text"]
+            assert client.json["usage"]["completion_tokens"] == len("One. STOP")
+        assert text == "One. "
+        assert f.idle()
+
+
+@in_loop
+async def test_text_that_only_began_like_a_stop_string_is_shown() -> None:
+    async with front(says("a STO")) as f:
+        assert (await f.complete(stop="STOP")).json["choices"][0]["text"] == "a STO"
+
+
+@in_loop
+async def test_a_stop_token_is_counted_and_not_shown() -> None:
+    async with front(says("abc")) as f:
+        client = await f.complete(stop_token_ids=[ord("c")], logprobs=0)
+        assert client.json["choices"][0]["text"] == "ab"
+        assert client.json["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
+        assert client.json["usage"]["completion_tokens"] == 3
+
+
+@in_loop
+async def test_chat_logprobs_match_the_text_byte_for_byte() -> None:
+    async with front(says("héllo")) as f:
+        client = await f.chat(logprobs=True, top_logprobs=2)
+        choice = ChatCompletion.model_validate(client.json, strict=True).choices[0]
+        assert choice.logprobs is not None
+        content = choice.logprobs.content
+        assert content is not None
+        assert bytes(b for entry in content for b in entry.bytes or []).decode() == "héllo"
+        assert all(len(entry.top_logprobs) == 2 for entry in content)
+
+
+@in_loop
+async def test_log_probabilities_go_out_with_the_text_they_belong_to_and_stop_with_it() -> None:
+    async with front(says("ab STOP")) as f:
+        client = await f.chat(logprobs=True, stop=" STOP", stream=True)
+        tokens = [
+            entry["token"]
+            for event in client.events[:-1]
+            if event["choices"][0]["logprobs"]
+            for entry in event["choices"][0]["logprobs"]["content"]
+        ]
+        assert tokens == ["a", "b"]
+
+
+@in_loop
+async def test_legacy_logprobs_are_parallel_lists() -> None:
+    async with front(says("hé")) as f:
+        client = await f.complete(logprobs=2)
+        logprobs = Completion.model_validate(client.json).choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.text_offset == [0, 1, 1]
+        assert logprobs.token_logprobs == [-0.5, -0.5, -0.5]
+        assert logprobs.top_logprobs is not None
+        assert logprobs.top_logprobs[0] == {"h": -0.5, "i": -1.5}
+        none = (await f.complete(logprobs=0)).json["choices"][0]["logprobs"]
+        assert none["top_logprobs"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@in_loop
+async def test_echo_repeats_text_and_token_prompts(stream: bool) -> None:
+    async with front() as f:
+        for prompt in ("hi ", list(b"hi "), [list(b"hi ")]):
+            client = await f.complete(prompt=prompt, echo=True, stream=stream)
+            choices = [e["choices"][0] for e in client.events[:-1]] if stream else client.json["choices"]
+            assert "".join(choice["text"] for choice in choices) == "hi The answer."
+
+
+@in_loop
+async def test_token_ids_are_returned_on_request() -> None:
+    async with front(says("ab")) as f:
+        client = await f.complete(return_token_ids=True)
+        assert client.json["choices"][0]["token_ids"] == [97, 98]
+
+
+@in_loop
+async def test_what_the_client_asked_reaches_the_engine() -> None:
+    async with front() as f:
+        await f.complete(
+            prompt=[1, 2, 3],
+            temperature=0.5,
+            top_p=0.9,
+            top_k=5,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=0.2,
+            frequency_penalty=0.3,
+            logit_bias={"5": 2},
+            seed=9,
+            max_tokens=4,
+            min_tokens=2,
+            ignore_eos=True,
+            stop_token_ids=[8],
+            logprobs=1,
+            priority=3,
+        )
+        (seen,) = f.runner.seen
+        sampling = seen.sampling
+        assert seen.prompt == (1, 2, 3)
+        assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 5, 0.1)
+        assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.1, 0.2, 0.3)
+        assert (sampling.logit_bias, sampling.seed) == (((5, 2.0),), 9)
+        assert (seen.max_tokens, seen.min_tokens, seen.stop_token_ids) == (4, 2, (8,))
+        assert (seen.logprobs, seen.priority) == (1, 3)
+
+
+@in_loop
+async def test_messages_reach_the_template_as_plain_turns() -> None:
+    async with front() as f:
+        await f.post(
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "developer", "content": "be brief"},
+                    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                    {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "reasoning": "hm"},
+                    {"role": "user", "content": "", "name": "n"},
+                ],
+                "chat_template_kwargs": {"enable_thinking": False},
+            },
+        )
+        (chat,) = f.text.chats
+        assert chat["messages"] == [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "a\nb"},
+            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+            {"role": "user", "content": "", "name": "n"},
+        ]
+        assert chat["kwargs"] == {"enable_thinking": False}
+
+
+@in_loop
+async def test_the_models_own_sampling_holds_where_the_client_is_silent() -> None:
+    async with front(default_sampling={"temperature": 0.6, "top_k": 20}) as f:
+        await f.chat(top_k=0)
+        assert (f.runner.seen[0].sampling.temperature, f.runner.seen[0].sampling.top_k) == (0.6, 0)
+
+
+@in_loop
+async def test_without_a_limit_an_answer_may_fill_the_context() -> None:
+    async with front(forever, context=30) as f:
+        client = await f.complete(prompt=[1, 2])
+        assert client.json["usage"]["completion_tokens"] == 28
+
+
+@in_loop
+async def test_an_answer_without_a_single_visible_token_is_complete() -> None:
+    async with front(says("")) as f:
+        client = await f.chat(stream=True)
+        chunks = client.events[:-1]
+        assert [c["choices"][0]["finish_reason"] for c in chunks] == [None, "stop"]
+        assert (await f.chat()).json["choices"][0]["message"]["content"] == ""
+
+
+@in_loop
+async def test_two_choices_with_one_seed_have_seeds_of_their_own() -> None:
+    async with front() as f:
+        await f.chat(n=2, seed=1)
+        seeds = [row.sampling.seed for row in f.runner.seen]
+        assert len(set(seeds)) == 2
+        await f.chat(n=2, seed=1)
+        assert [row.sampling.seed for row in f.runner.seen[2:]] == seeds
+
+
+def _one_fails(request: Submit, position: int) -> int:
+    return 300 if position > 2 and request.id.endswith(".1") else ord("x")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+@in_loop
+async def test_a_failure_in_our_own_code_is_a_500_without_internals(
+    fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with front(_one_fails) as f:
+        client = await f.chat(n=2, max_tokens=5, **fields)
+        error = client.events[-1]["error"] if fields else client.json["error"]
+        assert client.status == (200 if fields else 500)
+        assert error["code"] == "internal_error"
+        assert "Traceback" not in error["message"]
+        assert client.complete
+        await f.engine.stop()
+        assert f.idle()
+    assert sum(record.exc_info is not None for record in caplog.records) == 1

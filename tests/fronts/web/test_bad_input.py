@@ -1,0 +1,283 @@
+"""The poison corpus: whatever comes, a 4xx in the envelope that names cause and field, within its own request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fronts.web.server import Front, front
+from tests.support.aio import in_loop
+from tests.support.asgi import Client
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+def refused(client: Client, status: int, param: str | None, words: str = "") -> None:
+    assert client.status == status, client.body
+    error = client.json["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+    assert words in error["message"], error
+    assert len(error["message"]) < 400
+
+
+async def still_works(f: Front) -> None:
+    assert (await f.chat()).status == 200
+    assert f.idle()
+
+
+FIELDS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": None}, "messages"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": [1]}, "messages[0]"),
+    (CHAT, {"messages": [{}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
+    (CHAT, {"messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    (CHAT, {"messages": HI * 9000}, "messages"),
+    (CHAT, {"messages": HI, "temprature": 1}, "temprature"),
+    (CHAT, {"messages": HI, "temperature": "hot"}, "temperature"),
+    (CHAT, {"messages": HI, "temperature": 3}, "temperature"),
+    (CHAT, {"messages": HI, "temperature": True}, "temperature"),
+    (CHAT, {"messages": HI, "top_p": 0}, "top_p"),
+    (CHAT, {"messages": HI, "top_k": -5}, "top_k"),
+    (CHAT, {"messages": HI, "min_p": 2}, "min_p"),
+    (CHAT, {"messages": HI, "n": 0}, "n"),
+    (CHAT, {"messages": HI, "n": 10**9}, "n"),
+    (CHAT, {"messages": HI, "n": 128}, "n"),
+    (CHAT, {"messages": HI, "n": "2"}, "n"),
+    (CHAT, {"messages": HI, "max_tokens": 0}, "max_tokens"),
+    (CHAT, {"messages": HI, "max_tokens": -1}, "max_tokens"),
+    (CHAT, {"messages": HI, "max_tokens": 10**12}, "max_tokens"),
+    (CHAT, {"messages": HI, "max_tokens": 2**70}, "max_tokens"),
+    (CHAT, {"messages": HI, "max_tokens": 4095}, "max_tokens"),
+    (CHAT, {"messages": HI, "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+    (CHAT, {"messages": HI, "logprobs": 3}, "logprobs"),
+    (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs"),
+    (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"messages": HI, "logit_bias": {"999": 1}}, "logit_bias"),
+    (CHAT, {"messages": HI, "logit_bias": {"1": 1000}}, "logit_bias"),
+    (CHAT, {"messages": HI, "logit_bias": {"1": "x"}}, "logit_bias.1"),
+    (CHAT, {"messages": HI, "logit_bias": []}, "logit_bias"),
+    (CHAT, {"messages": HI, "stop": ["x"] * 10_000}, "stop"),
+    (CHAT, {"messages": HI, "stop": ""}, "stop"),
+    (CHAT, {"messages": HI, "stop": [1]}, "stop[0]"),
+    (CHAT, {"messages": HI, "stop_token_ids": [999]}, "stop_token_ids"),
+    (CHAT, {"messages": HI, "seed": 2**64}, "seed"),
+    (CHAT, {"messages": HI, "seed": 1.5}, "seed"),
+    (CHAT, {"messages": HI, "stream": "yes"}, "stream"),
+    (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"messages": HI, "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    (CHAT, {"messages": HI, "model": 7}, "model"),
+    (CHAT, {"messages": HI, "chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
+    (CHAT, {"messages": HI, "chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs.x"),
+    (CHAT, {"messages": HI, "min_tokens": 5000}, "min_tokens"),
+    (TEXT, {}, "prompt"),
+    (TEXT, {"prompt": None}, "prompt"),
+    (TEXT, {"prompt": ""}, "prompt"),
+    (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt"),
+    (TEXT, {"prompt": [[]]}, "prompt"),
+    (TEXT, {"prompt": [1, 258]}, "prompt"),
+    (TEXT, {"prompt": [-1]}, "prompt"),
+    (TEXT, {"prompt": [2**63]}, "prompt"),
+    (TEXT, {"prompt": [[1], [10**30]]}, "prompt"),
+    (TEXT, {"prompt": {"a": 1}}, "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt[0]"),
+    (TEXT, {"prompt": [[1, True]]}, "prompt[0][1]"),
+    (TEXT, {"prompt": ["a"] * 3000}, "prompt"),
+    (TEXT, {"prompt": [1] * 5000}, "prompt"),
+    (TEXT, {"prompt": "a", "logprobs": True}, "logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": -1}, "logprobs"),
+    (TEXT, {"prompt": "a", "messages": []}, "messages"),
+    (TEXT, {"prompt": "a", "max_tokens": 0, "echo": True}, "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), FIELDS, ids=lambda v: str(v)[:50])
+@in_loop
+async def test_a_bad_field_is_a_400_that_names_it(path: str, fields: dict[str, Any], param: str) -> None:
+    async with front() as f:
+        refused(await f.post(path, fields), 400, param)
+        await still_works(f)
+
+
+BODIES: list[tuple[bytes, str]] = [
+    (b"", "no body"),
+    (b"  ", "no body"),
+    (b"{", "not valid JSON"),
+    (b"{'a': 1}", "not valid JSON"),
+    (b"[]", "must be a JSON object"),
+    (b'"x"', "must be a JSON object"),
+    (b"null", "must be a JSON object"),
+    (b"\xff\xfe{}", "UTF-8"),
+    (b'{"prompt": "\xc3\x28"}', "UTF-8"),
+    ('{"prompt": "a"}'.encode("utf-16"), "UTF-8"),
+    (b'{"prompt": "\\ud800"}', "surrogate"),
+    (b'{"prompt": ["a", "\\udc00x"]}', "surrogate"),
+    (b'{"prompt": "a", "\\ud800": 1}', "surrogate"),
+    (b'{"prompt": "a", "temperature": NaN}', "NaN"),
+    (b'{"prompt": "a", "temperature": -Infinity}', "Infinity"),
+    (b'{"prompt": "a", "temperature": 1e400}', "temperature"),
+    (b'{"prompt": "a", "seed": 1' + b"0" * 30 + b"}", "seed"),
+    (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "digits"),
+    (b'{"prompt": "a", "prompt": "b"}', "twice"),
+    (b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", ""),
+    (b'{"prompt": ' + b'{"a":' * 100_000, ""),
+    (b'{"prompt": "a"} trailing', "not valid JSON"),
+    (b'{"prompt": "a", "\x00": 1}', "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), BODIES, ids=lambda v: repr(v)[:40])
+@in_loop
+async def test_a_bad_body_is_a_400_that_says_what_is_wrong(body: bytes, words: str) -> None:
+    async with front() as f:
+        client = await f.post("/v1/completions", body)
+        assert client.status == 400
+        assert words in client.json["error"]["message"]
+        await still_works(f)
+
+
+NEUTRAL_CHAT: dict[str, Any] = {
+    "tools": [],
+    "tool_choice": "none",
+    "functions": [],
+    "function_call": "auto",
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "audio": None,
+    "prediction": None,
+    "service_tier": "auto",
+    "user": "u",
+    "metadata": {"a": "b"},
+    "store": True,
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "temperature": None,
+    "stop": None,
+    "stream": None,
+    "n": None,
+    "logit_bias": None,
+    "max_tokens": None,
+    "stream_options": None,
+    "reasoning_effort": None,
+    "best_of": 1,
+}
+
+
+@in_loop
+async def test_neutral_and_harmless_fields_and_nulls_are_taken() -> None:
+    async with front() as f:
+        client = await f.chat(**NEUTRAL_CHAT)
+        assert client.status == 200, client.body
+        assert client.json["choices"][0]["message"]["content"] == "The answer."
+        client = await f.complete(suffix=None, best_of=2, n=2, echo=False, user="u", logprobs=None)
+        assert client.status == 200, client.body
+
+
+REFUSED_BY_NAME: list[tuple[str, Any]] = [
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("response_format", {"type": "json_object"}),
+    ("functions", [{}]),
+    ("modalities", ["audio"]),
+    ("audio", {"voice": "x"}),
+    ("prediction", {"type": "content"}),
+    ("service_tier", "flex"),
+    ("reasoning_effort", "high"),
+    ("verbosity", "low"),
+    ("web_search_options", {}),
+    ("chat_template", "{{ x }}"),
+    ("best_of", 2),
+    ("continue_final_message", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED_BY_NAME)
+@in_loop
+async def test_a_known_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) -> None:
+    async with front() as f:
+        client = await f.chat(**{name: value})
+        refused(client, 400, name, name)
+        assert client.json["error"]["code"] == "unsupported_parameter"
+
+
+@in_loop
+async def test_echo_with_logprobs_is_refused_by_name() -> None:
+    async with front() as f:
+        client = await f.complete(echo=True, logprobs=1)
+        refused(client, 400, "echo", "logprobs")
+        assert client.json["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("fields", [{"suffix": "x"}, {"best_of": 3}, {"response_format": {"type": "json_object"}}])
+@in_loop
+async def test_completions_refuse_what_they_do_not_honour(fields: dict[str, Any]) -> None:
+    async with front() as f:
+        refused(await f.complete(**fields), 400, next(iter(fields)))
+
+
+@in_loop
+async def test_an_unknown_model_is_a_404_that_names_the_right_one() -> None:
+    async with front() as f:
+        client = await f.chat(model="gpt-9")
+        refused(client, 404, "model", "'m'")
+        assert client.json["error"]["code"] == "model_not_found"
+
+
+@in_loop
+async def test_a_prompt_over_the_context_has_its_own_code() -> None:
+    async with front() as f:
+        client = await f.complete(prompt="x" * 5000)
+        refused(client, 400, "prompt", "4096")
+        assert client.json["error"]["code"] == "context_length_exceeded"
+        assert f.idle()
+
+
+@in_loop
+async def test_a_body_over_the_cap_is_a_413_while_it_is_read() -> None:
+    async with front(max_body_bytes=1000) as f:
+        refused(await f.post(TEXT, [b"x" * 600, b"x" * 600, b"never read"]), 413, None, "1000")
+        declared = await f.post(TEXT, b"", headers={"content-length": "99999999999"})
+        refused(declared, 413, None, "1000")
+
+
+@in_loop
+async def test_a_compressed_body_is_refused_with_the_reason() -> None:
+    async with front() as f:
+        refused(await f.post(TEXT, b"\x1f\x8b", headers={"content-encoding": "gzip"}), 400, None, "compressed")
+
+
+@in_loop
+async def test_a_large_body_is_parsed_in_the_pool() -> None:
+    async with front(context=2_000_000) as f:
+        body = json.dumps({"prompt": "x" * 300_000, "max_tokens": 1}).encode()
+        assert (await f.post(TEXT, body)).status == 200
+        assert f.texts.pool.runs == 2
+
+
+@in_loop
+async def test_content_type_does_not_matter() -> None:
+    async with front() as f:
+        client = await f.post(CHAT, {"messages": HI}, headers={"content-type": "text/plain"})
+        assert client.status == 200

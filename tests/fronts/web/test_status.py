@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from tests.fronts.web.server import forever, front
+from tests.support.aio import in_loop
+from tests.support.asgi import post
+from treadle.config import Settings
+from treadle.fronts.web.app import model_names
+
+
+@in_loop
+async def test_health_tells_ready_from_live() -> None:
+    """C4."""
+    async with front() as f:
+        for path in ("/health", "/health/ready", "/health/live"):
+            client = await f.get(path)
+            assert (client.status, client.json["status"]) == (200, "ok")
+        await f.engine.stop()
+        assert (await f.get("/health/live")).status == 200
+        ready = await f.get("/health/ready")
+        assert (ready.status, ready.json["status"]) == (503, "unavailable")
+        assert ready.json["error"]["code"] == "engine_unavailable"
+        assert "retry-after" in ready.headers
+
+
+@in_loop
+async def test_status_answers_while_the_engine_does_nothing() -> None:
+    """D3, A2: the owner does not step at all here."""
+    async with front(forever, pump=False) as f:
+        client = post("/v1/completions", {"prompt": "x"}).start(f.app)
+        await f.step(0)
+        status = (await f.get("/v1/status")).json
+        assert status["model"] == "m"
+        assert status["admission"]["rows"] == 1
+        assert {"p50_ms", "p99_ms", "max_ms"} <= set(status["event_loop_lag"])
+        client.leave()
+        await f.step(2)
+        assert client.task is not None
+        await client.task
+
+
+@in_loop
+async def test_models_lists_the_served_name() -> None:
+    async with front() as f:
+        (card,) = (await f.get("/v1/models")).json["data"]
+        assert (card["id"], card["object"], card["max_model_len"]) == ("m", "model", 4096)
+        assert (await f.get("/v1/models/m")).json == card
+        assert (await f.get("/v1/models/demo")).status == 200
+        missing = await f.get("/v1/models/some/other")
+        assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
+
+
+@in_loop
+async def test_unknown_routes_and_methods_answer_in_the_envelope() -> None:
+    async with front() as f:
+        nowhere = await f.get("/v1/nowhere")
+        assert (nowhere.status, nowhere.json["error"]["code"]) == (404, "not_found")
+        wrong = await f.get("/v1/completions")
+        assert (wrong.status, wrong.json["error"]["code"], wrong.headers["allow"]) == (
+            405,
+            "method_not_allowed",
+            "POST",
+        )
+        assert (await f.get("/v1/models/")).status == 404
+
+
+@in_loop
+async def test_metrics_count_what_happened() -> None:
+    async with front() as f:
+        await f.chat()
+        await f.chat(n=0)
+        text = (await f.get("/metrics")).body.decode()
+        assert 'treadle_http_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
+        assert 'treadle_http_requests_total{route="/v1/chat/completions",status="400"} 1.0' in text
+        assert 'treadle_finished_total{kind="chat",reason="stop"} 1.0' in text
+        assert "treadle_completion_tokens_total 12.0" in text
+        assert "treadle_ready 1.0" in text
+        assert 'treadle_engine_state{state="ready"} 1.0' in text
+
+
+@in_loop
+async def test_paths_that_clients_invent_do_not_become_metrics() -> None:
+    async with front() as f:
+        for i in range(20):
+            await f.get(f"/v1/models/{i}")
+        assert f.telemetry.metrics.value("treadle_http_requests_total", {"route": "other", "status": "404"}) == 20
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [v or "" for k, v in attrs if k in ("src", "href")]
+
+
+@in_loop
+async def test_the_docs_page_needs_nothing_of_the_network() -> None:
+    async with front() as f:
+        page = (await f.get("/docs")).body.decode()
+        links = Links()
+        links.feed(page)
+        assert links.found == ["openapi.json"]
+        assert "max_completion_tokens" in page
+
+
+@in_loop
+async def test_the_openapi_document_knows_every_field_and_failure() -> None:
+    async with front() as f:
+        document = (await f.get("/openapi.json")).json
+        chat = document["components"]["schemas"]["ChatRequest"]
+        assert chat["additionalProperties"] is False
+        assert {"messages", "tools", "user", "top_k"} <= set(chat["properties"])
+        responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+        assert {"200", "400", "413", "503"} <= set(responses)
+        assert "422" not in responses
+
+
+def test_a_model_from_a_folder_is_known_by_the_folders_name() -> None:
+    assert model_names(Settings(model="/models/gemma-3")) == ("gemma-3", "/models/gemma-3")
+    assert model_names(Settings(model="org/name")) == ("org/name",)
+    assert model_names(Settings(model="org/name", served_model_name="x")) == ("x", "org/name")

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.core.messages import EngineStatistics, RunnerStatistics, StepReport
+from treadle.telemetry.metrics import Metrics
+
+
+def report(**statistics: float) -> StepReport:
+    return StepReport(step=1, statistics=EngineStatistics(**statistics))  # type: ignore[arg-type]
+
+
+def test_two_servers_in_one_process_do_not_share_metrics() -> None:
+    first, second = Metrics(), Metrics()
+    first.refused("queue_full")
+    assert first.value("treadle_refused_total", {"reason": "queue_full"}) == 1
+    assert second.value("treadle_refused_total", {"reason": "queue_full"}) is None
+
+
+def test_requests_are_timed_by_kind() -> None:
+    metrics = Metrics()
+    metrics.admitted("chat", 0.2)
+    metrics.first_token("chat", 90.0)
+    metrics.tokens("chat", 4, 0.2)
+    metrics.finished("chat", "stop", 100.0)
+    chat = {"kind": "chat"}
+    assert metrics.value("treadle_queue_seconds_sum", chat) == 0.2
+    assert metrics.value("treadle_time_to_first_token_seconds_bucket", chat | {"le": "60.0"}) == 0
+    assert metrics.value("treadle_time_to_first_token_seconds_bucket", chat | {"le": "120.0"}) == 1
+    assert metrics.value("treadle_inter_token_seconds_sum", chat) == 0.05
+    assert metrics.value("treadle_finished_total", chat | {"reason": "stop"}) == 1
+    assert metrics.value("treadle_cancelled_total") == 0
+
+
+def test_a_cancelled_request_is_counted_as_such() -> None:
+    metrics = Metrics()
+    metrics.finished("chat", "cancelled", 1.0)
+    assert metrics.value("treadle_cancelled_total") == 1
+
+
+def test_counters_of_the_owner_go_on_over_a_restart() -> None:
+    metrics = Metrics()
+    metrics.step(report(steps=10, prompt_tokens=100, completion_tokens=7, step_s=0.1))
+    metrics.restarted()
+    metrics.step(report(steps=2, prompt_tokens=30, completion_tokens=1, step_s=0.1))
+    assert metrics.value("treadle_steps_total") == 12
+    assert metrics.value("treadle_prompt_tokens_total") == 130
+    assert metrics.value("treadle_completion_tokens_total") == 8
+    assert metrics.value("treadle_engine_restarts_total") == 1
+
+
+def test_a_report_without_a_new_step_is_no_step() -> None:
+    metrics = Metrics()
+    metrics.step(report(steps=1, step_s=0.1))
+    metrics.step(report(steps=1, step_s=0.1, waiting=3))
+    assert metrics.value("treadle_step_seconds_count") == 1
+    assert metrics.value("treadle_waiting") == 3
+
+
+def test_memory_is_shown_by_kind() -> None:
+    metrics = Metrics()
+    metrics.step(StepReport(step=1, statistics=EngineStatistics(runner=RunnerStatistics(peak_bytes=5))))
+    assert metrics.value("treadle_memory_bytes", {"kind": "peak"}) == 5
+
+
+@dataclass
+class Sick:
+    live: bool = True
+    ready: bool = False
+    state: str = "hung"
+
+    def health(self) -> Sick:
+        return self
+
+
+def test_a_scrape_shows_the_engines_state_as_it_is_then() -> None:
+    metrics, engine = Metrics(), Sick()
+    metrics.watch(engine)
+    assert metrics.value("treadle_ready") == 0
+    assert metrics.value("treadle_engine_state", {"state": "hung"}) == 1
+    engine.state, engine.ready = "ready", True
+    assert metrics.value("treadle_ready") == 1
+    assert metrics.value("treadle_engine_state", {"state": "hung"}) == 0
+    assert b"treadle_engine_state" in metrics.render()
