@@ -1,0 +1,152 @@
+"""What a model folder says about its text side: vocabulary, context, EOS, default sampling, special tokens.
+
+Everything comes from config.json, generation_config.json, tokenizer_config.json and special_tokens_map.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, ModelError
+
+_NESTED = ("text_config", "language_config", "llm_config")
+_CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "model_max_length",
+    "n_ctx",
+)
+_NO_LIMIT = 10**9  # tokenizers write 1e30 when they know no limit
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """The folder's JSON files, as they are; a file that is missing is empty."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    tokenizer: Mapping[str, Any]
+    special: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> FolderFacts:
+        """Read the folder; raises ModelError when it is no model folder or one of its files is broken."""
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} has no config.json: give a model folder in Hugging Face layout")
+        names = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+        return cls(folder, *(read_object(folder / name) for name in names))
+
+    def _configs(self) -> Iterator[Mapping[str, Any]]:
+        yield self.config
+        for name in _NESTED:
+            nested = self.config.get(name)
+            if isinstance(nested, Mapping):
+                yield nested
+
+    def vocabulary(self) -> int | None:
+        """The model's own vocabulary size, which may be larger than its tokenizer's."""
+        return next((n for c in self._configs() if (n := _count(c.get("vocab_size")))), None)
+
+    def context(self, override: int | None) -> int:
+        """The longest sequence in tokens: the model's own, or `override` where that is smaller."""
+        own = next((n for c in self._configs() if (n := _context_of(c))), None)
+        own = own or _count(self.tokenizer.get("model_max_length"))
+        if own is None and override is None:
+            raise ModelError(f"{self.folder}/config.json names no context length: give one with --context N")
+        if own is not None and override is not None and override > own:
+            raise ConfigError(
+                f"context {override} is over the model's own {own}: give --context {own} or less", param="context"
+            )
+        return override or own or 0
+
+    def eos_ids(self, vocabulary: int) -> tuple[int, ...]:
+        """EOS ids from generation_config.json, else config.json; () when neither names one inside the vocabulary."""
+        for source in (self.generation, *self._configs()):
+            value = source.get("eos_token_id")
+            values = value if isinstance(value, list) else [value]
+            found = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < vocabulary]
+            if found:
+                return tuple(dict.fromkeys(found))
+        return ()
+
+    def default_sampling(self) -> dict[str, float | int]:
+        """The sampling its makers recommend, under our names; values out of range are left out."""
+        found: dict[str, float | int] = {}
+        for name, fits in _SAMPLING.items():
+            value = self.generation.get(name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and fits(value):
+                found[name] = int(value) if name == "top_k" else float(value)
+        if self.generation.get("do_sample") is False:
+            found["temperature"] = 0.0
+        return found
+
+    def declared_tokens(self) -> list[tuple[int, dict[str, Any]]]:
+        """tokenizer_config.json's own list of added tokens: id, and content with flags; in order of their ids."""
+        declared = self.tokenizer.get("added_tokens_decoder")
+        found = []
+        for key, token in (declared if isinstance(declared, Mapping) else {}).items():
+            content = _content(token)
+            if content and key.isdecimal():
+                flags = {name: token[name] for name in _TOKEN_FLAGS if isinstance(token.get(name), bool)}
+                found.append((int(key), {"content": content, **flags}))
+        return sorted(found, key=lambda item: item[0])
+
+    def special_tokens(self) -> dict[str, str]:
+        """Named special tokens (`bos_token`, ...) as templates use them; tokenizer_config.json wins."""
+        named = {**self.special, **{k: v for k, v in self.tokenizer.items() if v is not None}}
+        found = {name: _content(value) for name, value in named.items() if name.endswith("_token")}
+        return {name: content for name, content in found.items() if content is not None}
+
+
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+_SAMPLING: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda v: v >= 0,
+    "top_p": lambda v: 0 < v <= 1,
+    "top_k": lambda v: v >= 0 and v == int(v),
+    "min_p": lambda v: 0 <= v <= 1,
+    "repetition_penalty": lambda v: v > 0,
+}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; {} when there is no such file. Raises ModelError when it is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}; fetch the file again")
+    return value
+
+
+def _count(value: Any) -> int | None:
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _NO_LIMIT
+    return int(value) if fits else None
+
+
+def _context_of(config: Mapping[str, Any]) -> int | None:
+    own = next((n for name in _CONTEXT_NAMES if (n := _count(config.get(name)))), None)
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if own is None or not isinstance(rope, Mapping) or (rope.get("rope_type") or rope.get("type")) != "yarn":
+        return own
+    # Some folders give the stretched length, some the length before YaRN stretches it.
+    before, factor = _count(rope.get("original_max_position_embeddings")), rope.get("factor")
+    return max(own, int(before * factor)) if before and isinstance(factor, (int, float)) else own
+
+
+def _content(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

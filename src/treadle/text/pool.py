@@ -1,0 +1,107 @@
+"""A bounded pool of threads for rendering and tokenizing, so that neither holds up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from ..errors import Busy, ServerStopping, TreadleError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FORGET = 0.1  # how much of the mean service time each new piece of work replaces
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """A snapshot. `pending` is running and waiting work; `mean_s` the recent mean time a piece of work takes."""
+
+    pending: int
+    done: int
+    refused: int
+    mean_s: float
+
+
+class TextPool:
+    """At most `workers` pieces of work run, at most `max_pending` run or wait; more are refused with Busy."""
+
+    def __init__(self, *, workers: int = 2, max_pending: int = 64) -> None:
+        self._workers = workers
+        self._max_pending = max_pending
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="treadle-text")
+        self._lock = threading.Lock()
+        self._pending = self._done = self._refused = 0
+        self._mean_s = 0.0
+        self._closed = False
+
+    async def run(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `work`, done on a thread. When the caller is cancelled, work that runs goes on and its result
+        is dropped; work that waits is taken back. Raises Busy, ServerStopping, and whatever `work` raises."""
+        self._enter()
+        try:
+            future = self._executor.submit(self._timed, functools.partial(work, *args, **kwargs))
+        except BaseException:
+            self._leave(None)
+            raise
+        future.add_done_callback(self._leave)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._closed and not _caller_cancelled():
+                raise ServerStopping("the server is shutting down") from None
+            raise
+
+    def statistics(self) -> PoolStatistics:
+        with self._lock:
+            return PoolStatistics(self._pending, self._done, self._refused, self._mean_s)
+
+    def close(self) -> None:
+        """Take no more work and drop what waits: its callers get ServerStopping. Does not wait for what runs."""
+        self._closed = True
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise ServerStopping("the server is shutting down")
+            if self._pending >= self._max_pending:
+                self._refused += 1
+                wait_s = max(1.0, self._pending * self._mean_s / self._workers)
+                raise Busy("too many prompts are being tokenized; try again", retry_after_s=wait_s)
+            self._pending += 1
+
+    def _leave(self, _: Future[T] | None) -> None:
+        with self._lock:
+            self._pending -= 1
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        started = time.monotonic()
+        try:
+            return work()
+        except StopIteration as error:
+            # A future can't carry one: its waiter would wait for ever.
+            raise TreadleError("text work ended with StopIteration") from error
+        except Exception:
+            raise
+        except BaseException as error:
+            # A panic of a native library must not pass for an order to leave the event loop.
+            raise TreadleError(f"text work broke down: {error!r}") from error
+        finally:
+            self._note(time.monotonic() - started)
+
+    def _note(self, spent_s: float) -> None:
+        with self._lock:
+            self._done += 1
+            self._mean_s += (spent_s - self._mean_s) * (_FORGET if self._done > 1 else 1.0)
+
+
+def _caller_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,233 @@
+"""Chat templates: Jinja programs that come with a model, run in a sandbox the way their writers expect.
+
+Templates come from model folders, so they are not trusted: the sandbox allows no changes to what they are given, and
+what they may write has a bound.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..errors import ConfigError, InvalidRequest, ModelError
+from .folder import FolderFacts, read_object
+
+_MAX_CHARS = 32 * 1024 * 1024
+_OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+class Content(Enum):
+    """What a template can take as a message's content."""
+
+    TEXT = "text"
+    PARTS = "parts"
+    EITHER = "either"
+
+
+class ChatTemplate:
+    """One compiled template.
+
+    `source` is its text, `name` says where it came from, for errors. `special_tokens` (`bos_token`, ...) are variables
+    it may use. `now` gives the time for templates that print the date. Raises ModelError when the source is no
+    template.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        name: str,
+        special_tokens: Mapping[str, str] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+        max_chars: int = _MAX_CHARS,
+    ) -> None:
+        self.source = source
+        self.name = name
+        self._special_tokens = dict(special_tokens or {})
+        self._max_chars = max_chars
+        try:
+            self._template = _environment(now).from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise ModelError(
+                f"the chat template in {name}{line} is broken: {error}; give another with --chat-template"
+            ) from error
+        self._content = self._probe()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages`, each with a `role` and a `content` of text or of text parts.
+
+        `extra` are more variables for the template. Raises InvalidRequest when the template refuses the messages or
+        can't take them.
+        """
+        if taken := _OWN_NAMES.intersection(extra or {}):
+            raise InvalidRequest(f"template variable {min(taken)!r} is set by the server", param="chat_template_kwargs")
+        shaped = [_shaped(message, index, self._content) for index, message in enumerate(messages)]
+        own = {"messages": shaped, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return self._run({**(extra or {}), **own})
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._collect({**self._special_tokens, **variables})
+        except _Refused as error:
+            raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from None
+        except jinja2.exceptions.SecurityError as error:
+            raise ModelError(f"the chat template in {self.name} does what is not allowed: {error}") from None
+        except (InvalidRequest, MemoryError):
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise InvalidRequest(
+                f"the model's chat template can't write these messages ({what})", param="messages"
+            ) from error
+
+    def _collect(self, variables: Mapping[str, Any]) -> str:
+        chunks, size = [], 0
+        for chunk in self._template.generate(variables):
+            size += len(chunk)
+            if size > self._max_chars:
+                raise InvalidRequest(
+                    f"the chat template writes more than {self._max_chars} characters; send less", param="messages"
+                )
+            chunks.append(chunk)
+        return "".join(chunks)
+
+    def _probe(self) -> Content:
+        """Try the template on a text and on a list of parts: the one way to know that holds for every template."""
+        word = "treadleprobe"
+        text, parts = self._tried(word), self._tried([{"type": "text", "text": word}])
+        takes_parts = word in parts and "'text'" not in parts and '"text"' not in parts
+        if not takes_parts:
+            return Content.TEXT
+        return Content.EITHER if word in text else Content.PARTS
+
+    def _tried(self, content: Any) -> str:
+        try:
+            return self._run(
+                {"messages": [{"role": "user", "content": content}], "tools": None, "add_generation_prompt": True}
+            )
+        except (InvalidRequest, ModelError):
+            return ""
+
+
+def find_template(facts: FolderFacts, override: Path | None) -> ChatTemplate | None:
+    """The template to use: `override`, chat_template.jinja, tokenizer_config.json, chat_template.json; None if none.
+
+    Raises ConfigError when `override` can't be read, ModelError when a template is broken.
+    """
+    found = _source(facts, override)
+    return ChatTemplate(found[1], name=found[0], special_tokens=facts.special_tokens()) if found else None
+
+
+def _source(facts: FolderFacts, override: Path | None) -> tuple[str, str] | None:
+    """Where the template comes from, and its text."""
+    if override is not None:
+        try:
+            return str(override), override.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"can't read the chat template {override}: {error}", param="chat_template") from error
+    path = facts.folder / "chat_template.jinja"
+    if path.is_file():
+        return path.name, _read(path)
+    for name, values in (
+        ("tokenizer_config.json", facts.tokenizer),
+        ("chat_template.json", read_object(facts.folder / "chat_template.json")),
+    ):
+        if source := _named_default(values.get("chat_template")):
+            return name, source
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
+
+
+def _named_default(value: Any) -> str | None:
+    """The template in tokenizer_config.json's field: a string, or a list of named ones."""
+    if not isinstance(value, list):
+        return value if isinstance(value, str) else None
+    named = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
+    found = named.get("default") or (next(iter(named.values())) if len(named) == 1 else None)
+    return found if isinstance(found, str) else None
+
+
+def _shaped(message: Mapping[str, Any], index: int, content: Content) -> dict[str, Any]:
+    value = message.get("content")
+    where = f"messages[{index}].content"
+    if isinstance(value, list):
+        parts = [{**part, "text": _part_text(part, f"{where}[{i}]")} for i, part in enumerate(value)]
+        return {**message, "content": "".join(p["text"] for p in parts) if content is Content.TEXT else parts}
+    if value is None:
+        value = ""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where} must be a string or a list of text parts", param=where)
+    return {**message, "content": [{"type": "text", "text": value}] if content is Content.PARTS else value}
+
+
+def _part_text(part: Any, where: str) -> str:
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise InvalidRequest(f"{where} must be an object with a type", param=where)
+    if part["type"] != "text":
+        raise InvalidRequest(f"{where} is of type {part['type']!r}, but this model reads text only", param=where)
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where}.text must be a string", param=where)
+    return str(part["text"])
+
+
+class _Refused(jinja2.TemplateError):
+    """The template called raise_exception."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's part for training; for serving it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+    return environment
+
+
+def _refuse(message: Any) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; Jinja's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

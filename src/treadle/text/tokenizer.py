@@ -1,0 +1,189 @@
+"""The text side of one model: its tokenizer, its chat template and what its folder says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from ..errors import InvalidRequest, ModelError
+from .check import check_text
+from .detokenizer import Detokenizer
+from .folder import FolderFacts
+from .pieces import Pieces, byte_pieces
+from .templates import ChatTemplate, find_template
+from .window import WindowPieces
+
+_SAMPLE = (
+    "The ship left the harbour at 06:45, three hours late, and nobody aboard could say why.\n\n"
+    'def area(width: float, height: float) -> float:\n    """Square metres."""\n    return width * height\n\n'
+    '{"name": "Ada", "tags": ["first", "programmer"], "born": 1815, "active": false}\n'
+    "Über den Dächern lag Schnee; les élèves rentraient déjà à la maison. ¿Dónde está la estación?\n"
+    "今日は天気がいいので、公園まで歩きました。Сегодня хорошая погода. 🙂👍🏽\n"
+    "- item one\n- item two: https://example.org/path?query=1&page=2\n\t| a | b |\n"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TextModel:
+    """A loaded tokenizer with everything the fronts ask about a model's text. Immutable, safe on any thread.
+
+    `vocabulary` is the model's own size and may exceed the tokenizer's. `context` is in tokens. `bytes_per_token` is
+    measured on a small mixed sample, for estimates only. `default_sampling` holds generation_config.json's valid
+    values. `chat_template` is None when the folder has none.
+    """
+
+    folder: Path
+    vocabulary: int
+    context: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: Mapping[str, float | int]
+    special_tokens: Mapping[str, str]
+    special_ids: frozenset[int]
+    bytes_per_token: float
+    chat_template: ChatTemplate | None
+    pieces: Pieces = field(repr=False)
+    prefix: tuple[int, ...]
+    _tokenizer: Tokenizer = field(repr=False)
+    _overflows: bool = field(repr=False)
+
+    @classmethod
+    def load(cls, folder: Path, *, chat_template: Path | None = None, context: int | None = None) -> TextModel:
+        """Load a folder in Hugging Face layout; `chat_template` is a file that replaces the folder's own template.
+
+        Parsing a large tokenizer.json holds the GIL (about a second for 262,144 tokens), on whatever thread this runs.
+        Raises ModelError when the folder is unfit, ConfigError when `context` or `chat_template` is.
+        """
+        facts = FolderFacts.read(folder)
+        length, template = facts.context(context), find_template(facts, chat_template)
+        tokenizer = _open(folder / "tokenizer.json")
+        _add_declared(tokenizer, facts)
+        return cls._of(facts, tokenizer, length, template)
+
+    @classmethod
+    def _of(cls, facts: FolderFacts, tokenizer: Tokenizer, context: int, template: ChatTemplate | None) -> TextModel:
+        plain = _ids(tokenizer, _SAMPLE, add_special_tokens=False)
+        added = tokenizer.get_added_tokens_decoder()
+        ceiling = max([tokenizer.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
+        vocabulary, special = facts.vocabulary() or ceiling, facts.special_tokens()
+        eos = tokenizer.token_to_id(special.get("eos_token", ""))
+        return cls(
+            folder=facts.folder,
+            vocabulary=vocabulary,
+            context=context,
+            eos_token_ids=facts.eos_ids(vocabulary) or (() if eos is None else (eos,)),
+            default_sampling=facts.default_sampling(),
+            special_tokens=special,
+            special_ids=frozenset(i for i, token in added.items() if token.special),
+            bytes_per_token=len(_SAMPLE.encode("utf-8")) / max(1, len(plain)),
+            chat_template=template,
+            pieces=byte_pieces(tokenizer, [plain]) or WindowPieces(tokenizer),
+            prefix=_prefix(tokenizer),
+            _tokenizer=tokenizer,
+            _overflows=ceiling > vocabulary,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The text's token ids; with `add_special_tokens` also what the tokenizer puts around it (BOS).
+
+        Releases the GIL while it works. Raises InvalidRequest for text that is none (lone surrogates) and for tokens
+        that the model has no embedding for.
+        """
+        check_text(text)
+        ids = _ids(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        if self._overflows and ids and (top := max(ids)) >= self.vocabulary:
+            name = self._tokenizer.id_to_token(top)
+            raise InvalidRequest(f"the text holds the token {name!r}, which this model has no embedding for; remove it")
+        return ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The messages as the model's chat template writes them; InvalidRequest when there is no template."""
+        if self.chat_template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or start the server with --chat-template FILE",
+                param="messages",
+            )
+        return self.chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            extra=extra,
+        )
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Ids of a rendered chat, with exactly one BOS where the tokenizer wants one, whether the template wrote it
+        or not."""
+        ids = self.encode(rendered, add_special_tokens=False)
+        if self.prefix and tuple(ids[: len(self.prefix)]) != self.prefix:
+            return [*self.prefix, *ids]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence; the same text that a Detokenizer gives piece by piece."""
+        detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(ids) + detokenizer.finish()
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes one token spells, maybe part of a code point; b"" for ids that have no token."""
+        return self.pieces.bytes_of(token)
+
+    def token_text(self, token: int) -> str:
+        """`token_bytes` as text, with U+FFFD for what is no text on its own."""
+        return self.pieces.bytes_of(token).decode("utf-8", "replace")
+
+
+def _open(path: Path) -> Tokenizer:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(
+            f"can't read {path} ({error.strerror}): Treadle needs the fast tokenizer file tokenizer.json; "
+            "save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except ValueError as error:
+        raise ModelError(f"{path} is broken or too new for this version of tokenizers: {error}") from error
+    # Files saved during training may cut or pad every text without a word.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _add_declared(tokenizer: Tokenizer, facts: FolderFacts) -> None:
+    """Add the tokens that tokenizer_config.json declares and tokenizer.json lacks, where their ids come out right."""
+    known = tokenizer.get_added_tokens_decoder()
+    names = {token.content for token in known.values()}
+    for number, token in facts.declared_tokens():
+        expected = tokenizer.token_to_id(token["content"])
+        free = tokenizer.get_vocab_size(with_added_tokens=True)
+        if token["content"] not in names and number == (free if expected is None else expected):
+            tokenizer.add_tokens([AddedToken(**token)])
+            names.add(token["content"])
+    special = [v for v in facts.special_tokens().values() if v not in names and tokenizer.token_to_id(v) is not None]
+    tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in special])
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    # The batch call is the one that releases the GIL.
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
+
+
+def _prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What the tokenizer puts before a text: usually BOS or nothing."""
+    bare, full = (_ids(tokenizer, "a", add_special_tokens=add) for add in (False, True))
+    for start in range(len(full) - len(bare) + 1):
+        if bare and full[start : start + len(bare)] == bare:
+            return tuple(full[:start])
+    return ()

@@ -1,0 +1,69 @@
+"""Incremental text for decoders that do more than join bytes (WordPiece and others): decode a short window.
+
+The window is the last ids whose text is out, for context, and the ids whose text is not. What the second adds to the
+first is new text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_LONGEST = 4  # bytes of a code point, so tokens that may have to be held for one
+
+
+class WindowPieces:
+    """Pieces of a tokenizer whose texts depend on their neighbours."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[:1]
+
+    def bytes_of(self, token: int) -> bytes:
+        if not 0 <= token < 2**32 or self._tokenizer.id_to_token(token) is None:
+            return b""
+        before = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
+        both = self._tokenizer.decode([*self._anchor, token], skip_special_tokens=False)
+        return both.removeprefix(before).encode("utf-8")
+
+    def joiner(self) -> WindowJoiner:
+        return WindowJoiner(self._tokenizer)
+
+
+class WindowJoiner:
+    """One sequence's window."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._shown = ""
+        self._held: list[int] = []
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._held)
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join(map(self._push_one, ids))
+
+    def _push_one(self, token: int) -> str:
+        self._held.append(token)
+        text = self._decode([*self._context, *self._held])
+        if text.endswith(_REPLACEMENT) and len(self._held) < _LONGEST:
+            return ""
+        return self._release(text)
+
+    def finish(self) -> str:
+        return self._release(self._decode([*self._context, *self._held])) if self._held else ""
+
+    def _release(self, text: str) -> str:
+        new = text[len(self._shown) :] if text.startswith(self._shown) else self._decode(self._held)
+        if new:
+            self._context, self._shown = self._held, self._decode(self._held)
+        self._held = []
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
