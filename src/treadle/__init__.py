@@ -1,0 +1,22 @@
+"""Treadle serves language models on MLX to many clients at once, on an engine that never wedges.
+
+`treadle.Engine` is the engine for your own asyncio program; `treadle serve` is the server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .library import Completion, Engine
+
+__all__ = ["Completion", "Engine"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the library when it is first asked for: `import treadle` alone stays cheap."""
+    if name in __all__:
+        from . import library
+
+        return getattr(library, name)
+    raise AttributeError(f"module 'treadle' has no attribute '{name}'")

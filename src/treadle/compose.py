@@ -30,8 +30,8 @@ from .errors import ConfigError, EngineUnavailable, StartFailed
 if TYPE_CHECKING:
     from .models.folder import ModelFolder
     from .runner.base import Progress, Runner, RunnerFactory
-    from .text.model import TextModel
     from .text.pool import TextPool
+    from .text.tokenizer import TextModel
 
 OWNER_ENTRY = "treadle.compose:owner_of"
 STOP_GRACE_S = 5.0
@@ -142,7 +142,7 @@ class Texts:
 
     async def load(self, folder: ModelFolder, settings: Settings) -> TextModel:
         """Read tokenizer, template and generation settings from `folder`, off the event loop. Raises ModelError."""
-        from .text.model import TextModel
+        from .text.tokenizer import TextModel
 
         self._model = await asyncio.to_thread(
             TextModel.load, folder.path, chat_template=settings.chat_template, context=settings.context

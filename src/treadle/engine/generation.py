@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from ..core.messages import CancelReason, Finish, FinishReason, Output, Submit, TokenLogprob
@@ -76,7 +76,7 @@ class Generation:
         if self.started is None and self._error is not None:
             raise self._error
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    async def __aiter__(self) -> AsyncGenerator[Delta, None]:
         """Deltas up to the one with `finish`. An error is raised after the tokens that came before it."""
         while True:
             while not (self._news or self.ended):
