@@ -1,0 +1,45 @@
+"""One thread owns everything of MLX; these two guards say so the moment it is broken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .base import RunnerBroken
+
+
+class WrongThread(AssertionError):
+    """Our own bug: an owner's object was used on a thread that did not build it."""
+
+
+class OwnerThread:
+    """Remembers the thread that built it. `check` costs well under a microsecond."""
+
+    __slots__ = ("_ident", "_name")
+
+    def __init__(self) -> None:
+        self._ident = threading.get_ident()
+        self._name = threading.current_thread().name
+
+    def check(self) -> None:
+        """Raise WrongThread on any other thread."""
+        if threading.get_ident() != self._ident:
+            here = threading.current_thread().name
+            raise WrongThread(f"the runner belongs to thread '{self._name}' and was called on '{here}'")
+
+
+@contextmanager
+def mlx_runtime(doing: str) -> Iterator[None]:
+    """Work that MLX's runtime does: what it raises means that nothing can be trusted any more.
+
+    MLX turns faults of its runtime (streams, command buffers, allocation) into RuntimeError or MemoryError, and wrong
+    arguments into ValueError, IndexError or TypeError. A plain RuntimeError of a model's Python code can't be told
+    from the former, so it counts as one; Python's own subclasses of it do not.
+    """
+    try:
+        yield
+    except (NotImplementedError, RecursionError):
+        raise
+    except (RuntimeError, MemoryError) as error:
+        raise RunnerBroken(f"MLX's runtime failed while {doing}: {error or type(error).__name__}") from error

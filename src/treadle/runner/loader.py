@@ -1,0 +1,174 @@
+"""From a checked model folder to a model in memory. The tokenizer is not loaded here: the engine never sees text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..errors import ConfigError, ModelError
+from . import memory as mem
+from .base import Progress, RunnerBroken
+from .mlxlm import MlxLm, connect
+from .model import LoadedModel
+from .probe import probe
+
+UNKNOWN_CONTEXT = 32768
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+_GIB = 1 << 30
+
+
+def load(
+    folder: Path,
+    *,
+    name: str = "",
+    context: int | None = None,
+    memory: int | None = None,
+    details: Mapping[str, str] | None = None,
+    progress: Progress = lambda stage: None,
+) -> LoadedModel:
+    """Load the model, its weights included, and measure what the runner must know.
+
+    `context` shortens the model's own; `memory` is the byte budget of all caches (a share of what the weights leave
+    by default); `details` are shown to people beside what is found here. Raises StartFailed when mlx-lm does not fit,
+    ModelError when the model can't be loaded or run, ConfigError when `context` is longer than the model's.
+    """
+    progress("loading mlx-lm")
+    library = connect()
+    device = mem.device()
+    mem.limit_free_pool(device.kind)
+    progress("reading the weights")
+    with _model_errors(folder):
+        module, config = library.load(folder)
+        parameters = library.parameters(module)
+        module = _for_device(module, library, parameters, device.kind)
+        weight_bytes = _read_weights(module, folder, device.kind)
+    length, assumed = _context(config, context, folder)
+    progress("measuring the model")
+    with _model_errors(folder):
+        found = probe(library, module, length)
+    mx.clear_cache()
+    return LoadedModel(
+        name=name or folder.name,
+        module=module,
+        library=library,
+        architecture=str(config["model_type"]),
+        vocabulary=found.vocabulary,
+        context=length,
+        device=device.kind,
+        dtype=_dtype(module),
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        kv=found.kv,
+        kv_budget_bytes=mem.kv_budget(memory, device.kind),
+        batched=not found.why_not,
+        details={
+            "device": device.name,
+            "mlx": metadata.version("mlx"),
+            "mlx-lm": library.version,
+            **({"quantization": stored} if (stored := _quantization(config)) else {}),
+            **({"context": "not in config.json: assumed"} if assumed else {}),
+            **({"not batched": found.why_not} if found.why_not else {}),
+            **(details or {}),
+        },
+    )
+
+
+def _for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
+    """On the CPU compute in float32, and without quantized layers if that fits: nothing else goes through BLAS.
+
+    Half-precision and quantized layers are ten times as slow there for a batch. Elsewhere the model stays as it is.
+    """
+    if kind != "cpu":
+        return module
+    if 2 * 4 * parameters <= mem.host_available_bytes():
+        module = library.dequantize(module)
+    module.set_dtype(mx.float32)
+    return module
+
+
+def _read_weights(module: Any, folder: Path, kind: str) -> int:
+    """Evaluate the parameters, so that nothing is read later; their bytes."""
+    arrays = [array for _, array in tree_flatten(module.parameters())]
+    needed = sum(int(array.nbytes) for array in arrays)
+    usable = mem.usable_bytes(kind)
+    if usable and needed > usable:
+        raise ModelError(
+            f"the weights of {folder.name} take {needed / _GIB:.1f} GiB ({_dtype(module)}) and {usable / _GIB:.1f} GiB "
+            "are free: use a smaller or a quantized model, or free memory"
+        )
+    mx.eval(arrays)
+    return needed
+
+
+def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tuple[int, bool]:
+    """The context in tokens, and whether it had to be assumed."""
+    places = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    found = [part[name] for part in places for name in _CONTEXT_NAMES if _is_count(part.get(name))]
+    own = int(found[0]) if found else UNKNOWN_CONTEXT
+    if asked is None:
+        return own, not found
+    if found and asked > own:
+        raise ConfigError(
+            f"context is {asked}, and {folder.name} is made for {own} tokens: give at most that", param="context"
+        )
+    return asked, False
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _dtype(module: Any) -> str:
+    """The floating type that most of the parameters have."""
+    sizes: dict[str, int] = {}
+    for _, array in tree_flatten(module.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            name = str(array.dtype).removeprefix("mlx.core.")
+            sizes[name] = sizes.get(name, 0) + int(array.size)
+    return max(sizes, key=lambda name: sizes[name], default="unknown")
+
+
+def _quantization(config: Mapping[str, Any]) -> str:
+    """How the weights are stored, in words; empty when they are not quantized."""
+    stored = config.get("quantization")
+    if not isinstance(stored, Mapping) or "bits" not in stored:
+        return ""
+    return f"{stored['bits']} bits, groups of {stored.get('group_size', '?')}"
+
+
+@contextlib.contextmanager
+def _model_errors(folder: Path) -> Iterator[None]:
+    """Whatever a model's files or its code raise while loading becomes one line that names the folder."""
+    try:
+        yield
+    except (ModelError, RunnerBroken):
+        raise
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} is not a model folder, or incomplete: {_line(error)}") from error
+    except json.JSONDecodeError as error:
+        raise ModelError(f"a file in {folder} is torn or not JSON: download it again ({_line(error)})") from error
+    except (MemoryError, RuntimeError, OSError) as error:
+        raise ModelError(f"the weights in {folder} can't be read: {_line(error)}; download them again") from error
+    except Exception as error:
+        raise ModelError(f"{folder} can't be loaded: {_explained(error)}") from error
+
+
+def _explained(error: Exception) -> str:
+    line = _line(error)
+    if "not supported" in line and "Model type" in line:
+        return f"{line} This version of mlx-lm does not know the architecture: choose another model"
+    if isinstance(error, ValueError):
+        return f"its weights and its config.json do not agree, or are not MLX's: {line}"
+    return f"its config.json does not fit its architecture ({type(error).__name__}: {line})"
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,138 @@
+"""How much memory there is, on the device and here, and what a sequence's cache takes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+BUDGET_SHARE = 0.5
+"""Of what the weights leave: a row that joins a batch makes a second copy of it for a moment, and rows are padded."""
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where MLX computes: `kind` is cpu, metal or cuda."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class KvCost:
+    """What the cache of one running sequence takes: `row_bytes` whatever its length, and `token_bytes` a token."""
+
+    token_bytes: int
+    row_bytes: int
+
+
+def device() -> Device:
+    """MLX's default device."""
+    name = str(mx.device_info().get("device_name", "unknown"))
+    if mx.default_device() == mx.cpu:
+        return Device("cpu", name)
+    return Device("metal" if mx.metal.is_available() else "cuda", name)
+
+
+def usable_bytes(kind: str) -> int:
+    """Bytes that this process may come to hold on the device in all; 0 when nothing says so."""
+    if kind == "cpu":
+        return mx.get_active_memory() + host_available_bytes()
+    info = mx.device_info()
+    names = ("max_recommended_working_set_size", "total_memory", "memory_size")
+    return next((int(info[name]) for name in names if info.get(name)), 0)
+
+
+def host_available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Bytes this process can still take on this machine without swapping, its container's limit respected."""
+    found = [_meminfo_available(meminfo), _cgroup_available(cgroup)]
+    known = [value for value in found if value is not None]
+    return min(known) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _meminfo_available(path: Path) -> int | None:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_available(folder: Path) -> int | None:
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def kv_budget(asked: int | None, kind: str) -> int:
+    """Bytes that all running sequences together may hold: what was asked for, or a share of what is left (0: unknown).
+
+    Call it when the weights are in memory.
+    """
+    if asked is not None:
+        return asked
+    total = usable_bytes(kind)
+    return max(1, int((total - mx.get_active_memory()) * BUDGET_SHARE)) if total else 0
+
+
+def limit_free_pool(kind: str) -> None:
+    """Bound what MLX keeps of freed buffers: enough to reuse a step's, not enough to crowd out the rest."""
+    total = usable_bytes(kind)
+    if total:
+        mx.set_cache_limit(min(4 << 30, max(256 << 20, total // 16)))
+
+
+def kv_cost(leaves: list[Any], tokens: int, context: int) -> KvCost:
+    """Measure the caches of one row that holds `tokens` tokens (`leaves` holds no lists of caches).
+
+    A sliding window counts as the whole window a row, unless the context is no longer than the window. Buffers grow
+    in steps: half a step more is counted for each row.
+    """
+    token_bytes = row_bytes = 0
+    for cache in leaves:
+        each = _token_bytes(cache, tokens)
+        window = getattr(cache, "max_size", 0)
+        if window and window < context:
+            row_bytes += each * window
+        elif each:
+            token_bytes += each
+            row_bytes += each * getattr(cache, "step", 0) // 2
+        else:
+            row_bytes += int(cache.nbytes)
+    return KvCost(token_bytes, row_bytes)
+
+
+def _token_bytes(cache: Any, tokens: int) -> int:
+    """Bytes a token takes; 0 for a cache whose size does not depend on the length."""
+    if (keys := getattr(cache, "keys", None)) is not None:
+        return int(cache.nbytes) // int(keys.shape[-2])
+    if hasattr(cache, "lengths") or hasattr(cache, "keys"):  # recurrent state, or a layer that never ran
+        return 0
+    return -(-int(cache.nbytes) // max(1, tokens))
+
+
+def statistics_of(kv_bytes: int) -> dict[str, int]:
+    """MLX's own counters beside the bytes of all rows' caches."""
+    return {
+        "active_bytes": mx.get_active_memory(),
+        "peak_bytes": mx.get_peak_memory(),
+        "cache_bytes": mx.get_cache_memory(),
+        "kv_bytes": kv_bytes,
+    }
+
+
+def give_back(clear: Callable[[], None] = mx.clear_cache) -> int:
+    """Return freed buffers to the system; how many bytes that were."""
+    before = mx.get_cache_memory()
+    clear()
+    return max(0, before - mx.get_cache_memory())

@@ -1,0 +1,197 @@
+"""The one module that touches mlx-lm: what of it is used, checked at the start, and called from nowhere else.
+
+mlx-lm changes its inner names in each minor version, so `connect` looks for every name, argument and behaviour that
+this server relies on, and a start fails by name instead of a request failing later. Two habits of mlx-lm are kept
+out: importing it lowers this process's limit of open files, and its generators set a wired limit (none are used).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import StartFailed
+
+SUPPORTED = ((0, 32, 2), (0, 33))
+Caches = list[Any]
+"""One cache per layer: of one row, or of a batch of rows along each array's first axis."""
+
+_FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "mlx_lm.utils": {
+        "load_model": ("model_path", "lazy", "strict", "trust_remote_code"),
+        "get_total_parameters": ("model",),
+        "dequantize_model": ("model",),
+    },
+    "mlx_lm.models.cache": {"make_prompt_cache": ("model",)},
+}
+_BATCHED = ("state", "nbytes", "merge", "extend", "filter", "extract")
+_CLASSES: dict[str, tuple[str, ...]] = {
+    "KVCache": ("state", "nbytes", "merge", "size"),
+    "RotatingKVCache": ("state", "nbytes", "merge", "size"),
+    "BatchKVCache": _BATCHED,
+    "BatchRotatingKVCache": _BATCHED,
+    "ArraysCache": _BATCHED,
+    "CacheList": _BATCHED,
+}
+
+
+class MlxLm:
+    """What this server uses of mlx-lm. Build it with `connect`."""
+
+    def __init__(self, utils: ModuleType, cache: ModuleType, version: str) -> None:
+        self.version = version
+        self._utils = utils
+        self._cache = cache
+
+    def load(self, folder: Path) -> tuple[Any, dict[str, Any]]:
+        """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder."""
+        model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False)
+        return model, dict(config)
+
+    def dequantize(self, model: Any) -> Any:
+        """`model` with plain layers in place of quantized ones."""
+        return self._utils.dequantize_model(model)
+
+    def parameters(self, model: Any) -> int:
+        """How many parameters the model has, quantized ones counted as what they stand for."""
+        return int(self._utils.get_total_parameters(model))
+
+    def new_caches(self, model: Any) -> Caches:
+        """Empty caches for one row."""
+        return list(self._cache.make_prompt_cache(model))
+
+    def can_merge(self, caches: Caches) -> bool:
+        """Whether rows with such caches can be put into one batch without losing anything."""
+        return all(self._mergeable(cache) for cache in caches)
+
+    def _mergeable(self, cache: Any) -> bool:
+        if isinstance(cache, self._cache.CacheList):
+            return all(self._mergeable(child) for child in cache.caches)
+        if getattr(cache, "keep", 0):
+            return False  # a batch of rotating caches forgets which first tokens it had to keep
+        return hasattr(cache, "merge")
+
+    def leaves(self, caches: Caches) -> list[Any]:
+        """The caches with lists of caches opened."""
+        flat: list[Any] = []
+        for cache in caches:
+            inside = isinstance(cache, self._cache.CacheList)
+            flat.extend(self.leaves(list(cache.caches)) if inside else [cache])
+        return flat
+
+
+def merge(rows: Sequence[Caches]) -> Caches:
+    """One batch out of the caches of single rows, in their order. Copies."""
+    return [layer[0].merge(list(layer)) for layer in zip(*rows, strict=True)]
+
+
+def extend(batch: Caches, other: Caches) -> None:
+    """Append the rows of batch `other` to `batch`. Copies both."""
+    for mine, theirs in zip(batch, other, strict=True):
+        mine.extend(theirs)
+
+
+def keep_rows(batch: Caches, rows: Sequence[int]) -> None:
+    """Keep only these rows of `batch`, in this order."""
+    for cache in batch:
+        cache.filter(list(rows))
+
+
+def extract(batch: Caches, row: int) -> Caches:
+    """The caches of one row of `batch`, lazily: they hold on to the batch until they are evaluated."""
+    return [cache.extract(row) for cache in batch]
+
+
+def states(caches: Caches) -> list[Any]:
+    """Everything in the caches that may wait to be evaluated."""
+    return [cache.state for cache in caches]
+
+
+def kv_bytes(caches: Caches) -> int:
+    """Bytes that the caches hold."""
+    return sum(int(cache.nbytes) for cache in caches)
+
+
+def connect() -> MlxLm:
+    """mlx-lm, imported and checked. Raises StartFailed naming what is missing or different."""
+    try:
+        version = metadata.version("mlx-lm")
+        with _file_limit_kept():
+            utils, cache = (importlib.import_module(name) for name in ("mlx_lm.utils", "mlx_lm.models.cache"))
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        raise StartFailed(f"mlx-lm can't be imported ({error}): pip install 'mlx-lm>=0.32.2,<0.33'") from error
+    problems = [*_version_problems(version), *_missing({"mlx_lm.utils": utils, "mlx_lm.models.cache": cache})]
+    problems += [] if problems else _wrong_behaviour(cache)
+    if problems:
+        raise StartFailed(
+            f"mlx-lm {version} is not one this server can use: {'; '.join(problems)}. "
+            "Install one that fits: pip install 'mlx-lm>=0.32.2,<0.33'"
+        )
+    return MlxLm(utils, cache, version)
+
+
+@contextmanager
+def _file_limit_kept() -> Iterator[None]:
+    """Importing mlx_lm.utils sets the limit of open files to 2048, also where it was higher, and for good."""
+    real = resource.setrlimit
+
+    def setrlimit(which: int, limits: tuple[int, int]) -> None:
+        if which != resource.RLIMIT_NOFILE:
+            real(which, limits)
+
+    resource.setrlimit = setrlimit
+    try:
+        yield
+    finally:
+        resource.setrlimit = real
+
+
+def _version_problems(version: str) -> list[str]:
+    parts = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    low, high = SUPPORTED
+    return [] if low <= parts < high else ["the version must be at least 0.32.2 and below 0.33"]
+
+
+def _missing(modules: dict[str, ModuleType]) -> list[str]:
+    problems = []
+    for module, functions in _FUNCTIONS.items():
+        for name, arguments in functions.items():
+            function = getattr(modules[module], name, None)
+            known = inspect.signature(function).parameters if callable(function) else {}
+            lost = [argument for argument in arguments if argument not in known]
+            if lost:
+                problems.append(f"{module}.{name}({', '.join(lost)}) is missing")
+    for name, members in _CLASSES.items():
+        found = getattr(modules["mlx_lm.models.cache"], name, None)
+        lost = [member for member in members if not hasattr(found, member)]
+        if lost:
+            problems.append(f"mlx_lm.models.cache.{name} has no {', '.join(lost)}")
+    return problems
+
+
+def _wrong_behaviour(cache: ModuleType) -> list[str]:
+    """Whether rows of different lengths survive a batch: merged, extended, filtered and taken out again."""
+    rows = [_filled(cache.KVCache(), length) for length in (3, 1, 2)]
+    batch = merge(rows[:2])
+    extend(batch, merge(rows[2:]))
+    keep_rows(batch, [0, 2])
+    for place, row in ((0, rows[0]), (1, rows[2])):
+        back = extract(batch, place)[0]
+        if back.size() != row[0].size() or not mx.array_equal(back.keys, row[0].keys[..., : back.size(), :]).item():
+            return ["mlx_lm.models.cache.BatchKVCache does not give back the rows that were put into it"]
+    return []
+
+
+def _filled(cache: Any, length: int) -> Caches:
+    values = mx.arange(length, dtype=mx.float32).reshape(1, 1, length, 1) + length
+    cache.update_and_fetch(values, values)
+    return [cache]
