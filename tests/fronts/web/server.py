@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.asgi import Client, get, post
-from tests.support.bytes_text import EOS, VOCABULARY, BytesText, BytesTexts
+from tests.support.bytes_text import EOS, VOCABULARY, BytesTexts, bytes_text
 from tests.support.scripted import ScriptedRunner
 from treadle.config import Settings
 from treadle.core.messages import Submit
@@ -41,7 +41,6 @@ class Front:
     runner: ScriptedRunner
     owner: InlineOwner
     texts: BytesTexts
-    text: BytesText
     telemetry: Telemetry
 
     async def post(self, path: str, value: Any, **options: Any) -> Client:
@@ -91,11 +90,11 @@ async def front(
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     telemetry = Telemetry()
     engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s), observers=[telemetry.metrics])
-    text = BytesText(context, default_sampling)
-    texts = BytesTexts(text)
+    texts = BytesTexts(bytes_text(context, default_sampling))
+    telemetry.metrics.watch(engine)
     app = create_app(engine, texts, Settings(served_model_name="m", **settings), telemetry)
     await engine.start()
     try:
-        yield Front(app, engine, runner, owner, texts, text, telemetry)
+        yield Front(app, engine, runner, owner, texts, telemetry)
     finally:
         await engine.stop()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.fronts.web.server import forever, front, says
+from tests.fronts.web.server import forever, front, says, settle
 from tests.support.aio import in_loop
-from treadle.core.messages import Submit
+from treadle.fronts.web.openai.chat import ChatAsk
+from treadle.text import ChatTemplate
 
 
 @in_loop
@@ -23,7 +25,7 @@ async def test_a_chat_answer_is_openais() -> None:
         assert answer.choices[0].message.content == "The answer."
         assert answer.choices[0].finish_reason == "stop"
         assert answer.usage is not None
-        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (20, 12, 32)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (21, 12, 33)
         assert answer.usage.prompt_tokens_details is not None
         assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
@@ -61,7 +63,7 @@ async def test_a_completion_stream_is_openais() -> None:
         for event in client.events[:-1]:
             assert event["object"] == "text_completion"
         assert "".join(e["choices"][0]["text"] for e in client.events[:-2]) == "The answer."
-        assert client.events[-2]["usage"]["total_tokens"] == 15
+        assert client.events[-2]["usage"]["total_tokens"] == 2 + 12
 
 
 @in_loop
@@ -92,7 +94,7 @@ async def test_usage_counts_every_prompt_once_and_every_choice() -> None:
         answer = Completion.model_validate(client.json, strict=True)
         assert [c.index for c in answer.choices] == [0, 1, 2, 3]
         assert answer.usage is not None
-        assert answer.usage.prompt_tokens == 2 + 3
+        assert answer.usage.prompt_tokens == 1 + 2
         assert answer.usage.completion_tokens == 4 * 12
 
 
@@ -225,17 +227,43 @@ async def test_messages_reach_the_template_as_plain_turns() -> None:
                     {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "reasoning": "hm"},
                     {"role": "user", "content": "", "name": "n"},
                 ],
+                "add_generation_prompt": False,
+            },
+        )
+        (seen,) = f.runner.seen
+        assert f.texts.model().decode(seen.prompt, skip_special_tokens=False) == (
+            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nab<|im_end|>\n"
+            "<|im_start|>assistant\nx<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
+        )
+
+
+@in_loop
+async def test_a_template_gets_the_clients_plain_values() -> None:
+    source = "{{ messages[0].name }}|{{ messages[1].reasoning_content }}|{{ enable_thinking }}"
+    async with front() as f:
+        f.texts.loaded = replace(f.texts.model(), chat_template=ChatTemplate(source, name="test"))
+        client = await f.post(
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "user", "content": "", "name": "ada"},
+                    {"role": "assistant", "content": "x", "reasoning": "hm"},
+                ],
                 "chat_template_kwargs": {"enable_thinking": False},
             },
         )
-        (chat,) = f.text.chats
-        assert chat["messages"] == [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "a\nb"},
-            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
-            {"role": "user", "content": "", "name": "n"},
-        ]
-        assert chat["kwargs"] == {"enable_thinking": False}
+        assert client.status == 200, client.body
+        assert bytes(f.runner.seen[0].prompt) == b"ada|hm|False"
+
+
+@in_loop
+async def test_a_model_without_a_template_refuses_chat_and_names_the_way_out() -> None:
+    async with front() as f:
+        f.texts.loaded = replace(f.texts.model(), chat_template=None)
+        client = await f.chat()
+        assert (client.status, client.json["error"]["param"]) == (400, "messages")
+        assert "--chat-template" in client.json["error"]["message"]
+        assert f.idle()
 
 
 @in_loop
@@ -271,22 +299,22 @@ async def test_two_choices_with_one_seed_have_seeds_of_their_own() -> None:
         assert [row.sampling.seed for row in f.runner.seen[2:]] == seeds
 
 
-def _one_fails(request: Submit, position: int) -> int:
-    return 300 if position > 2 and request.id.endswith(".1") else ord("x")
-
-
-@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+@pytest.mark.parametrize("stream", [False, True])
 @in_loop
-async def test_a_failure_in_our_own_code_is_a_500_without_internals(
-    fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+async def test_a_failure_in_our_own_code_is_said_without_internals_and_logged_once(
+    stream: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with front(_one_fails) as f:
-        client = await f.chat(n=2, max_tokens=5, **fields)
-        error = client.events[-1]["error"] if fields else client.json["error"]
-        assert client.status == (200 if fields else 500)
+    def broken(*args: Any) -> bytes:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(ChatAsk, "events" if stream else "whole", broken)
+    async with front() as f:
+        client = await f.chat(n=2, stream=stream)
+        error = client.events[-1]["error"] if stream else client.json["error"]
+        assert client.status == (200 if stream else 500)
         assert error["code"] == "internal_error"
-        assert "Traceback" not in error["message"]
+        assert "secret" not in error["message"]
         assert client.complete
-        await f.engine.stop()
+        await settle()
         assert f.idle()
     assert sum(record.exc_info is not None for record in caplog.records) == 1

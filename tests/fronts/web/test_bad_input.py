@@ -95,7 +95,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": ["a", ""]}, "prompt"),
     (TEXT, {"prompt": [[]]}, "prompt"),
-    (TEXT, {"prompt": [1, 258]}, "prompt"),
+    (TEXT, {"prompt": [1, 261]}, "prompt"),
     (TEXT, {"prompt": [-1]}, "prompt"),
     (TEXT, {"prompt": [2**63]}, "prompt"),
     (TEXT, {"prompt": [[1], [10**30]]}, "prompt"),

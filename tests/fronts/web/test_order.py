@@ -88,7 +88,7 @@ async def test_a_waiter_whose_time_is_up_is_refused_before_the_first_byte(stream
 @in_loop
 async def test_while_the_model_loads_every_request_is_a_503_with_retry_after() -> None:
     async with front() as f:
-        f.texts._model = None
+        f.texts.loaded = None
         client = await f.chat()
         assert client.status == 503
         assert client.json["error"]["code"] == "engine_unavailable"

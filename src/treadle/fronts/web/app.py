@@ -34,7 +34,6 @@ VERSION = "0.1.0"
 def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry) -> FastAPI:
     """The whole HTTP front over one engine. Nothing is started: serve it with `serving.WebServer`."""
     names = model_names(settings)
-    telemetry.metrics.watch(engine)
     server = Server(engine, texts, settings, names, fingerprint=_fingerprint(engine, names[0]))
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)

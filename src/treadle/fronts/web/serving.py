@@ -24,6 +24,7 @@ HEADER_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 MAX_PIPELINED = 4
+LINGER_S = 5.0
 KEEP_ALIVE_S = 75
 SEND_BUFFER_BYTES = 128 * 1024
 PROBE_S = 15
@@ -37,6 +38,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _header_timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _discarded_bytes = 0
+    _body_done = True
+    _lingering = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -61,6 +64,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         cast("dict[str, Any]", self.scope)[ABORT] = self.transport.abort
         self._discarded_bytes = 0
+        self._body_done = False
         if self._header_timer is None:
             self._await_headers()
 
@@ -69,6 +73,23 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.flow.read_paused and len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()  # a paused connection would not show that its client has left
+
+        self.cycle.transport = cast("asyncio.Transport", _LateClose(self))
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._body_done = True
+        if self._lingering:
+            self.transport.close()
+
+    def close_late(self) -> None:
+        """Close once the client has sent the body it began: closing earlier would make it lose the answer."""
+        if self._body_done:
+            self.transport.close()
+        elif not self._lingering:
+            self._lingering = True
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.abort)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -102,6 +123,18 @@ class GuardedProtocol(HttpToolsProtocol):
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+
+class _LateClose:
+    """The transport as a request's cycle uses it."""
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.close_late()
 
 
 class WebServer:

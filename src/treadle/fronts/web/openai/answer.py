@@ -21,7 +21,8 @@ from ....core.messages import CancelReason
 from ....engine.client import EngineClient, Reservation
 from ....errors import ModelNotFound, ReaderStalled, TreadleError
 from ....telemetry.logs import RequestRecord
-from ...text import TextModel, Texts
+from ....text import StopSet, TextModel, TextStream
+from ...text import Texts
 from ...validate import Checked, Limits, check, submits
 from ..access import record_of
 from ..body import parse_json, read_body
@@ -140,13 +141,16 @@ class _Run:
             completion_tokens=sum(request.max_tokens for request in requests),
         )
         generations = self.reservation.submit(requests)
-        rows = [
-            Row(each, model.stream(stop=self.checked.stop, skip_special_tokens=ask.skip_special_tokens))
-            for each in generations
-        ]
+        stops = StopSet(self.checked.stop)
+        rows = [Row(generation, self._text(stops)) for generation in generations]
         await generations[0].admitted()
         self.record.wait_s = self.server.clock() - self.record.started
         return rows
+
+    def _text(self, stops: StopSet) -> TextStream:
+        return TextStream(
+            self.model, stops, skip_special_tokens=self.ask.skip_special_tokens, min_tokens=self.checked.min_tokens
+        )
 
     # Whole answers -----------------------------------------------------------------------------------------------
 

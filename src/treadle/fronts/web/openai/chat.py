@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....errors import InvalidRequest, UnsupportedParameter
-from ...text import TextModel
+from ....text import TextModel
 from ...validate import MAX_TOP_LOGPROBS
 from ..rows import Piece
 from .dialect import Ask, wanted_of
@@ -47,11 +47,10 @@ class ChatAsk(Ask):
         return self.tokens_of(text + MESSAGE_OVERHEAD_BYTES * len(self.messages), model)
 
     def tokenize(self, model: TextModel) -> list[Sequence[int]]:
-        return [
-            model.encode_chat(
-                self.messages, add_generation_prompt=self.add_generation_prompt, template_kwargs=self.template_kwargs
-            )
-        ]
+        rendered = model.render_chat(
+            self.messages, add_generation_prompt=self.add_generation_prompt, extra=self.template_kwargs
+        )
+        return [model.encode_chat(rendered)]
 
     # Answers -----------------------------------------------------------------------------------------------------
 
@@ -144,12 +143,13 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     return turn
 
 
-def _content(message: Message, at: str) -> str:
+def _content(message: Message, at: str) -> str | list[dict[str, str]]:
+    """A string, or text parts: how those are joined is the template's business."""
     if message.content is None:
         raise InvalidRequest(f"{at}.content is missing: give a string", param=f"{at}.content")
     if isinstance(message.content, str):
         return message.content
-    texts = []
+    parts = []
     for i, part in enumerate(message.content):
         where = f"{at}.content[{i}]"
         if part.type != "text":
@@ -158,10 +158,10 @@ def _content(message: Message, at: str) -> str:
             )
         if part.text is None:
             raise InvalidRequest(f"{where}.text is missing: give a string", param=f"{where}.text")
-        texts.append(part.text)
-    if not texts:
+        parts.append({"type": "text", "text": part.text})
+    if not parts:
         raise InvalidRequest(f"{at}.content is empty: give at least one part", param=f"{at}.content")
-    return "\n".join(texts)
+    return parts
 
 
 def _template_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import InvalidRequest, UnsupportedParameter
-from ...text import TextModel
+from ....text import TextModel
 from ...validate import Limits, check_prompt_ids
 from ..rows import Piece
 from .dialect import Ask, wanted_of

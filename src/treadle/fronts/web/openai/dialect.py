@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ....errors import InvalidRequest, UnsupportedParameter
-from ...text import TextModel
+from ....text import TextModel
 from ...validate import Limits, Wanted
 from ..rows import Piece
 from .schema import Generate

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ...text import TextModel
-from ..rows import Entry, Piece
+from ....text import TextModel, TokenEntry
+from ..rows import Piece
 
 LOWEST_LOGPROB = -9999.0  # what clients know as "never": JSON has no -inf
 
@@ -71,7 +71,7 @@ class Choice:
     """One choice as far as it has come, for answers that are sent whole."""
 
     text: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -82,12 +82,12 @@ class Choice:
         self.finish_reason = piece.finish_reason
 
 
-def chat_logprobs(entries: Sequence[Entry], model: TextModel) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[TokenEntry], model: TextModel) -> dict[str, Any]:
     """The chat format: one object per token, with its bytes."""
     return {"content": [_chat_entry(entry, model) for entry in entries], "refusal": None}
 
 
-def _chat_entry(entry: Entry, model: TextModel) -> dict[str, Any]:
+def _chat_entry(entry: TokenEntry, model: TextModel) -> dict[str, Any]:
     top = [_token(token, logprob, model) for token, logprob in entry.logprob.top]
     return {**_token(entry.token, entry.logprob.logprob, model), "top_logprobs": top}
 
@@ -100,17 +100,17 @@ def _token(token: int, logprob: float, model: TextModel) -> dict[str, Any]:
     }
 
 
-def legacy_logprobs(entries: Sequence[Entry], model: TextModel, *, top: bool, offset: int = 0) -> dict[str, Any]:
+def legacy_logprobs(entries: Sequence[TokenEntry], model: TextModel, *, top: bool, offset: int = 0) -> dict[str, Any]:
     """The completions format: four parallel lists; `offset` is where the answer begins in the text."""
     return {
         "tokens": [model.token_text(entry.token) for entry in entries],
         "token_logprobs": [max(entry.logprob.logprob, LOWEST_LOGPROB) for entry in entries],
         "top_logprobs": [_legacy_top(entry, model) for entry in entries] if top else None,
-        "text_offset": [offset + entry.offset for entry in entries],
+        "text_offset": [offset + entry.text_offset for entry in entries],
     }
 
 
-def _legacy_top(entry: Entry, model: TextModel) -> dict[str, float]:
+def _legacy_top(entry: TokenEntry, model: TextModel) -> dict[str, float]:
     """Best first; the chosen token is always in it."""
     found: dict[str, float] = {}
     for token, logprob in (*entry.logprob.top, (entry.token, entry.logprob.logprob)):

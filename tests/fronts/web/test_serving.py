@@ -1,0 +1,253 @@
+"""Over real sockets: the official SDK, and clients that behave badly at the level of TCP and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.fronts.web.server import Front, forever, front, settle
+from tests.support.aio import in_loop
+from treadle.fronts.web import serving
+from treadle.fronts.web.serving import WebServer
+
+
+@contextlib.asynccontextmanager
+async def served(f: Front, **options: Any) -> AsyncIterator[tuple[WebServer, int]]:
+    sock = socket.create_server(("127.0.0.1", 0))
+    web = WebServer(f.app, **options)
+    task = asyncio.create_task(web.serve([sock]))
+    try:
+        yield web, sock.getsockname()[1]
+    finally:
+        web.stop()
+        await task
+
+
+def sdk(port: int, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", **{"max_retries": 0, **options})
+
+
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+@in_loop
+async def test_the_official_sdk_chats_streams_and_completes() -> None:
+    async with front(api_key="k") as f, served(f) as (_, port), sdk(port) as client:
+        answer = await client.chat.completions.create(model="m", messages=HI, n=2, seed=1, logprobs=True, stop=["!"])
+        assert [c.message.content for c in answer.choices] == ["The answer."] * 2
+        stream = await client.chat.completions.create(
+            model="m", messages=HI, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "The answer."
+        assert chunks[-1].usage is not None
+        assert (await client.completions.create(model="m", prompt="x")).choices[0].text == "The answer."
+        assert [m.id async for m in client.models.list()] == ["m"]
+
+
+@in_loop
+async def test_the_official_sdk_raises_its_typed_errors() -> None:
+    async with front(api_key="k") as f, served(f) as (_, port), sdk(port) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="m", messages=HI, temperature=9)
+        assert (caught.value.param, caught.value.code) == ("temperature", "invalid_request")
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="other", messages=HI)
+        async with sdk(port) as stranger:
+            stranger.api_key = "wrong"
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.models.list()
+
+
+@in_loop
+async def test_the_official_sdk_raises_an_error_that_comes_within_a_stream() -> None:
+    async with front(forever, pump=False) as f, served(f) as (_, port), sdk(port) as client:
+        asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI, stream=True))
+        while not asking.done():
+            await asyncio.sleep(0.001)
+            await f.step(1)
+        stream = await asking
+        f.owner.kill()
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.code == "engine_died"
+
+
+@in_loop
+async def test_the_official_sdk_retries_a_503_by_itself_and_succeeds() -> None:
+    """The refused call is answered once the slot is free, without a line of the user's code."""
+    async with (
+        front(pump=False, running=1, waiting=0) as f,
+        served(f) as (_, port),
+        sdk(port, max_retries=5) as client,
+    ):
+        asking = [
+            asyncio.create_task(client.chat.completions.create(model="m", messages=HI, max_tokens=2)) for _ in range(2)
+        ]
+        while not all(task.done() for task in asking):
+            await asyncio.sleep(0.002)
+            if sum(f.engine.gate.statistics()["refused"].values()):
+                await f.step(1)
+        assert [task.result().choices[0].message.content for task in asking] == ["Th", "Th"]
+
+
+async def raw(port: int, data: bytes, *, half_close: bool = False) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    if half_close:
+        writer.write_eof()
+    try:
+        return await asyncio.wait_for(reader.read(-1), 20)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def request(body: bytes, *extra: str, path: str = "/v1/completions") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *extra, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def status_of(response: bytes) -> int:
+    return int(response.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"hello\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 100_000, 431),
+    ],
+)
+@in_loop
+async def test_what_is_not_http_is_refused_in_the_envelope(data: bytes, status: int) -> None:
+    async with front() as f, served(f) as (_, port):
+        response = await raw(port, data)
+        assert status_of(response) == status
+        assert json.loads(response.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        assert (await raw(port, request(b'{"prompt":"a"}', "Connection: close"))).startswith(b"HTTP/1.1 200")
+
+
+@in_loop
+async def test_a_chunked_body_is_read() -> None:
+    async with front() as f, served(f) as (_, port):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        assert status_of(await raw(port, head + b'7\r\n{"promp\r\n7\r\nt":"a"}\r\n0\r\n\r\n')) == 200
+
+
+@in_loop
+async def test_a_body_over_the_cap_gets_its_413_although_it_is_still_being_sent() -> None:
+    async with front(max_body_bytes=100_000) as f, served(f) as (_, port):
+        response = await raw(port, request(b"x" * 5_000_000, "Connection: close"))
+        assert status_of(response) == 413
+
+
+@in_loop
+async def test_a_client_that_keeps_sending_what_was_refused_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MAX_DISCARDED_BYTES", 1_000_000)
+    async with front(max_body_bytes=1000) as f, served(f) as (web, port):
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**12}\r\n\r\n".encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        while web.connections:
+            await asyncio.sleep(0.001)
+        del reader
+
+
+@in_loop
+async def test_headers_that_never_end_do_not_hold_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "HEADER_S", 0.05)
+    async with front() as f, served(f) as (web, port):
+        assert await raw(port, b"GET / HTTP/1.1\r\nX: ") == b""
+        while web.connections:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("how", ["fin", "reset", "pipelined"])
+@in_loop
+async def test_a_connection_that_goes_away_takes_its_request_along(how: str) -> None:
+    async with front(forever, pump=False) as f, served(f) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"prompt":"' + b"x" * 1000 + b'"}'
+        writer.write(request(body))
+        while f.engine.gate.rows == 0:
+            await asyncio.sleep(0.001)
+        await f.step(2)
+        if how == "pipelined":
+            writer.write(request(body))
+            await writer.drain()
+        if how == "reset":
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        writer.close()
+        while not f.idle():
+            await asyncio.sleep(0.001)
+            await f.step(1)
+        del reader
+
+
+@in_loop
+async def test_a_reader_that_stops_reading_is_dropped_and_its_request_cancelled() -> None:
+    """The buffers are bounded: the kernel's, the transport's, then the request ends."""
+    async with front(forever, running=2, stall_s=0.2, context=2_000_000) as f, served(f) as (web, port):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", port))
+        await loop.sock_sendall(sock, request(b'{"prompt":"x","stream":true}'))
+        assert await loop.sock_recv(sock, 1000)
+        while web.connections:
+            await asyncio.sleep(0.005)
+        await settle()
+        assert f.idle()
+        assert f.telemetry.metrics.value("treadle_cancelled_total") == 1
+        sock.close()
+
+
+@in_loop
+async def test_signal_handlers_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    async with front() as f, served(f) as (web, port):
+        while not web.started:
+            await asyncio.sleep(0)
+        await raw(port, request(b"{}", "Connection: close"))
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@in_loop
+async def test_a_stopped_server_ends_the_streams_that_are_left() -> None:
+    async with front(forever) as f:
+        async with served(f) as (web, port):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request(b'{"prompt":"x","stream":true}'))
+            while f.engine.gate.rows == 0:
+                await asyncio.sleep(0.001)
+            web.stop(grace_s=0.01)
+        writer.close()
+        await settle()
+        assert f.idle()
