@@ -133,11 +133,13 @@ class TokenLogprob(Plain, frozen=True):
 class Output(Plain, frozen=True):
     """What one step did for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
 
+    `wait_s` comes with `admitted`: how long the request waited for its slot, on the owner's clock.
     `prompt_tokens_done` is how much of the prompt is in the cache, while it prefills.
     """
 
     id: str
     admitted: bool = False
+    wait_s: float = 0.0
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_tokens_done: int | None = None

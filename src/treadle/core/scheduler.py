@@ -215,7 +215,8 @@ class Scheduler:
         self._running[row.id] = row
         self._reserved += row.reserved
         self._group(row).started = True
-        self._pending(row).admitted = True
+        pending = self._pending(row)
+        pending.admitted, pending.wait_s = True, now - row.arrived
 
     def _expire_waiting(self, now: float) -> None:
         """End the waits that are over, except those of a request that has begun: it may not turn into an error (D2)."""
@@ -337,10 +338,11 @@ class _Counts:
 class _Pending:
     """What is to be told about one row in the next report."""
 
-    __slots__ = ("admitted", "finish", "logprobs", "prompt_done", "tokens")
+    __slots__ = ("admitted", "finish", "logprobs", "prompt_done", "tokens", "wait_s")
 
     def __init__(self) -> None:
         self.admitted = False
+        self.wait_s = 0.0
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_done: int | None = None
@@ -350,6 +352,7 @@ class _Pending:
         return Output(
             id=id_,
             admitted=self.admitted,
+            wait_s=self.wait_s,
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
             prompt_tokens_done=self.prompt_done,

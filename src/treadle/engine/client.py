@@ -207,7 +207,7 @@ class EngineClient:
 
     def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
         if output.admitted:
-            self._on_admitted(generation, now - generation.submitted)
+            self._on_admitted(generation, output.wait_s)
         if output.tokens:
             self._on_tokens(generation, len(output.tokens), now)
         if output.finish is not None:

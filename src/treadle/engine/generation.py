@@ -36,6 +36,7 @@ class Generation:
         self.tag = tag
         self.submitted = now
         self.started: float | None = None
+        self.wait_s = 0.0
         self.last_token: float | None = None
         self.completion_tokens = 0
         self.prompt_tokens_done = 0
@@ -95,6 +96,7 @@ class Generation:
         """Take in what a step did."""
         if output.admitted and self.started is None:
             self.started = now
+            self.wait_s = output.wait_s
         if output.prompt_tokens_done is not None:
             self.prompt_tokens_done = output.prompt_tokens_done
         if output.cached_tokens is not None:

@@ -66,6 +66,7 @@ def _join(a: Output, b: Output) -> Output:
     return msgspec.structs.replace(
         b,
         admitted=a.admitted or b.admitted,
+        wait_s=a.wait_s or b.wait_s,
         tokens=a.tokens + b.tokens,
         logprobs=a.logprobs + b.logprobs,
         prompt_tokens_done=a.prompt_tokens_done if b.prompt_tokens_done is None else b.prompt_tokens_done,
