@@ -178,6 +178,14 @@ async def test_echo_repeats_text_and_token_prompts(stream: bool) -> None:
 
 
 @in_loop
+async def test_a_long_list_of_log_probabilities_is_the_same_list() -> None:
+    async with front(forever) as f:
+        client = await f.chat(logprobs=True, top_logprobs=20, max_tokens=150)
+        content = client.json["choices"][0]["logprobs"]["content"]
+        assert [len(entry["top_logprobs"]) for entry in content] == [20] * 150
+
+
+@in_loop
 async def test_token_ids_are_returned_on_request() -> None:
     async with front(says("ab")) as f:
         client = await f.complete(return_token_ids=True)

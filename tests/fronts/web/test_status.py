@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 from tests.fronts.web.server import forever, front
 from tests.support.aio import in_loop
-from tests.support.asgi import post
+from tests.support.asgi import Client, post
 from treadle.config import Settings
 from treadle.fronts.web.app import model_names
 
@@ -16,6 +16,7 @@ async def test_health_tells_ready_from_live() -> None:
         for path in ("/health", "/health/ready", "/health/live"):
             client = await f.get(path)
             assert (client.status, client.json["status"]) == (200, "ok")
+            assert (await Client("HEAD", path).run(f.app)).status == 200
         await f.engine.stop()
         assert (await f.get("/health/live")).status == 200
         ready = await f.get("/health/ready")

@@ -10,11 +10,28 @@ from typing import Any
 
 from starlette.types import Receive
 
-from ...errors import InvalidRequest, RequestTooLarge
+from ...errors import Busy, InvalidRequest, RequestTooLarge
 from .errors import BodyTimeout, ClientLeft
 
 IDLE_S = 30.0
 TOTAL_S = 300.0
+
+
+class BodyBudget:
+    """Bytes that all half-read bodies may hold together."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        """Raises Busy when that is too much."""
+        if self.held + size > self._limit:
+            raise Busy("the server is busy: it is reading too many large requests at once", retry_after_s=1.0)
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        self.held -= size
 
 
 async def read_body(
@@ -22,6 +39,7 @@ async def read_body(
     headers: Iterable[tuple[bytes, bytes]],
     *,
     limit: int,
+    budget: BodyBudget,
     idle_s: float = IDLE_S,
     total_s: float = TOTAL_S,
     clock: Callable[[], float] = time.monotonic,
@@ -29,28 +47,34 @@ async def read_body(
     """The whole body.
 
     Raises RequestTooLarge as soon as it is known to be over `limit` bytes, BodyTimeout when `idle_s` pass without a
-    byte or `total_s` in all, InvalidRequest when it is compressed, and ClientLeft when the client leaves.
+    byte or `total_s` in all, InvalidRequest when it is compressed, Busy when `budget` is used up, and ClientLeft when
+    the client leaves.
     """
     _check_headers(headers, limit)
-    parts: list[bytes] = []
-    size, deadline = 0, clock() + total_s
-    while True:
-        try:
-            async with asyncio.timeout(max(0.0, min(idle_s, deadline - clock()))):
-                message = await receive()
-        except TimeoutError:
-            raise BodyTimeout(
-                f"the request's body did not arrive in time ({size} bytes came): send it faster"
-            ) from None
-        if message["type"] == "http.disconnect":
-            raise ClientLeft("the client left while it sent its request")
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    body = bytearray()
+    deadline, more = clock() + total_s, True
+    try:
+        while more:
+            part, more = await _part(receive, min(idle_s, deadline - clock()), len(body))
+            if len(body) + len(part) > limit:
+                raise _too_large(limit)
+            budget.take(len(part))
+            body += part
+        return bytes(body)
+    finally:
+        budget.give_back(len(body))
+
+
+async def _part(receive: Receive, timeout_s: float, so_far: int) -> tuple[bytes, bool]:
+    """The next piece of the body, and whether more follows."""
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            message = await receive()
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not arrive in time ({so_far} bytes came): send it faster") from None
+    if message["type"] == "http.disconnect":
+        raise ClientLeft("the client left while it sent its request")
+    return message.get("body", b""), message.get("more_body", False)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

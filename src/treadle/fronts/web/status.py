@@ -30,9 +30,14 @@ class Probes:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["server"])
         add = router.add_api_route
-        add("/health/live", self.live, summary="The process answers")
-        add("/health/ready", self.ready, summary="New requests are taken")
-        add("/health", self.ready, summary="The same as /health/ready")
+        probes = (
+            ("/health/live", self.live, "The process answers"),
+            ("/health/ready", self.ready, "New requests are taken"),
+            ("/health", self.ready, "The same as /health/ready"),
+        )
+        for path, answer, summary in probes:
+            add(path, answer, summary=summary)
+            add(path, answer, methods=["HEAD"], include_in_schema=False)
         add("/v1/status", self.status, summary="Admission, running requests, engine")
         add("/metrics", self.metrics, summary="Prometheus metrics")
         return router

@@ -7,11 +7,12 @@ any point; everything of its request is taken back then.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -25,7 +26,7 @@ from ....text import StopSet, TextModel, TextStream
 from ...text import Texts
 from ...validate import Checked, Limits, check, submits
 from ..access import record_of
-from ..body import parse_json, read_body
+from ..body import BodyBudget, parse_json, read_body
 from ..errors import internal_error, send_json
 from ..rows import Row, together
 from ..sse import EventStream, while_connected
@@ -35,6 +36,8 @@ from .wire import Choice, ChunkWriter, Head, Usage
 log = logging.getLogger(__name__)
 
 PARSE_IN_POOL_BYTES = 256 * 1024
+BODIES_BYTES = 512 * 1024 * 1024
+WRITE_ASIDE_ENTRIES = 2000
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Server:
     now: Callable[[], float] = time.time
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
     new_id: Callable[[], str] = lambda: secrets.token_hex(16)
+
+    bodies: BodyBudget = field(default_factory=lambda: BodyBudget(BODIES_BYTES))
 
     def limits(self, model: TextModel) -> Limits:
         can = self.engine.capabilities
@@ -77,8 +82,9 @@ class Answer:
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit = self._server.settings.max_body_bytes
-        body = await read_body(receive, scope["headers"], limit=limit)
+        server = self._server
+        limit = server.settings.max_body_bytes
+        body = await read_body(receive, scope["headers"], limit=limit, budget=server.bodies)
         await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
 
     async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
@@ -157,7 +163,14 @@ class _Run:
     async def _whole(self, rows: Sequence[Row], send: Send) -> None:
         choices = [Choice() for _ in rows]
         await together(self._collect(row, choice) for row, choice in zip(rows, choices, strict=True))
-        await send_json(send, 200, self.ask.whole(self.head, choices, self._usage(rows), self.model))
+        await send_json(send, 200, await self._written(choices, self._usage(rows)))
+
+    async def _written(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The answer's JSON; long log-probabilities are written on a thread: the loop has others to serve."""
+        parts = (self.head, choices, usage, self.model)
+        if sum(len(choice.entries) for choice in choices) * (1 + (self.checked.logprobs or 0)) < WRITE_ASIDE_ENTRIES:
+            return self.ask.whole(*parts)
+        return await asyncio.to_thread(self.ask.whole, *parts)
 
     async def _collect(self, row: Row, choice: Choice) -> None:
         async for piece in row.pieces():
