@@ -175,7 +175,7 @@ def _shaped(message: Mapping[str, Any], index: int, content: Content) -> dict[st
     value = message.get("content")
     where = f"messages[{index}].content"
     if isinstance(value, list):
-        parts = [{**part, "text": _part_text(part, f"{where}[{i}]")} for i, part in enumerate(value)]
+        parts = [_text_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
         return {**message, "content": "".join(p["text"] for p in parts) if content is Content.TEXT else parts}
     if value is None:
         value = ""
@@ -184,14 +184,14 @@ def _shaped(message: Mapping[str, Any], index: int, content: Content) -> dict[st
     return {**message, "content": [{"type": "text", "text": value}] if content is Content.PARTS else value}
 
 
-def _part_text(part: Any, where: str) -> str:
+def _text_part(part: Any, where: str) -> dict[str, Any]:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise InvalidRequest(f"{where} must be an object with a type", param=where)
     if part["type"] != "text":
         raise InvalidRequest(f"{where} is of type {part['type']!r}, but this model reads text only", param=where)
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where}.text must be a string", param=where)
-    return str(part["text"])
+    return dict(part)
 
 
 class _Refused(jinja2.TemplateError):
