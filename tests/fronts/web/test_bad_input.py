@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.fronts.web.server import Front, front
+from tests.fronts.web.server import Front, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
+from treadle.fronts.web.openai.schema import ChatRequest, CompletionRequest
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -143,6 +146,10 @@ BODIES: list[tuple[bytes, str]] = [
     (b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", ""),
     (b'{"prompt": ' + b'{"a":' * 100_000, ""),
     (b'{"prompt": "a"} trailing', "not valid JSON"),
+    (json.dumps({"prompt": "a", **{f"k{i}": 1 for i in range(5000)}}).encode(), "5001 keys"),
+    (json.dumps({"prompt": [[1]] * 600_000}).encode(), "arrays"),
+    (json.dumps({"prompt": [1] * 1_100_000}).encode(), "1048576"),
+    (json.dumps({"prompt": ["a"] * 3000}).encode(), "2048"),
     (b'{"prompt": "a", "\x00": 1}', "not valid JSON"),
 ]
 
@@ -255,6 +262,15 @@ async def test_a_prompt_over_the_context_has_its_own_code() -> None:
 
 
 @in_loop
+async def test_a_prompt_that_is_hopelessly_long_is_refused_without_tokenizing_it() -> None:
+    async with front() as f:
+        client = await f.complete(prompt="x" * 200_000)
+        refused(client, 400, "prompt", "4096")
+        assert client.json["error"]["code"] == "context_length_exceeded"
+        assert f.texts.pool.runs == 0
+
+
+@in_loop
 async def test_a_body_over_the_cap_is_a_413_while_it_is_read() -> None:
     async with front(max_body_bytes=1000) as f:
         refused(await f.post(TEXT, [b"x" * 600, b"x" * 600, b"never read"]), 413, None, "1000")
@@ -273,7 +289,7 @@ async def test_a_large_body_is_parsed_in_the_pool() -> None:
     async with front(context=2_000_000) as f:
         body = json.dumps({"prompt": "x" * 300_000, "max_tokens": 1}).encode()
         assert (await f.post(TEXT, body)).status == 200
-        assert f.texts.pool.runs == 2
+        assert f.texts.pool.runs == 2, "once to parse and once to tokenize"
 
 
 @in_loop
@@ -281,3 +297,34 @@ async def test_content_type_does_not_matter() -> None:
     async with front() as f:
         client = await f.post(CHAT, {"messages": HI}, headers={"content-type": "text/plain"})
         assert client.status == 200
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+CHAT_FIELDS = sorted(ChatRequest.model_fields)
+TEXT_FIELDS = sorted(CompletionRequest.model_fields)
+SMALL: dict[str, Any] = {"max_tokens": 3, "n": None}
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_json_is_answered_or_refused_and_nothing_is_left(data: st.DataObject) -> None:
+    path, names, base = data.draw(
+        st.sampled_from([(CHAT, CHAT_FIELDS, {"messages": HI}), (TEXT, TEXT_FIELDS, {"prompt": "hi"})])
+    )
+    fields = data.draw(st.dictionaries(st.sampled_from(names), JSON_VALUES, max_size=3))
+
+    @in_loop
+    async def ask() -> None:
+        async with front() as f:
+            client = await f.post(path, SMALL | base | fields)
+            assert client.status in (200, 400, 404), client.body
+            if client.status != 200:
+                assert client.json["error"]["type"] == "invalid_request_error"
+            await settle()
+            assert f.idle()
+
+    ask()

@@ -15,6 +15,8 @@ from .errors import BodyTimeout, ClientLeft
 
 IDLE_S = 30.0
 TOTAL_S = 300.0
+MAX_KEYS = 4096
+MAX_BRACKETS = 500_000
 
 
 class BodyBudget:
@@ -81,6 +83,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """The body's JSON object, strictly: UTF-8, no NaN, no duplicate keys, no lone surrogates. Raises InvalidRequest."""
     if not body.strip():
         raise InvalidRequest("the request has no body: send a JSON object")
+    if len(body) > MAX_BRACKETS and body.count(b"[") > MAX_BRACKETS:
+        raise InvalidRequest(f"the body has over {MAX_BRACKETS} arrays: send less at a time")
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
@@ -117,6 +121,9 @@ def _no_constant(name: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object as a dict; what no honest client sends is refused here, before it costs more."""
+    if len(pairs) > MAX_KEYS:
+        raise InvalidRequest(f"the body's JSON has an object of {len(pairs)} keys: give at most {MAX_KEYS}")
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()

@@ -24,7 +24,7 @@ from ....errors import ModelNotFound, ReaderStalled, TreadleError
 from ....telemetry.logs import RequestRecord
 from ....text import StopSet, TextModel, TextStream
 from ...text import Texts
-from ...validate import Checked, Limits, check, submits
+from ...validate import Checked, Limits, check, check_size, submits
 from ..access import record_of
 from ..body import BodyBudget, parse_json, read_body
 from ..errors import internal_error, send_json
@@ -89,17 +89,19 @@ class Answer:
 
     async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
         server = self._server
-        ask = self._ask(await self._parsed(body))
+        ask = await self._asked(body)
         server.check_model(ask.model)
         model = server.texts.model()
         limits = server.limits(model)
         ask.check_ids(limits)
         checked = check(ask.wanted, limits)
+        size = ask.size(model)
+        check_size(size, ask.prompts, limits, ask.prompt_param)
         public_id = ask.id_prefix + server.new_id()
         record.public_id, record.rows = public_id, checked.n * ask.prompts
         with server.engine.reserve(
             rows=record.rows,
-            prompt_tokens=ask.size(model) * checked.n,
+            prompt_tokens=size * checked.n,
             completion_tokens=checked.max_tokens,
             kind=ask.kind,
             tag=public_id,
@@ -107,10 +109,13 @@ class Answer:
             head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
             await _Run(server, ask, checked, limits, model, reservation, head, record).run(scope, send)
 
-    async def _parsed(self, body: bytes) -> dict[str, Any]:
+    async def _asked(self, body: bytes) -> Ask:
         if len(body) <= PARSE_IN_POOL_BYTES:
-            return parse_json(body)
-        return await self._server.texts.pool.run(parse_json, body)
+            return self._read(body)
+        return await self._server.texts.pool.run(self._read, body)
+
+    def _read(self, body: bytes) -> Ask:
+        return self._ask(parse_json(body))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from ...validate import MAX_TOP_LOGPROBS
 from ..rows import Piece
 from .dialect import Ask, wanted_of
 from .neutral import CHAT_NEUTRAL, refuse_beyond_neutral
-from .schema import MAX_MESSAGES, ChatFields, ChatRequest, Message, read
+from .schema import ChatFields, ChatRequest, Message, read
 from .wire import Choice, ChunkWriter, Head, Usage, chat_logprobs, encode
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -117,8 +117,6 @@ def _logprobs(body: ChatFields) -> int | None:
 def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if not messages:
         raise InvalidRequest("messages is empty: give at least one", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages has {len(messages)} turns: give at most {MAX_MESSAGES}", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 

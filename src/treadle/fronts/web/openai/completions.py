@@ -11,7 +11,7 @@ from ...validate import Limits, check_prompt_ids
 from ..rows import Piece
 from .dialect import Ask, wanted_of
 from .neutral import COMPLETION_NEUTRAL, refuse_beyond_neutral
-from .schema import MAX_PROMPTS, CompletionFields, CompletionRequest, read
+from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest, read
 from .wire import Choice, ChunkWriter, Head, Usage, encode, legacy_logprobs
 
 Prompt = str | Sequence[int]
@@ -26,6 +26,7 @@ class CompletionAsk(Ask):
 
     def __init__(self, value: dict[str, Any]) -> None:
         refuse_beyond_neutral(value, COMPLETION_NEUTRAL)
+        _check_counts(value.get("prompt"))
         body = read(CompletionRequest, value)
         super().__init__(body)
         self.inputs = _prompts(body)
@@ -94,6 +95,16 @@ class CompletionAsk(Ask):
         return prompt if isinstance(prompt, str) else model.decode(prompt)
 
 
+def _check_counts(prompt: Any) -> None:
+    """Too many are refused before each is looked at."""
+    if not isinstance(prompt, list):
+        return
+    ids = bool(prompt) and isinstance(prompt[0], int)
+    most, what = (MAX_PROMPT_IDS, "token ids") if ids else (MAX_PROMPTS, "prompts")
+    if len(prompt) > most:
+        raise InvalidRequest(f"prompt has {len(prompt)} {what}: give at most {most}", param="prompt")
+
+
 def _prompts(body: CompletionFields) -> list[Prompt]:
     """The prompts, however they were given."""
     given: Any = body.prompt
@@ -102,8 +113,6 @@ def _prompts(body: CompletionFields) -> list[Prompt]:
     prompts: list[Prompt] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
     if not prompts:
         raise InvalidRequest("prompt is empty: give at least one", param="prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt has {len(prompts)} prompts: give at most {MAX_PROMPTS}", param="prompt")
     for i, prompt in enumerate(prompts):
         if not prompt:
             at = "prompt" if len(prompts) == 1 else f"prompt[{i}]"

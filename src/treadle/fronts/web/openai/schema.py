@@ -17,6 +17,7 @@ from .neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192
 MAX_PROMPTS = 2048
+MAX_PROMPT_IDS = 2**20
 
 StopStrings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
@@ -47,7 +48,7 @@ class Message(Strict):
     """One turn. `developer` is read as `system`."""
 
     role: str = Field(description="system, developer, user or assistant.")
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = Field(None, description="Handed to the model's template as it is.")
     reasoning: str | None = Field(None, description="Another spelling of reasoning_content.")
@@ -86,7 +87,7 @@ class Generate(Strict):
 
 
 class ChatFields(Generate):
-    messages: Annotated[list[Message], Field(fail_fast=True)]
+    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(None, description="The same as max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, description="0 to 20, with logprobs.")
@@ -132,7 +133,7 @@ def read(shape: type[Body], value: dict[str, Any]) -> Body:
     try:
         return shape.model_validate(value)
     except ValidationError as error:
-        raise _refusal(shape, error.errors(include_url=False, include_context=False)) from None
+        raise _refusal(shape, error.errors(include_url=False)) from None
 
 
 def _refusal(shape: type[Strict], details: list[ErrorDetails]) -> InvalidRequest:
@@ -179,11 +180,12 @@ WISHES = {
     "list_type": "an array",
     "dict_type": "an object",
     "model_type": "an object",
-    "too_long": "shorter",
 }
 
 
 def _wish(detail: ErrorDetails) -> str:
+    if detail["type"] == "too_long":
+        return f"at most {detail['ctx']['max_length']} long"
     return WISHES.get(detail["type"], detail["msg"].lower())
 
 
