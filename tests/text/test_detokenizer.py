@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -118,6 +119,34 @@ def test_a_real_replacement_character_is_not_held(byte_level: TextModel) -> None
 def test_only_the_texts_first_space_is_stripped_also_after_special_tokens(sentence: TextModel) -> None:
     ids = sentence.encode("Hello", add_special_tokens=False)
     assert "".join(streamed(sentence, [ids, [2], ids, [2, 2], ids])) == "Hello Hello Hello"
+
+
+@pytest.mark.parametrize("kind", builders.KINDS)
+@shared
+@given(text=texts.map(lambda text: text.replace("\ufffd", "")))
+def test_windows_give_the_same_text_as_joined_bytes(text_models: dict[str, TextModel], kind: str, text: str) -> None:
+    model = text_models[kind]
+    ids = model.encode(text, add_special_tokens=False)
+    joiner = WindowPieces(Tokenizer.from_file(str(model.folder / "tokenizer.json"))).joiner()
+    assert "".join([*(joiner.push([i]) for i in ids), joiner.finish()]) == model.decode(ids, skip_special_tokens=False)
+
+
+def test_windows_hold_half_a_code_point_and_no_more(sentence: TextModel) -> None:
+    broken = next(i for i in range(sentence.vocabulary) if sentence.token_bytes(i) == b"\xff")
+    joiner = WindowPieces(Tokenizer.from_file(str(sentence.folder / "tokenizer.json"))).joiner()
+    parts = [joiner.push([broken]) for _ in range(1001)]
+    assert all(parts[15:1001:16])
+    assert "".join(parts) == "\ufffd" * (1001 - 1001 % 16)
+    assert joiner.pending
+    assert joiner.finish() == "\ufffd" * (1001 % 16)
+
+
+def test_a_tokenizer_without_a_decoder_gives_its_own_text(tmp_path: Path) -> None:
+    tokenizer = builders.byte_level()
+    tokenizer.decoder = None
+    model = TextModel.load(builders.write_folder(tmp_path, tokenizer))
+    ids = model.encode("Hello world")
+    assert "".join(streamed(model, [[i] for i in ids])) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("kind", builders.KINDS)

@@ -160,6 +160,18 @@ def test_output_has_a_bound() -> None:
         made.render(USER)
 
 
+def test_rendering_has_a_time_bound_also_where_nothing_is_written() -> None:
+    made = template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", max_s=0.01)
+    with pytest.raises(InvalidRequest, match="fewer messages"):
+        made.render(USER)
+
+
+def test_no_tools_and_no_documents_are_none() -> None:
+    made = template("{{ tools is none }} {{ documents is none }}")
+    assert made.render(USER, tools=[]) == "True True"
+    assert made.render(USER, extra={"documents": ["x"]}) == "True False"
+
+
 def test_a_deep_message_is_an_error_of_its_own_request() -> None:
     deep: Any = []
     for _ in range(100_000):
@@ -207,6 +219,13 @@ def test_a_processors_template_file_is_found(tmp_path: Path) -> None:
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "older"}))
     model = TextModel.load(folder)
     assert model.render_chat(USER) == "older"
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = builders.write_folder(tmp_path, builders.byte_level())
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja"):
+        TextModel.load(folder)
 
 
 def test_a_template_file_that_can_not_be_read_names_the_setting(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import Regex, Tokenizer, normalizers, processors
 
 from treadle.errors import ConfigError, InvalidRequest, ModelError
 from treadle.text import TextModel
@@ -228,6 +228,12 @@ def test_a_tokenizer_without_bos_gets_none(byte_level: TextModel) -> None:
     assert byte_level.encode_chat("<|im_start|>user") == byte_level.encode("<|im_start|>user")
 
 
+def test_what_a_tokenizer_puts_around_is_unknown_when_it_spells_nothing(tmp_path: Path) -> None:
+    tokenizer = builders.byte_level()
+    tokenizer.normalizer = normalizers.Replace(Regex(r"a"), "")
+    assert TextModel.load(folder_of(tmp_path, tokenizer)).prefix == ()
+
+
 def test_what_a_tokenizer_puts_behind_a_text_is_not_put_behind_a_chat(tmp_path: Path) -> None:
     tokenizer = builders.sentence()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -253,6 +259,11 @@ def test_sentence_tokens_give_bytes_and_spaces(sentence: TextModel) -> None:
     assert b"".join(map(sentence.token_bytes, ids)) == " a 🙃\n".encode()
     assert b"\xf0" in [sentence.token_bytes(i) for i in ids]
     assert sentence.token_text(2) == "</s>"
+
+
+def test_stop_strings_that_are_special_tokens_are_found(byte_level: TextModel) -> None:
+    end = byte_level.encode("<|im_end|>")
+    assert byte_level.stop_tokens(["\n", "<|im_end|>", "Hello", "<tool call>", "<|im_end|>"]) == tuple(end)
 
 
 def test_word_piece_tokens_give_what_they_add_to_a_text(text_models: dict[str, TextModel]) -> None:

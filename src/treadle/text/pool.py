@@ -30,7 +30,10 @@ class PoolStatistics:
 
 
 class TextPool:
-    """At most `workers` pieces of work run, at most `max_pending` run or wait; more are refused with Busy."""
+    """At most `workers` pieces of work run, at most `max_pending` run or wait; more are refused with Busy.
+
+    `run` and `close` belong to the event loop's thread.
+    """
 
     def __init__(self, *, workers: int = 2, max_pending: int = 64) -> None:
         self._workers = workers
@@ -45,11 +48,7 @@ class TextPool:
         """The result of `work`, done on a thread. When the caller is cancelled, work that runs goes on and its result
         is dropped; work that waits is taken back. Raises Busy, ServerStopping, and whatever `work` raises."""
         self._enter()
-        try:
-            future = self._executor.submit(self._timed, functools.partial(work, *args, **kwargs))
-        except BaseException:
-            self._leave(None)
-            raise
+        future = self._executor.submit(self._timed, functools.partial(work, *args, **kwargs))
         future.add_done_callback(self._leave)
         try:
             return await asyncio.wrap_future(future)
@@ -77,7 +76,7 @@ class TextPool:
                 raise Busy("too many prompts are being tokenized; try again", retry_after_s=wait_s)
             self._pending += 1
 
-    def _leave(self, _: Future[T] | None) -> None:
+    def _leave(self, _: Future[T]) -> None:
         with self._lock:
             self._pending -= 1
 

@@ -1,12 +1,15 @@
 """Chat templates: Jinja programs that come with a model, run in a sandbox the way their writers expect.
 
 Templates come from model folders, so they are not trusted: the sandbox allows no changes to what they are given, and
-what they may write has a bound.
+what they may write, and for how long, has a bound.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -17,12 +20,14 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, InvalidRequest, ModelError
 from .folder import FolderFacts, read_object
 
 _MAX_CHARS = 32 * 1024 * 1024
+_MAX_S = 10.0
 _OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -38,8 +43,8 @@ class ChatTemplate:
     """One compiled template.
 
     `source` is its text, `name` says where it came from, for errors. `special_tokens` (`bos_token`, ...) are variables
-    it may use. `now` gives the time for templates that print the date. Raises ModelError when the source is no
-    template.
+    it may use. `now` gives the time for templates that print the date. A rendering may write `max_chars` characters and
+    take `max_s` seconds. Raises ModelError when the source is no template.
     """
 
     def __init__(
@@ -50,13 +55,15 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
         max_chars: int = _MAX_CHARS,
+        max_s: float = _MAX_S,
     ) -> None:
         self.source = source
         self.name = name
         self._special_tokens = dict(special_tokens or {})
         self._max_chars = max_chars
+        self._environment = _environment(now, max_s)
         try:
-            self._template = _environment(now).from_string(source)
+            self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ModelError(
@@ -80,8 +87,8 @@ class ChatTemplate:
         if taken := _OWN_NAMES.intersection(extra or {}):
             raise InvalidRequest(f"template variable {min(taken)!r} is set by the server", param="chat_template_kwargs")
         shaped = [_shaped(message, index, self._content) for index, message in enumerate(messages)]
-        own = {"messages": shaped, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        return self._run({**(extra or {}), **own})
+        own = {"messages": shaped, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
+        return self._run({"documents": None, **(extra or {}), **own})
 
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
@@ -100,6 +107,7 @@ class ChatTemplate:
 
     def _collect(self, variables: Mapping[str, Any]) -> str:
         chunks, size = [], 0
+        self._environment.start()
         for chunk in self._template.generate(variables):
             size += len(chunk)
             if size > self._max_chars:
@@ -198,6 +206,37 @@ class _Refused(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
+class _BoundedSandbox(ImmutableSandboxedEnvironment):
+    """A sandbox whose renderings end: templates can't loop for long without looking something up or calling it."""
+
+    def __init__(self, max_s: float, extensions: Sequence[type[Extension]]) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        self._max_s = max_s
+        self._rendering = threading.local()
+
+    def start(self) -> None:
+        """This thread's rendering starts now."""
+        self._rendering.deadline = time.monotonic() + self._max_s
+
+    def _check(self) -> None:
+        if time.monotonic() > getattr(self._rendering, "deadline", math.inf):
+            raise InvalidRequest(
+                f"the chat template took more than {self._max_s:g} s; send fewer messages", param="messages"
+            )
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        self._check()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self._check()
+        return super().getitem(obj, argument)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (jinja2's own)
+        __self._check()
+        return super().call(__context, __obj, *args, **kwargs)
+
+
 class _GenerationTag(Extension):
     """`{% generation %}` marks the assistant's part for training; for serving it means nothing."""
 
@@ -208,10 +247,8 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+def _environment(now: Callable[[], datetime], max_s: float) -> _BoundedSandbox:
+    environment = _BoundedSandbox(max_s, [_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)

@@ -128,6 +128,11 @@ class TextModel:
             return [*self.prefix, *ids]
         return ids
 
+    def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
+        """Ids of those stop strings that are special tokens: text hides these, so they must stop as tokens."""
+        found = (self._tokenizer.token_to_id(stop) for stop in stops)
+        return tuple(dict.fromkeys(i for i in found if i is not None and i in self.special_ids))
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; the same text that a Detokenizer gives piece by piece."""
         detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)

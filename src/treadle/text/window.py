@@ -1,7 +1,8 @@
 """Incremental text for decoders that do more than join bytes (WordPiece and others): decode a short window.
 
 The window is the last ids whose text is out, for context, and the ids whose text is not. What the second adds to the
-first is new text.
+first is new text. Text that ends in U+FFFD may be half a code point and is held for a while; that it may also be a real
+U+FFFD, a window can't tell.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-_LONGEST = 4  # bytes of a code point, so tokens that may have to be held for one
+_LONGEST = 16  # tokens to hold: one may end a code point and begin the next, so it can take more than four
+_CONTEXT = 64  # tokens of context, at most
 
 
 class WindowPieces:
@@ -60,9 +62,9 @@ class WindowJoiner:
 
     def _release(self, text: str) -> str:
         new = text[len(self._shown) :] if text.startswith(self._shown) else self._decode(self._held)
-        if new:
-            self._context, self._shown = self._held, self._decode(self._held)
-        self._held = []
+        # Tokens that add nothing stay in front: a space that the decoder took off the start was one.
+        self._context = self._held if new else [*self._context, *self._held][-_CONTEXT:]
+        self._shown, self._held = self._decode(self._context), []
         return new
 
     def _decode(self, ids: list[int]) -> str:
