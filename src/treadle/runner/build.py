@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from .base import Progress
+from .guard import leave_thread
 from .loader import load
 from .model import LoadedModel
 from .text import TextRunner
@@ -28,9 +29,13 @@ def build(
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
-    model = load(Path(folder), name=name, context=context, memory=memory, details=details, progress=progress)
-    _check_budget(model, max_running)
-    return TextRunner(model)
+    try:
+        model = load(Path(folder), name=name, context=context, memory=memory, details=details, progress=progress)
+        _check_budget(model, max_running)
+        return TextRunner(model)
+    except BaseException:
+        leave_thread()
+        raise
 
 
 def _check_budget(model: LoadedModel, max_running: int) -> None:

@@ -1,10 +1,12 @@
-"""One thread owns everything of MLX; these two guards say so the moment it is broken."""
+"""One thread owns everything of MLX: what keeps it so, and what the thread does last."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import mlx.core as mx
 
 from .base import RunnerBroken
 
@@ -27,6 +29,15 @@ class OwnerThread:
         if threading.get_ident() != self._ident:
             here = threading.current_thread().name
             raise WrongThread(f"the runner belongs to thread '{self._name}' and was called on '{here}'")
+
+
+def leave_thread() -> None:
+    """End MLX's streams of a thread that will end: nothing of MLX may run on it afterwards.
+
+    A process whose thread has gone with its streams open aborts when it exits. The main thread keeps its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        mx.clear_streams()
 
 
 @contextmanager

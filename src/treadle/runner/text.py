@@ -21,7 +21,7 @@ from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowTokens, S
 from . import memory, mlxlm
 from .base import Job, JobContext
 from .batch import DecodeBatch, own_bytes
-from .guard import OwnerThread, mlx_runtime
+from .guard import OwnerThread, leave_thread, mlx_runtime
 from .logprobs import Logprobs
 from .mlxlm import Caches
 from .model import LoadedModel
@@ -131,13 +131,14 @@ class TextRunner:
         return {"memory": self._memory_job, "release_memory": self._release_memory_job}
 
     def close(self) -> None:
-        """Free rows, caches and weights."""
+        """Free rows, caches and weights, and end MLX on this thread unless it is the main one."""
         self._owner.check()
         self._rows.clear()
         self._own.clear()
         self._batch.drop()
         del self._model
         memory.give_back()
+        leave_thread()
 
     # Inside ---------------------------------------------------------------------------------------------------------
 

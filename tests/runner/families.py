@@ -1,0 +1,106 @@
+"""Tiny random models of families whose caches differ: recurrent, hybrid, lists of caches, chunked, compressed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from treadle.runner.mlxlm import connect
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+_LINEAR_ATTENTION = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 32,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+}
+_LLAMA4 = {
+    "attention_bias": False,
+    "attention_chunk_size": 32,
+    "interleave_moe_layer_step": 2,
+    "intermediate_size_mlp": 96,
+    "num_experts_per_tok": 1,
+    "num_local_experts": 2,
+    "rope_scaling": None,
+    "use_qk_norm": True,
+    "model_type": "llama4_text",
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mamba": {
+        **_COMMON,
+        "state_size": 8,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 8,
+    },
+    "qwen3_next": {**_COMMON, **_LINEAR_ATTENTION, **_EXPERTS, "partial_rotary_factor": 0.25, "norm_topk_prob": True},
+    "falcon_h1": {
+        **_COMMON,
+        "num_hidden_layers": 2,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+        "lm_head_multiplier": 1.0,
+    },
+    "smollm3": {**_COMMON},
+    "gpt_oss": {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
+    "deepseek_v3": {
+        **_COMMON,
+        "moe_intermediate_size": 32,
+        "num_key_value_heads": 4,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+    },
+    "llama4": {"text_config": {**_COMMON, **_LLAMA4}},
+}
+
+
+def make_family(folder: Path, family: str, seed: int = 0) -> Path:
+    """Write a model folder of `family` with random float32 weights, larger than usual for varied greedy text."""
+    connect()
+    from mlx.utils import tree_flatten, tree_map
+    from mlx_lm.utils import _get_classes
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": family, **FAMILIES[family]}
+    model_class, arguments = _get_classes(config)
+    mx.random.seed(seed)
+    model = model_class(arguments.from_dict(config))
+    weights = tree_map(lambda w: w * 3 if w.ndim == 2 else w, model.parameters())
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(weights)), {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -1,0 +1,371 @@
+"""The runner's contract: failures and their scope, release and re-admission, memory, one owner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.runner.conftest import Tiny
+from tests.runner.drive import Choice, Drive, run_alone
+from treadle.core.messages import Sampling, Submit
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.runner.base import RunnerBroken
+from treadle.runner.guard import WrongThread
+from treadle.runner.model import LoadedModel
+from treadle.runner.text import TextRunner
+
+
+def submit(id_: str, prompt: tuple[int, ...] = (10, 20, 30), max_tokens: int = 12, **options: Any) -> Submit:
+    return Submit(id=id_, prompt=prompt, max_tokens=max_tokens, **options)
+
+
+class Faulty:
+    """A model that advances its caches and then raises, at the calls that `when` names (0 is the first)."""
+
+    def __init__(self, module: Any, error: Callable[[], BaseException], *when: int) -> None:
+        self._module = module
+        self._error = error
+        self._when = when
+        self.calls = -1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        out = self._module(*args, **kwargs)
+        if self.calls in self._when:
+            raise self._error()
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def faulty(model: LoadedModel, error: Callable[[], BaseException], *when: int) -> TextRunner:
+    return TextRunner(replace(model, module=Faulty(model.module, error, *when)))
+
+
+def everyone(drive: Drive) -> Choice:
+    return Choice(list(drive.live.values()), 10_000)
+
+
+# Failures -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_step_that_raised_go_on_the_same_after_release_and_readmission(tiny: Tiny) -> None:
+    """B7, and the engine's recovery: `history` stands for what was generated before."""
+    requests = [submit("a"), submit("b", (1,) * 40), submit("c", (7,))]
+    sampled = submit("d", sampling=Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.2, seed=4))
+    requests.append(sampled)
+    wanted = Drive(TextRunner(tiny("gemma3")), requests).run()
+    runner = faulty(tiny("gemma3"), lambda: ValueError("bad shape"), 8)
+    drive = Drive(runner, requests)
+    with pytest.raises(ValueError, match="bad shape"):
+        drive.run()
+    assert {len(row.tokens) for row in drive.live.values()} == {5}
+    for row in drive.live.values():
+        runner.release(row.id)
+        row.rewind()
+    assert drive.run() == wanted
+    assert runner.statistics().kv_bytes == 0
+
+
+def test_rows_that_were_not_in_the_plan_are_intact_after_an_exception(tiny: Tiny) -> None:
+    requests = [submit("a"), submit("b", (5, 6)), submit("c", (9, 9, 9, 9))]
+    wanted = Drive(TextRunner(tiny()), requests).run()
+    runner = faulty(tiny(), lambda: KeyError("layer"), 4)
+    drive = Drive(runner, requests)
+    drive.step(everyone(drive))
+    held = [drive.live["a"]]
+    with pytest.raises(KeyError):
+        drive.step(Choice([drive.live["b"], drive.live["c"]], 10))
+    for id_ in ("b", "c"):
+        runner.release(id_)
+        drive.live[id_].rewind()
+    drive.step(Choice(held, 10))
+    assert drive.run() == wanted
+
+
+def test_rows_lost_in_an_exception_fail_alone_when_nobody_readmits_them(tiny: Tiny) -> None:
+    runner = faulty(tiny(), lambda: KeyError("layer"), 2)
+    drive = Drive(runner, [submit("a"), submit("b")])
+    with pytest.raises(KeyError):
+        drive.step(everyone(drive))
+    result = runner.execute(StepPlan(step=2, decode=(DecodeRow(id="a", token=1, position=0),)))
+    assert [failure.id for failure in result.failures] == ["a"]
+    assert run_alone(runner, submit("x")) == run_alone(TextRunner(tiny()), submit("x"))
+
+
+@pytest.mark.parametrize("call", [0, 1, 3])
+@pytest.mark.parametrize("error", [RuntimeError("[malloc] out"), MemoryError()], ids=["runtime", "memory"])
+def test_a_fault_of_mlx_breaks_the_runner(tiny: Tiny, error: BaseException, call: int) -> None:
+    runner = faulty(tiny(), lambda: error, call)
+    drive = Drive(runner, [submit("a"), submit("b")])
+    with pytest.raises(RunnerBroken, match="MLX's runtime failed"):
+        drive.run()
+
+
+def test_an_array_of_another_thread_breaks_the_runner(tiny: Tiny) -> None:
+    """A1: the real error, not an imitation."""
+    foreign: list[Any] = []
+    thread = threading.Thread(target=lambda: foreign.append(mx.ones(3) + 1))
+    thread.start()
+    thread.join()
+    model = tiny()
+
+    class Mixed(Faulty):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self._module(*args, **kwargs) + foreign[0].sum()
+
+    drive = Drive(TextRunner(replace(model, module=Mixed(model.module, ValueError))), [submit("a")])
+    with pytest.raises(RunnerBroken, match="no Stream"):
+        drive.run()
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (submit("bad", prompt=(1, 5000)), "token id 5000 is outside the model's vocabulary of 261"),
+        (submit("bad", prompt=(-1,)), "token id -1"),
+        (submit("bad", prompt=()), "the prompt is empty"),
+        (submit("bad", sampling=Sampling(temperature=float("nan"))), "temperature"),
+        (submit("bad", sampling=Sampling(top_p=-0.5)), "top_p"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_row_that_cannot_be_admitted_fails_alone(runner: TextRunner, request_: Submit, why: str) -> None:
+    good = submit("good")
+    plan = StepPlan(
+        step=1,
+        admit=(Admit(request=request_), Admit(request=good)),
+        prefill=(PrefillChunk(id="bad", start=0, tokens=(1,)), PrefillChunk(id="good", start=0, tokens=(10, 20))),
+        decode=(DecodeRow(id="bad", token=1, position=0), DecodeRow(id="good", token=30, position=0)),
+    )
+    result = runner.execute(plan)
+    assert [(f.id, why in f.message) for f in result.failures] == [("bad", True)]
+    assert [row.id for row in result.rows] == ["good"]
+    runner.release("good")
+    assert runner.statistics().kv_bytes == 0
+
+
+def test_a_prompt_that_the_model_refuses_fails_alone(tiny: Tiny) -> None:
+    runner = faulty(tiny(), lambda: ValueError("no such rope"), 0)
+    drive = Drive(runner, [submit("a"), submit("b")])
+    result = drive.step(everyone(drive))
+    assert drive.failures == {"a": "the prompt can't be read: no such rope"}
+    assert [row.id for row in result.rows] == ["b"]
+    assert drive.run()["b"] == run_alone(TextRunner(tiny()), submit("b"))
+
+
+def test_rows_that_were_never_admitted_fail_by_name(runner: TextRunner) -> None:
+    plan = StepPlan(
+        step=1,
+        prefill=(PrefillChunk(id="ghost", start=0, tokens=(1,)),),
+        decode=(DecodeRow(id="phantom", token=1, position=0),),
+    )
+    assert {f.id for f in runner.execute(plan).failures} == {"ghost", "phantom"}
+
+
+# Joining and leaving ------------------------------------------------------------------------------------------------
+
+
+def test_release_is_harmless_for_strangers_and_twice(runner: TextRunner) -> None:
+    runner.release("nobody")
+    drive = Drive(runner, [submit("a"), submit("b")])
+    drive.step(everyone(drive))
+    runner.release("a")
+    runner.release("a")
+    del drive.live["a"]
+    assert drive.run()["b"] == run_alone(runner, submit("b"))
+
+
+def test_an_id_that_comes_back_starts_afresh(runner: TextRunner) -> None:
+    first = Drive(runner, [submit("a", (1, 2, 3))])
+    first.step(everyone(first))
+    assert run_alone(runner, submit("a", (50, 60))) == run_alone(runner, submit("x", (50, 60)))
+
+
+def test_a_row_may_be_released_at_any_point_of_its_life(runner: TextRunner) -> None:
+    """B5: queued in the batch, half-way through its prompt, or held back."""
+    want = run_alone(runner, submit("stays", (3,) * 20))
+    for steps in range(6):
+        drive = Drive(runner, [submit("stays", (3,) * 20), submit("goes", (4,) * 9), submit("too", (5,))])
+        for i in range(steps):
+            rows = list(drive.live.values())
+            drive.step(Choice(rows if i % 2 else rows[:2], 4))
+        for id_ in ("goes", "too"):
+            runner.release(id_)
+            del drive.live[id_]
+        assert drive.run()["stays"] == want
+        assert runner.statistics().kv_bytes == 0
+
+
+def test_memory_comes_back_when_the_last_row_leaves(tiny: Tiny) -> None:
+    runner = TextRunner(tiny("gemma3"))
+    requests = [submit(f"r{i}", (i,) * (1 + 70 * i), 30, logprobs=3) for i in range(4)]
+    Drive(runner, requests).run()
+    before = mx.get_active_memory()
+    for _ in range(3):
+        drive = Drive(runner, requests)
+        for _ in range(10):
+            drive.step(everyone(drive))
+        held = runner.statistics()
+        assert held.kv_bytes > 4 * 256
+        assert held.active_bytes >= before + held.kv_bytes
+        for request in requests:
+            runner.release(request.id)
+        assert runner.statistics().kv_bytes == 0
+        assert mx.get_active_memory() <= before
+
+
+def test_the_graph_does_not_grow_while_a_row_decodes(tiny: Tiny) -> None:
+    """Cache states are evaluated with each step: memory per step is the same at the end as at the start."""
+    runner = TextRunner(tiny("gemma3"))
+    drive = Drive(runner, [submit("a", (1, 2), 130), submit("b", (3,) * 20, 130)])
+    sizes = []
+    while drive.live:
+        drive.step(everyone(drive))
+        sizes.append(mx.get_active_memory())
+    assert max(sizes[10:128]) == min(sizes[10:128])
+
+
+# Log-probabilities and order ---------------------------------------------------------------------------------------
+
+
+def test_log_probabilities_come_only_to_those_who_ask_and_are_of_the_raw_logits(tiny: Tiny) -> None:
+    model = tiny()
+    biased = Sampling(logit_bias=((42, 100.0),))
+    requests = [submit("none"), submit("zero", logprobs=0), submit("five", logprobs=5, sampling=biased)]
+    drive = Drive(TextRunner(model), requests)
+    tokens = drive.run()
+    assert drive.all["none"].logprobs == []
+    logits = np.array(model.module(mx.array([[10, 20, 30, *tokens["five"]]]))[0]).astype(np.float64)
+    reference = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert len(drive.all["five"].logprobs) == len(drive.all["zero"].logprobs) == 12
+    for i, (token, found) in enumerate(zip(tokens["five"], drive.all["five"].logprobs, strict=True)):
+        row = reference[2 + i]
+        assert token == 42
+        assert found.logprob == pytest.approx(row[42], abs=1e-3)
+        assert [best for best, _ in found.top] == np.argsort(-row)[:5].tolist()
+        assert [value for _, value in found.top] == pytest.approx(sorted(row)[:-6:-1], abs=1e-3)
+    assert all(found.top == () and found.logprob < 0 for found in drive.all["zero"].logprobs)
+
+
+def test_tokens_answer_in_the_plans_order(runner: TextRunner) -> None:
+    drive = Drive(runner, [submit("a"), submit("b"), submit("c")])
+    for ids in ("abc", "cab", "bc", "acb"):
+        result = drive.step(Choice([drive.live[i] for i in ids], 10))
+        assert "".join(row.id for row in result.rows) == ids
+
+
+def test_seeded_sampling_is_the_same_alone_and_among_others(tiny: Tiny) -> None:
+    kinds = [
+        Sampling(temperature=1.0, seed=1),
+        Sampling(temperature=0.8, top_p=0.9, seed=2),
+        Sampling(temperature=1.2, top_k=20, presence_penalty=0.4, seed=3),
+        Sampling(temperature=1.0, min_p=0.02, repetition_penalty=1.1, frequency_penalty=0.2, seed=4),
+        Sampling(),
+    ]
+    requests = [submit(f"r{i}", (i + 1,) * (1 + 9 * i), 25, sampling=kind) for i, kind in enumerate(kinds)]
+    runner = TextRunner(tiny("qwen3"))
+    assert Drive(runner, requests).run() == {r.id: run_alone(runner, r) for r in requests}
+
+
+def test_stop_tokens_do_not_come_before_their_time(runner: TextRunner) -> None:
+    free = run_alone(runner, submit("a", max_tokens=4))
+    held = run_alone(runner, submit("b", max_tokens=4, stop_token_ids=(free[0], free[2]), min_tokens=2))
+    assert held[0] != free[0]
+    assert not {held[0], held[1]} & {free[0], free[2]}
+
+
+def test_seconds_are_measured_for_prefill_and_for_decode(tiny: Tiny) -> None:
+    ticks = iter(range(100))
+    runner = TextRunner(tiny(), clock=lambda: float(next(ticks)))
+    drive = Drive(runner, [submit("a")])
+    first = drive.step(Choice([drive.live["a"]], 1))
+    second = drive.step(everyone(drive))
+    third = drive.step(everyone(drive))
+    assert [(r.prefill_s, r.decode_s) for r in (first, second, third)] == [(1.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
+
+
+# The owner, warm-up, jobs -----------------------------------------------------------------------------------------
+
+
+def test_every_entry_refuses_another_thread(runner: TextRunner) -> None:
+    """A1."""
+    entries: list[Callable[[], Any]] = [
+        runner.capabilities,
+        runner.warm_up,
+        runner.statistics,
+        runner.close,
+        lambda: runner.execute(StepPlan(step=1)),
+        lambda: runner.release("x"),
+        lambda: runner.jobs()["memory"](Never(), {}),
+        lambda: runner.jobs()["release_memory"](Never(), {}),
+    ]
+    refused: list[str] = []
+
+    def elsewhere() -> None:
+        for entry in entries:
+            try:
+                entry()
+            except WrongThread as error:
+                refused.append(str(error))
+
+    thread = threading.Thread(target=elsewhere, name="elsewhere")
+    thread.start()
+    thread.join()
+    assert len(refused) == len(entries)
+    assert "'elsewhere'" in refused[0]
+
+
+class Never:
+    def cancelled(self) -> bool:
+        return False
+
+
+def test_the_warm_up_leaves_nothing_behind(runner: TextRunner) -> None:
+    """C2."""
+    runner.warm_up()
+    before = mx.get_active_memory()
+    runner.warm_up()
+    assert mx.get_active_memory() <= before
+    assert runner.statistics().kv_bytes == 0
+
+
+@pytest.mark.parametrize("call", [0, 1, 2])
+@pytest.mark.parametrize("error", [ValueError("shape"), RuntimeError("command buffer")], ids=["value", "runtime"])
+def test_a_warm_up_that_fails_half_way_leaves_nothing_behind(tiny: Tiny, call: int, error: Exception) -> None:
+    """C1, C2: it raises, and the runner could still be used or closed."""
+    runner = faulty(tiny(), lambda: error, call)
+    with pytest.raises((ValueError, RunnerBroken), match=r"shape|command buffer"):
+        runner.warm_up()
+    assert runner.statistics().kv_bytes == 0
+    assert run_alone(runner, submit("x")) == run_alone(TextRunner(tiny()), submit("x"))
+
+
+def test_jobs_tell_memory_and_give_it_back(runner: TextRunner) -> None:
+    drive = Drive(runner, [submit("a")])
+    drive.step(everyone(drive))
+    jobs = runner.jobs()
+    found = jobs["memory"](Never(), {})
+    assert found["active_bytes"] > found["kv_bytes"] > 0
+    assert jobs["release_memory"](Never(), {})["released_bytes"] >= 0
+    assert mx.get_cache_memory() == 0
+
+
+def test_close_frees_rows_and_weights(tiny: Tiny, tmp_path: Any) -> None:
+    from tests.support.tiny import make_tiny
+    from treadle.runner.build import build
+
+    before = mx.get_active_memory()
+    runner = build(make_tiny(tmp_path / "m", layers=6))
+    drive = Drive(runner, [submit("a")])
+    drive.step(everyone(drive))
+    assert mx.get_active_memory() > before + 100_000
+    runner.close()
+    assert mx.get_active_memory() <= before
