@@ -1,0 +1,254 @@
+"""From a folder to a model in memory: what is measured, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.runner.drive import run_alone
+from tests.support.tiny import make_tiny
+from treadle.core.messages import Submit
+from treadle.errors import ConfigError, ModelError
+from treadle.runner import loader, memory
+from treadle.runner.build import build
+from treadle.runner.loader import load
+from treadle.runner.text import TextRunner
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def converted(folder: Path, target: Path, **options: Any) -> Path:
+    """The model in `folder` as another dtype, or quantized."""
+    from treadle.runner.mlxlm import connect
+
+    connect()
+    from mlx_lm.utils import load_config, load_model, quantize_model, save_config, save_model
+
+    model, config = load_model(folder)[0], load_config(folder)
+    if dtype := options.get("dtype"):
+        model.set_dtype(dtype)
+    if bits := options.get("bits"):
+        model, config = quantize_model(model, config, group_size=32, bits=bits)
+    target.mkdir()
+    save_model(target, model)
+    save_config(config, target / "config.json")
+    return target
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny(tmp_path / "tiny")
+
+
+# What is measured ---------------------------------------------------------------------------------------------------
+
+
+def test_capabilities_are_those_of_the_folder(folder: Path) -> None:
+    stages: list[str] = []
+    runner = build(folder, name="mine", memory=1 << 20, blas="OpenBLAS, 2 threads", progress=stages.append)
+    can = runner.capabilities()
+    assert (can.model, can.architecture, can.vocabulary, can.context) == ("mine", "llama", 261, 2048)
+    assert (can.dtype, can.parameters * 4, can.path) == ("float32", can.weight_bytes, "batched")
+    assert can.kv_budget_bytes == 1 << 20
+    assert can.details["blas"] == "OpenBLAS, 2 threads"
+    assert {"device", "mlx", "mlx-lm"} < can.details.keys()
+    assert stages == ["loading mlx-lm", "reading the weights", "measuring the model"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen3_moe"])
+def test_the_cost_of_the_cache_is_what_it_comes_to(tmp_path: Path, architecture: Any) -> None:
+    model = load(make_tiny(tmp_path / "m", architecture=architecture))
+    for length in (5, 300, 1500):
+        caches = model.new_caches()
+        model.prefill([1] * (length - 1), caches)
+        mx.eval(model.decode([1], caches))  # a window keeps a whole chunk until then
+        held = sum(cache.nbytes for cache in caches)
+        assert abs(held - model.kv.row_bytes - length * model.kv.token_bytes) <= model.kv.row_bytes
+
+
+def test_a_window_as_long_as_the_context_counts_by_token(tmp_path: Path) -> None:
+    short = load(make_tiny(tmp_path / "short", architecture="gemma3", context=2048, sliding_window=32))
+    whole = load(make_tiny(tmp_path / "whole", architecture="gemma3", context=2048, sliding_window=2048))
+    assert whole.kv.token_bytes == 2 * short.kv.token_bytes
+
+
+def test_the_default_budget_is_a_share_of_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "host_available_bytes", lambda: 1000 << 20)
+    budget = load(folder).kv_budget_bytes
+    assert budget == pytest.approx(500 << 20, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_the_cpu_computes_in_float32(folder: Path, tmp_path: Path, dtype: mx.Dtype) -> None:
+    """Half precision does not go through BLAS there."""
+    model = load(converted(folder, tmp_path / "half", dtype=dtype))
+    assert (model.dtype, model.weight_bytes) == ("float32", 4 * model.parameters)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_quantized_models_run_and_are_unpacked_on_the_cpu_when_there_is_room(
+    folder: Path, tmp_path: Path, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = converted(folder, tmp_path / "packed", bits=8)
+    monkeypatch.setattr(memory, "host_available_bytes", lambda: 1 << 30 if room else 600_000)
+    model = load(target)
+    assert model.details["quantization"] == "8 bits, groups of 32"
+    assert model.dtype == "float32"
+    assert (model.weight_bytes == 4 * model.parameters) is room
+    request = Submit(id="a", prompt=(10, 20, 30), max_tokens=8)
+    logits = np.array(model.module(mx.array([request.prompt]))[0, -1])
+    assert run_alone(TextRunner(model), request)[0] == int(logits.argmax())
+
+
+def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> None:
+    from treadle.runner.mlxlm import connect
+
+    library = connect()
+    module, _ = library.load(converted(folder, tmp_path / "half", dtype=mx.bfloat16))
+    kept = loader._for_device(module, library, library.parameters(module), "metal")
+    assert loader._dtype(kept) == "bfloat16"
+
+
+# The context --------------------------------------------------------------------------------------------------------
+
+
+def test_the_context_can_be_shortened_but_not_stretched(folder: Path) -> None:
+    assert load(folder, context=100).context == 100
+    with pytest.raises(ConfigError, match="context is 4096, and tiny is made for 2048 tokens"):
+        load(folder, context=4096)
+
+
+def test_a_context_that_config_does_not_give_is_assumed_and_said(folder: Path) -> None:
+    edit_config(folder, max_position_embeddings=None)
+    model = load(folder)
+    assert model.context == loader.UNKNOWN_CONTEXT
+    assert "assumed" in model.details["context"]
+    assert load(folder, context=100_000).context == 100_000
+
+
+# What is refused ----------------------------------------------------------------------------------------------------
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def tear_config(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text()[:40])
+
+
+def tear_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def tear_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def empty_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def other_architecture(folder: Path) -> None:
+    edit_config(folder, model_type="hal9000")
+
+
+def other_shape(folder: Path) -> None:
+    edit_config(folder, hidden_size=96)
+
+
+def missing_layer(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=3)
+
+
+def nonsense(folder: Path) -> None:
+    edit_config(folder, num_attention_heads="many")
+
+
+def missing_argument(folder: Path) -> None:
+    edit_config(folder, num_attention_heads=None)
+
+
+def wants_code(folder: Path) -> None:
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    edit_config(folder, model_file="evil.py")
+
+
+SPOILERS: dict[Callable[[Path], None], str] = {
+    remove_config: "not a model folder",
+    remove_weights: "No safetensors",
+    tear_config: "torn or not JSON",
+    tear_weights: "can't be read|do not agree",
+    tear_header: "can't be read|do not agree",
+    empty_weights: "can't be read|do not agree",
+    other_architecture: "hal9000 not supported",
+    other_shape: "do not agree",
+    missing_layer: "do not agree",
+    nonsense: "does not fit its architecture",
+    missing_argument: "does not fit its architecture",
+    wants_code: "custom module",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__)
+def test_a_folder_that_cannot_be_loaded_is_one_line_that_names_it(folder: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(folder)
+    with pytest.raises(ModelError, match=SPOILERS[spoil]) as caught:
+        load(folder)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 600
+    assert folder.name in caught.value.message
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a model folder"):
+        load(tmp_path / "nothing")
+
+
+def test_weights_that_do_not_fit_into_memory_are_refused_before_they_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "usable_bytes", lambda kind: 1000)
+    with pytest.raises(ModelError, match="use a smaller or a quantized model"):
+        load(folder)
+
+
+def test_a_budget_too_small_for_the_rows_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="lower max_running, or give more memory"):
+        build(folder, memory=1000, max_running=4)
+
+
+def test_no_tokenizer_is_needed(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert load(folder).vocabulary == 261
+
+
+def test_several_weight_files_are_one_model(folder: Path, tmp_path: Path) -> None:
+    weights = mx.load(str(folder / "model.safetensors"))
+    names = sorted(weights)
+    split = tmp_path / "split"
+    split.mkdir()
+    shutil.copy(folder / "config.json", split)
+    for i, part in enumerate((names[:5], names[5:])):
+        mx.save_safetensors(str(split / f"model-{i}.safetensors"), {name: weights[name] for name in part})
+    request = Submit(id="a", prompt=(1, 2), max_tokens=5)
+    assert run_alone(TextRunner(load(split)), request) == run_alone(TextRunner(load(folder)), request)

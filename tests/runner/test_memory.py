@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from treadle.runner import memory
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return folder
+
+
+MEMINFO = "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:   4000 kB\n"
+
+
+def test_a_container_cannot_take_more_than_its_limit(tmp_path: Path) -> None:
+    write(tmp_path, meminfo=MEMINFO, memory_max="3000000", memory_current="1000000")
+    assert memory.host_available_bytes(tmp_path / "meminfo", tmp_path) == 2_000_000
+
+
+@pytest.mark.parametrize("limit", ["max", "99999999999"])
+def test_without_a_limit_that_binds_the_machine_decides(tmp_path: Path, limit: str) -> None:
+    write(tmp_path, meminfo=MEMINFO, memory_max=limit, memory_current="5")
+    assert memory.host_available_bytes(tmp_path / "meminfo", tmp_path) == 4000 * 1024
+
+
+def test_where_nothing_tells_it_is_half_of_the_machines_memory(tmp_path: Path) -> None:
+    assert memory.host_available_bytes(tmp_path / "none", tmp_path) > 1 << 20
+
+
+def test_an_asked_budget_is_taken_as_it_is() -> None:
+    assert memory.kv_budget(12345, "cpu") == 12345
+
+
+def test_a_device_that_does_not_tell_its_memory_sets_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "riddle"})
+    assert memory.usable_bytes("cuda") == 0
+    assert memory.kv_budget(None, "cuda") == 0
+
+
+def test_metal_tells_what_it_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 7 << 30})
+    assert memory.usable_bytes("metal") == 7 << 30
+    assert memory.kv_budget(None, "metal") == pytest.approx(3.5 * 2**30, rel=0.01)
+
+
+def test_freed_buffers_go_back() -> None:
+    mx.eval(mx.zeros(1 << 20) + 1)
+    memory.give_back()
+    assert mx.get_cache_memory() == 0
