@@ -103,7 +103,8 @@ def _read_weights(module: Any, folder: Path, kind: str) -> int:
             f"the weights of {folder.name} take {needed / _GIB:.1f} GiB ({_dtype(module)}) and {usable / _GIB:.1f} GiB "
             "are free: use a smaller or a quantized model, or free memory"
         )
-    mx.eval(arrays)
+    for array in arrays:  # one at a time: what each is converted from goes at once
+        mx.eval(array)
     return needed
 
 
