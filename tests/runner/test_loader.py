@@ -17,6 +17,7 @@ from tests.support.tiny import make_tiny
 from treadle.core.messages import Submit
 from treadle.errors import ConfigError, ModelError
 from treadle.runner import loader, memory
+from treadle.runner.blas import BlasReport
 from treadle.runner.build import build
 from treadle.runner.loader import load
 from treadle.runner.text import TextRunner
@@ -54,9 +55,11 @@ def folder(tmp_path: Path) -> Path:
 # What is measured ---------------------------------------------------------------------------------------------------
 
 
-def test_capabilities_are_those_of_the_folder(folder: Path) -> None:
+def test_capabilities_are_those_of_the_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     stages: list[str] = []
-    runner = build(folder, name="mine", memory=1 << 20, blas="OpenBLAS, 2 threads", progress=stages.append)
+    blas = BlasReport("OpenBLAS", 2, warning="too many threads")
+    runner = build(folder, name="mine", memory=1 << 20, blas=blas, progress=stages.append)
+    assert "too many threads" in caplog.text
     can = runner.capabilities()
     assert (can.model, can.architecture, can.vocabulary, can.context) == ("mine", "llama", 261, 2048)
     assert (can.dtype, can.parameters * 4, can.path) == ("float32", can.weight_bytes, "batched")

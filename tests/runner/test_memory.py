@@ -48,6 +48,11 @@ def test_metal_tells_what_it_recommends(monkeypatch: pytest.MonkeyPatch) -> None
     assert memory.kv_budget(None, "metal") == pytest.approx(3.5 * 2**30, rel=0.01)
 
 
+def test_cuda_tells_what_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 << 30, "free_memory": 10 << 30})
+    assert memory.usable_bytes("cuda") == pytest.approx(10 * 2**30, rel=0.01)
+
+
 def test_freed_buffers_go_back() -> None:
     mx.eval(mx.zeros(1 << 20) + 1)
     memory.give_back()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ConfigError
 from .base import Progress
+from .blas import BlasReport
 from .guard import leave_thread
 from .loader import load
 from .model import LoadedModel
 from .text import TextRunner
+from .threads import ThreadGovernor
+
+_log = logging.getLogger(__name__)
 
 
 def build(
@@ -18,24 +24,33 @@ def build(
     name: str = "",
     context: int | None = None,
     memory: int | None = None,
-    blas: object = None,
+    blas: BlasReport | None = None,
     max_running: int = 1,
     progress: Progress = lambda stage: None,
 ) -> TextRunner:
     """The text runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `name` is the model's public name (the folder's by default), `context` shortens the model's own, `memory` is the
-    byte budget of all caches, and `blas`, which reads as text, says to people what does the CPU's matrix products.
+    byte budget of all caches, and `blas` is what `blas.prepare` said: it is shown, and its warning logged.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
+    if blas is not None and blas.warning:
+        _log.warning("%s", blas.warning)
     try:
         model = load(Path(folder), name=name, context=context, memory=memory, details=details, progress=progress)
         _check_budget(model, max_running)
-        return TextRunner(model)
+        return TextRunner(model, before_step=_governor(blas))
     except BaseException:
         leave_thread()
         raise
+
+
+def _governor(blas: BlasReport | None) -> Callable[[], None]:
+    """What keeps BLAS threads off cores that others use; nothing to do where the threads are not ours."""
+    if blas is None or blas.set_threads is None:
+        return lambda: None
+    return ThreadGovernor(blas.set_threads, blas.threads).before_step
 
 
 def _check_budget(model: LoadedModel, max_running: int) -> None:

@@ -43,11 +43,13 @@ def device() -> Device:
 
 def usable_bytes(kind: str) -> int:
     """Bytes that this process may come to hold on the device in all; 0 when nothing says so."""
+    held = mx.get_active_memory() + mx.get_cache_memory()
     if kind == "cpu":
-        return mx.get_active_memory() + host_available_bytes()
+        return held + host_available_bytes()
     info = mx.device_info()
-    names = ("max_recommended_working_set_size", "total_memory", "memory_size")
-    return next((int(info[name]) for name in names if info.get(name)), 0)
+    if kind == "cuda" and "free_memory" in info:  # other processes may hold some of it
+        return held + int(info["free_memory"])
+    return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or 0)
 
 
 def host_available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
