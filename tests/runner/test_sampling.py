@@ -126,6 +126,12 @@ def test_a_row_picks_the_same_alone_and_in_any_mix(vocabulary: int, dtype: mx.Dt
     assert together == alone == backwards[::-1]
 
 
+def test_a_batch_without_greedy_rows_places_both_ways_of_drawing() -> None:
+    logits = np.random.default_rng(8).normal(0, 2, (4, 700)).astype(np.float32)
+    kinds = [row(Sampling(temperature=1.0, top_k=3 * (i % 2), seed=i), 700) for i in range(4)]
+    assert pick(logits, kinds, [5] * 4) == [pick(logits[i : i + 1], [kinds[i]], [5])[0] for i in range(4)]
+
+
 def test_greedy_rows_take_the_largest_logit_whatever_their_neighbours_do() -> None:
     logits = np.random.default_rng(4).normal(0, 2, (8, 500)).astype(np.float32)
     loud = Sampling(temperature=2.0, top_p=0.9, top_k=9, repetition_penalty=1.5, logit_bias=((1, 50.0),))

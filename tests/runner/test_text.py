@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,10 +14,13 @@ import pytest
 
 from tests.runner.conftest import Tiny
 from tests.runner.drive import Choice, Drive, run_alone
+from tests.support.tiny import make_tiny
 from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner.base import RunnerBroken
+from treadle.runner.build import build
 from treadle.runner.guard import WrongThread
+from treadle.runner.loader import load
 from treadle.runner.model import LoadedModel
 from treadle.runner.text import TextRunner
 
@@ -98,6 +102,13 @@ def test_rows_lost_in_an_exception_fail_alone_when_nobody_readmits_them(tiny: Ti
     result = runner.execute(StepPlan(step=2, decode=(DecodeRow(id="a", token=1, position=0),)))
     assert [failure.id for failure in result.failures] == ["a"]
     assert run_alone(runner, submit("x")) == run_alone(TextRunner(tiny()), submit("x"))
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("rope"), RecursionError("deep")], ids=["missing", "deep"])
+def test_runtime_errors_of_python_itself_do_not_break_the_runner(tiny: Tiny, error: Exception) -> None:
+    drive = Drive(faulty(tiny(), lambda: error, 1), [submit("a")])
+    with pytest.raises(type(error)):
+        drive.run()
 
 
 @pytest.mark.parametrize("call", [0, 1, 3])
@@ -255,6 +266,20 @@ def test_log_probabilities_come_only_to_those_who_ask_and_are_of_the_raw_logits(
     assert all(found.top == () and found.logprob < 0 for found in drive.all["zero"].logprobs)
 
 
+def test_log_probabilities_are_of_the_token_that_a_wide_nucleus_gave_in_the_end(tmp_path: Path) -> None:
+    model = load(make_tiny(tmp_path / "wide", vocabulary_extra=4000))
+    flat = Sampling(temperature=9.0, top_p=0.99, seed=3)
+    request = submit("a", max_tokens=6, sampling=flat, logprobs=0)
+    drive = Drive(TextRunner(model), [request])
+    tokens = drive.run()["a"]
+    logits = np.array(model.module(mx.array([[10, 20, 30, *tokens]]))[0]).astype(np.float64)
+    reference = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    ranks = [int((reference[2 + i] > reference[2 + i, token]).sum()) for i, token in enumerate(tokens)]
+    assert max(ranks) > 1024
+    found = [one.logprob for one in drive.all["a"].logprobs]
+    assert found == pytest.approx([reference[2 + i, token] for i, token in enumerate(tokens)], abs=1e-3)
+
+
 def test_tokens_answer_in_the_plans_order(runner: TextRunner) -> None:
     drive = Drive(runner, [submit("a"), submit("b"), submit("c")])
     for ids in ("abc", "cab", "bc", "acb"):
@@ -358,10 +383,7 @@ def test_jobs_tell_memory_and_give_it_back(runner: TextRunner) -> None:
     assert mx.get_cache_memory() == 0
 
 
-def test_close_frees_rows_and_weights(tiny: Tiny, tmp_path: Any) -> None:
-    from tests.support.tiny import make_tiny
-    from treadle.runner.build import build
-
+def test_close_frees_rows_and_weights(tiny: Tiny, tmp_path: Path) -> None:
     before = mx.get_active_memory()
     runner = build(make_tiny(tmp_path / "m", layers=6))
     drive = Drive(runner, [submit("a")])
