@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import sys
+from typing import cast
 
 
 def main() -> None:
-    """Entry of the `treadle` command. An error of Treadle's own is one line and a non-zero exit, never a traceback."""
+    """Entry of the `treadle` command. A mistake, or an error of Treadle's own, is one line and a non-zero exit."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    import typer
+
     from ..errors import ConfigError, TreadleError
     from .app import app
 
+    usage_error = cast(type[Exception], typer.BadParameter.__mro__[1])  # typer names only this leaf in public
     try:
-        app()
+        code = app(standalone_mode=False)
     except TreadleError as error:
-        print(f"treadle: error: {error.message}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        return _say(error.message, 2 if isinstance(error, ConfigError) else 1)
+    except usage_error as error:
+        return _say_usage(error)
+    except typer.Abort:
+        return _say("aborted", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _say_usage(error: BaseException) -> int:
+    """One line for a wrong command line; without any arguments the help has been shown, and nothing is left to say."""
+    message = error.format_message()  # type: ignore[attr-defined]
+    context = error.ctx  # type: ignore[attr-defined]
+    command = context.command_path if context is not None else "treadle"
+    return _say(f"{message.rstrip('.')}; see {command} --help", 2) if message else 2
+
+
+def _say(message: str, code: int) -> int:
+    print(f"treadle: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +19,47 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MODEL = "A folder, a hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo' (Gemma 3 270M). Default: demo."
+MODEL = "A folder, a hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo' (Gemma 3 270M)."
 NETWORK, LIMITS, MODELS, ENGINE = "Network", "Limits", "Model", "Engine"
+_DEFAULTS = {field.name.removesuffix("_s"): field.default for field in dataclasses.fields(Settings)}
+_BYTES, _SECONDS, _TOKENS, _COUNT, _FILE = "BYTES", "SECONDS", "TOKENS", "N", "FILE"
 
 
-def _option(help_: str, panel: str, *names: str, env: str | None = None) -> Any:
-    return typer.Option(*names, help=help_, rich_help_panel=panel, envvar=env, show_default=False)
+def _setting(name: str, help_: str, panel: str, kind: str | None = None, *, env: str | None = None) -> Any:
+    """The option of setting `name`. It shows the default that `Settings` has; the values stay None, so that a settings
+    file is not overruled by an option that nobody gave."""
+    default = _DEFAULTS[name]
+    flag = f"--{name.replace('_', '-')}"
+    plain = f"{default:g}" if isinstance(default, float) else str(default)
+    shown = "" if default is None or default is False else f" Default: {plain}."
+    return typer.Option(flag, help=help_ + shown, rich_help_panel=panel, metavar=kind, envvar=env, show_default=False)
+
+
+Model = Annotated[str | None, typer.Argument(help=f"{MODEL} Default: {_DEFAULTS['model']}.", show_default=False)]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A TOML file with the names of these options; options win over it.",
+        rich_help_panel=MODELS,
+        metavar=_FILE,
+        show_default=False,
+    ),
+]
+Revision = Annotated[
+    str | None, _setting("revision", "The hub revision (branch, tag or commit) to pin.", MODELS, "REV")
+]
+Offline = Annotated[bool | None, _setting("offline", "Never ask the hub; use what is cached.", MODELS)]
+MaxRunning = Annotated[
+    int | None, _setting("max_running", "Sequences that run together; 1 is serialized mode.", LIMITS, _COUNT)
+]
+Context = Annotated[
+    int | None, _setting("context", "Longest prompt plus completion. Default: the model's.", LIMITS, _TOKENS)
+]
+Memory = Annotated[
+    int | None, _setting("memory", "For the KV cache. Default: half of what the weights leave.", LIMITS, _BYTES)
+]
+Threads = Annotated[int | None, _setting("threads", "CPU threads. Default: by the cores there are.", ENGINE, _COUNT)]
 
 
 @app.callback(invoke_without_command=True)
@@ -36,53 +73,63 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def serve(
-    model: Annotated[str | None, typer.Argument(help=MODEL, show_default=False)] = None,
-    config: Annotated[Path | None, _option("A TOML file with the names of these options.", MODELS)] = None,
-    revision: Annotated[str | None, _option("The hub revision (branch, tag or commit) to pin.", MODELS)] = None,
-    offline: Annotated[bool | None, _option("Never ask the hub; use what is cached.", MODELS, "--offline")] = None,
-    chat_template: Annotated[Path | None, _option("A Jinja file instead of the model's chat template.", MODELS)] = None,
-    served_model_name: Annotated[str | None, _option("The model's name for clients.", MODELS)] = None,
-    host: Annotated[str | None, _option("Address to listen on. Default: 127.0.0.1.", NETWORK)] = None,
-    port: Annotated[int | None, _option("Port to listen on; 0 picks one. Default: 8000.", NETWORK)] = None,
+    model: Model = None,
+    config: Config = None,
+    revision: Revision = None,
+    offline: Offline = None,
+    chat_template: Annotated[
+        Path | None, _setting("chat_template", "A Jinja file in place of the model's own template.", MODELS, _FILE)
+    ] = None,
+    served_model_name: Annotated[
+        str | None, _setting("served_model_name", "Its name for clients. Default: the model's.", MODELS, "NAME")
+    ] = None,
+    host: Annotated[str | None, _setting("host", "Address to listen on.", NETWORK, "ADDRESS")] = None,
+    port: Annotated[int | None, _setting("port", "Port to listen on; 0 picks one.", NETWORK, "PORT")] = None,
     api_key: Annotated[
-        str | None, _option("Key that every route but /health/live asks for.", NETWORK, env="TREADLE_API_KEY")
+        str | None,
+        _setting("api_key", "Key that every route but /health/live asks for.", NETWORK, "KEY", env="TREADLE_API_KEY"),
     ] = None,
-    max_body_bytes: Annotated[int | None, _option("Longest request body. Default: 8 MiB.", NETWORK)] = None,
-    stall: Annotated[float | None, _option("Seconds a stream's reader may stall. Default: 30.", NETWORK)] = None,
+    max_body_bytes: Annotated[int | None, _setting("max_body_bytes", "Longest request body.", NETWORK, _BYTES)] = None,
+    stall: Annotated[
+        float | None, _setting("stall", "How long a stream's reader may stall.", NETWORK, _SECONDS)
+    ] = None,
     keepalive: Annotated[
-        float | None, _option("Seconds between comments on a silent stream. Default: 5.", NETWORK)
+        float | None, _setting("keepalive", "Between comments on a silent stream.", NETWORK, _SECONDS)
     ] = None,
-    drain: Annotated[float | None, _option("Seconds running requests get at shutdown. Default: 30.", NETWORK)] = None,
-    max_running: Annotated[
-        int | None, _option("Requests that run together; 1 is serialized mode. Default: 16.", LIMITS)
+    drain: Annotated[
+        float | None, _setting("drain", "What running requests get at shutdown.", NETWORK, _SECONDS)
     ] = None,
-    max_waiting: Annotated[int | None, _option("Requests that may wait. Default: as many as may run.", LIMITS)] = None,
+    max_running: MaxRunning = None,
+    max_waiting: Annotated[
+        int | None, _setting("max_waiting", "Sequences that may wait. Default: as many as may run.", LIMITS, _COUNT)
+    ] = None,
     max_wait: Annotated[
-        float | None, _option("Seconds a request may wait; 0 refuses at once. Default: 4.", LIMITS)
+        float | None, _setting("max_wait", "How long one may wait; 0 refuses at once.", LIMITS, _SECONDS)
     ] = None,
     prefill_tokens: Annotated[
-        int | None, _option("Prompt tokens a step computes at most. Default: 512.", LIMITS)
+        int | None, _setting("prefill_tokens", "Prompt tokens a step computes at most.", LIMITS, _TOKENS)
     ] = None,
     max_tokens: Annotated[
-        int | None, _option("Cap on a request's completion tokens. Default: the context's rest.", LIMITS)
+        int | None,
+        _setting("max_tokens", "Cap on a completion. Default: what the context leaves.", LIMITS, _TOKENS),
     ] = None,
-    context: Annotated[int | None, _option("Longest prompt plus completion. Default: the model's.", LIMITS)] = None,
-    memory: Annotated[int | None, _option("Bytes for the KV cache. Default: a share of the device's.", LIMITS)] = None,
-    threads: Annotated[int | None, _option("CPU threads. Default: by the cores there are.", ENGINE)] = None,
+    context: Context = None,
+    memory: Memory = None,
+    threads: Threads = None,
     hang_after: Annotated[
-        float | None, _option("Seconds without a step before the engine is replaced. Default: 30.", ENGINE)
+        float | None,
+        _setting("hang_after", "Without a step, while work waits, until the engine is replaced.", ENGINE, _SECONDS),
     ] = None,
     start_timeout: Annotated[
-        float | None, _option("Seconds the engine may take to load. Default: 1800.", ENGINE)
+        float | None, _setting("start_timeout", "What the engine may take to load.", ENGINE, _SECONDS)
     ] = None,
     in_process: Annotated[
-        bool | None, _option("Run the engine on a thread instead of a child process.", ENGINE, "--in-process")
+        bool | None, _setting("in_process", "Run the engine on a thread instead of in a child process.", ENGINE)
     ] = None,
-    log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.", ENGINE)] = None,
+    log_level: Annotated[str | None, _setting("log_level", "debug, info, warning or error.", ENGINE, "LEVEL")] = None,
 ) -> None:
     """Serve MODEL over HTTP: OpenAI's API at /v1, health at /health, metrics at /metrics."""
-    given = {k: v for k, v in locals().items() if v is not None and k != "config"}
-    settings = Settings.from_file(config, given) if config else Settings.from_mapping(given, source="the command line")
+    settings = _settings(locals())
     from .serve import run
 
     raise typer.Exit(run(settings))
@@ -90,15 +137,30 @@ def serve(
 
 @app.command()
 def doctor(
-    model: Annotated[str | None, typer.Argument(help=MODEL, show_default=False)] = None,
+    model: Model = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Run the model and check fidelity, cancel and recovery.")
+        bool, typer.Option("--check", help="Also run the model: fidelity, cancel, crash recovery, a burst.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    threads: Annotated[int | None, _option("CPU threads. Default: by the cores there are.", ENGINE)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    config: Config = None,
+    revision: Revision = None,
+    offline: Offline = None,
+    max_running: MaxRunning = None,
+    context: Context = None,
+    memory: Memory = None,
+    threads: Threads = None,
 ) -> None:
-    """Say what would run here: device, memory, BLAS, versions; with --check, whether it works."""
+    """Say what would run here and what is in the way: device, memory, BLAS, versions, model. Exit code 0 if it can
+    serve. With --check, run MODEL and print a report to paste into an issue."""
+    settings = _settings({k: v for k, v in locals().items() if k not in ("check", "as_json")})
     from .doctor import run
 
-    given = {k: v for k, v in {"model": model, "threads": threads}.items() if v is not None}
-    raise typer.Exit(run(Settings.from_mapping(given, source="the command line"), check=check, as_json=json_))
+    raise typer.Exit(run(settings, check=check, as_json=as_json))
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    """Settings from the options that were given, over those of the file that `config` names."""
+    given = {name: value for name, value in options.items() if value is not None and name != "config"}
+    if options["config"] is not None:
+        return Settings.from_file(options["config"], given)
+    return Settings.from_mapping(given, source="the command line")

@@ -1,0 +1,142 @@
+"""`treadle doctor`: what would run here, and what is in the way. This process never imports MLX."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from ..config import Settings
+from ..runner import blas
+from . import machine, whereabouts
+from .findings import Finding, Findings, Mark, count, show, size
+from .probe import Answer, Ask, Question, ask
+from .whereabouts import MODEL, Whereabouts
+
+ENGINE = "MLX"
+_REINSTALL = "reinstall MLX: pip install --force-reinstall 'treadle[cpu]' (or [cuda]; on macOS plain treadle)"
+
+
+def run(settings: Settings, *, check: bool, as_json: bool, ask: Ask = ask) -> int:
+    """Print what was found, with `check` also whether it works; 0 when Treadle could serve (and does), else 1."""
+    findings = examine(settings, ask)
+    if check and findings.ok:
+        return _run_check(settings, findings, as_json)
+    if as_json:
+        print(json.dumps(findings.to_plain(), indent=2))
+    else:
+        show(findings, Console(highlight=False))
+    return 0 if findings.ok else 1
+
+
+def _run_check(settings: Settings, findings: Findings, as_json: bool) -> int:
+    from ..telemetry.logs import configure
+    from .check import check_model
+
+    configure("critical", sys.stderr)  # what the checks do to the engine is in the report
+    report = asyncio.run(check_model(settings, Console(stderr=True, highlight=False)))
+    if as_json:
+        print(json.dumps({**findings.to_plain(), "check": report.to_plain()}, indent=2))
+    else:
+        print(report.to_markdown(findings))
+    return 0 if report.ok else 1
+
+
+def examine(settings: Settings, ask: Ask = ask) -> Findings:
+    """Everything that can be found out without reading a model's weights and without a network call."""
+    place = whereabouts.find(settings)
+    folder = None if place.folder is None else str(place.folder.path)
+    answer = ask(Question(folder, settings.threads, settings.context, settings.memory))
+    return Findings(
+        (
+            *machine.system(),
+            *machine.software(),
+            *_engine(answer),
+            place.finding,
+            *_would_run(settings, place, answer),
+        )
+    )
+
+
+def _engine(answer: Answer) -> list[Finding]:
+    """What the probe said of MLX; where it ended early, that."""
+    found = [
+        make(answer.parts[name])
+        for name, make in (("mlx", _device), ("blas", _blas), ("mlx-lm", _adapter))
+        if name in answer.parts
+    ]
+    if answer.ended and "model" not in answer.parts:
+        found.append(_ended(answer))
+    return found
+
+
+def _ended(answer: Answer) -> Finding:
+    """The probe crashed or hung: after what, and with which last words."""
+    reached = [name for name in ("blas", "mlx", "mlx-lm") if name in answer.parts]
+    at = {0: "choosing a BLAS", 1: "MLX's first use", 2: "mlx-lm's self-check", 3: "looking at the model"}[len(reached)]
+    said = f" ({answer.last_words})" if answer.last_words else ""
+    facts = {"at": at, "ended": answer.ended, "last_words": answer.last_words}
+    fix = "choose another model, or newer versions of mlx and mlx-lm" if len(reached) == 3 else _REINSTALL
+    return Finding(ENGINE, "probe", f"{at}: {answer.ended}{said}", Mark.FAIL, fix, facts)
+
+
+def _device(part: Mapping[str, Any]) -> Finding:
+    if "error" in part:
+        return Finding(ENGINE, "device", f"MLX can't be used: {part['error']}", Mark.FAIL, _REINSTALL, part)
+    memory = f", {size(part['usable_bytes'])} usable" if part["usable_bytes"] else ""
+    return Finding(ENGINE, "device", f"{part['kind']}: {part['name']}{memory}", facts=part)
+
+
+def _blas(part: Mapping[str, Any]) -> Finding:
+    if "error" in part:
+        return Finding(ENGINE, "BLAS", part["error"], Mark.WARN, "pip install 'treadle[cpu]'", part)
+    if part.get("warning"):
+        return Finding(ENGINE, "BLAS", f"{part['text']}; {part['warning']}", Mark.WARN, facts=part)
+    if part["threads"] > (most := blas.default_threads()):
+        value = f"{part['text']}, and {most} can run at once: more are many times slower"
+        return Finding(ENGINE, "BLAS", value, Mark.WARN, f"--threads {most}", part)
+    return Finding(ENGINE, "BLAS", part["text"], facts=part)
+
+
+def _adapter(part: Mapping[str, Any]) -> Finding:
+    if "error" in part:
+        return Finding(ENGINE, "mlx-lm", part["error"], Mark.FAIL, facts=part)
+    return Finding(ENGINE, "mlx-lm", f"{part['version']} passes the self-check", facts=part)
+
+
+def _would_run(settings: Settings, place: Whereabouts, answer: Answer) -> list[Finding]:
+    part = answer.parts.get("model")
+    if place.folder is None or part is None:
+        return []
+    if "error" in part:
+        return [Finding(MODEL, "would run", part["error"], Mark.FAIL, facts=part)]
+    shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
+    return [
+        Finding(MODEL, "would run", f"{shape}, {size(part['weight_bytes'])} in memory", facts=part),
+        Finding(MODEL, "context", f"{part['context']:,} tokens", facts={"tokens": part["context"]}),
+        _cache(settings, part),
+    ]
+
+
+def _cache(settings: Settings, part: Mapping[str, Any]) -> Finding:
+    """How many may run, and how many of them fit with the whole context."""
+    running, budget, token_bytes = settings.max_running, part["kv_budget_bytes"], part["kv_token_bytes"]
+    facts = {"max_running": running, "budget_bytes": budget, "token_bytes": token_bytes, "whole_contexts": None}
+    value = f"up to {running} at once" + (f" in {size(budget)} of cache" if budget else "")
+    if not budget or token_bytes is None:
+        return Finding(MODEL, "capacity", value, facts=facts)
+    row = part["kv_row_bytes"] + part["context"] * token_bytes
+    fit = budget // max(1, row)
+    facts["whole_contexts"] = fit
+    value += f", {token_bytes / 1024:g} KiB a token: {min(fit, running)} of them with the whole context"
+    if budget < running * part["kv_row_bytes"] + token_bytes:
+        fix = "lower --max-running, give more --memory, or use a smaller model"
+        return Finding(MODEL, "capacity", f"{value}; too little to start", Mark.FAIL, fix, facts)
+    if fit < 1:
+        fix = "give a smaller --context, more --memory, or use a smaller model"
+        return Finding(MODEL, "capacity", value, Mark.WARN, fix, facts)
+    return Finding(MODEL, "capacity", value, facts=facts)

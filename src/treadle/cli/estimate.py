@@ -1,0 +1,113 @@
+"""What would run, from a model's config and the headers of its files: the weights are not read.
+
+Lives in the probe's child: it asks mlx-lm for the model's classes and caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import ModelError
+from ..models import safetensors_file, trust
+from ..text.folder import FolderFacts
+
+if TYPE_CHECKING:
+    from .probe import Question
+
+_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """`kv_token_bytes` and `kv_row_bytes` are None where the config alone does not tell: they are measured at the
+    start. `kv_budget_bytes` is 0 where nothing says how much memory there is."""
+
+    architecture: str
+    parameters: int
+    dtype: str
+    weight_bytes: int
+    context: int
+    kv_budget_bytes: int
+    kv_token_bytes: int | None = None
+    kv_row_bytes: int | None = None
+
+
+def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
+    """What would run on a device of this `kind`. Raises ModelError, ConfigError, or whatever the model's class does."""
+    from ..runner import memory, mlxlm
+
+    assert question.folder is not None
+    folder = Path(question.folder)
+    config = trust.check(folder)
+    library = mlxlm.connect()
+    module, _ = library.load(folder)
+    parameters = library.parameters(module)
+    dtype = "float32" if kind == "cpu" else _stored(folder)
+    weight_bytes = parameters * _WIDTH[dtype] if kind == "cpu" else _on_disk(folder)
+    if usable_bytes and weight_bytes > usable_bytes:
+        raise ModelError(
+            f"the weights take {weight_bytes / 2**30:.1f} GiB and {usable_bytes / 2**30:.1f} GiB are free: use a "
+            "smaller or a quantized model, or free memory"
+        )
+    context = FolderFacts.read(folder).context(question.context)
+    budget = int((usable_bytes - weight_bytes) * memory.BUDGET_SHARE) if usable_bytes else 0
+    leaves = library.leaves(library.new_caches(module))
+    token_bytes, row_bytes = kv_cost(leaves, config, _WIDTH[dtype], context) or (None, None)
+    return Estimate(
+        architecture=str(config["model_type"]),
+        parameters=parameters,
+        dtype=dtype,
+        weight_bytes=weight_bytes,
+        context=context,
+        kv_budget_bytes=budget if question.memory is None else question.memory,
+        kv_token_bytes=token_bytes,
+        kv_row_bytes=row_bytes,
+    )
+
+
+def kv_cost(leaves: list[Any], config: Mapping[str, Any], width: int, context: int) -> tuple[int, int] | None:
+    """Bytes of cache a token and a row, `width` bytes a number; None unless every layer keeps plain keys and values."""
+    if any(type(cache).__name__ not in _PLAIN_CACHES for cache in leaves):
+        return None
+    numbers = _numbers_a_token(config)
+    if numbers is None:
+        return None
+    windows = [window for cache in leaves if (window := getattr(cache, "max_size", 0)) and window < context]
+    each = numbers * width
+    return each * (len(leaves) - len(windows)), each * sum(windows)
+
+
+def _numbers_a_token(config: Mapping[str, Any]) -> int | None:
+    """Keys and values of one token in one layer."""
+    places = [config, config.get("text_config") or {}]
+    found = {
+        name: next((p[name] for p in places if isinstance(p.get(name), int)), None)
+        for name in ("num_key_value_heads", "num_attention_heads", "head_dim", "hidden_size")
+    }
+    queries, hidden = found["num_attention_heads"], found["hidden_size"]
+    heads = found["num_key_value_heads"] or queries
+    width = found["head_dim"] or (hidden // queries if hidden and queries else None)
+    return 2 * heads * width if heads and width else None
+
+
+def _stored(folder: Path) -> str:
+    """The floating type that most of the weights are stored in."""
+    sizes: dict[str, int] = {}
+    for path in folder.glob("model*.safetensors"):
+        for tensor in safetensors_file.read_header(path).values():
+            if tensor.dtype in _FLOATS:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
+    return _FLOATS[max(sizes, key=lambda name: sizes[name])] if sizes else "float16"
+
+
+def _on_disk(folder: Path) -> int:
+    return sum(
+        tensor.end - tensor.start
+        for path in folder.glob("model*.safetensors")
+        for tensor in safetensors_file.read_header(path).values()
+    )

@@ -1,0 +1,148 @@
+"""What MLX says of this machine, asked in a short-lived child: MLX may crash or hang there, and the doctor lives on.
+
+    python -m treadle.cli.probe QUESTION
+
+QUESTION is JSON. The child writes one JSON line for each part of the answer as soon as it is known: `blas`, `mlx`,
+`mlx-lm` and, with a model folder, `model`. A part that is missing is where it ended. Nothing else is on its standard
+output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..engine.process import describe_exit
+from ..errors import TreadleError
+
+PROBE_S = 120.0
+PARTS = ("blas", "mlx", "mlx-lm", "model")
+_COMMAND = (sys.executable, "-m", "treadle.cli.probe")
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the child is to find out; `folder` is a checked model folder, or None for the device alone."""
+
+    folder: str | None = None
+    threads: int | None = None
+    context: int | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`parts` are the parts that came, each with `error` in it where it is a failure. `ended` says why no more came:
+    empty when the child got to its end."""
+
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ended: str = ""
+    last_words: str = ""
+
+
+Ask = Callable[[Question], Answer]
+
+
+def ask(question: Question, *, command: Sequence[str] = _COMMAND, timeout_s: float = PROBE_S) -> Answer:
+    """Ask a child and wait at most `timeout_s`. Never raises for what the child does."""
+    wanted = PARTS if question.folder is not None else PARTS[:-1]
+    process = subprocess.Popen(
+        [*command, msgspec.json.encode(question).decode()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    ended = ""
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            ended = f"no answer within {timeout_s:g} s"
+            process.kill()
+            out, err = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    parts = _parts(out)
+    if not ended and (process.returncode or any(name not in parts for name in wanted)):
+        ended = f"the process that asked it ended: {describe_exit(process.returncode)}"
+    return Answer(parts, ended, _last_line(err))
+
+
+def _parts(out: bytes) -> dict[str, Mapping[str, Any]]:
+    parts: dict[str, Mapping[str, Any]] = {}
+    for line in out.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            value = json.loads(line)
+            parts[value.pop("part")] = value
+    return parts
+
+
+def _last_line(err: bytes) -> str:
+    lines = err.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+# The child ----------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer the question in `argv`, part by part."""
+    question = msgspec.json.decode(argv[0], type=Question)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    known: dict[str, Any] = {}
+    for name, part in (("blas", _blas), ("mlx", _mlx), ("mlx-lm", _mlx_lm), ("model", _model)):
+        if name == "model" and question.folder is None:
+            continue
+        try:
+            known[name] = part(question, known)
+        except TreadleError as error:
+            known[name] = {"error": error.message}
+        except Exception as error:  # whatever MLX or a model's code raises is the answer
+            known[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        print(json.dumps({"part": name, **known[name]}), file=answers, flush=True)
+        if "error" in known[name] and name != "blas":
+            return 0
+    return 0
+
+
+def _blas(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+    from ..runner import blas
+
+    report = blas.prepare(question.threads)
+    return {"text": str(report), "threads": report.threads, "warning": report.warning}
+
+
+def _mlx(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+    from ..runner import memory
+
+    device = memory.device()
+    return {"kind": device.kind, "name": device.name, "usable_bytes": memory.usable_bytes(device.kind)}
+
+
+def _mlx_lm(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+    from ..runner import mlxlm
+
+    return {"version": mlxlm.connect().version}
+
+
+def _model(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+    from .estimate import estimate
+
+    found = estimate(question, known["mlx"]["kind"], known["mlx"]["usable_bytes"])
+    return msgspec.structs.asdict(found)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # the interpreter's teardown may abort under MLX's threads, which would look like a crash

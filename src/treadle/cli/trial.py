@@ -1,0 +1,153 @@
+"""One engine under test: runs prompts through it without HTTP, and watches what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ..compose import engine_for
+from ..config import Settings
+from ..core.messages import StepReport, Submit, TokenLogprob
+from ..engine.client import EngineClient
+from ..engine.generation import Generation
+from ..errors import StartFailed
+from ..models import ModelFolder
+from ..text import TextModel
+
+ROWS = 8
+_WAIT_S = 600.0
+Result = TypeVar("Result")
+
+_SENTENCES = (
+    "The lighthouse keeper counted the ships that passed before dawn.",
+    "A good engine does one thing at a time, and does it for many at once.",
+    "In the north the winters are long, and people mend their nets by the fire.",
+    "She asked how far it was to the river, and nobody at the table knew.",
+    "Water boils at a lower temperature on a mountain than at the sea.",
+    "The third train of the morning was late, so the market opened without bread.",
+    "Numbers were written on the wall in chalk, from one to forty-two.",
+    "Every loom needs a weaver, and every weaver needs a loom.",
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One finished sequence: times are in seconds from its submission."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    ttft_s: float
+    total_s: float
+
+
+class Watch:
+    """An observer that keeps what the checks ask about."""
+
+    def __init__(self) -> None:
+        self.most_running = 0
+        self.back = asyncio.Event()
+
+    def step(self, report: StepReport) -> None:
+        self.most_running = max(self.most_running, report.statistics.running)
+
+    def restarted(self) -> None:
+        self.back.set()
+
+    def admitted(self, kind: str, wait_s: float) -> None: ...
+
+    def first_token(self, kind: str, ttft_s: float) -> None: ...
+
+    def tokens(self, kind: str, count: int, gap_s: float) -> None: ...
+
+    def finished(self, kind: str, reason: str, total_s: float) -> None: ...
+
+    def refused(self, reason: str) -> None: ...
+
+
+class Trial:
+    """An engine in a child process, with room for ROWS rows, that nobody else uses."""
+
+    def __init__(self, settings: Settings, folder: ModelFolder) -> None:
+        self.settings = replace(
+            settings,
+            in_process=False,
+            max_running=ROWS,
+            max_waiting=4 * ROWS,
+            max_wait_s=_WAIT_S,
+            log_level="error",
+        )
+        self.watch = Watch()
+        self.client: EngineClient = engine_for(self.settings, lambda: folder, [self.watch])
+
+    @asynccontextmanager
+    async def generating(
+        self, prompt: Sequence[int], max_tokens: int, *, logprobs: int | None = None
+    ) -> AsyncGenerator[Generation, None]:
+        """A greedy sequence that is under way; leaving cancels it. Nothing ends it before `max_tokens`."""
+        size = len(prompt)
+        with self.client.reserve(
+            rows=1, prompt_tokens=size, completion_tokens=max_tokens, kind="doctor", tag="doctor"
+        ) as reservation:
+            request = Submit(id="", prompt=tuple(prompt), max_tokens=max_tokens, logprobs=logprobs)
+            (generation,) = reservation.submit([request])
+            yield generation
+
+    async def run(self, prompt: Sequence[int], max_tokens: int, *, logprobs: int | None = None) -> Ran:
+        """Generate to the end. Raises what ended it early."""
+        tokens: list[int] = []
+        found: list[TokenLogprob] = []
+        began, ttft_s = time.monotonic(), 0.0
+        async with (
+            self.generating(prompt, max_tokens, logprobs=logprobs) as generation,
+            aclosing(aiter(generation)) as deltas,
+        ):
+            async for delta in deltas:
+                if delta.tokens and not tokens:
+                    ttft_s = time.monotonic() - began
+                tokens.extend(delta.tokens)
+                found.extend(delta.logprobs)
+        return Ran(tuple(tokens), tuple(found), ttft_s, time.monotonic() - began)
+
+    async def back(self) -> None:
+        """Returns when a lost engine is ready again. Raises StartFailed when it has failed for good."""
+        failed = asyncio.create_task(self.client.supervisor.failed())
+        back = asyncio.create_task(self.watch.back.wait())
+        try:
+            await asyncio.wait((failed, back), return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                raise StartFailed(failed.result())
+        finally:
+            failed.cancel()
+            back.cancel()
+            await asyncio.gather(failed, back, return_exceptions=True)
+
+    async def idle_ttft_s(self, prompt: Sequence[int], times: int = 3) -> float:
+        """The median time to the first token when nothing else runs."""
+        return statistics.median([(await self.run(prompt, 1)).ttft_s for _ in range(times)])
+
+
+async def together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run all at once; when one raises, the others are cancelled and it is raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def prompt_of(text: TextModel, tokens: int, turn: int) -> tuple[int, ...]:
+    """A prompt of `tokens` tokens of plain English; another `turn` begins with another sentence."""
+    turn %= len(_SENTENCES)
+    passage = " ".join((*_SENTENCES[turn:], *_SENTENCES[:turn]))
+    ids = text.encode(passage)
+    while len(ids) < tokens:
+        passage += " " + passage
+        ids = text.encode(passage)
+    return tuple(ids[:tokens])

