@@ -1,15 +1,18 @@
 """How many prompt tokens one step may compute, so that decoding rows and cancels never wait long for a prefill.
 
-Prefill time is paid from a credit that every decode step earns: `PREFILL_SHARE` of its own duration. Running rows
-so keep 1 / (1 + PREFILL_SHARE) of their rate beside any prefill, and one step is at most 1 + CHUNK_CEILING times a
-plain decode step. Where nothing decodes, a chunk is bounded by `CHUNK_S` alone, which bounds how long a cancel or a
-newcomer waits. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner measured.
+Prefill time is paid from a credit that every decode step earns: a share of its own duration. The share is LEAST_SHARE
+while no more rows prefill than decode, so that running rows keep 1 / (1 + LEAST_SHARE) of their rate beside a long
+prompt; where more wait than run, as at the start of a burst, it grows with their ratio up to MOST_SHARE, and a step is
+at most twice a plain decode step. Where nothing decodes, a chunk is bounded by `CHUNK_S` alone, which bounds how long a
+cancel or a newcomer waits. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner
+measured.
 """
 
 from __future__ import annotations
 
-PREFILL_SHARE = 0.4
-CHUNK_CEILING = 0.75
+LEAST_SHARE = 0.4
+MOST_SHARE = 1.0
+CHUNK_CEILING = 0.75  # of a decode step, for one chunk at LEAST_SHARE
 CHUNK_S = 0.2
 MIN_CHUNK = 16
 FIRST_CHUNK = 64
@@ -60,15 +63,18 @@ class PrefillPace:
         self._cost = ChunkCost()
         self._decode_s = 0.0
         self._credit_s = 0.0
+        self._share = LEAST_SHARE
 
-    def budget(self, *, decoding: bool) -> int:
-        """Prompt tokens that the next step may compute; 0 while running rows are still owed time."""
+    def budget(self, *, prefilling: int, decoding: int) -> int:
+        """Prompt tokens that the next step may compute for `prefilling` rows beside `decoding` ones; 0 while those are
+        still owed time."""
         if not self._cost.known:
             return min(self.max_tokens, FIRST_CHUNK)
         if not decoding or self._decode_s == 0:
             return self._clamp(self._cost.tokens(CHUNK_S))
+        self._share = min(MOST_SHARE, LEAST_SHARE * max(1.0, prefilling / decoding))
         chunk = self._clamp(self._cost.tokens(self._target_s()))
-        price = min(self._cost.seconds(chunk), CHUNK_CEILING * self._decode_s)
+        price = min(self._cost.seconds(chunk), self._ceiling_s)
         return chunk if self._credit_s >= price * 0.999 else 0
 
     def observe(self, *, prefill_tokens: int, prefill_s: float, decode_s: float) -> None:
@@ -78,16 +84,19 @@ class PrefillPace:
             self._credit_s -= prefill_s
         if decode_s > 0:
             self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
-            self._credit_s += PREFILL_SHARE * decode_s
-            self._credit_s = min(self._credit_s, CHUNK_CEILING * self._decode_s)
-            self._credit_s = max(self._credit_s, -self._decode_s)
+            self._credit_s += self._share * decode_s
+            self._credit_s = max(min(self._credit_s, self._ceiling_s), -self._decode_s)
         else:
-            self._credit_s = CHUNK_CEILING * self._decode_s
+            self._credit_s = self._ceiling_s
 
     def _target_s(self) -> float:
         """A chunk's time beside decoding rows: one step's earnings, or more where the overhead would eat them."""
         overhead, _ = self._cost.line()
-        return min(max(PREFILL_SHARE * self._decode_s, 3 * overhead), CHUNK_CEILING * self._decode_s)
+        return min(max(self._share * self._decode_s, 3 * overhead), self._ceiling_s)
+
+    @property
+    def _ceiling_s(self) -> float:
+        return max(CHUNK_CEILING, self._share) * self._decode_s
 
     def _clamp(self, tokens: int) -> int:
         return min(max(tokens, MIN_CHUNK), self.max_tokens)
@@ -98,7 +107,8 @@ def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[i
 
     Everyone gets an equal part (at least `quantum`, first come first served where that is too little for all) and what
     the short ones leave goes to the others: a short prompt overtakes a long one, and a long one never starves,
-    as the caller turns the order from step to step.
+    as the caller turns the order from step to step. Nobody gets a part smaller than `quantum` that does not finish
+    its prompt, if others get more: a pass over the model for a few tokens costs as much as one for many.
     """
     shares = [0] * len(remaining)
     left = budget
@@ -111,4 +121,5 @@ def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[i
             extra = min(part, remaining[i] - shares[i], left)
             shares[i] += extra
             left -= extra
-    return shares
+    enough = [got >= min(quantum, need) for got, need in zip(shares, remaining, strict=True)]
+    return [got if fits or not any(enough) else 0 for got, fits in zip(shares, enough, strict=True)]

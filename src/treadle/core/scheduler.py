@@ -245,7 +245,7 @@ class Scheduler:
         rows = [row for row in active if row.prefill_left > 0]
         if not rows:
             return ()
-        budget = self._pace.budget(decoding=len(rows) < len(active))
+        budget = self._pace.budget(prefilling=len(rows), decoding=len(active) - len(rows))
         self._turn += 1
         rows = rows[self._turn % len(rows) :] + rows[: self._turn % len(rows)]
         shares = share(budget, [row.prefill_left for row in rows])

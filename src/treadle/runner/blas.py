@@ -17,7 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -30,14 +31,17 @@ RENAME_S = 60
 
 @dataclass(frozen=True)
 class BlasReport:
-    """Who answers MLX's matrix products. `threads` is 0 where that is not ours to say; `warning` says what is amiss."""
+    """Who answers MLX's matrix products. `threads` is 0 where that is not ours to say; `warning` says what is amiss.
+
+    `set_threads` changes their number from then on, between two products."""
 
     name: str
     threads: int = 0
     warning: str = ""
+    set_threads: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.threads} threads" if self.threads else self.name
+        return f"{self.name}, up to {self.threads} threads" if self.threads else self.name
 
 
 def prepare(threads: int | None = None, cache: Path | None = None) -> BlasReport:
@@ -130,11 +134,12 @@ def _configured(library: ctypes.CDLL, threads: int) -> BlasReport:
     provider = _provider("cblas_sgemm")
     if provider is None or "openblas" not in provider.name:
         raise LookupError("another library answers for cblas_sgemm")
-    library[f"{PREFIX}openblas_set_num_threads"](ctypes.c_int(threads))
+    set_threads = library[f"{PREFIX}openblas_set_num_threads"]
+    set_threads(ctypes.c_int(threads))
     config = library[f"{PREFIX}openblas_get_config"]
     config.restype = ctypes.c_char_p
     words = (config() or b"OpenBLAS").decode().split()
-    return BlasReport(" ".join(words[:2]), threads)
+    return BlasReport(" ".join(words[:2]), threads, set_threads=lambda count: set_threads(ctypes.c_int(count)))
 
 
 class _Symbol(ctypes.Structure):

@@ -40,10 +40,16 @@ class _Row:
 class TextRunner:
     """Computes steps for `model`. The thread that builds it owns it: any other that calls it gets WrongThread."""
 
-    def __init__(self, model: LoadedModel, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        clock: Callable[[], float] = time.monotonic,
+        before_step: Callable[[], None] = lambda: None,
+    ) -> None:
         self._owner = OwnerThread()
         self._model = model
         self._clock = clock
+        self._before_step = before_step
         self._rows: dict[str, _Row] = {}
         self._own: dict[str, Caches] = {}  # caches of rows that are not in the batch
         self._batch = DecodeBatch()
@@ -94,6 +100,7 @@ class TextRunner:
         Raises RunnerBroken when MLX's runtime failed. Any other exception leaves the plan's rows lost.
         """
         self._owner.check()
+        self._before_step()
         failed: dict[str, str] = {}
         began = self._clock()
         for admit in plan.admit:

@@ -1,0 +1,74 @@
+"""How many BLAS threads to use right now, on a machine that others use too.
+
+OpenBLAS's threads wait for each other without sleeping. On idle cores two of them nearly halve a batch's step; beside
+one other busy process on two cores the same two made it seven times as long, as each product waits for a thread that is
+not running. So the number follows what other processes leave: it is looked at every `INTERVAL_S`, between two steps.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+INTERVAL_S = 0.5
+SPARE = 0.5  # of a core: what others may use of the last one before we leave it to them
+
+
+class ThreadGovernor:
+    """Keeps at most `most` threads, and no more than there are cores that others leave alone.
+
+    `busy_s` gives the CPU seconds that the whole machine has used, None where that can't be known; `own_s` those of
+    this process.
+    """
+
+    def __init__(
+        self,
+        set_threads: Callable[[int], None],
+        most: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        busy_s: Callable[[], float | None] | None = None,
+        own_s: Callable[[], float] = time.process_time,
+    ) -> None:
+        self.threads = most
+        self._set_threads = set_threads
+        self._most = most
+        self._clock = clock
+        self._busy_s = busy_s or machine_busy_s
+        self._own_s = own_s
+        self._last = self._look()
+
+    def before_step(self) -> None:
+        """Set the number of threads for what comes next. Costs a clock reading; every INTERVAL_S a small file."""
+        if self._most == 1 or self._clock() - self._last[0] < INTERVAL_S:
+            return
+        then, self._last = self._last, self._look()
+        passed_s = self._last[0] - then[0]
+        if passed_s > 0:
+            others = max(0.0, (self._last[1] - then[1]) / passed_s)
+            self._use(int(min(self._most, max(1, self._most - others + SPARE))))
+
+    def _use(self, threads: int) -> None:
+        if threads != self.threads:
+            self.threads = threads
+            self._set_threads(threads)
+
+    def _look(self) -> tuple[float, float]:
+        """Now, and the CPU seconds that others have used so far."""
+        busy = self._busy_s()
+        return self._clock(), 0.0 if busy is None else busy - self._own_s()
+
+
+def machine_busy_s(path: Path = Path("/proc/stat")) -> float | None:
+    """CPU seconds that all processes of the machine have used since it started; None where there is no such file."""
+    try:
+        words = path.read_text().split("\n", 1)[0].split()
+        ticks = [int(word) for word in words[1:9]]
+    except (OSError, ValueError):
+        return None
+    if len(ticks) < 8:
+        return None
+    user, nice, system, _, _, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
