@@ -1,0 +1,52 @@
+"""From the `model` setting to a checked folder: the demo, a folder here, or a hub id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config import Settings
+from ..errors import ModelError
+from . import demo, hub, trust
+from .folder import ModelFolder, Source
+
+DEMO = "demo"
+
+
+def resolve(settings: Settings, progress: Callable[[str], None]) -> ModelFolder:
+    """The model folder that `settings` ask for, converted or downloaded first where needed, and checked.
+
+    `progress` gets short lines for people, possibly from other threads. May take minutes. Raises ModelError, in one
+    line with cause and fix. Nothing is looked up in a folder's name: `./demo` is a folder, `demo` is the demo.
+    """
+    path, name, source = _located(settings, progress)
+    return ModelFolder(path, name, source, trust.check(path))
+
+
+def _located(settings: Settings, progress: Callable[[str], None]) -> tuple[Path, str, Source]:
+    model = settings.model
+    here = Path(model).expanduser()
+    if model != DEMO and "\0" not in model and here.is_dir():
+        _refuse_revision(settings)
+        path = here.resolve()
+        return path, path.name or DEMO, Source.FOLDER
+    if model == DEMO:
+        _refuse_revision(settings)
+        return demo.folder(progress), demo.NAME, Source.DEMO
+    if not hub.is_id(model):
+        raise ModelError(_not_found(model, here))
+    found = hub.download(model, progress, revision=settings.revision, offline=settings.offline)
+    return found, model, Source.HUB
+
+
+def _refuse_revision(settings: Settings) -> None:
+    if settings.revision is not None:
+        raise ModelError(f"revision is for hub ids, and '{settings.model}' is not one: leave it out", param="revision")
+
+
+def _not_found(model: str, here: Path) -> str:
+    if "\0" not in model and here.is_file():
+        return f"'{model}' is a file: give the folder that holds config.json, the weights and tokenizer.json"
+    if "\0" not in model and (here.is_absolute() or model.startswith((".", "~"))):
+        return f"there is no folder '{model}'"
+    return f"'{model}' is no folder here and not a hub id (owner/name): give one of them, or 'demo'"

@@ -1,0 +1,128 @@
+"""What a model folder must be before anything in it is loaded: data only, and whole.
+
+Code from a model repository never runs. `model_file` and `auto_map` ask for it and pickles contain it, so they are
+refused by name. The weights' headers are checked against the files' sizes, which finds an interrupted copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+from ..errors import ModelError
+from . import safetensors_file
+
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_INDEX = "model.safetensors.index.json"
+_CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The folder's config.json, once the folder is known to be data only and whole. Raises ModelError naming why not."""
+    config = _object(folder / "config.json")
+    _refuse_code(folder)
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise ModelError(f"{folder / 'config.json'} names no model_type: it is not a language model's folder")
+    _check_weights(folder)
+    _check_tokenizer(folder)
+    return config
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} is not a model folder: {path.name} is missing") from None
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is torn or not JSON: download it again ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _refuse_code(folder: Path) -> None:
+    for name in _CONFIGS:
+        path = folder / name
+        if not path.is_file():
+            continue
+        for key, value in _entries(_object(path)):
+            if key == "auto_map" or (key == "model_file" and name == "config.json"):
+                raise ModelError(
+                    f"{path} asks to run code from the model's repository ({key}: {_short(value)}), and Treadle never "
+                    f"does: use a model without it, or remove '{key}' if the code is not needed"
+                )
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key and value that is set, at any depth."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            yield from ((key, inner) for key, inner in item.items() if inner)
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_weights(folder: Path) -> None:
+    weights = sorted(folder.glob("model*.safetensors"))
+    if not weights:
+        raise ModelError(_no_weights(folder))
+    _check_index(folder)
+    if not sum(len(safetensors_file.read_header(path)) for path in weights):
+        raise ModelError(f"{folder}: the safetensors files hold no tensors: download the model again")
+
+
+def _no_weights(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    pickles = [name for name in names if name.lower().endswith(_PICKLES)]
+    others = [name for name in names if name.endswith((".safetensors", ".gguf"))]
+    if others:
+        return f"{folder} has no model*.safetensors, only {others[0]}: use a model in MLX's layout"
+    if pickles:
+        return (
+            f"{folder} has its weights as a pickle ({pickles[0]}), which can run code when it is read, so Treadle "
+            "refuses it: use a safetensors version of the model"
+        )
+    return f"{folder} has no weights: no model*.safetensors"
+
+
+def _check_index(folder: Path) -> None:
+    path = folder / _INDEX
+    if not path.is_file():
+        return
+    places = _object(path).get("weight_map", {})
+    names = set(places.values()) if isinstance(places, dict) else {None}
+    for name in sorted(names, key=str):
+        if not isinstance(name, str) or not _is_inside(name):
+            raise ModelError(f"{path} names a weight file outside the folder: {name!r}")
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder} is incomplete: {name}, named by {_INDEX}, is missing; download it again")
+
+
+def _is_inside(name: str) -> bool:
+    plain = PurePath(name)
+    return bool(name) and not plain.is_absolute() and ".." not in plain.parts and "\\" not in name and "\0" not in name
+
+
+def _check_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        hint = ", only tokenizer.model" if (folder / "tokenizer.model").is_file() else ""
+        raise ModelError(f"{folder} has no tokenizer.json{hint}: use a model that ships one")
+    with path.open("rb") as file:
+        head = file.read(1)
+        file.seek(-min(64, path.stat().st_size), 2)
+        tail = file.read().rstrip()
+    if head != b"{" or not tail.endswith(b"}"):
+        raise ModelError(f"{path} is torn: download it again")
