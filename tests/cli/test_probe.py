@@ -1,0 +1,121 @@
+"""The probe's child may do anything: answer, crash, hang, chatter. The parent always gets an answer of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import make_tiny
+from treadle.cli.probe import Answer, Question, ask
+
+
+def ask_script(script: str, *, folder: str | None = None, timeout_s: float = 30.0) -> Answer:
+    return ask(Question(folder=folder), command=(sys.executable, "-c", script), timeout_s=timeout_s)
+
+
+def say(*names: str) -> str:
+    return "".join(f'print(\'{{"part": "{name}"}}\', flush=True)\n' for name in names)
+
+
+def test_a_crash_is_reported_with_what_came_before_and_the_last_words() -> None:
+    answer = ask_script("import os, sys\n" + say("blas") + "print('a\\nmetal says no', file=sys.stderr)\nos.abort()")
+    assert set(answer.parts) == {"blas"}
+    assert "SIGABRT" in answer.ended
+    assert answer.last_words.endswith("metal says no")
+
+
+def test_a_hang_is_bounded() -> None:
+    answer = ask_script(say("blas", "mlx") + "import threading; threading.Event().wait()", timeout_s=1.0)
+    assert set(answer.parts) == {"blas", "mlx"}
+    assert answer.ended == "no answer within 1 s"
+
+
+def test_a_hang_in_a_grandchild_that_holds_the_pipes_is_bounded() -> None:
+    script = (
+        "import subprocess, sys\n"
+        "wait = 'import threading; threading.Event().wait()'\n"
+        "subprocess.run([sys.executable, '-c', wait])"
+    )
+    assert ask_script(script, timeout_s=1.0).ended == "no answer within 1 s"
+
+
+def test_an_early_clean_exit_is_no_answer() -> None:
+    assert ask_script(say("blas", "mlx")).ended == "the process that asked it ended: exit code 0"
+
+
+def test_lines_that_are_no_answer_are_passed_over() -> None:
+    answer = ask_script("print('hello'); print('[1]'); print('{}'); print('3')\n" + say("blas", "mlx", "mlx-lm"))
+    assert set(answer.parts) == {"blas", "mlx", "mlx-lm"}
+    assert answer.ended == ""
+
+
+def test_what_mlx_can_not_do_ends_the_answer_without_being_a_crash() -> None:
+    answer = ask_script(say("blas") + 'print(\'{"part": "mlx", "error": "no device"}\')')
+    assert answer.ended == ""
+    assert answer.parts["mlx"] == {"error": "no device"}
+
+
+def test_the_real_child_knows_the_device_and_the_adapter() -> None:
+    answer = ask(Question())
+    assert answer.ended == ""
+    assert set(answer.parts) == {"blas", "mlx", "mlx-lm"}
+    assert answer.parts["mlx"]["kind"] in ("cpu", "metal", "cuda")
+    assert answer.parts["mlx"]["usable_bytes"] > 0
+    assert "error" not in answer.parts["mlx-lm"]
+
+
+def test_threads_reach_the_blas() -> None:
+    blas = ask(Question(threads=1)).parts["blas"]
+    assert blas["threads"] in (0, 1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "qwen3_moe"])
+def test_the_estimate_is_what_then_runs(tmp_path: Path, architecture: str) -> None:
+    folder = make_tiny(tmp_path / "model", architecture=architecture, context=512)  # type: ignore[arg-type]
+    estimate = ask(Question(folder=str(folder))).parts["model"]
+    can = _loaded(folder)
+    for name in ("architecture", "parameters", "dtype", "weight_bytes", "context", "kv_token_bytes"):
+        assert estimate[name] == can[name], name
+
+
+def _loaded(folder: Path) -> dict[str, object]:
+    """What the runner says of itself, in a process of its own."""
+    import json
+    import subprocess
+
+    code = (
+        "import sys, json, os, msgspec\n"
+        "from treadle.runner import blas; blas.prepare()\n"
+        "from treadle.runner.build import build\n"
+        "runner = build(sys.argv[1])\n"
+        "print(json.dumps(msgspec.to_builtins(runner.capabilities()) | {'path': ''}), flush=True)\n"
+        "runner.close(); os._exit(0)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    value: dict[str, object] = json.loads(ran.stdout)
+    return value
+
+
+def test_an_unknown_architecture_is_an_error_of_the_model_alone(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "model")
+    config = (folder / "config.json").read_text().replace('"llama"', '"no_such_model"')
+    (folder / "config.json").write_text(config)
+    answer = ask(Question(folder=str(folder)))
+    assert answer.ended == ""
+    assert "no_such_model" in answer.parts["model"]["error"]
+    assert "error" not in answer.parts["mlx-lm"]
+
+
+def test_a_broken_tokenizer_is_an_error_of_the_text_side_alone(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "model")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    answer = ask(Question(folder=str(folder)))
+    assert "tokenizer.json" in answer.parts["text"]["error"]
+    assert "error" not in answer.parts["model"]
+
+
+def test_a_context_over_the_models_is_said(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "model", context=256)
+    assert "256" in ask(Question(folder=str(folder), context=1000)).parts["model"]["error"]
