@@ -17,6 +17,7 @@ from . import memory as mem
 from .base import Progress, RunnerBroken
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
+from .prefill import can_share
 from .probe import probe
 
 UNKNOWN_CONTEXT = 32768
@@ -53,6 +54,7 @@ def load(
     progress("measuring the model")
     with _model_errors(folder):
         found = probe(library, module, length)
+        shares_prefill = not found.why_not and can_share(library, module)
     mx.clear_cache()
     return LoadedModel(
         name=name or folder.name,
@@ -68,6 +70,7 @@ def load(
         kv=found.kv,
         kv_budget_bytes=mem.kv_budget(memory, device.kind),
         batched=not found.why_not,
+        shares_prefill=shares_prefill,
         details={
             "device": device.name,
             "mlx": metadata.version("mlx"),

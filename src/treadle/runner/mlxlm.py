@@ -33,7 +33,7 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mlx_lm.models.cache": {"make_prompt_cache": ("model",)},
 }
-_BATCHED = ("state", "nbytes", "merge", "extend", "filter", "extract")
+_BATCHED = ("state", "nbytes", "merge", "extend", "filter", "extract", "prepare", "finalize")
 _CLASSES: dict[str, tuple[str, ...]] = {
     "KVCache": ("state", "nbytes", "merge", "size"),
     "RotatingKVCache": ("state", "nbytes", "merge", "size"),
@@ -109,6 +109,20 @@ def keep_rows(batch: Caches, rows: Sequence[int]) -> None:
 def extract(batch: Caches, row: int) -> Caches:
     """The caches of one row of `batch`, lazily: they hold on to the batch until they are evaluated."""
     return [cache.extract(row) for cache in batch]
+
+
+def begin_padded(batch: Caches, lengths: Sequence[int], padding: Sequence[int]) -> None:
+    """Tell the caches that the next tokens are right-padded; `end_padded` takes the padding out again."""
+    if any(padding):
+        for cache in batch:
+            cache.prepare(lengths=list(lengths), right_padding=list(padding))
+
+
+def end_padded(batch: Caches, padding: Sequence[int]) -> None:
+    """Take the right padding out of the caches."""
+    if any(padding):
+        for cache in batch:
+            cache.finalize()
 
 
 def states(caches: Caches) -> list[Any]:

@@ -15,7 +15,8 @@ from .mlxlm import Caches, MlxLm
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches."""
+    """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches.
+    `shares_prefill` says whether several prompts may."""
 
     name: str
     module: Any
@@ -30,6 +31,7 @@ class LoadedModel:
     kv: KvCost
     kv_budget_bytes: int
     batched: bool
+    shares_prefill: bool
     details: dict[str, str] = field(default_factory=dict)
 
     def new_caches(self) -> Caches:

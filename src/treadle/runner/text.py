@@ -25,6 +25,7 @@ from .guard import OwnerThread, leave_thread, mlx_runtime
 from .logprobs import Logprobs
 from .mlxlm import Caches
 from .model import LoadedModel
+from .prefill import passes, together
 from .sampling import SamplingRow, draw
 
 _log = logging.getLogger(__name__)
@@ -105,8 +106,7 @@ class TextRunner:
         began = self._clock()
         for admit in plan.admit:
             self._admit(admit, failed)
-        for chunk in plan.prefill:
-            self._prefill(chunk, failed)
+        self._prefill_all(plan.prefill, failed)
         middle = self._clock()
         rows = self._decode(plan.decode, failed)
         ended = self._clock()
@@ -177,6 +177,31 @@ class TextRunner:
         if low < 0 or high >= self._model.vocabulary:
             wrong = low if low < 0 else high
             raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._model.vocabulary}")
+
+    def _prefill_all(self, chunks: Sequence[PrefillChunk], failed: dict[str, str]) -> None:
+        """Several short chunks in one pass where the model can, the others one by one."""
+        for group in passes(chunks) if self._model.shares_prefill else [[chunk] for chunk in chunks]:
+            if len(group) == 1 or not self._prefill_together(group):
+                for chunk in group:
+                    self._prefill(chunk, failed)
+
+    def _prefill_together(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Compute `chunks` in one pass. False, with nothing changed, where one of them has to be looked at alone."""
+        if any(chunk.id not in self._own for chunk in chunks):
+            return False
+        try:
+            for chunk in chunks:
+                self._check_tokens(chunk.tokens)
+            with mlx_runtime("reading prompts"):
+                caches = together(
+                    self._model.module, [chunk.tokens for chunk in chunks], [self._own[chunk.id] for chunk in chunks]
+                )
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return False
+        for chunk, own in zip(chunks, caches, strict=True):
+            self._own[chunk.id] = own
+            self._rows[chunk.id].cached += len(chunk.tokens)
+        return True
 
     def _prefill(self, chunk: PrefillChunk, failed: dict[str, str]) -> None:
         if chunk.id in failed:
