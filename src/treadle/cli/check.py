@@ -76,6 +76,8 @@ class Check:
         lengths = f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens"
         what = f"{len(prompts)} prompts of {lengths}, {FIDELITY_TOKENS} greedy tokens each, {at_once} at once"
         apart = [(i, at) for i in range(len(prompts)) if (at := first_difference(alone[i], batched[i])) is not None]
+        if at_once < 2:
+            return Outcome("fidelity", Mark.WARN, f"{what}: nothing ran together, so nothing was compared")
         if not apart:
             return Outcome("fidelity", Mark.OK, f"{what}: batched = alone, token for token")
         verdicts = [await self._difference(prompts[i], batched[i], at) for i, at in apart]

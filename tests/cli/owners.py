@@ -1,0 +1,89 @@
+"""Owners for the check's tests, each with one fault: entries for the engine's child (`module:function`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tests.support.scripted import ScriptedRunner
+from treadle.compose import OwnerSpec, limits_of
+from treadle.core.messages import Capabilities, Submit, TokenLogprob
+from treadle.core.plan import RowTokens, StepPlan, StepResult
+from treadle.engine.owner import OwnerLimits
+from treadle.runner.base import Progress, Runner, RunnerFactory
+
+VOCABULARY = 261
+
+
+def _plain(request: Submit, position: int) -> int:
+    return (sum(request.prompt) + position) % VOCABULARY
+
+
+class Unfaithful(ScriptedRunner):
+    """Answers otherwise when rows share a step, from the fourth token on; `gap` is how likely it says both are."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__(_plain, vocabulary=VOCABULARY, context=2048)
+        self.gap = gap
+
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities(), dtype="bfloat16")
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        shared = len(result.rows) > 1
+        return StepResult(rows=tuple(self._bent(row, shared) for row in result.rows))
+
+    def _bent(self, row: RowTokens, shared: bool) -> RowTokens:
+        request = self.rows[row.id]
+        late = row.tokens[0] != _plain(request, 0) and request.max_tokens > 3
+        token = (row.tokens[0] + 1) % VOCABULARY if shared and late else row.tokens[0]
+        top = ((row.tokens[0], -0.5), ((row.tokens[0] + 1) % VOCABULARY, -0.5 - self.gap))
+        logprobs = () if request.logprobs is None else (TokenLogprob(logprob=-0.5, top=top),)
+        return RowTokens(id=row.id, tokens=(token,), logprobs=logprobs)
+
+
+class Stuck(ScriptedRunner):
+    """Its first step never ends."""
+
+    def __init__(self) -> None:
+        super().__init__(_plain, vocabulary=VOCABULARY, context=2048)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        threading.Event().wait()
+        raise AssertionError
+
+
+def _owner(arguments: Mapping[str, Any], make: Callable[[], Runner]) -> tuple[RunnerFactory, OwnerLimits]:
+    def build(progress: Progress) -> Runner:
+        return make()
+
+    return build, limits_of(msgspec.convert(arguments, OwnerSpec))
+
+
+def unfaithful(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
+    return _owner(arguments, lambda: Unfaithful(gap=2.0))
+
+
+def tied(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
+    return _owner(arguments, lambda: Unfaithful(gap=0.125))
+
+
+def stuck(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
+    return _owner(arguments, Stuck)
+
+
+def once(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
+    """Starts once, and never again: the flag is a file beside the model."""
+    from pathlib import Path
+
+    flag = Path(arguments["folder"]) / "started"
+
+    def make() -> Runner:
+        flag.touch(exist_ok=False)
+        return ScriptedRunner(_plain, vocabulary=VOCABULARY, context=2048)
+
+    return _owner(arguments, make)

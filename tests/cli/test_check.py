@@ -1,0 +1,166 @@
+"""`doctor --check` end to end: on a tiny model it passes, and each fault of an engine is found and named."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from tests.support.tiny import make_tiny
+from treadle.cli.check import Bounds, check_model, first_difference
+from treadle.cli.check_report import CheckReport, Outcome
+from treadle.cli.findings import Finding, Findings, Mark
+from treadle.cli.trial import Ran, prompt_of
+from treadle.config import Settings
+from treadle.text import TextModel
+
+ROOT = Path(__file__).parents[2]
+ALL = ["start", "fidelity", "cancel", "crash", "burst", "stop"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("check") / "model")
+
+
+def check(model: Path, bounds: Bounds | None = None, **settings: float) -> Mapping[str, Outcome]:
+    """The outcomes by name. No child is left behind."""
+    wanted = Settings.from_mapping({"model": str(model), **settings})
+    report = asyncio.run(check_model(wanted, Console(file=io.StringIO()), bounds))
+    assert not [child for child in psutil.Process().children() if "treadle.engine.child" in child.cmdline()]
+    return {outcome.name: outcome for outcome in report.outcomes}
+
+
+def with_owner(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("treadle.compose.OWNER_ENTRY", f"tests.cli.owners:{name}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_a_tiny_model_passes_and_the_report_can_be_pasted(folder: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "treadle", "doctor", str(folder), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "### Treadle check: PASS"
+    assert [line.split(" | ")[0].strip("| ") for line in lines[-len(ALL) :]] == ALL
+    assert "batched = alone, token for token" in ran.stdout
+    assert "engine_died" in ran.stdout
+    assert str(folder.parent) not in ran.stdout
+
+
+def test_as_json_it_holds_the_report_and_the_outcomes(folder: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "treadle", "doctor", str(folder), "--check", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    plain = json.loads(ran.stdout)
+    assert list(plain["check"]["outcomes"]) == ALL
+    assert plain["check"]["ok"] is True
+    assert plain["check"]["engine"]["architecture"] == "llama"
+    assert plain["sections"]["MLX"]["device"]["mark"] == "ok"
+
+
+def test_a_batch_that_changes_answers_fails_with_the_first_difference(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_owner(monkeypatch, "unfaithful")
+    outcomes = check(folder)
+    assert outcomes["fidelity"].mark is Mark.FAIL
+    assert "8 differ: prompt of 3 at token 1: " in outcomes["fidelity"].said
+    assert "2.0000 nats apart" in outcomes["fidelity"].said
+    assert outcomes["stop"].mark is Mark.OK
+
+
+def test_a_difference_between_equally_likely_tokens_is_a_remark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_owner(monkeypatch, "tied")
+    found = check(folder)["fidelity"]
+    assert found.mark is Mark.WARN
+    assert "a tie in bfloat16" in found.said
+
+
+def test_a_step_that_never_ends_is_bounded_and_the_child_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_owner(monkeypatch, "stuck")
+    monkeypatch.setattr("treadle.cli.check.STOP_GRACE_S", 0.5)
+    outcomes = check(folder, Bounds(0.3, 0.3, 0.3, 0.3), start_timeout=10)
+    assert outcomes["start"].mark is Mark.OK
+    assert outcomes["fidelity"].said == "not done within 0.3 s"
+    assert all(outcomes[name].mark is Mark.FAIL for name in ("fidelity", "cancel", "crash", "burst", "stop"))
+
+
+def test_an_engine_that_does_not_come_back_fails_the_crash_check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_owner(monkeypatch, "once")
+    outcomes = check(make_tiny(tmp_path / "model"))
+    assert outcomes["fidelity"].mark is Mark.OK
+    assert outcomes["crash"].mark is Mark.FAIL
+    assert "start_failed" in outcomes["crash"].said
+    assert "engine_unavailable" in outcomes["burst"].said
+
+
+def test_a_model_that_can_not_start_ends_the_checks(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "model")
+    config = (folder / "config.json").read_text().replace('"llama"', '"no_such_model"')
+    (folder / "config.json").write_text(config)
+    outcomes = check(folder)
+    assert list(outcomes) == ["start", "stop"]
+    assert outcomes["start"].mark is Mark.FAIL
+    assert "no_such_model" in outcomes["start"].said
+
+
+def test_a_model_that_is_not_there_is_the_one_outcome(tmp_path: Path) -> None:
+    outcomes = check(tmp_path / "nowhere")
+    assert list(outcomes) == ["model"]
+    assert outcomes["model"].mark is Mark.FAIL
+
+
+def test_a_short_context_shortens_the_prompts(tmp_path: Path) -> None:
+    outcomes = check(make_tiny(tmp_path / "model", context=64))
+    assert {outcome.mark for outcome in outcomes.values()} <= {Mark.OK, Mark.WARN}
+    assert "8 prompts of 3 to 40 tokens" in outcomes["fidelity"].said
+
+
+def ran(*tokens: int) -> Ran:
+    return Ran(tokens, (), 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "at"),
+    [(ran(1, 2), ran(1, 2), None), (ran(1, 2), ran(1, 3), 1), (ran(1, 2), ran(1), 1), (ran(), ran(4), 0)],
+)
+def test_the_first_difference(one: Ran, other: Ran, at: int | None) -> None:
+    assert first_difference(one, other) == at
+
+
+def test_prompts_have_the_length_asked_for_and_begin_otherwise(folder: Path) -> None:
+    text = TextModel.load(folder)
+    prompts = [prompt_of(text, 700, turn) for turn in range(8)]
+    assert {len(prompt) for prompt in prompts} == {700}
+    assert len({prompt[:8] for prompt in prompts}) == 8
+
+
+def test_a_cell_can_not_break_the_table() -> None:
+    report = CheckReport("m", (Outcome("start", Mark.FAIL, "one | two\nthree"),))
+    findings = Findings((Finding("System", "platform", "a | b"),))
+    markdown = report.to_markdown(findings)
+    assert "### Treadle check: FAIL" in markdown
+    assert "| start | **FAIL** | one \\| two three |" in markdown
+    assert "| platform | a \\| b |" in markdown
