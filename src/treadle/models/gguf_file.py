@@ -8,7 +8,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file (version 2 or 3, little-endian). Use it as a context manager.
+    """A GGUF file (version 2 or 3, little-endian), mapped into memory for as long as anything points into it.
 
     `metadata` maps names to ints, floats, bools, strings and lists of them; `tensors` are in the file's order.
     Raises ModelError when the file is not GGUF or ends too early.
@@ -57,14 +56,6 @@ class GgufFile:
         if tensor.start + byte_count > len(self._map):
             raise ModelError(f"{self.path} ends inside the tensor {tensor.name}: the file is torn")
         return np.frombuffer(self._map, dtype=np.uint8, count=byte_count, offset=tensor.start)
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._map = mmap.mmap(-1, 1)  # views may still point into the old map: it ends with the last of them
 
 
 class _Cursor:

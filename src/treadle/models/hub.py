@@ -81,13 +81,13 @@ def _line(error: Exception) -> str:
 
 def _reporter(model: str, progress: Callable[[str], None]) -> type[Any]:
     """A progress bar class that reports lines of bytes and draws nothing."""
-    from tqdm import tqdm
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    class Reporter(tqdm):  # type: ignore[type-arg]
+    class Reporter(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
             quiet = {"file": io.StringIO(), "disable": False, "mininterval": _REPORT_S, "leave": False}
             self.said = ""
-            super().__init__(*args, **{**options, **quiet})
+            super().__init__(*args, **{**options, **quiet})  # type: ignore[no-untyped-call]
 
         def display(self, msg: str | None = None, pos: int | None = None) -> bool:
             # The hub's client draws several bars at once; this one counts the bytes that reached the disk.

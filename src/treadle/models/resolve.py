@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from . import demo, hub, trust
 from .folder import ModelFolder, Source
 
 DEMO = "demo"
+_SHOWN = 200
 
 
 def resolve(settings: Settings, progress: Callable[[str], None]) -> ModelFolder:
@@ -25,8 +27,8 @@ def resolve(settings: Settings, progress: Callable[[str], None]) -> ModelFolder:
 
 def _located(settings: Settings, progress: Callable[[str], None]) -> tuple[Path, str, Source]:
     model = settings.model
-    here = Path(model).expanduser()
-    if model != DEMO and "\0" not in model and here.is_dir():
+    here = _expanded(model)
+    if model != DEMO and os.path.isdir(here):
         _refuse_revision(settings)
         path = here.resolve()
         return path, path.name or DEMO, Source.FOLDER
@@ -44,9 +46,17 @@ def _refuse_revision(settings: Settings) -> None:
         raise ModelError(f"revision is for hub ids, and '{settings.model}' is not one: leave it out", param="revision")
 
 
+def _expanded(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # a home folder of nobody
+        return Path(model)
+
+
 def _not_found(model: str, here: Path) -> str:
-    if "\0" not in model and here.is_file():
-        return f"'{model}' is a file: give the folder that holds config.json, the weights and tokenizer.json"
-    if "\0" not in model and (here.is_absolute() or model.startswith((".", "~"))):
-        return f"there is no folder '{model}'"
-    return f"'{model}' is no folder here and not a hub id (owner/name): give one of them, or 'demo'"
+    shown = repr(model if len(model) <= _SHOWN else model[:_SHOWN] + "...")
+    if os.path.isfile(here):
+        return f"{shown} is a file: give the folder that holds config.json, the weights and tokenizer.json"
+    if here.is_absolute() or model.startswith((".", "~")):
+        return f"there is no folder {shown}"
+    return f"{shown} is no folder here and not a hub id (owner/name): give one of them, or 'demo'"

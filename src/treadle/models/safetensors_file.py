@@ -7,13 +7,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..errors import ModelError
 
@@ -72,13 +69,10 @@ def _checked(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
     return tensor
 
 
-Chunks = Iterator[npt.NDArray[Any]]
-
-
-def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: Mapping[str, Chunks]) -> str:
+def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: Mapping[str, Iterable[bytes]]) -> str:
     """Write a file and return its sha256, in hex.
 
-    `tensors` gives each name's dtype (BF16, F32, ...) and shape; `data` its contents, as contiguous arrays in order.
+    `tensors` gives each name's dtype (BF16, F32, ...) and shape; `data` its contents, little-endian.
     Contents are drawn piece by piece, so the whole model is never in memory. The file is on disk when this returns.
     """
     header, at = {}, 0
@@ -100,20 +94,8 @@ def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: 
     return digest.hexdigest()
 
 
-def _blocks(header: bytes, names: Mapping[str, Any], data: Mapping[str, Chunks]) -> Iterator[bytes]:
+def _blocks(header: bytes, names: Mapping[str, Any], data: Mapping[str, Iterable[bytes]]) -> Iterator[bytes]:
     yield len(header).to_bytes(8, "little")
     yield header
     for name in names:
-        for array in data[name]:
-            yield array.tobytes()
-
-
-def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of `values` as bfloat16, rounded to nearest, ties to even. Values must be finite."""
-    bits = values.view(np.uint32)
-    odd = bits >> np.uint32(16)
-    odd &= np.uint32(1)
-    odd += np.uint32(0x7FFF)
-    odd += bits
-    odd >>= np.uint32(16)
-    return odd.astype(np.uint16)
+        yield from data[name]

@@ -20,7 +20,7 @@ _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "pr
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """The folder's config.json, once the folder is known to be data only and whole. Raises ModelError naming why not."""
+    """The folder's config.json, once the folder is known to be data only and whole. Raises ModelError."""
     config = _object(folder / "config.json")
     _refuse_code(folder)
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
