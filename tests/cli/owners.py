@@ -23,7 +23,8 @@ def _plain(request: Submit, position: int) -> int:
 
 
 class Unfaithful(ScriptedRunner):
-    """Answers otherwise when rows share a step, from the fourth token on; `gap` is how likely it says both are."""
+    """Answers otherwise to all but the first of the requests that came together; `gap` is how far apart, in nats, it
+    says that the two answers are."""
 
     def __init__(self, gap: float) -> None:
         super().__init__(_plain, vocabulary=VOCABULARY, context=2048)
@@ -34,16 +35,15 @@ class Unfaithful(ScriptedRunner):
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
-        shared = len(result.rows) > 1
-        return StepResult(rows=tuple(self._bent(row, shared) for row in result.rows))
+        return StepResult(rows=tuple(self._bent(row) for row in result.rows))
 
-    def _bent(self, row: RowTokens, shared: bool) -> RowTokens:
-        request = self.rows[row.id]
-        late = row.tokens[0] != _plain(request, 0) and request.max_tokens > 3
-        token = (row.tokens[0] + 1) % VOCABULARY if shared and late else row.tokens[0]
-        top = ((row.tokens[0], -0.5), ((row.tokens[0] + 1) % VOCABULARY, -0.5 - self.gap))
+    def _bent(self, row: RowTokens) -> RowTokens:
+        request, (token,) = self.rows[row.id], row.tokens
+        other = (token + 1) % VOCABULARY
+        batched = not row.id.endswith(".0") and token != _plain(request, 0)
+        top = ((token, -0.5), (other, -0.5 - self.gap))
         logprobs = () if request.logprobs is None else (TokenLogprob(logprob=-0.5, top=top),)
-        return RowTokens(id=row.id, tokens=(token,), logprobs=logprobs)
+        return RowTokens(id=row.id, tokens=(other if batched else token,), logprobs=logprobs)
 
 
 class Stuck(ScriptedRunner):

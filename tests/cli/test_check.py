@@ -82,7 +82,7 @@ def test_a_batch_that_changes_answers_fails_with_the_first_difference(
     with_owner(monkeypatch, "unfaithful")
     outcomes = check(folder)
     assert outcomes["fidelity"].mark is Mark.FAIL
-    assert "8 differ: prompt of 3 at token 1: " in outcomes["fidelity"].said
+    assert "7 differ: prompt of 8 at token 1: " in outcomes["fidelity"].said
     assert "2.0000 nats apart" in outcomes["fidelity"].said
     assert outcomes["stop"].mark is Mark.OK
 
@@ -99,7 +99,7 @@ def test_a_step_that_never_ends_is_bounded_and_the_child_is_ended(
 ) -> None:
     with_owner(monkeypatch, "stuck")
     monkeypatch.setattr("treadle.cli.check.STOP_GRACE_S", 0.5)
-    outcomes = check(folder, Bounds(0.3, 0.3, 0.3, 0.3), start_timeout=10)
+    outcomes = check(folder, Bounds(0.3, 0.3, 0.3, 0.3), start_timeout=6)
     assert outcomes["start"].mark is Mark.OK
     assert outcomes["fidelity"].said == "not done within 0.3 s"
     assert all(outcomes[name].mark is Mark.FAIL for name in ("fidelity", "cancel", "crash", "burst", "stop"))

@@ -50,6 +50,12 @@ Revision = Annotated[
     str | None, _setting("revision", "The hub revision (branch, tag or commit) to pin.", MODELS, "REV")
 ]
 Offline = Annotated[bool | None, _setting("offline", "Never ask the hub; use what is cached.", MODELS)]
+ChatTemplate = Annotated[
+    Path | None, _setting("chat_template", "A Jinja file in place of the model's own template.", MODELS, _FILE)
+]
+ServedModelName = Annotated[
+    str | None, _setting("served_model_name", "Its name for clients. Default: the model's.", MODELS, "NAME")
+]
 MaxRunning = Annotated[
     int | None, _setting("max_running", "Sequences that run together; 1 is serialized mode.", LIMITS, _COUNT)
 ]
@@ -77,12 +83,8 @@ def serve(
     config: Config = None,
     revision: Revision = None,
     offline: Offline = None,
-    chat_template: Annotated[
-        Path | None, _setting("chat_template", "A Jinja file in place of the model's own template.", MODELS, _FILE)
-    ] = None,
-    served_model_name: Annotated[
-        str | None, _setting("served_model_name", "Its name for clients. Default: the model's.", MODELS, "NAME")
-    ] = None,
+    chat_template: ChatTemplate = None,
+    served_model_name: ServedModelName = None,
     host: Annotated[str | None, _setting("host", "Address to listen on.", NETWORK, "ADDRESS")] = None,
     port: Annotated[int | None, _setting("port", "Port to listen on; 0 picks one.", NETWORK, "PORT")] = None,
     api_key: Annotated[

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -84,34 +84,31 @@ class Trial:
         self.watch = Watch()
         self.client: EngineClient = engine_for(self.settings, lambda: folder, [self.watch])
 
-    @asynccontextmanager
-    async def generating(
-        self, prompt: Sequence[int], max_tokens: int, *, logprobs: int | None = None
-    ) -> AsyncGenerator[Generation, None]:
-        """A greedy sequence that is under way; leaving cancels it. Nothing ends it before `max_tokens`."""
-        size = len(prompt)
+    @contextmanager
+    def generating(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, logprobs: int | None = None
+    ) -> Iterator[list[Generation]]:
+        """Greedy sequences that are under way; leaving cancels them. Nothing ends one before `max_tokens`."""
         with self.client.reserve(
-            rows=1, prompt_tokens=size, completion_tokens=max_tokens, kind="doctor", tag="doctor"
+            rows=len(prompts),
+            prompt_tokens=sum(map(len, prompts)),
+            completion_tokens=max_tokens,
+            kind="doctor",
+            tag="doctor",
         ) as reservation:
-            request = Submit(id="", prompt=tuple(prompt), max_tokens=max_tokens, logprobs=logprobs)
-            (generation,) = reservation.submit([request])
-            yield generation
+            yield reservation.submit(
+                [Submit(id="", prompt=tuple(p), max_tokens=max_tokens, logprobs=logprobs) for p in prompts]
+            )
 
     async def run(self, prompt: Sequence[int], max_tokens: int, *, logprobs: int | None = None) -> Ran:
         """Generate to the end. Raises what ended it early."""
-        tokens: list[int] = []
-        found: list[TokenLogprob] = []
-        began, ttft_s = time.monotonic(), 0.0
-        async with (
-            self.generating(prompt, max_tokens, logprobs=logprobs) as generation,
-            aclosing(aiter(generation)) as deltas,
-        ):
-            async for delta in deltas:
-                if delta.tokens and not tokens:
-                    ttft_s = time.monotonic() - began
-                tokens.extend(delta.tokens)
-                found.extend(delta.logprobs)
-        return Ran(tuple(tokens), tuple(found), ttft_s, time.monotonic() - began)
+        with self.generating([prompt], max_tokens, logprobs=logprobs) as (generation,):
+            return await _read(generation)
+
+    async def run_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Ran]:
+        """Generate all of them to the end, submitted at the same moment."""
+        with self.generating(prompts, max_tokens) as generations:
+            return await together([_read(generation) for generation in generations])
 
     async def back(self) -> None:
         """Returns when a lost engine is ready again. Raises StartFailed when it has failed for good."""
@@ -129,6 +126,19 @@ class Trial:
     async def idle_ttft_s(self, prompt: Sequence[int], times: int = 3) -> float:
         """The median time to the first token when nothing else runs."""
         return statistics.median([(await self.run(prompt, 1)).ttft_s for _ in range(times)])
+
+
+async def _read(generation: Generation) -> Ran:
+    tokens: list[int] = []
+    found: list[TokenLogprob] = []
+    began, ttft_s = time.monotonic(), 0.0
+    async with aclosing(aiter(generation)) as deltas:
+        async for delta in deltas:
+            if delta.tokens and not tokens:
+                ttft_s = time.monotonic() - began
+            tokens.extend(delta.tokens)
+            found.extend(delta.logprobs)
+    return Ran(tuple(tokens), tuple(found), ttft_s, time.monotonic() - began)
 
 
 async def together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
