@@ -19,6 +19,7 @@ class Row:
     admitted: float = 0.0
     tokens: list[int] = field(default_factory=list)
     cached: int = 0  # tokens of prompt + generated that the runner's cache holds
+    turn: int = 0  # when it last got prefill time, or came: the longest ago is served first
     joined: bool = False  # the runner has it
     suspect: bool = False  # was in a step that raised, and has not been cleared since
     rewinds: int = 0

@@ -104,6 +104,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """The next step's work: admissions, a share of prefill for each prompt, and every row that decodes."""
+        self._turn += 1
         release, self._release = tuple(self._release), []
         self._admit_waiting(now)
         self._expire_waiting(now)
@@ -212,6 +213,7 @@ class Scheduler:
     def _start(self, row: Row, now: float) -> None:
         row.on(Event.ADMIT)
         row.admitted = now
+        row.turn = self._turn
         self._running[row.id] = row
         self._reserved += row.reserved
         self._group(row).started = True
@@ -246,14 +248,14 @@ class Scheduler:
         if not rows:
             return ()
         budget = self._pace.budget(prefilling=len(rows), decoding=len(active) - len(rows))
-        self._turn += 1
-        rows = rows[self._turn % len(rows) :] + rows[: self._turn % len(rows)]
+        rows.sort(key=lambda row: (row.turn, row.prefill_left, row.order))
         shares = share(budget, [row.prefill_left for row in rows])
         return tuple(self._chunk(row, count) for row, count in zip(rows, shares, strict=True) if count)
 
     def _chunk(self, row: Row, count: int) -> PrefillChunk:
         chunk = PrefillChunk(id=row.id, start=row.cached, tokens=row.upcoming(count))
         row.cached += count
+        row.turn = self._turn
         self._counts.prompt_tokens += count
         return chunk
 

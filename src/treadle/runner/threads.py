@@ -2,7 +2,8 @@
 
 OpenBLAS's threads wait for each other without sleeping. On idle cores two of them nearly halve a batch's step; beside
 one other busy process on two cores the same two made it seven times as long, as each product waits for a thread that is
-not running. So the number follows what other processes leave: it is looked at every `INTERVAL_S`, between two steps.
+not running; beside two, twenty times. So the number follows what other processes leave: it is looked at every
+`INTERVAL_S`, between two steps, goes down at once and up again after `CALM_LOOKS` looks that would allow it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-INTERVAL_S = 0.5
+INTERVAL_S = 0.25
+CALM_LOOKS = 4
 SPARE = 0.5  # of a core: what others may use of the last one before we leave it to them
 
 
@@ -38,6 +40,7 @@ class ThreadGovernor:
         self._clock = clock
         self._busy_s = busy_s or machine_busy_s
         self._own_s = own_s
+        self._calm = 0
         self._last = self._look()
 
     def before_step(self) -> None:
@@ -51,8 +54,9 @@ class ThreadGovernor:
             self._use(int(min(self._most, max(1, self._most - others + SPARE))))
 
     def _use(self, threads: int) -> None:
-        if threads != self.threads:
-            self.threads = threads
+        self._calm = self._calm + 1 if threads > self.threads else 0
+        if threads < self.threads or self._calm >= CALM_LOOKS:
+            self.threads, self._calm = threads, 0
             self._set_threads(threads)
 
     def _look(self) -> tuple[float, float]:
