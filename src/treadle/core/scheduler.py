@@ -248,7 +248,7 @@ class Scheduler:
         if not rows:
             return ()
         budget = self._pace.budget(prefilling=len(rows), decoding=len(active) - len(rows))
-        rows.sort(key=lambda row: (row.turn, row.prefill_left, row.order))
+        rows.sort(key=lambda row: (row.turn, row.order))
         shares = share(budget, [row.prefill_left for row in rows])
         return tuple(self._chunk(row, count) for row, count in zip(rows, shares, strict=True) if count)
 
