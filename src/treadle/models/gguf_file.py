@@ -44,11 +44,11 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self.metadata, self.tensors = _parse(self._map)
-        except (struct.error, KeyError, UnicodeDecodeError, IndexError) as error:
+        except (struct.error, ValueError, KeyError, IndexError, OverflowError) as error:
             raise ModelError(f"{path} is not a complete GGUF file: {error}") from error
 
     def raw(self, tensor: GgufTensor, byte_count: int) -> npt.NDArray[np.uint8]:

@@ -1,0 +1,133 @@
+"""What a folder must be before anything in it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import make_tiny
+from treadle.errors import ModelError
+from treadle.models import trust
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny(tmp_path / "model")
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(path.read_text()) if path.exists() else {}
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        trust.check(folder)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_a_whole_folder_gives_its_config(folder: Path) -> None:
+    assert trust.check(folder)["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("config.json", {"model_file": "model.py"}),
+        ("config.json", {"auto_map": {"AutoModel": "modeling.Model"}}),
+        ("config.json", {"text_config": {"auto_map": {"AutoModel": "modeling.Model"}}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.Tok", None]}}),
+        ("processor_config.json", {"auto_map": {"AutoProcessor": "proc.Proc"}}),
+        ("preprocessor_config.json", {"parts": [{"auto_map": {"AutoImageProcessor": "p.P"}}]}),
+    ],
+)
+def test_code_from_the_repository_is_refused_by_name(folder: Path, name: str, entry: dict[str, Any]) -> None:
+    edit(folder / name, lambda value: value.update(entry))
+    message = refusal(folder)
+    assert name in message
+    assert "run code" in message
+    assert "auto_map" in message or "model_file" in message
+
+
+def test_a_switch_that_is_off_is_harmless(folder: Path) -> None:
+    edit(folder / "config.json", lambda value: value.update(auto_map=None, model_file=""))
+    assert trust.check(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "weights.pkl", "m.CKPT"])
+def test_pickles_as_the_only_weights_are_refused_with_the_reason(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    message = refusal(folder)
+    assert name in message
+    assert "can run code" in message
+
+
+def test_a_pickle_beside_good_weights_is_not_looked_at(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"anything")
+    assert trust.check(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("config.json", '{"model_type": "lla', "torn or not JSON"),
+        ("config.json", "[1]", "JSON object, not list"),
+        ("config.json", "\xff", "torn or not JSON"),
+        ("config.json", "[" * 100_000, "torn or not JSON"),
+        ("config.json", "{}", "no model_type"),
+        ("config.json", '{"model_type": 3}', "no model_type"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer.json", "", "torn"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"vocab', "torn"),
+        ("model.safetensors", None, "no weights"),
+        ("model.safetensors", "", "torn"),
+        ("tokenizer_config.json", "{", "torn or not JSON"),
+    ],
+)
+def test_what_is_missing_or_torn_is_named(folder: Path, name: str, text: str | None, says: str) -> None:
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(text, encoding="latin-1")
+    assert says in refusal(folder)
+
+
+def test_half_a_weight_file_is_found(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "is torn" in refusal(folder)
+
+
+def test_a_model_in_another_layout_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    assert "only consolidated.safetensors" in refusal(folder)
+
+
+def test_a_sentencepiece_file_alone_is_not_enough(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    assert "only tokenizer.model" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/../../b", "..\\x", "", 3, "x\0y"])
+def test_an_index_that_points_outside_is_refused(folder: Path, name: object) -> None:
+    index = {"weight_map": {"a": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "outside the folder" in refusal(folder)
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00002-of-00002.safetensors" in refusal(folder)
+
+
+def test_an_index_of_what_is_there_passes(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    assert trust.check(folder)
