@@ -67,7 +67,7 @@ class Settings:
 
     @property
     def waiting_places(self) -> int:
-        """How many may wait: none when nobody may wait at all; by default one in serialized mode, else as many as run."""
+        """How many may wait: none when nobody may wait at all; by default as many as run (one in serialized mode)."""
         if self.max_wait_s == 0:
             return 0
         return self.max_running if self.max_waiting is None else self.max_waiting

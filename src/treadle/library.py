@@ -11,10 +11,11 @@ from typing import Any
 
 from .compose import Texts, engine_for
 from .config import Settings
-from .core.messages import CancelReason, FinishReason
 from .engine.client import EngineClient
 from .errors import InvalidRequest
-from .fronts.validate import Checked, Limits, Wanted, check, submits
+from .fronts.rows import Piece, Row
+from .fronts.text import limits_of, with_stops
+from .fronts.validate import Wanted, check, submits
 from .models.resolve import resolve
 from .text import TextModel, TextStream
 
@@ -30,15 +31,6 @@ class Completion:
     tokens: tuple[int, ...]
     finish_reason: str
     prompt_tokens: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """What is new: text that is certain, the tokens it came with, and on the last part how it ended."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str | None = None
 
 
 class Engine:
@@ -110,80 +102,72 @@ class Engine:
         texts: list[str] = []
         tokens: list[int] = []
         finish_reason = ""
-        prompt_tokens = await self._tokenized(prompt)
-        async for part in self._parts(prompt_tokens, sampling):
-            texts.append(part.text)
-            tokens.extend(part.tokens)
-            finish_reason = part.finish_reason or finish_reason
-        return Completion("".join(texts), tuple(tokens), finish_reason, len(prompt_tokens))
+        prompt_ids = await self._tokenized(prompt)
+        async with aclosing(self._pieces(prompt_ids, sampling, chat=_is_chat(prompt))) as pieces:
+            async for piece in pieces:
+                texts.append(piece.text)
+                tokens.extend(piece.token_ids)
+                finish_reason = piece.finish_reason or finish_reason
+        return Completion("".join(texts), tuple(tokens), finish_reason, len(prompt_ids))
 
     async def stream(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[str, None]:
         """Text, as soon as it is certain."""
-        async with aclosing(self.parts(prompt, **sampling)) as parts:
-            async for part in parts:
-                if part.text:
-                    yield part.text
+        async with aclosing(self.pieces(prompt, **sampling)) as pieces:
+            async for piece in pieces:
+                if piece.text:
+                    yield piece.text
 
     async def tokens(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[int, None]:
-        """Token ids, as they come; a stop token is the last of them."""
-        async with aclosing(self.parts(prompt, **sampling)) as parts:
-            async for part in parts:
-                for token in part.tokens:
+        """Token ids, as they come; the stop token that ends a sequence is not among them."""
+        async with aclosing(self.pieces(prompt, **sampling)) as pieces:
+            async for piece in pieces:
+                for token in piece.token_ids:
                     yield token
 
-    async def parts(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[Part, None]:
-        """Text and tokens together."""
-        async with aclosing(self._parts(await self._tokenized(prompt), sampling)) as parts:
-            async for part in parts:
-                yield part
+    async def pieces(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[Piece, None]:
+        """Text and token ids together; the last piece says how it ended."""
+        prompt_ids = await self._tokenized(prompt)
+        async with aclosing(self._pieces(prompt_ids, sampling, chat=_is_chat(prompt))) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def _tokenized(self, prompt: Prompt) -> Sequence[int]:
         return await self._texts.pool.run(_token_ids, self._texts.model(), prompt)
 
-    async def _parts(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> AsyncGenerator[Part, None]:
-        checked, limits = self._checked(sampling)
+    async def _pieces(
+        self, prompt: Sequence[int], sampling: Mapping[str, Any], *, chat: bool
+    ) -> AsyncGenerator[Piece, None]:
+        model, client = self._texts.model(), self.client
+        limits = limits_of(model, client.capabilities, self.settings.max_tokens)
+        checked = with_stops(check(_wanted(sampling), limits), model, chat=chat)
+        if checked.n != 1:
+            raise InvalidRequest("n must be 1 here: call again for more", param="n")
         (request,) = submits(checked, [prompt], limits, lambda: secrets.randbits(63))
-        with self.client.reserve(
+        with client.reserve(
             rows=1, prompt_tokens=len(prompt), completion_tokens=request.max_tokens, kind="library", tag="library"
         ) as reservation:
             (generation,) = reservation.submit([request])
-            stream = TextStream(self._texts.model(), checked.stop, min_tokens=checked.min_tokens)
-            async with aclosing(aiter(generation)) as deltas:
-                async for delta in deltas:
-                    finish = delta.finish
-                    by_token = finish is not None and finish.stop_token_id is not None
-                    new = stream.push(delta.tokens, stop_token=by_token)
-                    tokens = delta.tokens[: new.tokens]
-                    if new.stop is not None:
-                        generation.cancel(CancelReason.STOP)
-                        yield Part(new.text, tokens, FinishReason.STOP.value)
-                        return
-                    if finish is None:
-                        yield Part(new.text, tokens)
-                    else:
-                        yield Part(new.text + stream.finish().text, tokens, finish.reason.value)
+            row = Row(generation, TextStream(model, checked.stop, min_tokens=checked.min_tokens))
+            async with aclosing(row.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
 
-    def _checked(self, sampling: Mapping[str, Any]) -> tuple[Checked, Limits]:
-        text = self._texts.model()
-        can = self.client.capabilities
-        assert can is not None
-        limits = Limits(
-            vocabulary=min(text.vocabulary, can.vocabulary),
-            context=min(text.context, can.context),
-            max_tokens=self.settings.max_tokens,
-            eos_token_ids=text.eos_token_ids,
-            sampling=text.default_sampling,
-        )
-        stop = sampling.get("stop")
-        wanted = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
-        if unknown := wanted.keys() - {field.name for field in fields(Wanted)}:
-            raise InvalidRequest(f"unknown sampling argument '{min(unknown)}'", param=min(unknown))
-        return check(Wanted(**wanted), limits), limits
+
+def _wanted(sampling: Mapping[str, Any]) -> Wanted:
+    stop = sampling.get("stop")
+    wanted = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
+    if unknown := wanted.keys() - {field.name for field in fields(Wanted)}:
+        raise InvalidRequest(f"unknown sampling argument '{min(unknown)}'", param=min(unknown))
+    return Wanted(**wanted)
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _token_ids(text: TextModel, prompt: Prompt) -> Sequence[int]:
     if isinstance(prompt, str):
         return text.encode(prompt)
-    if prompt and isinstance(prompt[0], Mapping):
+    if _is_chat(prompt):
         return text.encode_chat(text.render_chat(prompt))  # type: ignore[arg-type]
     return prompt  # type: ignore[return-value]

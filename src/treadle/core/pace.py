@@ -107,8 +107,8 @@ def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[i
 
     Everyone gets an equal part (at least `quantum`, first come first served where that is too little for all) and what
     the short ones leave goes to the others: a short prompt overtakes a long one, and a long one never starves,
-    as the caller puts those that were served last behind. Nobody gets a part smaller than `quantum` that does not finish
-    its prompt, if others get more: a pass over the model for a few tokens costs as much as one for many.
+    as the caller puts those that were served last behind. Nobody gets a part smaller than `quantum` that does not
+    finish its prompt, if others get more: a pass over the model for a few tokens costs as much as one for many.
     """
     shares = [0] * len(remaining)
     left = budget

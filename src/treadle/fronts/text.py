@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from ..core.messages import Capabilities
 from ..text import TextModel
+from .validate import Checked, Limits
 
 Result = TypeVar("Result")
 
@@ -25,3 +28,22 @@ class Texts(Protocol):
     def model(self) -> TextModel:
         """The text model. Raises EngineUnavailable while it loads."""
         ...
+
+
+def limits_of(model: TextModel, can: Capabilities | None, max_tokens: int | None) -> Limits:
+    """What a request is checked against: the text model's word, the runner's once it is known, and the cap."""
+    return Limits(
+        vocabulary=model.vocabulary if can is None else min(model.vocabulary, can.vocabulary),
+        context=model.context if can is None else min(model.context, can.context),
+        max_tokens=max_tokens,
+        eos_token_ids=model.eos_token_ids,
+        sampling=model.default_sampling,
+    )
+
+
+def with_stops(checked: Checked, model: TextModel, *, chat: bool, hide_special: bool = True) -> Checked:
+    """With the model's own stop strings in a chat, and stop strings that are special tokens as tokens: where text
+    hides these, they would never be found in it."""
+    stop = tuple(dict.fromkeys((*checked.stop, *(model.stop_strings if chat else ()))))
+    tokens = model.stop_tokens(stop) if hide_special else ()
+    return replace(checked, stop=stop, stop_token_ids=tuple(dict.fromkeys((*checked.stop_token_ids, *tokens))))

@@ -89,6 +89,12 @@ class FolderFacts:
             found["temperature"] = 0.0
         return found
 
+    def stop_strings(self) -> tuple[str, ...]:
+        """generation_config.json's `stop_strings`: where the model's makers say that an answer ends."""
+        given = self.generation.get("stop_strings")
+        strings = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        return tuple(string for string in strings if isinstance(string, str) and string)
+
     def declared_tokens(self) -> list[tuple[int, dict[str, Any]]]:
         """tokenizer_config.json's own list of added tokens: id, and content with flags; in order of their ids."""
         declared = self.tokenizer.get("added_tokens_decoder")

@@ -33,7 +33,7 @@ class TextModel:
 
     `vocabulary` is the model's own size and may exceed the tokenizer's. `context` is in tokens. `bytes_per_token` is
     measured on a small mixed sample, for estimates only. `default_sampling` holds generation_config.json's valid
-    values. `chat_template` is None when the folder has none.
+    values, `stop_strings` those that end an answer in a chat. `chat_template` is None when the folder has none.
     """
 
     folder: Path
@@ -41,6 +41,7 @@ class TextModel:
     context: int
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float | int]
+    stop_strings: tuple[str, ...]
     special_tokens: Mapping[str, str]
     special_ids: frozenset[int]
     bytes_per_token: float
@@ -76,6 +77,7 @@ class TextModel:
             context=context,
             eos_token_ids=facts.eos_ids(vocabulary) or (() if eos is None else (eos,)),
             default_sampling=facts.default_sampling(),
+            stop_strings=facts.stop_strings(),
             special_tokens=special,
             special_ids=frozenset(i for i, token in added.items() if token.special),
             bytes_per_token=len(_SAMPLE.encode("utf-8")) / max(1, len(plain)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
 
@@ -28,7 +29,7 @@ from .pages import docs_page, openapi_schema, request_body
 from .sse import Exchange
 from .status import Models, Probes
 
-VERSION = "0.1.0"
+VERSION = version("treadle")
 
 
 def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry) -> FastAPI:

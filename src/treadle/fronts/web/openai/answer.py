@@ -23,12 +23,12 @@ from ....engine.client import EngineClient, Reservation
 from ....errors import ModelNotFound, ReaderStalled, TreadleError
 from ....telemetry.logs import RequestRecord
 from ....text import StopSet, TextModel, TextStream
-from ...text import Texts
+from ...rows import Row, together
+from ...text import Texts, limits_of, with_stops
 from ...validate import Checked, Limits, check, check_size, submits
 from ..access import record_of
 from ..body import BodyBudget, parse_json, read_body
 from ..errors import internal_error, send_json
-from ..rows import Row, together
 from ..sse import EventStream, while_connected
 from .dialect import Ask
 from .wire import Choice, ChunkWriter, Head, Usage
@@ -57,14 +57,7 @@ class Server:
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(BODIES_BYTES))
 
     def limits(self, model: TextModel) -> Limits:
-        can = self.engine.capabilities
-        return Limits(
-            vocabulary=model.vocabulary if can is None else min(model.vocabulary, can.vocabulary),
-            context=model.context if can is None else min(model.context, can.context),
-            max_tokens=self.settings.max_tokens,
-            eos_token_ids=model.eos_token_ids,
-            sampling=model.default_sampling,
-        )
+        return limits_of(model, self.engine.capabilities, self.settings.max_tokens)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound for a model that is not served here."""
@@ -95,6 +88,7 @@ class Answer:
         limits = server.limits(model)
         ask.check_ids(limits)
         checked = check(ask.wanted, limits)
+        checked = with_stops(checked, model, chat=ask.kind == "chat", hide_special=ask.skip_special_tokens)
         size = ask.size(model)
         check_size(size, ask.prompts, limits, ask.prompt_param)
         public_id = ask.id_prefix + server.new_id()
@@ -155,7 +149,7 @@ class _Run:
         stops = StopSet(self.checked.stop)
         rows = [Row(generation, self._text(stops)) for generation in generations]
         await generations[0].admitted()
-        self.record.wait_s = self.server.clock() - self.record.started
+        self.record.wait_s = generations[0].wait_s
         return rows
 
     def _text(self, stops: StopSet) -> TextStream:

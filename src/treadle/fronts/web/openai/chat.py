@@ -7,8 +7,8 @@ from typing import Any
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text import TextModel
+from ...rows import Piece
 from ...validate import MAX_TOP_LOGPROBS
-from ..rows import Piece
 from .dialect import Ask, wanted_of
 from .neutral import CHAT_NEUTRAL, refuse_beyond_neutral
 from .schema import ChatFields, ChatRequest, Message, read

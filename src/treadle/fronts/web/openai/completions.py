@@ -7,8 +7,8 @@ from typing import Any
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text import TextModel
+from ...rows import Piece
 from ...validate import Limits, check_prompt_ids
-from ..rows import Piece
 from .dialect import Ask, wanted_of
 from .neutral import COMPLETION_NEUTRAL, refuse_beyond_neutral
 from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest, read

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text import TextModel
+from ...rows import Piece
 from ...validate import Limits, Wanted
-from ..rows import Piece
 from .schema import Generate
 from .wire import Choice, ChunkWriter, Head, Usage
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ....text import TextModel, TokenEntry
-from ..rows import Piece
+from ...rows import Piece
 
 LOWEST_LOGPROB = -9999.0  # what clients know as "never": JSON has no -inf
 

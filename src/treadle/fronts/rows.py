@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.messages import CancelReason, Finish, FinishReason
-from ...engine.generation import Delta, Generation
-from ...text import TextDelta, TextStream, TokenEntry
+from ..core.messages import CancelReason, Finish, FinishReason
+from ..engine.generation import Delta, Generation
+from ..text import TextDelta, TextStream, TokenEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Row:
         """Up to the token that completed a stop."""
         return self._text.tokens
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The choice, piece by piece; the last one has its finish_reason. Raises what ended it badly."""
         async with contextlib.aclosing(aiter(self.generation)) as deltas:
             async for delta in deltas:
