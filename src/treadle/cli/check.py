@@ -228,6 +228,7 @@ async def check_model(settings: Settings, console: Console, bounds: Bounds | Non
     except TreadleError as error:
         return CheckReport(settings.model, (Outcome("model", Mark.FAIL, error.message),))
     trial = Trial(settings, folder)
+    trial.client.supervisor.on_stage = lambda stage: say(f"  {stage}")
     check = Check(trial, text, bounds or Bounds())
     outcomes: list[Outcome] = []
     try:

