@@ -299,3 +299,17 @@ def test_chat_with_a_template_knows_the_special_tokens(tmp_path: Path) -> None:
     assert rendered == "<s>[INST] hi [/INST]ho</s>"
     ids = model.encode_chat(rendered)
     assert (ids[0], ids[-1], ids.count(1)) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("\nUser:", ("\nUser:",)),
+        (["\nUser:", "###"], ("\nUser:", "###")),
+        (["", 5, None, "x"], ("x",)),
+        (7, ()),
+    ],
+)
+def test_stop_strings_of_the_models_makers(tmp_path: Path, given: Any, found: tuple[str, ...]) -> None:
+    folder = folder_of(tmp_path, generation_config={"stop_strings": given})
+    assert TextModel.load(folder).stop_strings == found

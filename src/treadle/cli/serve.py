@@ -13,6 +13,7 @@ from ..compose import Server
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..telemetry.logs import configure
+from .findings import count
 from .signals import ShutdownSignals
 
 
@@ -52,8 +53,8 @@ class Announcer:
         if can.kv_budget_bytes:
             memory += f", up to {can.kv_budget_bytes / 1e9:.2f} GB of KV cache"
         rows = {
-            "model": f"{name} ({can.architecture}, {can.parameters / 1e6:,.0f} M parameters, {can.dtype})",
-            "device": ", ".join([can.device, *can.details.values()]),
+            "model": f"{name} ({can.architecture}, {count(can.parameters)} parameters, {can.dtype})",
+            "device": ", ".join([can.device, *(f"{k} {v}" if k != "device" else v for k, v in can.details.items())]),
             "memory": memory,
             "limits": f"{settings.max_running} running, {settings.waiting_places} waiting up to "
             f"{settings.max_wait_s:g} s, {can.context:,} tokens of context",

@@ -11,6 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.fronts.web.server import forever, front, says, settle
 from tests.support.aio import in_loop
+from tests.support.bytes_text import bytes_text
+from tests.support.tiny import IM_START
 from treadle.fronts.web.openai.chat import ChatAsk
 from treadle.text import ChatTemplate
 
@@ -111,6 +113,26 @@ async def test_a_stop_string_is_never_shown_and_usage_counts_to_the_token_that_c
             assert client.json["usage"]["completion_tokens"] == len("One. STOP")
         assert text == "One. "
         assert f.idle()
+
+
+@in_loop
+async def test_a_models_own_stop_strings_end_its_chats_and_leave_completions_alone() -> None:
+    async with front(says("Paris.\nUser: and?")) as f:
+        f.texts.loaded = replace(bytes_text(), stop_strings=("\nUser:",))
+        chat, completion = await f.chat(), await f.complete()
+        assert chat.json["choices"][0]["message"]["content"] == "Paris."
+        assert chat.json["choices"][0]["finish_reason"] == "stop"
+        assert completion.json["choices"][0]["text"] == "Paris.\nUser: and?"
+        assert f.idle()
+
+
+@in_loop
+async def test_a_stop_string_that_is_a_special_token_stops_as_a_token() -> None:
+    """Text hides special tokens, so it would never be found there."""
+    async with front(lambda request, position: ord("a") if position < 3 else IM_START) as f:
+        client = await f.complete(stop="<|im_start|>", max_tokens=9)
+        assert client.json["choices"][0]["text"] == "aaa"
+        assert client.json["choices"][0]["finish_reason"] == "stop"
 
 
 @in_loop
