@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 PREFIX = "scipy_"
 PACKAGE = "scipy_openblas32"
 REFERENCE = "reference BLAS"
+DEVICE = "the device's own"
 RENAME_S = 60
 
 
@@ -50,40 +51,75 @@ def prepare(threads: int | None = None, cache: Path | None = None) -> BlasReport
     `cache` is the folder for the renamed copy; by default the user's.
     """
     if sys.platform != "linux" or _has_mlx_cuda():
-        return BlasReport("the device's own")
+        return BlasReport(DEVICE)
     if "mlx.core" in sys.modules:
         return BlasReport(which_blas(), warning="MLX was imported before OpenBLAS could be loaded: start anew")
     try:
-        library = ctypes.CDLL(str(_renamed(_packaged(), cache or _default_cache())), mode=ctypes.RTLD_GLOBAL)
-        return _configured(library, threads or default_threads())
-    except (OSError, LookupError, subprocess.SubprocessError) as error:
+        return _configured(_loaded(_packaged(), cache), threads or default_threads())
+    except (OSError, LookupError, ValueError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
         why = f"OpenBLAS could not be loaded ({error}): matrix products will be slow; pip install 'treadle[cpu]'"
-        return BlasReport(which_blas(), warning=why)
+        return BlasReport(which_blas(), warning=" ".join(why.split()))
 
 
 def default_threads() -> int:
-    """As many threads as this process may really use: its CPU affinity, within the container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """As many threads as there are whole cores for this process: its CPU affinity, two hardware threads of one core
+    counted once, within the container's quota rounded down (a quota that is overdrawn stops every thread at once)."""
+    cores = physical_cores(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+    return max(1, cores if quota is None else min(cores, math.floor(quota)))
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The container's CPU limit in cores (cgroup version 2, then 1); None where there is none."""
+def physical_cores(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """How many cores the logical `cpus` are; where the machine does not say, each counts as one."""
+    cores = set()
+    for cpu in cpus:
+        try:
+            cores.add((root / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores)
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """The tightest CPU limit, in cores, of this process's control groups (version 2, then 1); None without one."""
+    limits = [limit for folder in _groups(root, membership) if (limit := _quota_v2(folder / "cpu.max")) is not None]
+    return min(limits) if limits else _quota_v1(root / "cpu")
+
+
+def _groups(root: Path, membership: Path) -> Iterator[Path]:
+    """`root` and the groups below it that lead to this process's own."""
+    yield root
     try:
-        limit, period = (root / "cpu.max").read_text().split()
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    folder = root
+    for name in next((line[3:] for line in lines if line.startswith("0::")), "").split("/"):
+        if name and name != "..":
+            folder = folder / name
+            yield folder
+
+
+def _quota_v2(path: Path) -> float | None:
+    try:
+        limit, period = path.read_text().split()
         return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _quota_v1(folder: Path) -> float | None:
     try:
-        limit_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        return None if limit_us <= 0 else limit_us / int((root / "cpu/cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
+        limit_us = int((folder / "cpu.cfs_quota_us").read_text())
+        return None if limit_us <= 0 else limit_us / int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError, ZeroDivisionError):
         return None
 
 
 def which_blas() -> str:
     """The file, without its folder, whose `cblas_sgemm` answers globally; the reference BLAS where none does."""
+    if sys.platform != "linux":
+        return DEVICE
     path = _provider("cblas_sgemm")
     return REFERENCE if path is None else path.name
 
@@ -102,16 +138,27 @@ def _packaged() -> Path:
     raise LookupError(f"the package {PACKAGE.replace('_', '-')} is not installed")
 
 
-def _renamed(source: Path, cache: Path) -> Path:
+def _loaded(source: Path, cache: Path | None) -> ctypes.CDLL:
+    """The renamed copy of `source`, loaded with global symbols: from the cache, or where that can't be used or holds a
+    torn copy, from a private one that is gone from the disk once it is loaded."""
+    try:
+        kept = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
+        return ctypes.CDLL(str(_renamed(source, kept)), mode=ctypes.RTLD_GLOBAL)
+    except (OSError, RuntimeError):
+        with tempfile.TemporaryDirectory(prefix="treadle-") as private:
+            return ctypes.CDLL(str(_renamed(source, Path(private))), mode=ctypes.RTLD_GLOBAL)
+
+
+def _renamed(source: Path, folder: Path) -> Path:
     """A copy of `source` in which FUNCTIONS have their plain names; made once, put in place whole."""
-    size = source.stat()
-    key = hashlib.sha256(f"{source}|{size.st_size}|{size.st_mtime_ns}".encode()).hexdigest()[:16]
-    target = cache / f"libopenblas-{key}.so"
-    if target.is_file():
+    facts = source.stat()
+    key = hashlib.sha256(f"{source}|{facts.st_size}|{facts.st_mtime_ns}".encode()).hexdigest()[:16]
+    target = folder / f"libopenblas-{key}.so"
+    if target.is_file() and target.stat().st_size >= facts.st_size:  # patchelf only adds
         return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="openblas-") as folder:
-        copy, names = Path(folder, target.name), Path(folder, "names")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="openblas-") as work:
+        copy, names = Path(work, target.name), Path(work, "names")
         shutil.copyfile(source, copy)
         names.write_text("".join(f"{PREFIX}{function} {function}\n" for function in FUNCTIONS))
         command = [_patchelf(), "--rename-dynamic-symbols", str(names), str(copy)]
@@ -162,7 +209,3 @@ def _provider(function: str) -> Path | None:
     if not everything.dladdr(address, ctypes.byref(symbol)) or not symbol.file:
         return None
     return Path(os.fsdecode(symbol.file))
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
