@@ -5,6 +5,7 @@
 speed       tokens per second with 1 and 8 clients
 burst       staggered bursts, 16 at c = 4 and 64 at c = 16, 100 ms apart: TTFT max / median (P1)
 cancel      a stream is left in the middle: the follow-up's TTFT over an idle one's
+stall       a long prompt joins four decoders: gaps, rate, a short request's TTFT (P3, P4)
 disconnect  1,000 clients leave at random phases: leaked slots (R1)
 overload    ten times the load that fits, 60 s: answers, refusal p99, Retry-After against what was true (R2)
 tokenize    event-loop lag while a 100,000-token prompt is tokenized (R7)
@@ -43,6 +44,10 @@ def ask(words: int = 12, tokens: int = 64, **more: Any) -> dict[str, Any]:
 def quantile(values: list[float], q: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] if ordered else float("nan")
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
 
 
 async def generate(target: Target, body: dict[str, Any], **how: Any) -> Reply:
@@ -86,21 +91,67 @@ async def burst(target: Target) -> None:
         replies = await asyncio.gather(*(one(i) for i in range(total)))
         ttft = [r.ttft_s for r in replies if r.token_s]
         middle, most = statistics.median(ttft), max(ttft)
-        gaps = [b - a for r in replies for a, b in zip(r.token_s, r.token_s[1:], strict=False)]
+        gaps = [gap for r in replies for gap in gaps_of(r)]
         print(
-            f"burst {total} at c={at_once}: {len(ttft)} complete, TTFT median {middle * 1e3:.0f} max {most * 1e3:.0f} ms, "
-            f"max/median {most / middle:.2f}; gap p50 {quantile(gaps, 0.5) * 1e3:.0f} p99 {quantile(gaps, 0.99) * 1e3:.0f} ms"
+            f"burst {total} at c={at_once}: {len(ttft)} complete, TTFT median {ms(middle)} max {ms(most)}, max/median "
+            f"{most / middle:.2f}; gap p50 {ms(quantile(gaps, 0.5))} p99 {ms(quantile(gaps, 0.99))}"
         )
 
 
 async def cancel(target: Target) -> None:
-    unloaded = statistics.median([(await generate(target, ask(12, 2))).ttft_s for _ in range(7)])
+    for words in (12, 60):
+        await cancel_at(target, words)
+
+
+async def cancel_at(target: Target, words: int) -> None:
+    unloaded = statistics.median([(await generate(target, ask(words, 2))).ttft_s for _ in range(7)])
     follow = []
     for _ in range(7):
         await generate(target, ask(12, 400), leave_after=5)
-        follow.append((await generate(target, ask(12, 2))).ttft_s)
+        follow.append((await generate(target, ask(words, 2))).ttft_s)
     after = statistics.median(follow)
-    print(f"cancel: follow-up TTFT {after * 1e3:.0f} ms, idle {unloaded * 1e3:.0f} ms, ratio {after / unloaded:.2f}")
+    print(f"cancel: {words} words, follow-up TTFT {ms(after)}, idle {ms(unloaded)}, ratio {after / unloaded:.2f}")
+
+
+async def stall(target: Target, words: int = 1800) -> None:
+    """Four decoders; then a long prompt joins, and a short request comes while it prefills."""
+
+    async def run(with_long: bool) -> tuple[list[float], float, float]:
+        decoders = [asyncio.create_task(generate(target, ask(10 + i, 160))) for i in range(4)]
+        await asyncio.sleep(3.0)
+        began, short_s = time.perf_counter(), float("nan")
+        if with_long:
+            long = asyncio.create_task(generate(target, ask(words, 1)))
+            await asyncio.sleep(1.0)
+            short_s = (await generate(target, ask(12, 1))).ttft_s
+            await long
+        else:
+            short_s = (await generate(target, ask(12, 1))).ttft_s
+            await asyncio.sleep(6.0)
+        wall = time.perf_counter() - began
+        for task in decoders:
+            await task
+        window = [
+            gap
+            for task in decoders
+            for gap, at in zip(gaps_of(task.result()), task.result().token_s[1:], strict=True)
+            if 3.0 < at < 3.0 + wall
+        ]
+        return window, wall, short_s
+
+    idle_gaps, _, idle_short = await run(False)
+    gaps, wall, short_s = await run(True)
+    rate = statistics.mean(idle_gaps) / statistics.mean(gaps)
+    print(
+        f"stall: {words} words prefilled in {wall:.1f} s beside 4 decoders: gap p99 {ms(quantile(gaps, 0.99))}, "
+        f"idle {ms(quantile(idle_gaps, 0.99))}, ratio {quantile(gaps, 0.99) / quantile(idle_gaps, 0.99):.2f}; "
+        f"decoders keep {rate:.0%}; short request's TTFT {short_s * 1e3:.0f} ms, without the long one "
+        f"{idle_short * 1e3:.0f}, ratio {short_s / idle_short:.2f}"
+    )
+
+
+def gaps_of(reply: Reply) -> list[float]:
+    return [b - a for a, b in zip(reply.token_s, reply.token_s[1:], strict=False)]
 
 
 async def disconnect(target: Target, total: int = 1000, at_once: int = 24) -> None:
@@ -113,17 +164,22 @@ async def disconnect(target: Target, total: int = 1000, at_once: int = 24) -> No
             leave: float | int = rng.randint(1, 6) if phase < 0.3 else rng.random() * (0.05 if phase < 0.5 else 1.0)
             stream = rng.random() < 0.7
             body = ask(rng.choice((5, 60, 400)), rng.choice((1, 4, 64)), stream=stream)
-            reply = await generate(target, body, leave_after=leave if stream else float(leave) / 4)
-            seen[reply.error or str(reply.status)] += 1
+            while True:
+                reply = await generate(target, body, leave_after=leave if stream else float(leave) / 4)
+                seen[reply.error or str(reply.status)] += 1
+                if reply.status != 503:
+                    return
+                await asyncio.sleep(0.1)
 
     began = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(total)))
     settled = await idle(target)
     after = await status(target)
     print(
-        f"disconnect: {total} in {time.perf_counter() - began:.0f} s, {dict(seen)}; all slots free {settled:.2f} s after the "
-        f"last; rows {after['admission']['rows']}, tokens reserved {after['admission']['tokens_reserved']}, restarts "
-        f"{after['engine']['restarts'] - before['engine']['restarts']}; then {(await generate(target, ask(8, 2))).status}"
+        f"disconnect: {total} in {time.perf_counter() - began:.0f} s, {dict(seen)}; all slots free {settled:.2f} s "
+        f"after the last; rows {after['admission']['rows']}, tokens {after['admission']['tokens_reserved']}, "
+        f"restarts {after['engine']['restarts'] - before['engine']['restarts']}; "
+        f"then {(await generate(target, ask(8, 2))).status}"
     )
 
 
@@ -158,9 +214,9 @@ async def overload(target: Target, seconds: float = 60.0) -> None:
     await asyncio.gather(health(), *(client(i) for i in range(10 * fits)))
     rate = statistics.mean(truth) if truth else float("nan")
     print(
-        f"overload {10 * fits} clients for {seconds:g} s: {dict(seen)}; refusal p50 {quantile(refused, 0.5) * 1e3:.0f} p99 "
-        f"{quantile(refused, 0.99) * 1e3:.0f} ms; {rate:.0%} of those who waited Retry-After got in; ready answered p50 "
-        f"{quantile(lag, 0.5) * 1e3:.0f} p99 {quantile(lag, 0.99) * 1e3:.0f} ms"
+        f"overload {10 * fits} clients for {seconds:g} s: {dict(seen)}; refusal p50 {ms(quantile(refused, 0.5))} "
+        f"p99 {ms(quantile(refused, 0.99))}; {rate:.0%} of those who waited Retry-After got in; ready answered "
+        f"p50 {ms(quantile(lag, 0.5))} p99 {ms(quantile(lag, 0.99))}"
     )
     print("  event-loop lag of the server:", (await status(target))["event_loop_lag"])
 
@@ -184,6 +240,7 @@ SCENARIOS: dict[str, Callable[[Target], Coroutine[Any, Any, None]]] = {
     "speed": speed,
     "burst": burst,
     "cancel": cancel,
+    "stall": stall,
     "disconnect": disconnect,
     "overload": overload,
     "tokenize": tokenize,
