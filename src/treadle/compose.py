@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
     from .text.pool import TextPool
     from .text.tokenizer import TextModel
 
+T = TypeVar("T")
+
 OWNER_ENTRY = "treadle.compose:owner_of"
 STOP_GRACE_S = 5.0
+LOADING_GRACE_S = 0.5  # a child that loads has nothing to unwind
 LISTEN_BACKLOG = 2048
 
 
@@ -144,9 +149,8 @@ class Texts:
         """Read tokenizer, template and generation settings from `folder`, off the event loop. Raises ModelError."""
         from .text.tokenizer import TextModel
 
-        self._model = await asyncio.to_thread(
-            TextModel.load, folder.path, chat_template=settings.chat_template, context=settings.context
-        )
+        template, context = settings.chat_template, settings.context
+        self._model = await aside(lambda: TextModel.load(folder.path, chat_template=template, context=context))
         return self._model
 
     def close(self) -> None:
@@ -199,7 +203,7 @@ class Server:
                 raise StartFailed(f"the engine has failed: {engine.supervisor.reason}")
             await self._drain(engine)
         finally:
-            await engine.stop(STOP_GRACE_S)
+            await engine.stop(STOP_GRACE_S if engine.capabilities is not None else LOADING_GRACE_S)
             web.stop()
             await serving
             lag.cancel()
@@ -222,7 +226,7 @@ class Server:
             engine.supervisor.stage = stage
             self._say.stage(stage)
 
-        self._folder = await asyncio.to_thread(resolve, self.settings, progress)
+        self._folder = await aside(lambda: resolve(self.settings, progress))
         engine.supervisor.on_stage = progress
         engine.begin()
         model = await texts.load(self._folder, self.settings)
@@ -240,6 +244,22 @@ class Server:
     def _model_folder(self) -> ModelFolder:
         assert self._folder is not None
         return self._folder
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """`work()` on a thread of its own. Unlike an executor's it holds up neither the event loop's end nor the process's
+    when its caller is cancelled: a download or a conversion may take many minutes."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="treadle-aside", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 async def until(work: Any, shutdown: asyncio.Event, serving: asyncio.Task[None]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .compose import Texts, engine_for
+from .compose import Texts, aside, engine_for
 from .config import Settings
 from .engine.client import EngineClient
 from .errors import InvalidRequest
@@ -62,7 +61,7 @@ class Engine:
 
     async def start(self) -> Engine:
         """Find, load and warm up the model. Raises ModelError or StartFailed."""
-        folder = await asyncio.to_thread(resolve, self.settings, self._progress)
+        folder = await aside(lambda: resolve(self.settings, self._progress))
         await self._texts.load(folder, self.settings)
         client = engine_for(self.settings, lambda: folder)
         client.supervisor.on_stage = self._progress

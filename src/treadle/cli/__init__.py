@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import sys
-from typing import cast
+from typing import NoReturn, cast
+
+INTERRUPTED = 130
 
 
-def main() -> None:
-    """Entry of the `treadle` command. A mistake, or an error of Treadle's own, is one line and a non-zero exit."""
-    sys.exit(_run())
+def main() -> NoReturn:
+    """Entry of the `treadle` command. A mistake, or an error of Treadle's own, is one line and a non-zero exit.
+
+    The process ends here and now: the threads of a download that was given up would hold up the interpreter's own end.
+    """
+    code = _run()
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _run() -> int:
@@ -26,6 +39,8 @@ def _run() -> int:
         return _say_usage(error)
     except typer.Abort:
         return _say("aborted", 1)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 

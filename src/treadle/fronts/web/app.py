@@ -39,7 +39,7 @@ def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
     app.include_router(Models(names, lambda: _context(engine)).router())
-    app.include_router(Probes(engine, telemetry, names[0]).router())
+    app.include_router(Probes(engine, texts, telemetry, names[0]).router())
     _add_docs(app)
     app.add_exception_handler(HTTPException, _http_exception)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from ...engine.client import EngineClient, Health
 from ...errors import EngineUnavailable, ModelNotFound
 from ...telemetry import Telemetry
+from ..text import Texts
 from .errors import envelope, headers_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -21,8 +23,9 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Probes:
     """Liveness, readiness, status and metrics of one server."""
 
-    def __init__(self, engine: EngineClient, telemetry: Telemetry, model: str) -> None:
+    def __init__(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, model: str) -> None:
         self._engine = engine
+        self._texts = texts
         self._telemetry = telemetry
         self._model = model
         self._started = time.monotonic()
@@ -43,19 +46,30 @@ class Probes:
         return router
 
     async def live(self) -> Response:
-        health = self._engine.health()
+        health = self._health()
         return _health(health, health.live)
 
     async def ready(self) -> Response:
-        health = self._engine.health()
+        health = self._health()
         return _health(health, health.ready)
 
     async def status(self) -> Response:
+        health = self._health()
         status = self._engine.status()
+        status.update(state=health.state, ready=health.ready, reason=health.reason)
         status["model"] = self._model
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
         return _json(status)
+
+    def _health(self) -> Health:
+        """The engine's, and not ready before the text side is: requests are refused until both have loaded (C4)."""
+        health = self._engine.health()
+        try:
+            self._texts.model()
+        except EngineUnavailable as error:
+            return dataclasses.replace(health, ready=False, state="starting", reason=error.message)
+        return health
 
     async def metrics(self) -> Response:
         return Response(self._telemetry.metrics.render(), media_type=METRICS_TYPE)

@@ -1,0 +1,124 @@
+"""C3: the first signal drains with the door open, the second ends at once; no engine is left behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.serve.conftest import Start, Tiny
+from tests.serve.server import Serve, until
+
+PROMPT_S = 10.0
+
+
+@contextmanager
+def silent_hub() -> Iterator[dict[str, str]]:
+    """A hub that takes connections and never answers, as environment."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        yield {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HUB_OFFLINE": "0"}
+
+
+def test_sigterm_lets_what_runs_end_and_answers_until_then(start: Start, tiny: Tiny) -> None:
+    """C3: ready and new work are 503, the running stream ends well, then exit 0."""
+    server = start(tiny("gemma3")).ready()
+    server.child()
+    with server.stream(max_tokens=2500) as stream:
+        server.process.send_signal(signal.SIGTERM)
+        until("draining", lambda: server.get("/health/ready").status_code == 503)
+        assert server.state() == "draining"
+        assert server.get("/health/live").status_code == 200
+        refused = server.complete()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "server_stopping"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert server.process.poll() is None
+        stream.rest()
+    assert (stream.done, stream.errors, stream.finish_reason) == (True, [], "length")
+    assert len(stream.tokens) == 2500
+    assert server.stopped(PROMPT_S) == 0
+    server.childless()
+    assert "Traceback" not in server.said
+
+
+def test_streams_that_outlast_the_drain_get_one_error_event(start: Start, tiny: Tiny) -> None:
+    server = start(tiny("gemma3"), "--drain", "0.3").ready()
+    server.child()
+    with server.stream("one") as one, server.stream("two") as two:
+        server.process.send_signal(signal.SIGTERM)
+        for stream in (one.rest(), two.rest()):
+            assert [error["code"] for error in stream.errors] == ["server_stopping"]
+            assert not stream.done
+    assert server.stopped(PROMPT_S) == 0
+    server.childless()
+    assert "Traceback" not in server.said
+
+
+def test_a_second_sigterm_ends_at_once(start: Start, tiny: Tiny) -> None:
+    server = start(tiny("gemma3")).ready()
+    server.child()
+    with server.stream():
+        server.process.send_signal(signal.SIGTERM)
+        until("draining", lambda: server.state() == "draining")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.stopped(PROMPT_S) == 128 + signal.SIGTERM
+    server.childless()
+
+
+def test_ctrl_c_in_a_terminal_drains_and_a_second_ends_at_once(start: Start, tiny: Tiny) -> None:
+    """The terminal signals its whole foreground group: the engine must not take it for its own."""
+    controller, terminal = pty.openpty()
+    try:
+        server = start(tiny("gemma3"), terminal=terminal).ready()
+        pid = server.child()
+        with server.stream() as stream:
+            os.write(controller, b"\x03")
+            until("draining", lambda: server.state() == "draining")
+            before = len(stream.tokens)
+            while len(stream.tokens) < before + 20:
+                stream.next()
+            assert server.child() == pid
+            os.write(controller, b"\x03")
+            assert server.stopped(PROMPT_S) == 128 + signal.SIGINT
+        server.childless()
+    finally:
+        os.close(controller)
+        os.close(terminal)
+
+
+@pytest.mark.parametrize("stage", ["listens on", "reading the weights"])
+def test_sigterm_while_it_loads_ends_well_and_soon(start: Start, tiny: Tiny, stage: str) -> None:
+    server = start(tiny("gemma3"))
+    until(stage, lambda: stage in server.said)
+    server.children()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.stopped(PROMPT_S) == 0
+    server.childless()
+    assert "Traceback" not in server.said
+    assert "error" not in server.said
+
+
+def test_sigterm_while_it_waits_for_a_hub_ends_well_and_soon(start: Start) -> None:
+    """A download or a conversion on a thread must not hold up the exit."""
+    with silent_hub() as env:
+        server = start("somebody/some-model", env=env)
+        assert server.get("/health/live").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.stopped(PROMPT_S) == 0
+        assert "Traceback" not in server.said
+
+
+def test_an_engine_on_a_thread_drains_too(start: Start, tiny: Tiny) -> None:
+    server = start(tiny("gemma3"), "--in-process").ready()
+    assert server.children() == set()
+    with server.stream(max_tokens=500) as stream:
+        server.process.send_signal(signal.SIGTERM)
+        assert stream.rest().done
+    assert server.stopped(PROMPT_S) == 0
+    assert "Traceback" not in server.said

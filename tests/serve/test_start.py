@@ -1,0 +1,104 @@
+"""C1: listening first, ready only once the model works, and a failed start is one line and a non-zero exit."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.conftest import Start, Tiny
+from tests.serve.server import Serve
+from tests.support.tiny import make_tiny
+
+
+def failed(server: Serve) -> str:
+    """The one line that a failed start ends with."""
+    assert server.stopped(60) not in (0, None)
+    said = server.said
+    assert "Traceback" not in said
+    assert "Ready" not in said
+    (line,) = re.findall(r"^treadle: error: .*$", said, re.M)
+    assert said.rstrip().endswith(line)
+    server.childless()
+    return line
+
+
+def test_it_listens_before_the_model_is_loaded_and_is_ready_after(start: Start, tiny: Tiny) -> None:
+    """C1, C4: live from the first moment; while it loads, ready and new requests are 503."""
+    server = start(tiny("gemma3"))
+    assert server.get("/health/live").status_code == 200
+    early = server.get("/health/ready")
+    assert (early.status_code, early.json()["state"]) == (503, "starting")
+    refused = server.complete()
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_unavailable"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert server.get("/v1/status").json()["ready"] is False
+    assert "Ready" not in server.said
+    server.ready()
+    assert server.complete().status_code == 200
+    assert "Ready after" in server.said
+
+
+def test_a_folder_that_is_missing(start: Start, tmp_path: Path) -> None:
+    assert "nowhere" in failed(start(tmp_path / "nowhere"))
+
+
+def test_torn_weights(start: Start, tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "torn")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5000])
+    assert "torn" in failed(start(folder))
+
+
+def test_weights_that_are_not_the_models(start: Start, tmp_path: Path) -> None:
+    """What only the engine's own load can find."""
+    folder = make_tiny(tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    assert "other" in failed(start(folder))
+
+
+def test_an_unknown_architecture(start: Start, tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "strange")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "perceptron"}))
+    assert "perceptron" in failed(start(folder))
+
+
+def test_a_context_longer_than_the_models(start: Start, tiny: Tiny) -> None:
+    assert "context" in failed(start(tiny("gemma3"), "--context", "10000000"))
+
+
+def test_a_port_in_use(start: Start, tiny: Tiny) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = failed(start(tiny("gemma3"), "--port", str(port)))
+    assert str(port) in line
+    assert "--port" in line
+
+
+@pytest.mark.parametrize(("toml", "named"), [("port = ", "TOML"), ("prot = 1", "did you mean 'port'")])
+def test_a_settings_file_that_is_wrong(start: Start, tiny: Tiny, tmp_path: Path, toml: str, named: str) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text(toml)
+    assert named in failed(start(tiny("gemma3"), "--config", str(file)))
+
+
+def test_an_engine_that_fails_to_start_never_answers_ready(start: Start, tmp_path: Path) -> None:
+    """C1: no port that answers "serving", asked all the way from listening to the exit."""
+    folder = make_tiny(tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    server = start(folder)
+    url = server.url
+    while server.process.poll() is None:
+        try:
+            assert httpx.get(f"{url}/health/ready", trust_env=False).status_code == 503
+        except httpx.TransportError:
+            break
+    failed(server)
