@@ -18,15 +18,15 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from ..core.messages import Stop, ToOwner
+from ..core.messages import Failed, FromOwner, JobDone, Stop, ToOwner
 from ..runner.base import RunnerFactory
 from .mailbox import Mailbox
 from .outbox import Outbox
-from .owner import OwnerLimits, run_owner
+from .owner import OwnerLimits, run_owner, why
 from .wire import HEADER, frame, to_owner
 
 ORPHAN_GRACE_S = 1.0
@@ -57,28 +57,40 @@ class Channel:
 
 def receive(channel: Channel, mailbox: Mailbox) -> None:
     """Fill the mailbox until the parent has gone; then the owner has a grace to unwind."""
-    while (body := _next(channel)) is not None:
-        message: ToOwner = to_owner.decode(body)
-        mailbox.put(message)
+    try:
+        while (body := channel.read()) is not None:
+            message: ToOwner = to_owner.decode(body)
+            mailbox.put(message)
+    except OSError:
+        log.debug("the parent has gone", exc_info=True)
+    except msgspec.MsgspecError:
+        log.exception("the parent sent what can't be read")
     mailbox.put(Stop())
     threading.Event().wait(ORPHAN_GRACE_S)
     os._exit(EXIT_STUCK)
-
-
-def _next(channel: Channel) -> bytes | None:
-    try:
-        return channel.read()
-    except OSError:
-        return None
 
 
 def transmit(channel: Channel, outbox: Outbox) -> None:
     """Empty the outbox until it is closed; a parent that has gone is nobody to tell."""
     while messages := outbox.take():
         try:
-            channel.write(b"".join(frame(message) for message in messages))
+            channel.write(b"".join(_frame(message) for message in messages))
         except OSError:
             return
+        except Exception:
+            log.exception("the owner said what can't be sent")
+            os._exit(EXIT_STUCK)
+
+
+def _frame(message: FromOwner) -> bytes:
+    """`message` as one frame. A job's result that can't cross fails that job alone."""
+    try:
+        return frame(message)
+    except Exception as error:
+        if not isinstance(message, JobDone):
+            raise
+        what = f"its result is not made of plain values: {error}"
+        return frame(JobDone(id=message.id, code="engine_job_failed", message=what))
 
 
 def serve(channel: Channel, build: RunnerFactory, limits: OwnerLimits) -> int:
@@ -106,17 +118,34 @@ def main(argv: list[str]) -> int:
     """The child's main: see the module's docstring."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=int(argv[0])))
+    sock = socket.socket(fileno=int(argv[0]))
+    sock.set_inheritable(False)  # a process that the owner starts must not keep it open after this one's end
+    channel = Channel(sock)
     first = channel.read()
     if first is None:
         return EXIT_FAILED
-    build, limits = load(argv[1], msgspec.msgpack.decode(first))
+    try:
+        build, limits = load(argv[1], msgspec.msgpack.decode(first))
+    except Exception as error:
+        log.exception("the engine could not start")
+        channel.write(frame(Failed(code="start_failed", message=why(error))))
+        return EXIT_FAILED
     return serve(channel, build, limits)
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+def run(argv: list[str]) -> NoReturn:
+    """`main`, and then the end of the process: the interpreter's own teardown may abort under MLX's threads (mlx.md),
+    and nothing is left to unwind."""
+    code = EXIT_FAILED
+    try:
+        code = main(argv)
+    except BaseException:
+        log.exception("the engine process failed")
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the interpreter's teardown may abort under MLX's threads (mlx.md); nothing is left to unwind
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

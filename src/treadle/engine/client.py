@@ -8,7 +8,9 @@ places come free with the engine's terminal events, or with the engine's death.
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +22,14 @@ import msgspec
 from ..core.gate import Gate, GateLimits, Visit
 from ..core.messages import (
     Cancel,
+    CancelJob,
     CancelReason,
     Capabilities,
     FinishReason,
     FromOwner,
     JobDone,
     Output,
+    RunJob,
     StepReport,
     Submit,
 )
@@ -36,6 +40,8 @@ from .jobs import Jobs
 from .observer import Observer
 from .owner import kv_tokens
 from .supervisor import EngineState, Patience, Supervisor
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,11 @@ class EngineClient:
         self.admission = admission
         self.observers: list[Observer] = list(observers)
         self.report: StepReport | None = None
-        self.jobs = Jobs(self._send)
+        self.jobs = Jobs(self._send_job)
         self.clock = clock
         limits = GateLimits(admission.max_running, admission.max_waiting, admission.max_wait_s)
-        self.gate = Gate(limits, EngineUnavailable("the engine is loading its model", retry_after_s=2.0))
+        self._away: TreadleError | None = EngineUnavailable("the engine is loading its model", retry_after_s=2.0)
+        self.gate = Gate(limits, self._away)
         self.supervisor = Supervisor(launch, self, patience or Patience(), clock)
         self._live: dict[str, tuple[Generation, Visit]] = {}
         self._numbers = itertools.count(1)
@@ -139,9 +146,8 @@ class EngineClient:
 
     def _submit(self, request: Submit, visit: Visit, kind: str, tag: str) -> Generation:
         generation = Generation(request, kind=kind, tag=tag, now=self.clock(), cancel=self._cancel)
-        self._live[request.id] = (generation, visit)
-        self._owe()
         self._send(request)
+        self._live[request.id] = (generation, visit)
         return generation
 
     def _cancel(self, generation: Generation, reason: CancelReason) -> None:
@@ -151,17 +157,26 @@ class EngineClient:
         self.gate.leave(visit, outcome, self.clock())
         self._left.set()
 
-    def _send(self, message: Any) -> None:
-        self._owe()
-        self.supervisor.send(message)
+    def _send_job(self, message: RunJob | CancelJob) -> None:
+        if self._away is not None:
+            raise copy.copy(self._away)
+        self._send(message)
 
-    def _owe(self) -> None:
-        if self._owed is None:
+    def _send(self, message: Any) -> None:
+        self.supervisor.send(message)
+        if self.work_since() is None:
             self._owed = self.clock()
 
-    def _tell_refused(self, reason: str) -> None:
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        """An observer that raises costs nobody an answer."""
         for observer in self.observers:
-            observer.refused(reason)
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("an observer failed")
+
+    def _tell_refused(self, reason: str) -> None:
+        self._tell(lambda observer: observer.refused(reason))
 
     # What the engine says ------------------------------------------------------------------------------------------
 
@@ -176,21 +191,22 @@ class EngineClient:
 
     def on_ready(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
+        self._away = None
         if self.supervisor.restarts:
-            for observer in self.observers:
-                observer.restarted()
+            self._tell(lambda observer: observer.restarted())
         if not self._draining:
             self.gate.open_(self._limits(capabilities))
 
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
         self._owed = None
+        self._away = waiting
         if not self._draining:
             self.gate.close(waiting)
         self.jobs.lost(running)
         lost, self._live = self._live, {}
         for generation, visit in lost.values():
             self._ended(generation, visit, "lost")
-            generation.fail(waiting if generation.started is None else running)
+            generation.fail(copy.copy(waiting if generation.started is None else running))
 
     def work_since(self) -> float | None:
         return self._owed if self._live or self.jobs.pending else None
@@ -202,8 +218,7 @@ class EngineClient:
             entry = self._live.get(output.id)
             if entry is not None:
                 self._on_output(*entry, output, now)
-        for observer in self.observers:
-            observer.step(report)
+        self._tell(lambda observer: observer.step(report))
 
     def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
         if output.admitted:
@@ -220,21 +235,19 @@ class EngineClient:
 
     def _on_admitted(self, generation: Generation, wait_s: float) -> None:
         self.gate.waited(wait_s)
-        for observer in self.observers:
-            observer.admitted(generation.kind, wait_s)
+        self._tell(lambda observer: observer.admitted(generation.kind, wait_s))
 
     def _on_tokens(self, generation: Generation, count: int, now: float) -> None:
         last, generation.last_token = generation.last_token, now
-        for observer in self.observers:
-            if last is None:
-                observer.first_token(generation.kind, now - generation.submitted)
-            else:
-                observer.tokens(generation.kind, count, now - last)
+        if last is None:
+            self._tell(lambda observer: observer.first_token(generation.kind, now - generation.submitted))
+        else:
+            self._tell(lambda observer: observer.tokens(generation.kind, count, now - last))
 
     def _ended(self, generation: Generation, visit: Visit, outcome: str) -> None:
         self._leave(visit, outcome)
-        for observer in self.observers:
-            observer.finished(generation.kind, outcome, self.clock() - visit.entered)
+        total_s = self.clock() - visit.entered
+        self._tell(lambda observer: observer.finished(generation.kind, outcome, total_s))
 
     def _limits(self, can: Capabilities) -> GateLimits:
         """The gate's limits: what runs fits the cache, and what waits is as much again per place."""
@@ -345,8 +358,8 @@ class Reservation:
         left_s = max(0.0, client.admission.max_wait_s - waited_s)
         for i, request in enumerate(requests):
             request = msgspec.structs.replace(request, id=f"{group}.{i}", group=group, max_wait_s=left_s)
-            self._unused -= 1
             self._generations.append(client._submit(request, self._visit, self._kind, self._tag))
+            self._unused -= 1
         return self._generations
 
     def cancel(self, reason: CancelReason = CancelReason.CLIENT) -> None:

@@ -7,6 +7,7 @@ cancellation asks the job to stop and calls `on_cancel`; none frees the owner be
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import logging
 from collections.abc import Callable
@@ -34,19 +35,20 @@ class Jobs:
         """Run the job `name` on the owner, between steps; its plain result.
 
         `on_cancel` is called on the event loop when this caller is cancelled, while the job can still stop. Raises
-        JobFailed when it raised, InvalidRequest for an unknown name, EngineDied when the engine was lost.
+        JobFailed when it raised, InvalidRequest for an unknown name, EngineDied when the engine was lost, what `send`
+        raises when there is no engine.
         """
         job_id = f"job-{next(self._numbers)}"
-        future = self._futures[job_id] = asyncio.get_running_loop().create_future()
         self._send(RunJob(id=job_id, name=name, args=args))
+        future = self._futures[job_id] = asyncio.get_running_loop().create_future()
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
-                if cancelled is None:
-                    cancelled = error
+                if cancelled is None and not future.done():
                     self._ask_to_stop(job_id, on_cancel)
+                cancelled = cancelled or error
         if cancelled is not None:
             future.exception()
             raise cancelled
@@ -66,7 +68,7 @@ class Jobs:
         """The engine is gone, and every job with it."""
         futures, self._futures = self._futures, {}
         for future in futures.values():
-            future.set_exception(error)
+            future.set_exception(copy.copy(error))
 
     def _ask_to_stop(self, job_id: str, on_cancel: Callable[[], None] | None) -> None:
         self._send(CancelJob(id=job_id))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from ..core.messages import (
     Cancel,
+    CancelJob,
     Failed,
     Finish,
     FinishReason,
@@ -108,11 +109,12 @@ class EngineLoop:
     # Taking ------------------------------------------------------------------------------------------------------
 
     def _take(self, wait_s: float | None) -> None:
-        for message in self.mailbox.take(wait_s):
+        messages = self.mailbox.take(wait_s)
+        for message in messages:
             self._accept(message)
-            if self.stopped:
-                return
-        if self._jobs:
+        if any(isinstance(message, Stop) for message in messages):
+            self._stop()
+        elif self._jobs:
             self._run_job(self._jobs.popleft())
 
     def _accept(self, message: ToOwner) -> None:
@@ -123,8 +125,8 @@ class EngineLoop:
                 self.scheduler.cancel(message, self._clock())
             case RunJob():
                 self._jobs.append(message)
-            case Stop():
-                self._stop()
+            case CancelJob() if all(job.id != message.id for job in self._jobs):
+                self.mailbox.forget_job(message.id)  # it came after the job's end
 
     def _run_job(self, job: RunJob) -> None:
         try:
@@ -135,11 +137,12 @@ class EngineLoop:
     def _job_done(self, job: RunJob) -> JobDone:
         if self.mailbox.job_cancelled(job.id):
             return JobDone(id=job.id, code="request_cancelled", message="cancelled before it began")
-        work = self.runner.jobs().get(job.name)
-        if work is None:
-            known = ", ".join(sorted(self.runner.jobs())) or "none"
-            return JobDone(id=job.id, code="invalid_request", message=f"no job '{job.name}' here; known: {known}")
         try:
+            jobs = self.runner.jobs()
+            work = jobs.get(job.name)
+            if work is None:
+                known = ", ".join(sorted(jobs)) or "none"
+                return JobDone(id=job.id, code="invalid_request", message=f"no job '{job.name}' here; known: {known}")
             return JobDone(id=job.id, result=work(_JobContext(self, job.id), job.args))
         except RunnerBroken:
             self._send(JobDone(id=job.id, code="engine_died", message="the engine broke in this job"))
@@ -171,6 +174,7 @@ class EngineLoop:
         self._failing += 1
         if self._failing >= MAX_FAILING_STEPS:
             raise RunnerBroken(f"{self._failing} steps in a row raised; the last: {error}") from error
+        self.beat()
         return self.scheduler.recover(plan, f"{type(error).__name__}: {error}")
 
     def _release(self, plan: StepPlan) -> None:
@@ -211,11 +215,16 @@ class EngineLoop:
 
     def die(self, message: str) -> None:
         """This owner can't go on: everyone hears of it, then Failed is the last word."""
-        self._end_everything(Finish(reason=FinishReason.ERROR, code="engine_died", message=message))
+        try:
+            self._end_everything(Finish(reason=FinishReason.ERROR, code="engine_died", message=message))
+        except Exception:
+            log.exception("the scheduler can't end its rows; whoever hears Failed ends them")
         self._send(Failed(code="engine_died", message=message))
 
     def _end_everything(self, finish: Finish) -> None:
         self.stopped = True
+        for message in self.mailbox.take(0.0):
+            self._accept(message)
         self._report(self.scheduler.end_all(finish))
         while self._jobs:
             self._send(JobDone(id=self._jobs.popleft().id, code=finish.code, message=finish.message))

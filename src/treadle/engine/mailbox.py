@@ -2,14 +2,14 @@
 
 Rules: `put` never blocks and never fails; messages are taken in the order they were put; `take` may return nothing
 (its time was up, or it woke for no reason), which is not an error. A job's cancellation is also visible at once,
-before the owner takes it, so that a running job can notice (A5).
+before the owner takes it, so that a running job can notice (A5); so is a Stop, which cancels every job.
 """
 
 from __future__ import annotations
 
 import threading
 
-from ..core.messages import CancelJob, ToOwner
+from ..core.messages import CancelJob, Stop, ToOwner
 
 
 class Mailbox:
@@ -17,6 +17,7 @@ class Mailbox:
         self._arrived = threading.Condition()
         self._messages: list[ToOwner] = []
         self._cancelled_jobs: set[str] = set()
+        self._stopping = False
 
     def put(self, message: ToOwner) -> None:
         """Add one message and wake the owner. Any thread."""
@@ -24,6 +25,8 @@ class Mailbox:
             self._messages.append(message)
             if isinstance(message, CancelJob):
                 self._cancelled_jobs.add(message.id)
+            elif isinstance(message, Stop):
+                self._stopping = True
             self._arrived.notify()
 
     def take(self, timeout_s: float | None) -> list[ToOwner]:
@@ -35,9 +38,9 @@ class Mailbox:
             return messages
 
     def job_cancelled(self, job_id: str) -> bool:
-        """Whether a CancelJob for this job has been put. Any thread."""
+        """Whether a CancelJob for this job, or a Stop, has been put. Any thread."""
         with self._arrived:
-            return job_id in self._cancelled_jobs
+            return self._stopping or job_id in self._cancelled_jobs
 
     def forget_job(self, job_id: str) -> None:
         """The job has ended: its cancellation means nothing any more."""

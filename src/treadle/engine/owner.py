@@ -70,12 +70,13 @@ def build_runner(build: RunnerFactory, send: Send) -> Runner | None:
         runner = build(lambda stage: send(Loading(stage=stage)))
         send(Loading(stage="warming up"))
         runner.warm_up()
+        runner.capabilities()  # one that can't say what it can do is a failed start too
     except Exception as error:
         if not isinstance(error, TreadleError):
             log.exception("the engine could not start")
         if runner is not None:
             close(runner)
-        send(Failed(code="start_failed", message=_why(error)))
+        send(Failed(code="start_failed", message=why(error)))
         return None
     return runner
 
@@ -106,7 +107,8 @@ def close(runner: Runner) -> None:
         log.exception("the runner did not close cleanly")
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
+    """A failed start in one line."""
     if isinstance(error, TreadleError):
         return error.message
     if isinstance(error, RunnerBroken):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -14,6 +15,8 @@ import msgspec
 from ..core.messages import ToOwner
 from .handle import OnExit, OnMessage
 from .wire import HEADER, frame, from_owner
+
+log = logging.getLogger(__name__)
 
 
 class ProcessOwner:
@@ -32,16 +35,25 @@ class ProcessOwner:
         return None if self._process is None else self._process.pid
 
     async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
+        arguments = frame_of_arguments(self._arguments)
         ours, theirs = socket.socketpair()
-        with theirs:
-            command = (sys.executable, "-m", "treadle.engine.child", str(theirs.fileno()), self._entry)
-            # In a process group of its own, so that Ctrl-C in a terminal reaches the server alone.
-            self._process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, process_group=0
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._write(frame_of_arguments(self._arguments))
+        try:
+            with theirs:
+                self._process = await self._spawn(theirs.fileno())
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            self.kill()
+            raise
+        self._write(arguments)
         self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")
+
+    async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
+        """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone."""
+        command = (sys.executable, "-m", "treadle.engine.child", str(fd), self._entry)
+        return await asyncio.create_subprocess_exec(
+            *command, pass_fds=[fd], stdin=asyncio.subprocess.DEVNULL, process_group=0
+        )
 
     def send(self, message: ToOwner) -> None:
         self._write(frame(message))
@@ -63,10 +75,15 @@ class ProcessOwner:
         """Deliver frames until the child's end closes, then wait for the child itself."""
         assert self._process is not None
         assert self._writer is not None
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        try:
             while True:
                 (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
                 on_message(from_owner.decode(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            log.debug("the engine process closed its end")
+        except msgspec.MsgspecError:
+            log.exception("the engine process sent what can't be read")
+            self.kill()
         self._writer.close()
         how = describe_exit(await self._process.wait())
         self._ended.set()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -85,6 +85,10 @@ class Supervisor:
         self._patience = patience
         self._clock = clock
         self._owner: OwnerHandle | None = None
+        self._started = False  # the owner can be sent to
+        self._ready_at: float | None = None
+        self._failed_at: float | None = None
+        self._doubt = ""  # why the owner can't be trusted any more
         self._said = ""  # why the owner ended, in its own words
         self._exit = asyncio.Event()
         self._changed = asyncio.Event()
@@ -113,8 +117,9 @@ class Supervisor:
         if self.state not in (EngineState.FAILED, EngineState.STOPPED):
             self._become(EngineState.STOPPING)
             self._listener.on_lost(ServerStopping("the server is stopping"), ServerStopping("the server is stopping"))
-        self.send(Stop())
-        await self._gone(grace_s)
+        if self._started:
+            self.send(Stop())
+            await self._gone(grace_s)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -147,7 +152,7 @@ class Supervisor:
         failed_starts = quick_deaths = 0
         while True:
             lived_s = await self._one_life()
-            if self.state in (EngineState.STOPPING, EngineState.FAILED):
+            if self._over():
                 return
             if lived_s is None:
                 failed_starts += 1
@@ -162,37 +167,51 @@ class Supervisor:
             backoff_s = BACKOFF_S[min(max(quick_deaths - 1, 0) + failed_starts, len(BACKOFF_S) - 1)]
             log.warning("engine lost (%s); restart %d in %.1f s", self._said, self.restarts, backoff_s)
             await asyncio.sleep(backoff_s)
+            if self._over():
+                return
+
+    def _over(self) -> bool:
+        return self.state in (EngineState.STOPPING, EngineState.FAILED)
 
     async def _one_life(self) -> float | None:
         """Start an owner and watch it to its end; how long it was ready, in seconds, or None if it never was."""
         self._exit.clear()
-        self._said = ""
-        self.last_beat = None
+        self._said = self._doubt = ""
+        self.last_beat = self._ready_at = self._failed_at = None
         began = self._clock()
-        self._owner = self._launch()
-        await self._owner.start(self._hear, self._ended)
-        ready: float | None = None
+        await self._launch_owner()
         while not self._exit.is_set():
-            if ready is None and self.state is EngineState.READY:
-                ready = self._clock()
-            if why := self._overdue(began, ready):
+            if self.state is not EngineState.STOPPING and (why := self._overdue(began)):
                 await self._put_down(why)
                 break
             await self._tick()
         self._lost()
-        return None if ready is None else self._clock() - ready
+        return None if self._ready_at is None else self._clock() - self._ready_at
+
+    async def _launch_owner(self) -> None:
+        """Launch and start an owner. One that can't even be launched has ended."""
+        self._started = False
+        try:
+            self._owner = self._launch()
+            await self._owner.start(self._hear, self._ended)
+            self._started = True
+        except Exception as error:
+            log.exception("the engine could not be launched")
+            self._said = f"the engine could not be launched: {error}"
+            self._exit.set()
 
     async def _tick(self) -> None:
         """Wait for a change, or until it is time to look at the owner's heartbeat again."""
-        look_s = min(1.0, self._patience.hang_after_s / 4)
-        try:
-            await asyncio.wait_for(self._change(), look_s)
-        except TimeoutError:
-            return
+        await _within(self._change(), min(1.0, self._patience.hang_after_s / 4))
 
-    def _overdue(self, began: float, ready: float | None) -> str:
+    def _overdue(self, began: float) -> str:
+        """Why this owner must be put down now; empty while it need not."""
         now = self._clock()
-        if ready is None:
+        if self._doubt:
+            return self._doubt
+        if self._failed_at is not None:
+            return f"{self._said}; it did not end after that" if now - self._failed_at > KILL_GRACE_S else ""
+        if self._ready_at is None:
             late = now - began > self._patience.start_timeout_s
             return f"not ready within {self._patience.start_timeout_s:g} s ({self.stage})" if late else ""
         since = self._listener.work_since()
@@ -202,42 +221,49 @@ class Supervisor:
         return f"hung: no step for {silent_s:.1f} s while work waits" if silent_s > self._patience.hang_after_s else ""
 
     async def _put_down(self, why: str) -> None:
-        """Kill a hung owner; where that is impossible the engine is dead."""
+        """Answer for a hung owner and kill it; one that does not end even then is the end of the engine."""
         log.error("engine %s", why)
         self._said = why
         assert self._owner is not None
-        if not self._owner.kill():
-            self._fail(f"{why}; it runs on a thread, which can't be ended: restart the process")
-            return
-        await self._gone(KILL_GRACE_S)
+        killed = self._owner.kill()
+        self._lost()
+        if not await _within(self._owner.ended(), KILL_GRACE_S):
+            where = "its process does not end" if killed else "it runs on a thread, which can't be ended"
+            self._fail(f"{why}; {where}: restart the server")
 
     async def _gone(self, grace_s: float) -> None:
         """Wait for the owner's end, and kill it when that takes too long."""
-        if self._owner is None:
-            return
-        try:
-            await asyncio.wait_for(self._owner.ended(), grace_s)
-        except TimeoutError:
-            if self._owner.kill():
-                await self._owner.ended()
+        assert self._owner is not None
+        if not await _within(self._owner.ended(), grace_s) and self._owner.kill():
+            await _within(self._owner.ended(), KILL_GRACE_S)
 
     # What the owner says -------------------------------------------------------------------------------------------
 
     def _hear(self, message: FromOwner) -> None:
+        try:
+            self._take_in(message)
+        except Exception as error:
+            log.exception("what the engine said could not be taken in")
+            self._doubt = f"said what could not be taken in ({type(error).__name__}: {error})"
+            self._changed.set()
+
+    def _take_in(self, message: FromOwner) -> None:
         self.last_beat = self._clock()
         match message:
             case Loading(stage=stage):
                 self.stage = stage
                 self.on_stage(stage)
                 self._changed.set()
-            case Ready() if self.state is not EngineState.STOPPING:
+            case Ready() if self.state in (EngineState.STARTING, EngineState.RESTARTING):
+                self._ready_at = self.last_beat
                 self.load_s = message.load_s
                 self._become(EngineState.READY)
                 self._listener.on_ready(message.capabilities)
             case Failed():
-                self._said = message.message
+                self._said, self._failed_at = message.message, self.last_beat
+                self._lost()
                 self._changed.set()
-            case Stopped():
+            case Ready() | Stopped():
                 self._changed.set()
             case _:
                 self._listener.on_message(message)
@@ -275,3 +301,13 @@ class Supervisor:
         if changed.is_set():
             changed = self._changed = asyncio.Event()
         await changed.wait()
+
+
+async def _within(work: Awaitable[None], seconds: float) -> bool:
+    """Whether `work` ended within `seconds`; it is cancelled otherwise."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        return False
+    return True

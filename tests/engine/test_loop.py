@@ -1,0 +1,458 @@
+"""The owner's loop, run by hand on the test's thread: an interleaving is a list of calls."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.faults import Faults, FaultyRunner, plain
+from treadle.core.messages import (
+    Cancel,
+    CancelJob,
+    Failed,
+    Finish,
+    FinishReason,
+    FromOwner,
+    JobDone,
+    Output,
+    RunJob,
+    StepReport,
+    Stop,
+    Stopped,
+    Submit,
+)
+from treadle.core.scheduler import Scheduler, SchedulerLimits
+from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, EngineLoop
+from treadle.engine.mailbox import Mailbox
+from treadle.engine.owner import serve
+from treadle.runner.base import RunnerBroken
+
+
+class Hand:
+    """A loop, its faulty runner, and everything it has said."""
+
+    def __init__(self, max_running: int = 4, **faults: Any) -> None:
+        self.now = 0.0
+        self.faults = Faults(**faults)
+        self.runner = FaultyRunner(self.faults)
+        self.mailbox = Mailbox()
+        self.said: list[FromOwner] = []
+        scheduler = Scheduler(SchedulerLimits(max_running=max_running, prefill_tokens=64))
+        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self.said.append, lambda: self.now)
+
+    def put(self, *messages: Any) -> Hand:
+        for message in messages:
+            self.mailbox.put(message)
+        return self
+
+    def step(self, times: int = 1) -> Hand:
+        for _ in range(times):
+            self.loop.run_once()
+        return self
+
+    def until_idle(self, most: int = 400) -> Hand:
+        for _ in range(most):
+            if not self.loop.has_work:
+                return self
+            self.loop.run_once()
+        raise AssertionError("it never became idle")
+
+    @property
+    def outputs(self) -> list[Output]:
+        return [output for message in self.said if isinstance(message, StepReport) for output in message.outputs]
+
+    def tokens(self, row: str) -> tuple[int, ...]:
+        return tuple(token for output in self.outputs if output.id == row for token in output.tokens)
+
+    def ends(self, row: str) -> list[Finish]:
+        return [output.finish for output in self.outputs if output.id == row and output.finish]
+
+    def end(self, row: str) -> Finish:
+        (finish,) = self.ends(row)
+        return finish
+
+    @property
+    def jobs(self) -> dict[str, JobDone]:
+        return {message.id: message for message in self.said if isinstance(message, JobDone)}
+
+
+def ask(row: str, tokens: int = 3, prompt: tuple[int, ...] = (1, 2), **fields: Any) -> Submit:
+    return Submit(id=row, prompt=prompt, max_tokens=tokens, max_wait_s=60.0, **fields)
+
+
+def expected(request: Submit) -> tuple[int, ...]:
+    return tuple(plain(request, i) for i in range(request.max_tokens))
+
+
+# Admission per step ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_arrives_mid_decode_joins_the_next_step():
+    """B1: nothing is drained before it is admitted."""
+    hand = Hand().put(ask("a", 20)).step(5)
+    assert len(hand.tokens("a")) >= 4
+    hand.put(ask("b")).step()
+    assert [admit.request.id for admit in hand.runner.plans[-1].admit] == ["b"]
+    assert {row.id for row in hand.runner.plans[-1].decode} >= {"a"}
+    hand.until_idle()
+    assert hand.tokens("a") == expected(ask("a", 20))
+    assert hand.tokens("b") == expected(ask("b"))
+
+
+def test_each_sequence_ends_once_and_leaves_nothing():
+    hand = Hand().put(*(ask(f"r{i}", i + 1) for i in range(9))).step().until_idle()
+    for i in range(9):
+        assert hand.end(f"r{i}") == Finish(reason=FinishReason.LENGTH)
+    assert not hand.runner.rows
+    assert hand.loop.scheduler.live == 0
+
+
+def test_an_idle_turn_says_nothing_and_runs_nothing():
+    hand = Hand().step(3)
+    assert hand.said == []
+    assert hand.runner.steps == 0
+
+
+# Cancels -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_is_applied_at_the_next_step_and_its_slot_is_free_in_it():
+    """B3, B6: the follow-up starts within one step."""
+    hand = Hand(max_running=1).put(ask("a", 50), ask("b")).step(3)
+    hand.put(Cancel(id="a"), Cancel(id="a")).step()
+    assert hand.end("a").reason is FinishReason.CANCELLED
+    assert hand.runner.released == ["a"]
+    assert [admit.request.id for admit in hand.runner.plans[-1].admit] == ["b"]
+    assert all(row.id != "a" for row in hand.runner.plans[-1].decode)
+
+
+def test_a_cancel_before_its_request_is_remembered_and_an_unknown_one_is_harmless():
+    """B4."""
+    hand = Hand().put(Cancel(id="a"), Cancel(id="nobody"), ask("a"), ask("b")).step().until_idle()
+    assert hand.end("a").reason is FinishReason.CANCELLED
+    assert hand.tokens("a") == ()
+    assert hand.tokens("b") == expected(ask("b"))
+    assert hand.ends("nobody") == []
+
+
+def test_a_cancel_races_the_move_from_waiting_to_running():
+    """B4: in the same batch of messages as the end that frees the slot."""
+    hand = Hand(max_running=1).put(ask("a", 1), ask("b", 5)).step()
+    assert hand.end("a")
+    hand.put(Cancel(id="b"), Cancel(id="a")).step().until_idle()
+    assert hand.end("b").reason is FinishReason.CANCELLED
+    assert hand.end("a").reason is FinishReason.LENGTH
+
+
+# Removal -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_cannot_be_released_once_is_tried_again_and_keeps_nobody():
+    """B5."""
+    tries: list[str] = []
+
+    def on_release(row: str) -> Exception | None:
+        tries.append(row)
+        return ValueError("stuck") if tries.count("bad") == 1 and row == "bad" else None
+
+    hand = Hand(on_release=on_release).put(ask("bad", 9), ask("good", 9), ask("other", 30)).step(2)
+    hand.put(Cancel(id="bad"), Cancel(id="good")).step()
+    assert hand.runner.released == ["good"]
+    hand.until_idle()
+    assert tries.count("bad") == 2
+    assert hand.tokens("other") == expected(ask("other", 30))
+    assert not hand.runner.rows
+
+
+def test_a_row_that_can_never_be_released_breaks_the_runner_after_some_tries():
+    """B5: no phantom row decodes for ever."""
+    tries: list[str] = []
+
+    def on_release(row: str) -> Exception | None:
+        tries.append(row)
+        return ValueError("stuck") if row == "bad" else None
+
+    hand = Hand(on_release=on_release).put(ask("bad"), ask("other", 30)).step()
+    assert not serve(hand.loop)
+    assert tries.count("bad") == MAX_RELEASE_TRIES
+    assert hand.end("bad").reason is FinishReason.LENGTH
+    assert hand.end("other").code == "engine_died"
+    assert isinstance(hand.said[-1], Failed)
+
+
+def test_a_broken_runner_in_a_release_is_not_tried_again():
+    hand = Hand(on_release=lambda row: RunnerBroken("gone")).put(ask("a", 1))
+    with pytest.raises(RunnerBroken, match="gone"):
+        hand.step(2)
+
+
+def test_a_row_that_would_rejoin_while_its_old_self_stays_breaks_the_runner():
+    """B7: a step's rows are released before they are recomputed; a runner that keeps one would decode it twice."""
+    hand = Hand(steps={3: ValueError("once")}, on_release=lambda row: ValueError("stuck"))
+    hand.put(ask("a", 9), ask("b", 9)).step(3)
+    with pytest.raises(RunnerBroken, match=r"row \w can't be released"):
+        hand.step()
+
+
+# Steps that raise --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_a_step_that_raises_once_fails_nobody_and_changes_no_token(at):
+    """B7."""
+    requests = [ask(f"r{i}", 4 + i, prompt=(i, 3)) for i in range(4)]
+    hand = Hand(steps={at: ValueError("hiccup")}).put(*requests).step().until_idle()
+    for request in requests:
+        assert hand.tokens(request.id) == expected(request)
+        assert hand.end(request.id).reason is FinishReason.LENGTH
+    assert hand.said[-1].statistics.recovered_steps == 1  # type: ignore[union-attr]
+
+
+def test_a_row_that_makes_every_step_raise_fails_alone():
+    """B7."""
+    requests = [ask(f"r{i}", 6, prompt=(i, 3)) for i in range(4)]
+    hand = Hand(on_row=lambda row: ValueError("poison") if row == "r2" else None).put(*requests).step().until_idle()
+    assert hand.end("r2").code == "engine_step_failed"
+    assert "ValueError: poison" in hand.end("r2").message
+    for request in requests[:2] + requests[3:]:
+        assert hand.tokens(request.id) == expected(request)
+        assert hand.end(request.id).reason is FinishReason.LENGTH
+    hand.put(ask("later")).step().until_idle()
+    assert hand.tokens("later") == expected(ask("later"))
+
+
+def test_when_every_step_raises_each_one_ends_once_and_the_owner_gives_up():
+    """B7: never log and continue with clients waiting."""
+    hand = Hand(always=ValueError("dead device")).put(*(ask(f"r{i}") for i in range(MAX_FAILING_STEPS + 6)))
+    assert not serve(hand.loop)
+    for i in range(MAX_FAILING_STEPS + 6):
+        assert hand.end(f"r{i}").reason is FinishReason.ERROR
+    last = hand.said[-1]
+    assert isinstance(last, Failed)
+    assert f"{MAX_FAILING_STEPS} steps in a row raised" in last.message
+    assert "dead device" in last.message
+    assert hand.runner.steps == MAX_FAILING_STEPS
+
+
+def test_steps_that_raise_show_that_the_owner_lives():
+    """C4: hung means that no step ends, and these do end."""
+    hand = Hand(steps={3: ValueError("slow fault")}).put(ask("a"), ask("b")).step(2)
+    hand.said.clear()
+    hand.now = JOB_BEAT_S
+    hand.step()
+    assert [message.outputs for message in hand.said] == [()]  # type: ignore[union-attr]
+
+
+def test_a_broken_runner_ends_everything_at_once():
+    """B7: its state is not trusted."""
+    hand = Hand(steps={3: RunnerBroken("the device is lost")}).put(
+        ask("a", 9), ask("b", 9), RunJob(id="j", name="echo")
+    )
+    hand.put(RunJob(id="k", name="echo"), RunJob(id="l", name="echo"), RunJob(id="m", name="echo"))
+    assert not serve(hand.loop)
+    assert hand.end("a").code == hand.end("b").code == "engine_died"
+    assert "the device is lost" in hand.end("a").message
+    assert [hand.jobs[j].code for j in "jklm"] == ["", "", "", "engine_died"]
+    assert isinstance(hand.said[-1], Failed)
+    assert hand.loop.stopped
+
+
+def test_what_came_while_the_runner_broke_is_answered_too():
+    """C3: nobody waits for an owner that has gone."""
+    hand = Hand()
+
+    def break_late(step: int) -> None:
+        hand.put(ask("late"), RunJob(id="j", name="echo"), CancelJob(id="x"), Cancel(id="y"))
+        raise RunnerBroken("gone")
+
+    hand.faults.before_step = break_late
+    hand.put(ask("a"))
+    assert not serve(hand.loop)
+    assert hand.end("late").code == hand.end("a").code == hand.jobs["j"].code == "engine_died"
+
+
+def test_an_owner_whose_books_are_broken_still_says_that_it_failed(monkeypatch):
+    """C4."""
+    hand = Hand().put(ask("a"))
+
+    def broken(*_: object) -> Any:
+        raise AssertionError("scheduler books")
+
+    monkeypatch.setattr(hand.loop.scheduler, "apply", broken)
+    monkeypatch.setattr(hand.loop.scheduler, "end_all", broken)
+    assert not serve(hand.loop)
+    assert hand.said == [Failed(code="engine_died", message="the engine failed and is replaced: scheduler books")]
+
+
+# Jobs --------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_run_one_between_two_steps():
+    """A3, B1: jobs that pile up don't hold up the rows."""
+    hand = Hand().put(ask("a", 9), *(RunJob(id=f"j{i}", name="echo", args={"i": i}) for i in range(3)))
+    hand.step()
+    assert list(hand.jobs) == ["j0"]
+    assert hand.runner.steps == 1
+    hand.step(2)
+    assert [done.result for done in hand.jobs.values()] == [{"i": 0}, {"i": 1}, {"i": 2}]
+    assert hand.runner.steps == 3
+
+
+def test_a_job_that_raises_fails_alone():
+    hand = Hand().put(ask("a"), RunJob(id="j", name="raise")).step().until_idle()
+    assert (hand.jobs["j"].code, hand.jobs["j"].message) == ("engine_job_failed", "ValueError: the job's fault")
+    assert hand.tokens("a") == expected(ask("a"))
+
+
+def test_an_unknown_job_is_refused_with_the_known_names():
+    hand = Hand().put(RunJob(id="j", name="sing")).step()
+    assert hand.jobs["j"].code == "invalid_request"
+    assert hand.jobs["j"].message == "no job 'sing' here; known: break, echo, odd, raise"
+
+
+def test_a_runner_that_knows_no_jobs_says_so(monkeypatch):
+    hand = Hand().put(RunJob(id="j", name="sing"))
+    monkeypatch.setattr(hand.runner, "jobs", dict)
+    assert hand.step().jobs["j"].message.endswith("known: none")
+
+
+def test_a_table_of_jobs_that_raises_fails_the_job_alone(monkeypatch):
+    hand = Hand().put(ask("a"), RunJob(id="j", name="echo"))
+
+    def broken() -> Any:
+        raise ValueError("no table")
+
+    monkeypatch.setattr(hand.runner, "jobs", broken)
+    hand.step().until_idle()
+    assert hand.jobs["j"].code == "engine_job_failed"
+    assert hand.tokens("a") == expected(ask("a"))
+
+
+def test_a_job_that_breaks_the_runner_is_answered_before_the_owner_fails():
+    """B7."""
+    hand = Hand().put(ask("a", 9), RunJob(id="j", name="break"))
+    assert not serve(hand.loop)
+    assert hand.jobs["j"].code == hand.end("a").code == "engine_died"
+    assert sum(isinstance(message, JobDone) for message in hand.said) == 1
+
+
+def test_a_job_cancelled_before_it_began_never_runs():
+    """A5."""
+    hand = Hand().put(RunJob(id="i", name="echo"), RunJob(id="j", name="echo"), CancelJob(id="j")).step(2)
+    assert hand.jobs["i"].code == ""
+    assert hand.jobs["j"].code == "request_cancelled"
+    assert [name for name, _ in hand.runner.threads].count("job") == 1
+
+
+def test_a_job_sees_its_cancellation_while_it_runs():
+    """A5: at a point where it can still stop."""
+    hand = Hand()
+    saw: list[bool] = []
+
+    def job(context: Any, args: Any) -> str:
+        saw.append(context.cancelled())
+        hand.put(CancelJob(id="j"))
+        saw.append(context.cancelled())
+        return "half"
+
+    hand.faults.jobs = {"job": job}
+    hand.put(RunJob(id="j", name="job")).step()
+    assert saw == [False, True]
+    assert hand.jobs["j"].result == "half"
+    hand.put(RunJob(id="j", name="echo")).step()
+    assert hand.jobs["j"].code == "", "a cancellation outlived its job"
+
+
+def test_a_cancellation_that_comes_after_its_job_is_forgotten():
+    hand = Hand().put(RunJob(id="j", name="echo")).step().put(CancelJob(id="j")).step()
+    assert not hand.mailbox.job_cancelled("j")
+
+
+def test_a_long_job_shows_that_the_owner_lives():
+    """C4: a job that polls is no hang."""
+    hand = Hand()
+
+    def job(context: Any, args: Any) -> None:
+        for _ in range(6):
+            hand.now += JOB_BEAT_S / 2
+            context.cancelled()
+
+    hand.faults.jobs = {"job": job}
+    hand.put(RunJob(id="j", name="job")).step()
+    beats = [message for message in hand.said if isinstance(message, StepReport)]
+    assert len(beats) == 3
+    assert isinstance(hand.said[-1], JobDone)
+
+
+# The end -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_answers_everyone_once_and_is_the_last_word():
+    """C3: running, waiting and jobs, also what was put behind it."""
+    hand = Hand(max_running=1).put(ask("a", 9), ask("b", 9)).step(2)
+    hand.put(RunJob(id="j", name="echo"), Stop(), ask("late"), RunJob(id="k", name="echo"), Stop())
+    assert serve(hand.loop)
+    for row in ("a", "b", "late"):
+        assert hand.end(row).code == "server_stopping"
+    assert {done.code for done in hand.jobs.values()} == {"server_stopping"}
+    assert sum(isinstance(message, Stopped) for message in hand.said) == 1
+    assert isinstance(hand.said[-1], Stopped)
+
+
+def test_a_stop_during_a_job_is_seen_by_it_and_applied_after_it():
+    """C3."""
+    hand = Hand()
+    saw: list[bool] = []
+
+    def job(context: Any, args: Any) -> None:
+        hand.put(Stop())
+        saw.append(context.cancelled())
+
+    hand.faults.jobs = {"job": job}
+    hand.put(RunJob(id="j", name="job"))
+    assert serve(hand.loop)
+    assert saw == [True]
+    assert hand.jobs["j"].code == ""
+    assert isinstance(hand.said[-1], Stopped)
+
+
+def test_random_operations_end_everyone_once_and_agree_with_the_oracle():
+    """B1 to B7, D5: whatever the order, tokens are those of the request alone or a prefix of them."""
+    for seed in range(60):
+        _random_run(seed)
+
+
+def _random_run(seed: int) -> None:
+    chance = random.Random(seed)
+    hiccups = seed % 2 == 0
+    poison = set() if hiccups else {f"r{i}" for i in range(12) if chance.random() < 0.15}
+    hand = Hand(
+        max_running=chance.randint(1, 4),
+        steps={k: ValueError("hiccup") for k in range(1, 60) if hiccups and chance.random() < 0.1},
+        on_row=lambda row: ValueError("poison") if row in poison else None,
+    )
+    requests = {f"r{i}": ask(f"r{i}", chance.randint(1, 6), prompt=(i, 1, 2)) for i in range(12)}
+    messages: list[Any] = list(requests.values())
+    cancelled = set(chance.sample(sorted(requests), 4))
+    messages += [Cancel(id=i) for i in cancelled] + [RunJob(id=f"j{i}", name="echo") for i in range(3)]
+    chance.shuffle(messages)
+    while messages:
+        hand.put(*messages[: (n := chance.randint(0, 3))])
+        del messages[:n]
+        hand.step(chance.randint(0, 2))
+    hand.step().until_idle()
+    for row, request in requests.items():
+        reason = hand.end(row).reason
+        assert hand.tokens(row) == expected(request)[: len(hand.tokens(row))]
+        if row in poison:
+            assert reason in (FinishReason.ERROR, FinishReason.CANCELLED)
+        elif hiccups:
+            assert reason in (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR)
+        elif row not in cancelled:
+            assert reason is FinishReason.LENGTH
+            assert hand.tokens(row) == expected(request)
+    assert set(hand.jobs) == {"j0", "j1", "j2"}
+    assert not hand.runner.rows
+    hand.loop.scheduler.check_integrity()
