@@ -37,10 +37,11 @@ def build(
     details = {} if blas is None else {"blas": str(blas)}
     if blas is not None and blas.warning:
         _log.warning("%s", blas.warning)
+    govern = _governor(blas)
     try:
         model = load(Path(folder), name=name, context=context, memory=memory, details=details, progress=progress)
         _check_budget(model, max_running)
-        return TextRunner(model, before_step=_governor(blas))
+        return TextRunner(model, before_step=govern)
     except BaseException:
         leave_thread()
         raise

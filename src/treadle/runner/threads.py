@@ -3,7 +3,7 @@
 OpenBLAS's threads wait for each other without sleeping. On idle cores two of them nearly halve a batch's step; beside
 one other busy process on two cores the same two made it seven times as long, as each product waits for a thread that is
 not running; beside two, twenty times. So the number follows what other processes leave: it is looked at every
-`INTERVAL_S`, between two steps, goes down at once and up again after `CALM_LOOKS` looks that would allow it.
+`INTERVAL_S`, between two steps, starts at one, goes down at once and up after `CALM_LOOKS` looks that would allow it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ThreadGovernor:
         busy_s: Callable[[], float | None] | None = None,
         own_s: Callable[[], float] = time.process_time,
     ) -> None:
-        self.threads = most
+        self.threads = 1
         self._set_threads = set_threads
         self._most = most
         self._clock = clock
@@ -42,6 +42,7 @@ class ThreadGovernor:
         self._own_s = own_s
         self._calm = 0
         self._last = self._look()
+        set_threads(1)
 
     def before_step(self) -> None:
         """Set the number of threads for what comes next. Costs a clock reading; every INTERVAL_S a small file."""

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from ..errors import ConfigError
 
 ACCESS = "treadle.access"
+PROBES = "/health"  # a 503 is their ordinary answer while the server loads or drains
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -49,7 +50,8 @@ class RequestRecord:
 
 def log_access(record: RequestRecord, now: float) -> None:
     """Write the one line of a finished request: requests to the API at INFO, probes and scrapes at DEBUG."""
-    level = logging.INFO if record.method == "POST" or record.status >= 400 else logging.DEBUG
+    refused = record.status >= 400 and not record.path.startswith(PROBES)
+    level = logging.INFO if record.method == "POST" or refused else logging.DEBUG
     logging.getLogger(ACCESS).log(level, "request", extra={"fields": record.fields(now)})
 
 
