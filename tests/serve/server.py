@@ -20,7 +20,9 @@ from tests.serve.events import Stream
 
 LISTENS = re.compile(r"listens on (http://\S+)")
 START_S = 60.0
-TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
 ENDLESS = 90_000
 """`max_tokens` of a stream that outlives its test: the models' contexts leave room for it."""
 
@@ -125,7 +127,9 @@ class Serve:
 
     def _alive(self, what: str, found: Callable[[], Any]) -> Any:
         def look() -> Any:
-            value = found()
+            value = None
+            with contextlib.suppress(httpx.TransportError):
+                value = found()
             assert value or self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.said}"
             return value
 

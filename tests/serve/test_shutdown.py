@@ -6,14 +6,13 @@ import os
 import pty
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.serve.conftest import Start, Tiny
-from tests.serve.server import Serve, until
+from tests.serve.server import until
 
 PROMPT_S = 10.0
 

@@ -26,6 +26,19 @@ async def test_health_tells_ready_from_live() -> None:
 
 
 @in_loop
+async def test_health_is_not_ready_before_the_tokenizer_is_loaded() -> None:
+    """C4: the engine may be ready earlier, and every request would still be refused."""
+    async with front() as f:
+        f.texts.loaded = None
+        ready = await f.get("/health/ready")
+        assert (ready.status, ready.json["state"]) == (503, "starting")
+        assert "loading" in ready.json["reason"]
+        assert (await f.get("/health/live")).status == 200
+        status = (await f.get("/v1/status")).json
+        assert (status["ready"], status["state"]) == (False, "starting")
+
+
+@in_loop
 async def test_status_answers_while_the_engine_does_nothing() -> None:
     """D3, A2: the owner does not step at all here."""
     async with front(forever, pump=False) as f:

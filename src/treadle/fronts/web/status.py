@@ -65,10 +65,11 @@ class Probes:
     def _health(self) -> Health:
         """The engine's, and not ready before the text side is: requests are refused until both have loaded (C4)."""
         health = self._engine.health()
-        try:
-            self._texts.model()
-        except EngineUnavailable as error:
-            return dataclasses.replace(health, ready=False, state="starting", reason=error.message)
+        if health.ready:
+            try:
+                self._texts.model()
+            except EngineUnavailable as error:
+                return dataclasses.replace(health, ready=False, state="starting", reason=error.message)
         return health
 
     async def metrics(self) -> Response:
