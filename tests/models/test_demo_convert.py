@@ -18,6 +18,8 @@ from tests.models import ggufs
 from treadle.models import safetensors_file, trust
 from treadle.models.demo_convert import convert, to_bfloat16
 from treadle.models.demo_tokenizer import CHAT_TEMPLATE
+from treadle.text.folder import FolderFacts
+from treadle.text.stops import StopStrings
 
 
 @pytest.fixture(scope="module")
@@ -139,30 +141,33 @@ def user(content: object) -> dict[str, object]:
     return {"role": "user", "content": content}
 
 
-def test_a_chat_is_rendered_in_gemmas_turns_with_one_bos() -> None:
-    messages = [user("Hi"), {"role": "assistant", "content": "Hello"}, user(" Bye \n")]
-    assert rendered(messages) == (
-        "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
-        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
-    )
+def test_a_chat_is_a_dialogue_in_plain_text_with_one_bos() -> None:
+    messages = [user("Hi"), {"role": "assistant", "content": "Hello\n"}, user(" Bye \n")]
+    assert rendered(messages) == "<bos>User: Hi\nAssistant: Hello\nUser: Bye\nAssistant:"
 
 
-def test_a_system_text_goes_in_front_of_the_next_user_turn() -> None:
-    messages = [{"role": "system", "content": "Be brief."}, user("Hi"), user("There")]
-    assert rendered(messages, add_generation_prompt=False) == (
-        "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>user\nThere<end_of_turn>\n"
-    )
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_text_is_a_paragraph_of_its_own(role: str) -> None:
+    messages = [{"role": role, "content": "Be brief.\n"}, user("Hi"), user("There")]
+    assert rendered(messages, add_generation_prompt=False) == "<bos>Be brief.\n\nUser: Hi\nUser: There\n"
 
 
-def test_a_system_text_alone_is_a_turn() -> None:
-    assert rendered([{"role": "developer", "content": "Be brief."}]) == (
-        "<bos><start_of_turn>user\nBe brief.<end_of_turn>\n<start_of_turn>model\n"
-    )
+def test_a_system_text_alone_can_be_answered() -> None:
+    assert rendered([{"role": "system", "content": "Be brief."}]) == "<bos>Be brief.\n\nAssistant:"
 
 
 def test_content_in_parts_is_joined() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    assert "<start_of_turn>user\none two<end_of_turn>" in rendered([user(parts)])
+    assert rendered([user(parts)]) == "<bos>User: one two\nAssistant:"
+
+
+@pytest.mark.parametrize("speaker", ["user", "assistant"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_an_answer_ends_where_the_template_would_start_the_next_turn(converted: Path, speaker: str, end: str) -> None:
+    stops = StopStrings(FolderFacts.read(converted).stop_strings())
+    turn = rendered([{"role": speaker, "content": "Why?"}], add_generation_prompt=False).removeprefix("<bos>")
+    match = stops.push(f" Paris.{end}\n{turn}")
+    assert (match.text, match.stop is not None) == (" Paris.", True)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def _write_small_files(file: GgufFile, part: Path) -> None:
     demo_tokenizer.build(tokens, kinds).save(str(part / "tokenizer.json"), pretty=False)
     _write_json(part / "tokenizer_config.json", _tokenizer_config(metadata))
     _write_json(part / "config.json", _config(metadata))
-    _write_json(part / "generation_config.json", {"bos_token_id": 2, "eos_token_id": [1, 106], "pad_token_id": 0})
+    _write_json(part / "generation_config.json", _generation_config())
     (part / "chat_template.jinja").write_text(demo_tokenizer.CHAT_TEMPLATE, encoding="utf-8")
 
 
@@ -73,6 +73,15 @@ def _tokenizer_config(metadata: Any) -> dict[str, Any]:
         "add_bos_token": True,
         "clean_up_tokenization_spaces": False,
         "model_max_length": metadata["gemma3.context_length"],
+    }
+
+
+def _generation_config() -> dict[str, Any]:
+    return {
+        "bos_token_id": 2,
+        "eos_token_id": [1, 106],
+        "pad_token_id": 0,
+        "stop_strings": list(demo_tokenizer.STOP_STRINGS),
     }
 
 

@@ -9,8 +9,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 _SPACE = "\u2581"
 _CONTROL, _USER_DEFINED = 3, 4
 
-# Gemma's turns. There is no system turn, so a system text goes in front of the next user turn. By the usual convention
-# the template writes BOS itself, and what it renders is encoded without adding special tokens.
+# The demo is a base model: it never learned Gemma's turn tokens and babbles after them, but it goes on with a dialogue
+# in plain text, which STOP_STRINGS end where it would speak for the other side. The empty line before a turn belongs to
+# the stop, not to the answer. By the usual convention the template writes BOS itself, and what it renders is encoded
+# without adding special tokens. Nothing follows "Assistant:", as the model's words begin with their space.
+STOP_STRINGS = ("\nUser:", "\n\nUser:", "\nAssistant:", "\n\nAssistant:")
+
 CHAT_TEMPLATE = """\
 {%- macro text(content) -%}
   {%- if content is string -%}
@@ -26,24 +30,17 @@ CHAT_TEMPLATE = """\
   {%- endif -%}
 {%- endmacro -%}
 {{- bos_token -}}
-{%- set system = namespace(text='') -%}
 {%- for message in messages -%}
   {%- if message.role in ['system', 'developer'] -%}
-    {%- set system.text = system.text ~ (text(message.content) | trim) ~ '\\n\\n' -%}
-  {%- elif message.role == 'user' -%}
-    {{- '<start_of_turn>user\\n' ~ system.text ~ (text(message.content) | trim) ~ '<end_of_turn>\\n' -}}
-    {%- set system.text = '' -%}
-  {%- elif message.role == 'assistant' -%}
-    {{- '<start_of_turn>model\\n' ~ (text(message.content) | trim) ~ '<end_of_turn>\\n' -}}
+    {{- (text(message.content) | trim) ~ '\\n\\n' -}}
+  {%- elif message.role in ['user', 'assistant'] -%}
+    {{- message.role | capitalize ~ ': ' ~ (text(message.content) | trim) ~ '\\n' -}}
   {%- else -%}
     {{- raise_exception('this model knows the roles system, user and assistant, not ' ~ message.role) -}}
   {%- endif -%}
 {%- endfor -%}
-{%- if system.text -%}
-  {{- '<start_of_turn>user\\n' ~ (system.text | trim) ~ '<end_of_turn>\\n' -}}
-{%- endif -%}
 {%- if add_generation_prompt -%}
-  {{- '<start_of_turn>model\\n' -}}
+  {{- 'Assistant:' -}}
 {%- endif -%}
 """
 
