@@ -6,7 +6,8 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from .compose import Texts, aside, engine_for
 from .config import Settings
@@ -47,20 +48,25 @@ class Engine:
 
     def __init__(
         self,
-        model: str = "demo",
+        model: str | Path = "demo",
         *,
         in_process: bool = True,
         progress: Callable[[str], None] = lambda stage: None,
         **settings: Any,
     ) -> None:
-        values = {"model": model, "in_process": in_process, **settings}
+        where = model if isinstance(model, str) else str(model.expanduser().absolute())
+        values = {"model": where, "in_process": in_process, **settings}
         self.settings = Settings.from_mapping(values, source="treadle.Engine")
         self._progress = progress
         self._client: EngineClient | None = None
         self._texts = Texts()
+        self._begun = False
 
     async def start(self) -> Engine:
-        """Find, load and warm up the model. Raises ModelError or StartFailed."""
+        """Find, load and warm up the model. An engine starts once. Raises ModelError, ConfigError or StartFailed."""
+        if self._begun:
+            raise RuntimeError("an engine starts once: make another")
+        self._begun = True
         folder = await aside(lambda: resolve(self.settings, self._progress))
         await self._texts.load(folder, self.settings)
         client = engine_for(self.settings, lambda: folder)
@@ -131,6 +137,7 @@ class Engine:
                 yield piece
 
     async def _tokenized(self, prompt: Prompt) -> Sequence[int]:
+        self.client.gate.check_open()
         return await self._texts.pool.run(_token_ids, self._texts.model(), prompt)
 
     async def _pieces(
@@ -167,6 +174,16 @@ def _is_chat(prompt: Prompt) -> bool:
 def _token_ids(text: TextModel, prompt: Prompt) -> Sequence[int]:
     if isinstance(prompt, str):
         return text.encode(prompt)
-    if _is_chat(prompt):
-        return text.encode_chat(text.render_chat(prompt))  # type: ignore[arg-type]
-    return prompt  # type: ignore[return-value]
+    if isinstance(prompt, Sequence) and all(type(item) is int for item in prompt):
+        return cast("Sequence[int]", prompt)
+    if isinstance(prompt, Sequence) and all(isinstance(item, Mapping) for item in prompt):
+        return text.encode_chat(text.render_chat(_messages(prompt)))
+    raise InvalidRequest("a prompt is text, a list of token ids (ints) or a list of chat messages", param="prompt")
+
+
+def _messages(prompt: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    for message in prompt:
+        for name in ("role", "content"):
+            if not isinstance(message.get(name), str):
+                raise InvalidRequest(f"each chat message needs its {name}, a string", param=name)
+    return prompt

@@ -53,7 +53,7 @@ def prepare(threads: int | None = None, cache: Path | None = None) -> BlasReport
     if sys.platform != "linux" or _has_mlx_cuda():
         return BlasReport(DEVICE)
     if "mlx.core" in sys.modules:
-        return BlasReport(which_blas(), warning="MLX was imported before OpenBLAS could be loaded: start anew")
+        return _as_found(threads or default_threads())
     try:
         return _configured(_loaded(_packaged(), cache), threads or default_threads())
     except (OSError, LookupError, ValueError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
@@ -174,6 +174,14 @@ def _patchelf() -> str:
     if found is None:
         raise LookupError("the tool patchelf is not installed")
     return found
+
+
+def _as_found(threads: int) -> BlasReport:
+    """MLX is there already, and so is OpenBLAS if an earlier engine of this process has loaded it."""
+    try:
+        return _configured(ctypes.CDLL(None), threads)
+    except (OSError, LookupError, AttributeError):
+        return BlasReport(which_blas(), warning="MLX was imported before OpenBLAS could be loaded: start anew")
 
 
 def _configured(library: ctypes.CDLL, threads: int) -> BlasReport:
