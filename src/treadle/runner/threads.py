@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 INTERVAL_S = 0.25
@@ -19,10 +19,10 @@ SPARE = 0.5  # of a core: what others may use of the last one before we leave it
 
 
 class ThreadGovernor:
-    """Keeps at most `most` threads, and no more than there are cores that others leave alone.
+    """Keeps at most `most` threads, and no more than others leave alone of the `cpus` that this process may run on.
 
-    `busy_s` gives the CPU seconds that the whole machine has used, None where that can't be known; `own_s` those of
-    this process.
+    `busy_s` gives the CPU seconds that these have been busy so far, None where that can't be known; `own_s` those that
+    this process has used.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class ThreadGovernor:
         set_threads: Callable[[int], None],
         most: int,
         *,
+        cpus: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         busy_s: Callable[[], float | None] | None = None,
         own_s: Callable[[], float] = time.process_time,
@@ -37,6 +38,7 @@ class ThreadGovernor:
         self.threads = 1
         self._set_threads = set_threads
         self._most = most
+        self._cpus = max(most, cpus or len(own_cpus()))
         self._clock = clock
         self._busy_s = busy_s or machine_busy_s
         self._own_s = own_s
@@ -52,7 +54,7 @@ class ThreadGovernor:
         passed_s = self._last[0] - then[0]
         if passed_s > 0:
             others = max(0.0, (self._last[1] - then[1]) / passed_s)
-            self._use(int(min(self._most, max(1, self._most - others + SPARE))))
+            self._use(int(min(self._most, max(1, self._cpus - others + SPARE))))
 
     def _use(self, threads: int) -> None:
         self._calm = self._calm + 1 if threads > self.threads else 0
@@ -66,14 +68,26 @@ class ThreadGovernor:
         return self._clock(), 0.0 if busy is None else busy - self._own_s()
 
 
-def machine_busy_s(path: Path = Path("/proc/stat")) -> float | None:
-    """CPU seconds that all processes of the machine have used since it started; None where there is no such file."""
+def own_cpus() -> frozenset[int]:
+    """The logical CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def machine_busy_s(path: Path = Path("/proc/stat"), cpus: Collection[int] | None = None) -> float | None:
+    """CPU seconds that all processes have used on `cpus` (by default those that this process may run on) since the
+    machine started; None where that can't be read."""
+    names = {f"cpu{cpu}" for cpu in (own_cpus() if cpus is None else cpus)}
     try:
-        words = path.read_text().split("\n", 1)[0].split()
-        ticks = [int(word) for word in words[1:9]]
+        lines = [line.split() for line in path.read_text().splitlines()]
+        ticks = [_busy_ticks(words) for words in lines if words and words[0] in names]
     except (OSError, ValueError):
         return None
-    if len(ticks) < 8:
-        return None
-    user, nice, system, _, _, irq, softirq, steal = ticks
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
+def _busy_ticks(words: list[str]) -> int:
+    """Raises ValueError for a line that is not as expected."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
+    return user + nice + system + irq + softirq + steal
