@@ -77,6 +77,18 @@ class TestOnLinux:
         assert [path.name for path in tmp_path.iterdir()] == [copy.name]
         assert copy.stat().st_mtime_ns == made.st_mtime_ns
 
+    def test_two_at_once_leave_one_whole_copy(self, tmp_path: Path) -> None:
+        code = REPORT.format(threads=1, then=PRODUCTS)
+        both = [
+            subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        for process in both:
+            said, _ = process.communicate(timeout=100)
+            assert process.returncode == 0
+            assert json.loads(said)["name"].startswith("OpenBLAS")
+        assert len(list(tmp_path.iterdir())) == 1
+
     def test_a_torn_copy_is_made_again(self, tmp_path: Path) -> None:
         report(tmp_path)
         (copy,) = tmp_path.iterdir()
