@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 import signal
+from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.serve.conftest import Start, Tiny
@@ -78,3 +83,21 @@ def test_no_child_outlives_a_server_that_was_killed(start: Start, tiny: Tiny) ->
     with server.stream():
         server.process.kill()
         server.childless()
+
+
+def test_a_child_that_cannot_start_again_is_the_end(start: Start, tiny: Tiny, tmp_path: Path) -> None:
+    """Three failed starts in a row: not ready all the while, then one line and a non-zero exit."""
+    folder = shutil.copytree(tiny("gemma3"), tmp_path / "going")
+    server = start(folder).ready()
+    pid, url = server.child(), server.url
+    (folder / "model.safetensors").write_bytes(b"torn")
+    os.kill(pid, signal.SIGKILL)
+    until("not ready", lambda: not server.is_ready())
+    with contextlib.suppress(httpx.TransportError):
+        while server.process.poll() is None:
+            assert server.http.get(f"{url}/health/ready").status_code == 503
+    assert server.stopped(60) not in (0, None)
+    server.childless()
+    (line,) = re.findall(r"^treadle: error: .*$", server.said, re.M)
+    assert "the engine has failed" in line
+    assert "Traceback" not in server.said

@@ -7,6 +7,7 @@ import pty
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -46,17 +47,38 @@ def test_sigterm_lets_what_runs_end_and_answers_until_then(start: Start, tiny: T
     assert "Traceback" not in server.said
 
 
-def test_streams_that_outlast_the_drain_get_one_error_event(start: Start, tiny: Tiny) -> None:
-    server = start(tiny("gemma3"), "--drain", "0.3").ready()
+def test_what_outlasts_the_drain_gets_one_error(start: Start, tiny: Tiny) -> None:
+    """C3: streams one event, one that still waits a plain 503, one that does not read nothing; nobody holds it up."""
+    server = start(tiny("gemma3"), "--drain", "0.5", "--max-running", "3", "--max-wait", "60").ready()
     server.child()
-    with server.stream("one") as one, server.stream("two") as two:
+    with (
+        server.stream("one") as one,
+        server.stream("two") as two,
+        server.stream("deaf"),
+        ThreadPoolExecutor(1) as other,
+    ):
+        waiting = other.submit(server.complete)
+        until("one waits", lambda: server.status()["admission"]["waiting"] == 1)
         server.process.send_signal(signal.SIGTERM)
         for stream in (one.rest(), two.rest()):
             assert [error["code"] for error in stream.errors] == ["server_stopping"]
             assert not stream.done
-    assert server.stopped(PROMPT_S) == 0
+        refused = waiting.result(20)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+        assert server.stopped(PROMPT_S) == 0
     server.childless()
     assert "Traceback" not in server.said
+
+
+def test_an_engine_that_hangs_does_not_hold_up_the_exit(start: Start, tiny: Tiny) -> None:
+    server = start(tiny("gemma3"), "--drain", "0").ready()
+    pid = server.child()
+    with server.stream() as stream:
+        os.kill(pid, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        assert [error["code"] for error in stream.rest().errors] == ["server_stopping"]
+    assert server.stopped(20) == 0
+    server.childless()
 
 
 def test_a_second_sigterm_ends_at_once(start: Start, tiny: Tiny) -> None:
@@ -114,10 +136,11 @@ def test_sigterm_while_it_waits_for_a_hub_ends_well_and_soon(start: Start) -> No
 
 
 def test_an_engine_on_a_thread_drains_too(start: Start, tiny: Tiny) -> None:
+    """And SIGINT, sent to the server alone, is SIGTERM."""
     server = start(tiny("gemma3"), "--in-process").ready()
     assert server.children() == set()
     with server.stream(max_tokens=500) as stream:
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
         assert stream.rest().done
     assert server.stopped(PROMPT_S) == 0
     assert "Traceback" not in server.said
