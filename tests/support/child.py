@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tests.support.faults import Faults, FaultyRunner, die, hang
 from treadle.engine.owner import OwnerLimits
@@ -15,10 +20,14 @@ ENTRY = "tests.support.child:entry"
 
 
 def entry(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
-    """`construct`, `warm_up`, `capabilities`: a message to raise there. `hang_in`: "build", "step" or "close".
-    `signal` is raised, `hang`, `broken` happens, at step `at` (1 by default). `once`: a file; the fault happens only in the
-    owner that creates it. `after`: a file; owners fail to build once it exists, and the first creates it. `closed`: a
-    file that `close` writes. `exit`: raise SystemExit at the step."""
+    """What may go wrong, by argument:
+
+    `entry`, `construct`, `warm_up`, `capabilities`: a message to raise there. `unplain`: capabilities that can't be
+    sent. `popen`: capabilities that list the sockets which a process started here would inherit. At step `at` (1):
+    `signal` kills it so, `broken`, `exit`, or `hang_in` "step"; `hang_in` may be "build" or "close" too. `once`: a
+    file; only the owner that creates it has the fault. `after`: a file; the owner that creates it is built, all later
+    ones are not. `closed`: a file that `close` writes.
+    """
     if message := arguments.get("entry"):
         raise ModelError(message)
     fault = _active(arguments.get("once"))
@@ -44,8 +53,10 @@ class _Runner(FaultyRunner):
             if where in self.arguments
         }
         super().__init__(Faults(before_step=self._before, **errors), can=self.arguments.get("can"))
+        if self.arguments.get("popen"):
+            self._can = msgspec.structs.replace(self._can, details={"inheritable": str(_inheritable())})
         if self.arguments.get("unplain"):
-            self._can = object()  # type: ignore[assignment]
+            self._can = msgspec.structs.replace(self._can, model=object())
 
     def _before(self, step: int) -> None:
         fault = self.arguments
@@ -54,6 +65,7 @@ class _Runner(FaultyRunner):
         if "signal" in fault:
             die(fault["signal"])
         if fault.get("hang_in") == "step":
+            print("hanging in a step", file=sys.stderr, flush=True)
             hang()
         if fault.get("broken"):
             raise RunnerBroken("the device is lost")
@@ -77,3 +89,15 @@ def _active(once: str | None) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _inheritable() -> list[int]:
+    """The sockets of this process that a forked one would keep open after `exec`."""
+    found = []
+    for fd in range(3, 64):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode) and os.get_inheritable(fd):
+                found.append(fd)
+        except OSError:
+            continue
+    return found

@@ -44,6 +44,8 @@ class ProcessOwner:
         except BaseException:
             ours.close()
             self.kill()
+            if self._process is not None:
+                await self._process.wait()
             raise
         self._write(arguments)
         self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")

@@ -114,7 +114,7 @@ class Supervisor:
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End the engine: it has `grace_s` to unwind, then it is killed. Idempotent."""
-        if self.state not in (EngineState.FAILED, EngineState.STOPPED):
+        if self.state not in (EngineState.FAILED, EngineState.STOPPING, EngineState.STOPPED):
             self._become(EngineState.STOPPING)
             self._listener.on_lost(ServerStopping("the server is stopping"), ServerStopping("the server is stopping"))
         if self._started:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 
@@ -16,6 +17,8 @@ from .handle import OnExit, OnMessage
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .owner import OwnerLimits, run_owner
+
+log = logging.getLogger(__name__)
 
 
 class ThreadOwner:
@@ -56,6 +59,8 @@ class ThreadOwner:
         clean = False
         try:
             clean = run_owner(self._build, self._limits, self._mailbox, self._tell)
+        except BaseException:
+            log.exception("the owner's thread ends")
         finally:
             self._call(self._finish, "stopped" if clean else "failed")
 

@@ -1,0 +1,708 @@
+"""The client over an owner that says what the test tells it, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.aio import in_loop
+from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
+from treadle.core.messages import (
+    Cancel,
+    CancelReason,
+    EngineStatistics,
+    Finish,
+    FinishReason,
+    Output,
+    StepReport,
+    Stop,
+    Submit,
+)
+from treadle.engine import supervisor as supervisor_module
+from treadle.engine.client import Admission, EngineClient, Reservation
+from treadle.engine.generation import MAX_UNREAD_TOKENS, Delta, Generation
+from treadle.engine.supervisor import Patience
+from treadle.errors import (
+    Busy,
+    EngineDied,
+    EngineUnavailable,
+    InvalidRequest,
+    ReaderStalled,
+    RequestCancelled,
+    ServerStopping,
+    StartFailed,
+    StepFailed,
+)
+
+HANG_S = 0.04
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "BACKOFF_S", (0.0, 0.001))
+    monkeypatch.setattr(supervisor_module, "KILL_GRACE_S", 0.05)
+
+
+class Notes:
+    """An observer that writes everything down."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self.notes.append((name, *args))
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [note[1:] for note in self.notes if note[0] == name]
+
+
+class Faulty:
+    def __getattr__(self, name: str) -> Any:
+        def fail(*args: Any) -> None:
+            raise ValueError(f"observer {name}")
+
+        return fail
+
+
+class Scene:
+    def __init__(self, *, running: int = 2, waiting: int = 2, max_wait_s: float = 4.0, **owner: Any) -> None:
+        self.clock, self.notes = Clock(), Notes()
+        self.yard = Yard(lambda: FakeOwner(**owner))
+        self.owner: FakeOwner
+        self.client = EngineClient(
+            self.yard,
+            Admission(running, waiting, max_wait_s),
+            Patience(HANG_S, 100.0),
+            observers=[Faulty(), self.notes],
+            clock=self.clock,
+        )
+
+    async def begin(self, can: Any = CAN) -> Scene:
+        self.client.begin()
+        self.owner = await self.yard.next()
+        self.owner.ready(can)
+        return self
+
+    def reserve(self, rows: int = 1, prompt: int = 10, completion: int | None = 5) -> Reservation:
+        return self.client.reserve(
+            rows=rows, prompt_tokens=prompt, completion_tokens=completion, kind="chat", tag="req-1"
+        )
+
+    def submit(self, reservation: Reservation, rows: int = 1) -> list[Generation]:
+        return reservation.submit([Submit(id="", prompt=(1, 2, 3), max_tokens=5)] * rows)
+
+    def say(self, *outputs: Output) -> None:
+        self.owner.say(StepReport(step=1, outputs=outputs, statistics=EngineStatistics(steps=1)))
+
+    def admit(self, generation: Generation, **fields: Any) -> None:
+        self.say(Output(id=generation.id, admitted=True, wait_s=0.25, **fields))
+
+    def finish(self, generation: Generation, reason: FinishReason = FinishReason.LENGTH, **fields: Any) -> None:
+        self.say(Output(id=generation.id, finish=Finish(reason=reason, **fields)))
+
+    @property
+    def free(self) -> bool:
+        gate = self.client.gate
+        return gate.rows == 0 and gate.tokens == 0 and not self.client._live
+
+    @property
+    def ended(self) -> dict[str, int]:
+        ended: dict[str, int] = self.client.gate.statistics()["ended"]
+        return ended
+
+
+async def read(generation: Generation) -> list[Delta]:
+    async with asyncio.timeout(WAIT_S):
+        return [delta async for delta in generation]
+
+
+# Life --------------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_start_returns_when_requests_are_taken():
+    """C1."""
+    scene = Scene()
+    start = asyncio.create_task(scene.client.start())
+    owner = await scene.yard.next()
+    with pytest.raises(EngineUnavailable, match="loading"):
+        scene.reserve()
+    assert not scene.client.health().ready
+    owner.ready()
+    await asyncio.wait_for(start, WAIT_S)
+    assert scene.client.health().ready
+    with scene.reserve():
+        assert scene.client.busy == 1
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_start_that_fails_can_be_stopped_and_refuses_for_good():
+    """C1, C3."""
+    scene = Scene(start_error=OSError("no"))
+    with pytest.raises(StartFailed):
+        await asyncio.wait_for(scene.client.start(), WAIT_S)
+    await asyncio.wait_for(scene.client.stop(), WAIT_S)
+    assert (scene.client.health().state, scene.client.health().ready) == ("failed", False)
+    with pytest.raises(EngineUnavailable):
+        scene.reserve()
+
+
+@in_loop
+async def test_draining_refuses_what_is_new_and_lets_what_runs_end():
+    """C3."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation, scene.reserve() as late:
+        (generation,) = scene.submit(reservation)
+        scene.client.drain()
+        assert (scene.client.health().state, scene.client.health().ready) == ("draining", False)
+        with pytest.raises(ServerStopping):
+            scene.reserve()
+        with pytest.raises(ServerStopping):
+            scene.submit(late)
+        idle = [asyncio.create_task(scene.client.idle()) for _ in range(2)]
+        await settle()
+        scene.admit(generation, tokens=(1,))
+        scene.finish(generation)
+        assert [delta.tokens for delta in await read(generation)] == [(1,)]
+        assert not any(task.done() for task in idle)
+    await asyncio.wait_for(asyncio.gather(*idle), WAIT_S)
+    assert scene.free
+    await scene.client.idle()
+    await scene.client.stop()
+
+
+@in_loop
+async def test_an_engine_that_restarts_while_it_drains_stays_closed():
+    """C3."""
+    scene = await Scene().begin()
+    scene.client.drain()
+    scene.owner.end()
+    scene.owner = await scene.yard.next()
+    scene.owner.ready()
+    with pytest.raises(ServerStopping):
+        scene.reserve()
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_stop_wakes_everyone_with_one_end():
+    """C3: waiting, running, jobs, and whoever waits for idle."""
+    scene = await Scene(polite=False).begin()
+    with scene.reserve(rows=2) as reservation:
+        waiting, running = scene.submit(reservation, 2)
+        scene.admit(running)
+        readers = [
+            asyncio.create_task(waiting.admitted()),
+            asyncio.create_task(read(running)),
+            asyncio.create_task(scene.client.jobs.run("echo")),
+        ]
+        idle = asyncio.create_task(scene.client.idle())
+        await settle()
+        stop = asyncio.create_task(scene.client.stop())
+        done, _ = await asyncio.wait(readers, timeout=WAIT_S)
+        assert [type(task.exception()) for task in readers] == [ServerStopping] * 3
+        assert len(done) == 3
+        await asyncio.wait_for(idle, WAIT_S)
+        scene.finish(running)
+        scene.finish(waiting)
+        scene.owner.end("stopped")
+        await asyncio.wait_for(stop, WAIT_S)
+    assert scene.free
+    assert scene.ended == {"lost": 2}
+    with pytest.raises(ServerStopping):
+        await scene.client.jobs.run("echo")
+
+
+# Accounting --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_request_from_reserve_to_the_end():
+    scene = await Scene().begin()
+    with scene.reserve(rows=2, prompt=20, completion=5) as reservation:
+        assert (scene.client.gate.rows, scene.client.gate.tokens) == (2, 30)
+        reservation.correct(prompt_tokens=6, completion_tokens=8)
+        assert scene.client.gate.tokens == 14
+        scene.clock.now += 1.0
+        a, b = scene.submit(reservation, 2)
+        submits = [message for message in scene.owner.sent if isinstance(message, Submit)]
+        assert [message.id for message in submits] == [a.id, b.id] == ["1.0", "1.1"]
+        assert {(message.group, message.max_wait_s) for message in submits} == {("1", 3.0)}
+        scene.admit(a, tokens=(7,), prompt_tokens_done=3)
+        scene.finish(a)
+        assert (scene.client.gate.rows, scene.client.gate.tokens) == (1, 7)
+        scene.finish(b, FinishReason.STOP, stop_token_id=9)
+        assert scene.free
+        (delta,) = await read(a)
+        assert (delta.tokens, delta.finish) == ((7,), Finish(reason=FinishReason.LENGTH))
+        (end,) = await read(b)
+        assert end.finish == Finish(reason=FinishReason.STOP, stop_token_id=9)
+    assert not any(isinstance(message, Cancel) for message in scene.owner.sent)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_leaving_early_takes_back_what_lives_and_keeps_its_places_until_the_engine_has_ended_it():
+    """Design rule 6: a reservation ends with the engine's word, never with the disconnect."""
+    scene = await Scene().begin()
+    with scene.reserve(rows=3) as reservation:
+        a, b = scene.submit(reservation, 2)
+        scene.finish(a)
+    assert [message.id for message in scene.owner.sent if isinstance(message, Cancel)] == [b.id]
+    assert scene.client.busy == 1
+    reservation.__exit__(None, None, None)
+    assert scene.client.busy == 1
+    scene.finish(b, FinishReason.CANCELLED, code="client")
+    assert scene.free
+    assert scene.ended == {"length": 1, "unused": 1, "cancelled": 1}
+    with pytest.raises(RequestCancelled):
+        await read(b)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_reservation_that_is_never_used_gives_everything_back():
+    scene = await Scene().begin()
+    with pytest.raises(KeyError), scene.reserve(rows=2):
+        raise KeyError
+    assert scene.free
+    await scene.client.stop()
+
+
+@in_loop
+async def test_more_sequences_than_reserved_are_refused_whole():
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        with pytest.raises(InvalidRequest, match="2 sequences, but 1 were reserved"):
+            scene.submit(reservation, 2)
+        assert not any(isinstance(message, Submit) for message in scene.owner.sent)
+    assert scene.free
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_sequence_that_cannot_be_sent_leaves_no_trace():
+    """Else the engine would seem to owe an answer for ever, and be killed for it."""
+    scene = await Scene().begin()
+
+    def send(message: Any) -> None:
+        if isinstance(message, Submit):
+            raise TypeError("not a plain value")
+
+    scene.owner.send, send_truly = send, scene.owner.send  # type: ignore[method-assign]
+    with pytest.raises(TypeError), scene.reserve() as reservation:
+        scene.submit(reservation)
+    assert scene.free
+    assert scene.client.work_since() is None
+    scene.owner.send = send_truly  # type: ignore[method-assign]
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_full_house_refuses_at_once_and_says_when_to_come_again():
+    """D1."""
+    scene = await Scene().begin()
+    with scene.reserve(rows=4):
+        with pytest.raises(Busy) as refused:
+            scene.reserve()
+        assert refused.value.retry_after_s is not None
+        with pytest.raises(InvalidRequest):
+            scene.reserve(rows=5)
+    assert scene.notes.of("refused") == [("text_generation_busy",), ("invalid_request",)]
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estimate():
+    """D2: still before the first byte."""
+    can = msgspec.structs.replace(CAN, kv_token_bytes=1, kv_row_bytes=10, kv_budget_bytes=70)
+    scene = await Scene(running=2, waiting=2).begin(can)
+    assert scene.client.gate.limits.tokens == 100
+    assert scene.client.gate.limits.row_tokens == 50
+    with scene.reserve(prompt=10, completion=10) as reservation, scene.reserve(prompt=40, completion=20):
+        with pytest.raises(Busy):
+            reservation.correct(prompt_tokens=41, completion_tokens=0)
+        with pytest.raises(InvalidRequest):
+            reservation.correct(prompt_tokens=101, completion_tokens=0)
+        assert scene.client.gate.tokens == 80
+    with scene.reserve() as reservation:
+        reservation.correct(prompt_tokens=30)
+        assert scene.client.gate.tokens == CAN.context, "without a limit it is what the context leaves"
+    assert scene.notes.of("refused") == [("text_generation_busy",), ("invalid_request",)]
+    await scene.client.stop()
+
+
+@in_loop
+async def test_without_a_limit_a_row_reserves_what_the_context_leaves():
+    scene = await Scene().begin()
+    with scene.reserve(rows=2, prompt=60, completion=None):
+        assert scene.client.gate.tokens == 60 + 2 * (CAN.context - 30)
+    with scene.reserve(prompt=500, completion=7):
+        assert scene.client.gate.tokens == 501
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_request_begun_before_the_first_capabilities_counts_one_token():
+    assert Scene().client._completion(None, 10) == 1
+
+
+# Losing the engine -------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_an_engine_lost_between_reserve_and_submit_refuses_the_submit():
+    """C4."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        scene.owner.end("killed by SIGKILL")
+        second = await scene.yard.next()
+        with pytest.raises(EngineUnavailable, match="killed by SIGKILL") as refused:
+            scene.submit(reservation)
+        assert refused.value.retry_after_s == 1.0
+        second.ready()
+        scene.owner = second
+        (generation,) = scene.submit(reservation)
+        scene.finish(generation)
+        await read(generation)
+    assert scene.free
+    await scene.client.stop()
+
+
+@in_loop
+async def test_what_waited_may_come_again_and_what_ran_is_lost():
+    """B7: each with its own error, and the places are free."""
+    scene = await Scene().begin()
+    with scene.reserve(rows=3) as reservation:
+        waiting, running, ended = scene.submit(reservation, 3)
+        scene.admit(running, tokens=(1, 2))
+        scene.finish(ended)
+        job = asyncio.create_task(scene.client.jobs.run("echo"))
+        await settle()
+        scene.owner.end("killed by SIGABRT")
+        with pytest.raises(EngineUnavailable) as refused:
+            await asyncio.wait_for(waiting.admitted(), WAIT_S)
+        assert refused.value.retry_after_s == 1.0
+        deltas = aiter(running)
+        assert (await anext(deltas)).tokens == (1, 2), "tokens that came before the error are not lost"
+        with pytest.raises(EngineDied, match="SIGABRT"):
+            await anext(deltas)
+        assert (await read(ended))[-1].finish == Finish(reason=FinishReason.LENGTH)
+        with pytest.raises(EngineDied):
+            await asyncio.wait_for(job, WAIT_S)
+        assert scene.free
+    assert scene.ended == {"lost": 2, "length": 1}
+    assert scene.client.work_since() is None
+    await scene.client.stop()
+
+
+@in_loop
+async def test_each_one_that_is_lost_gets_an_error_of_its_own():
+    """An exception raised in several tasks would gather the traces of all."""
+    scene = await Scene().begin()
+    with scene.reserve(rows=2) as reservation:
+        generations = scene.submit(reservation, 2)
+        scene.owner.end()
+        await scene.yard.next()
+        errors = [generation._error for generation in generations]
+        assert errors[0] is not errors[1]
+        assert str(errors[0]) == str(errors[1])
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_job_without_an_engine_is_refused_at_once():
+    """B7, A3: it would wait for an end that can't come, and no cancellation would release it."""
+    scene = Scene()
+    with pytest.raises(EngineUnavailable, match="loading"):
+        await scene.client.jobs.run("echo")
+    await scene.begin()
+    scene.owner.end()
+    await scene.yard.next()
+    with pytest.raises(EngineUnavailable, match="restarting"):
+        await scene.client.jobs.run("echo")
+    assert scene.client.jobs.pending == 0
+    assert scene.client.work_since() is None
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_hung_engine_is_seen_in_health_and_status_and_everyone_is_answered():
+    """C4, D3: status needs nothing of the engine."""
+    scene = await Scene(thread=True, killable=False, polite=False).begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.admit(generation, tokens=(1,))
+        scene.clock.now += HANG_S * 2
+        assert scene.client.status()["engine"]["last_heard_s"] == pytest.approx(HANG_S * 2)
+        with pytest.raises(EngineDied, match="hung"):
+            await read(generation)
+        await asyncio.wait_for(scene.client.supervisor.failed(), WAIT_S)
+        health = scene.client.health()
+        assert (health.live, health.ready, health.state) == (True, False, "failed")
+        assert "hung" in health.reason
+        assert scene.client.status()["ready"] is False
+        with pytest.raises(EngineUnavailable, match="for good"):
+            scene.reserve()
+        scene.say(Output(id=generation.id, tokens=(2,)))
+    assert scene.free
+    await scene.client.stop(0.01)
+
+
+@in_loop
+async def test_the_time_that_the_engine_owes_an_answer_starts_with_the_first_request_after_rest():
+    """C4: an old debt must not make a new one look hung."""
+    scene = await Scene().begin()
+    with scene.reserve(rows=2) as reservation:
+        first = scene.clock.now
+        a, b = scene.submit(reservation, 2)
+        assert scene.client.work_since() == first
+        scene.clock.now += HANG_S / 2
+        scene.finish(a)
+        assert scene.client.work_since() == first
+        scene.finish(b)
+        assert scene.client.work_since() is None
+    scene.clock.now += 1e6
+    a.cancel()
+    with scene.reserve() as reservation:
+        (c,) = scene.submit(reservation)
+        assert scene.client.work_since() == scene.clock.now
+        scene.client.supervisor._changed.set()
+        await settle()
+        assert scene.owner.kills == 0
+        scene.finish(c)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_restart_is_told_and_the_gate_opens_again():
+    scene = await Scene().begin()
+    scene.owner.end()
+    scene.owner = await scene.yard.next()
+    assert scene.client.health().state == "restarting"
+    assert scene.client.health().ready is False
+    scene.owner.ready()
+    assert scene.client.health().ready
+    assert scene.notes.of("restarted") == [()]
+    with scene.reserve():
+        pass
+    await scene.client.stop()
+
+
+# What a generation says --------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_an_expired_wait_is_busy_and_says_when_to_come_again():
+    """D2."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        admitted = asyncio.create_task(generation.admitted())
+        await settle()
+        scene.finish(generation, FinishReason.EXPIRED, code="text_generation_busy")
+        with pytest.raises(Busy) as refused:
+            await asyncio.wait_for(admitted, WAIT_S)
+        assert refused.value.retry_after_s
+    assert scene.free
+    assert scene.notes.of("refused") == [("wait_over",)]
+    await scene.client.stop()
+
+
+@pytest.mark.parametrize(
+    ("finish", "error"),
+    [
+        (Finish(reason=FinishReason.CANCELLED, code="client"), RequestCancelled),
+        (Finish(reason=FinishReason.CANCELLED, code="stalled"), ReaderStalled),
+        (Finish(reason=FinishReason.CANCELLED, code="shutdown"), ServerStopping),
+        (Finish(reason=FinishReason.ERROR, code="engine_step_failed", message="why"), StepFailed),
+    ],
+)
+@in_loop
+async def test_every_bad_end_is_an_error_of_its_own(finish, error):
+    """B7: after the tokens that came before it, and again whenever it is asked for."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.say(Output(id=generation.id, admitted=True, tokens=(1,), finish=finish))
+        deltas = aiter(generation)
+        assert (await anext(deltas)).tokens == (1,)
+        with pytest.raises(error) as raised:
+            await anext(deltas)
+        assert type(raised.value) is error
+        with pytest.raises(error):
+            await read(generation)
+        await generation.admitted()
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_stop_string_before_the_first_step_is_a_good_end():
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        generation.cancel(CancelReason.STOP)
+        scene.finish(generation, FinishReason.STOP)
+        await generation.admitted()
+        assert [delta.finish for delta in await read(generation)] == [Finish(reason=FinishReason.STOP)]
+    await scene.client.stop()
+
+
+@in_loop
+async def test_deltas_that_nobody_read_merge_and_a_reader_wakes_for_each_news():
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        assert generation.phase == "waiting"
+        scene.admit(generation, prompt_tokens_done=2, cached_tokens=1)
+        assert generation.phase == "prefill"
+        deltas = aiter(generation)
+        first = await anext(deltas)
+        assert (first.prompt_tokens_done, first.cached_tokens, first.tokens) == (2, 1, ())
+        later = asyncio.ensure_future(anext(deltas))
+        await settle()
+        assert not later.done()
+        scene.say(Output(id=generation.id, tokens=(1,)))
+        scene.say(Output(id=generation.id, tokens=(2, 3)))
+        assert (await asyncio.wait_for(later, WAIT_S)).tokens == (1, 2, 3)
+        assert generation.phase == "decode"
+        scene.finish(generation)
+        assert generation.phase == "done"
+        assert (await anext(deltas)).finish is not None
+        with pytest.raises(StopAsyncIteration):
+            await anext(deltas)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_an_engine_lost_while_the_reader_is_busy_loses_no_token():
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.admit(generation, tokens=(1,))
+        deltas = aiter(generation)
+        assert (await anext(deltas)).tokens == (1,)
+        scene.say(Output(id=generation.id, tokens=(2,)))
+        scene.owner.end()
+        await scene.yard.next()
+        assert (await anext(deltas)).tokens == (2,)
+        with pytest.raises(EngineDied):
+            await anext(deltas)
+        generation.fail(StepFailed("too late"))
+        with pytest.raises(EngineDied):
+            await read(generation)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_reader_that_stalls_is_cancelled_once_its_buffer_is_full():
+    """Issue 2, 7: a bounded buffer, then its request is cancelled."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.admit(generation, tokens=(1,) * MAX_UNREAD_TOKENS)
+        cancels = [message for message in scene.owner.sent if isinstance(message, Cancel)]
+        assert cancels == []
+        for _ in range(2):
+            scene.say(Output(id=generation.id, tokens=(1,)))
+        cancels = [message for message in scene.owner.sent if isinstance(message, Cancel)]
+        assert cancels == [Cancel(id=generation.id, reason=CancelReason.STALLED)]
+        scene.finish(generation, FinishReason.CANCELLED, code="stalled")
+        with pytest.raises(ReaderStalled):
+            await read(generation)
+    assert scene.free
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_cancel_is_sent_once_and_never_after_the_end():
+    """B3: idempotent."""
+    scene = await Scene().begin()
+    with scene.reserve(rows=2) as reservation:
+        a, b = scene.submit(reservation, 2)
+        for _ in range(3):
+            a.cancel()
+        reservation.cancel(CancelReason.SHUTDOWN)
+        scene.finish(b, FinishReason.CANCELLED, code="shutdown")
+        b.cancel()
+        cancels = [message for message in scene.owner.sent if isinstance(message, Cancel)]
+        assert cancels == [Cancel(id=a.id), Cancel(id=b.id, reason=CancelReason.SHUTDOWN)]
+        scene.finish(a, FinishReason.CANCELLED, code="client")
+        scene.finish(a, FinishReason.CANCELLED, code="client")
+    assert scene.ended == {"cancelled": 2}, "one end each, however often it is said"
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_reader_that_is_cancelled_leaves_the_places_to_the_reservation():
+    scene = await Scene().begin()
+
+    async def request() -> None:
+        with scene.reserve() as reservation:
+            (generation,) = scene.submit(reservation)
+            await generation.admitted()
+
+    task = asyncio.create_task(request())
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    cancel = scene.owner.sent[-1]
+    assert isinstance(cancel, Cancel)
+    assert scene.client.busy == 1
+    scene.say(Output(id=cancel.id, finish=Finish(reason=FinishReason.CANCELLED)))
+    assert scene.free
+    await scene.client.stop()
+
+
+# Observers and status ----------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_observers_hear_of_everything_though_one_of_them_raises():
+    """The first observer of these scenes raises on every call."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.clock.now += 0.5
+        scene.admit(generation, tokens=(1,))
+        scene.clock.now += 0.25
+        scene.say(Output(id=generation.id, tokens=(2, 3)))
+        scene.finish(generation)
+        await read(generation)
+    assert scene.notes.of("admitted") == [("chat", 0.25)]
+    assert scene.notes.of("first_token") == [("chat", 0.5)]
+    assert scene.notes.of("tokens") == [("chat", 2, 0.25)]
+    assert scene.notes.of("finished") == [("chat", "length", 0.75)]
+    assert len(scene.notes.of("step")) == 3
+    await scene.client.stop()
+
+
+@in_loop
+async def test_the_status_of_what_waits_and_runs():
+    """D3."""
+    scene = Scene(running=1)
+    assert scene.client.status()["capabilities"] is None
+    assert scene.client.status()["engine"]["last_step"] is None
+    await scene.begin()
+    with scene.reserve(rows=2) as reservation:
+        waiting, running = scene.submit(reservation, 2)
+        scene.admit(running, tokens=(1,), prompt_tokens_done=3)
+        scene.clock.now += 2.0
+        status = scene.client.status()
+        assert (status["state"], status["ready"], status["path"]) == ("ready", True, "serialized")
+        admission = status["admission"]
+        assert (admission["running"], admission["waiting"], admission["oldest_wait_s"]) == (1, 1, 2.0)
+        assert [request["phase"] for request in status["requests"]] == ["waiting", "decode"]
+        assert {request["id"] for request in status["requests"]} == {"req-1"}
+        assert (status["engine"]["last_step"], status["engine"]["last_heard_s"]) == (1, 2.0)
+        assert status["engine"]["statistics"]["steps"] == 1
+        assert status["capabilities"]["context"] == CAN.context
+        scene.finish(waiting)
+        scene.finish(running)
+    await scene.client.stop()
+    assert (scene.client.status()["state"], scene.owner.sent[-1]) == ("stopped", Stop())

@@ -1,0 +1,90 @@
+"""An owner's whole life on the calling thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.faults import Faults, FaultyRunner, builds
+from tests.support.owners import CAN
+from treadle.core.messages import Failed, FromOwner, Loading, Ready, StepReport, Stop, Stopped, Submit
+from treadle.engine.mailbox import Mailbox
+from treadle.engine.owner import OwnerLimits, kv_tokens, run_owner
+from treadle.errors import ModelError
+from treadle.runner.base import RunnerBroken, RunnerFactory
+
+LIMITS = OwnerLimits(max_running=2, prefill_tokens=64)
+
+
+def live(build: RunnerFactory, *messages: Any) -> tuple[bool, list[FromOwner]]:
+    mailbox = Mailbox()
+    for message in (*messages, Stop()):
+        mailbox.put(message)
+    said: list[FromOwner] = []
+    return run_owner(build, LIMITS, mailbox, said.append, lambda: 5.0), said
+
+
+def test_an_owner_loads_warms_up_serves_and_closes():
+    """A1, C1."""
+    runner = FaultyRunner()
+    clean, said = live(builds(runner))
+    assert clean
+    assert said[:2] == [Loading(stage="loading the script"), Loading(stage="warming up")]
+    assert isinstance(said[2], Ready)
+    assert [type(message) for message in said[3:]] == [StepReport, Stopped]
+    assert [name for name, _ in runner.threads] == ["build", "warm_up", "close"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModelError("the folder is torn: fetch it again"), "the folder is torn: fetch it again"),
+        (RunnerBroken("no device"), "no device"),
+        (ValueError("odd"), "ValueError: odd"),
+    ],
+)
+@pytest.mark.parametrize("where", ["construct", "warm_up", "capabilities"])
+def test_a_start_that_fails_says_why_and_nothing_after_it(where, error, message):
+    """C1, C2: and what was built is closed."""
+    made: list[FaultyRunner] = []
+
+    def build(progress: Any) -> FaultyRunner:
+        runner = FaultyRunner.__new__(FaultyRunner)
+        if where != "construct":
+            made.append(runner)
+        runner.__init__(Faults(**{where: error}))  # type: ignore[misc]
+        return runner
+
+    clean, said = live(build, Submit(id="a", prompt=(1,), max_tokens=1))
+    assert not clean
+    assert said[-1] == Failed(code="start_failed", message=message)
+    assert not any(isinstance(m, Ready | StepReport | Stopped) for m in said)
+    assert [runner.closed for runner in made] == [1] * len(made)
+
+
+def test_a_runner_that_breaks_is_closed_and_failed_is_the_last_word():
+    """B7."""
+    runner = FaultyRunner(Faults(always=RunnerBroken("lost")))
+    said: list[FromOwner] = []
+    mailbox = Mailbox()
+    mailbox.put(Submit(id="a", prompt=(1,), max_tokens=1))
+    assert not run_owner(builds(runner), LIMITS, mailbox, said.append)
+    assert said[-1] == Failed(code="engine_died", message="the engine failed and is replaced: lost")
+    assert runner.closed == 1
+
+
+def test_a_close_that_raises_is_logged_and_changes_nothing(caplog):
+    clean, said = live(builds(FaultyRunner(Faults(close=ValueError("sticky")))))
+    assert clean
+    assert isinstance(said[-1], Stopped)
+    assert "did not close cleanly" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("budget", "token", "row", "tokens"), [(0, 8, 0, 0), (1000, 0, 0, 0), (1000, 8, 100, 100), (10, 8, 100, 1)]
+)
+def test_the_tokens_that_rows_may_hold_together(budget, token, row, tokens):
+    can = msgspec.structs.replace(CAN, kv_budget_bytes=budget, kv_token_bytes=token, kv_row_bytes=row)
+    assert kv_tokens(can, 2) == tokens

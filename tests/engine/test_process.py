@@ -1,0 +1,397 @@
+"""The owner in a child process, killed, hung and cut off for real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from tests.support.aio import in_loop
+from tests.support.child import ENTRY
+from tests.support.faults import plain
+from tests.support.owners import settle
+from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
+from treadle.engine import process as process_module
+from treadle.engine import supervisor as supervisor_module
+from treadle.engine.client import Admission, EngineClient
+from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
+from treadle.engine.supervisor import Patience
+from treadle.engine.wire import HEADER, frame, from_owner
+from treadle.errors import EngineDied, JobFailed, StartFailed, TreadleError
+
+WAIT_S = 30.0  # a child imports its world on a busy core
+REQUEST = Submit(id="", prompt=(1, 2), max_tokens=8)
+TOKENS = [plain(REQUEST, i) for i in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "BACKOFF_S", (0.0,))
+
+
+@asynccontextmanager
+async def engine(*, hang_after_s: float = 30.0, **arguments: Any) -> AsyncIterator[EngineClient]:
+    client = EngineClient(lambda: ProcessOwner(ENTRY, arguments), Admission(4, 4, 30.0), Patience(hang_after_s, WAIT_S))
+    try:
+        yield client
+    finally:
+        await asyncio.wait_for(client.stop(), WAIT_S)
+        assert client.supervisor.pid is None or not psutil.pid_exists(client.supervisor.pid), "a child was left behind"
+
+
+async def start(client: EngineClient) -> int:
+    await asyncio.wait_for(client.start(), WAIT_S)
+    assert client.supervisor.pid is not None
+    return client.supervisor.pid
+
+
+async def ready_again(client: EngineClient, old: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not client.health().ready or client.supervisor.pid == old:
+            await client.supervisor._change()
+
+
+async def generate(client: EngineClient, request: Submit = REQUEST) -> list[int]:
+    async with asyncio.timeout(WAIT_S):
+        with client.reserve(
+            rows=1, prompt_tokens=len(request.prompt), completion_tokens=8, kind="chat", tag="t"
+        ) as reservation:
+            (generation,) = reservation.submit([request])
+            return [token async for delta in generation for token in delta.tokens]
+
+
+# A good life -------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_child_generates_runs_jobs_and_ends_on_stop(tmp_path):
+    """A1, C3."""
+    async with engine(closed=str(tmp_path / "closed")) as client:
+        pid = await start(client)
+        assert pid != os.getpid()
+        assert os.getpgid(pid) == pid, "Ctrl-C in a terminal must reach the server alone"
+        assert await generate(client) == TOKENS
+        assert await asyncio.wait_for(client.jobs.run("echo", data=b"\x00"), WAIT_S) == {"data": b"\x00"}
+        with pytest.raises(JobFailed, match="not made of plain values"):
+            await asyncio.wait_for(client.jobs.run("odd"), WAIT_S)
+        assert await generate(client) == TOKENS
+    assert client.health().state == "stopped"
+    assert (tmp_path / "closed").exists()
+
+
+@in_loop
+async def test_a_prompt_of_100k_tokens_crosses():
+    prompt = tuple(range(100_000))
+    async with engine(can={"context": 200_000}) as client:
+        await start(client)
+        request = Submit(id="", prompt=prompt, max_tokens=8)
+        assert await generate(client, request) == [plain(request, i) for i in range(8)]
+        big = "é" * 3_000_000
+        assert await asyncio.wait_for(client.jobs.run("echo", big=big), WAIT_S) == {"big": big}
+
+
+@in_loop
+async def test_signals_meant_for_the_server_do_not_end_the_child():
+    """C3: only Stop, or the parent's end, does."""
+    async with engine() as client:
+        pid = await start(client)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        assert await generate(client) == TOKENS
+        assert client.supervisor.pid == pid
+
+
+# Deaths ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+@in_loop
+async def test_a_child_that_is_killed_mid_stream_is_replaced_and_answered_for(tmp_path, number):
+    """B7, C4."""
+    async with engine(hang_in="step", at=4, once=str(tmp_path / "died")) as client:
+        pid = await start(client)
+        with client.reserve(rows=2, prompt_tokens=4, completion_tokens=8, kind="chat", tag="t") as reservation:
+            streams = [aiter(generation) for generation in reservation.submit([REQUEST, REQUEST])]
+            first = [await asyncio.wait_for(anext(stream), WAIT_S) for stream in streams]
+            assert all(delta.finish is None for delta in first)
+            os.kill(pid, number)
+            for stream in streams:
+                with pytest.raises(EngineDied, match=number.name):
+                    await asyncio.wait_for(_to_the_end(stream), WAIT_S)
+        assert not client.health().ready
+        assert client.busy == 0
+        await ready_again(client, pid)
+        assert await generate(client) == TOKENS
+        assert client.status()["engine"]["restarts"] == 1
+
+
+async def _to_the_end(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+@in_loop
+async def test_a_child_that_aborts_in_its_first_step_is_replaced_and_answered_for(tmp_path):
+    """B7, C4: a fault of MLX's runtime."""
+    async with engine(signal=int(signal.SIGABRT), once=str(tmp_path / "died")) as client:
+        pid = await start(client)
+        with pytest.raises(TreadleError, match="SIGABRT"):
+            await generate(client)
+        await ready_again(client, pid)
+        assert await generate(client) == TOKENS
+
+
+@in_loop
+async def test_a_child_that_hangs_is_killed_and_replaced(tmp_path):
+    """C4."""
+    async with engine(hang_after_s=0.5, hang_in="step", at=3, once=str(tmp_path / "hung")) as client:
+        pid = await start(client)
+        with pytest.raises(EngineDied, match="hung: no step for"):
+            await generate(client)
+        await ready_again(client, pid)
+        assert not psutil.pid_exists(pid)
+        assert await generate(client) == TOKENS
+
+
+@in_loop
+async def test_a_broken_runner_says_why_and_is_replaced(tmp_path):
+    """B7."""
+    async with engine(broken=True, at=2, once=str(tmp_path / "broke")) as client:
+        pid = await start(client)
+        with pytest.raises(EngineDied, match="the device is lost"):
+            await generate(client)
+        await ready_again(client, pid)
+        assert await generate(client) == TOKENS
+
+
+@in_loop
+async def test_a_child_that_ends_by_what_nobody_catches_is_replaced(tmp_path):
+    async with engine(exit=True, once=str(tmp_path / "left")) as client:
+        pid = await start(client)
+        with pytest.raises(TreadleError, match="exit code 3"):
+            await generate(client)
+        await ready_again(client, pid)
+        assert await generate(client) == TOKENS
+
+
+@in_loop
+async def test_restarts_that_fail_three_times_are_the_end(tmp_path):
+    """B7, C4."""
+    async with engine(after=str(tmp_path / "built")) as client:
+        os.kill(await start(client), signal.SIGKILL)
+        assert await asyncio.wait_for(client.supervisor.failed(), 3 * WAIT_S) == "the model is gone"
+        assert client.health().state == "failed"
+        assert client.supervisor.restarts == 3
+
+
+# Starts that fail --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["entry", "construct", "warm_up", "capabilities"])
+@in_loop
+async def test_a_start_that_fails_says_why(where, tmp_path):
+    """C1, C2: what was built is closed, nothing lives on."""
+    async with engine(closed=str(tmp_path / "closed"), **{where: "weights are torn"}) as client:
+        with pytest.raises(StartFailed, match=r"^weights are torn$"):
+            await start(client)
+        assert not client.health().ready
+    assert (tmp_path / "closed").exists() == (where in ("warm_up", "capabilities"))
+
+
+@in_loop
+async def test_an_owner_whose_first_word_cannot_be_sent_is_a_failed_start():
+    """C1: it must not look as if it still loaded."""
+    async with engine(unplain=True) as client:
+        with pytest.raises(StartFailed, match="exit code 4"):
+            await start(client)
+
+
+@in_loop
+async def test_arguments_that_are_not_plain_are_a_failed_start():
+    async with engine(odd=object()) as client:
+        with pytest.raises(StartFailed, match="could not be launched"):
+            await start(client)
+        assert client.supervisor.pid is None
+
+
+@in_loop
+async def test_a_spawn_that_fails_leaves_nothing_open(monkeypatch):
+    """C1."""
+
+    async def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("no more sockets")
+
+    monkeypatch.setattr(process_module.asyncio, "open_connection", refuse)
+    owner = ProcessOwner(ENTRY, {})
+    with pytest.raises(OSError, match="no more sockets"):
+        await owner.start(lambda message: None, lambda how: None)
+    assert owner._process is not None
+    assert await asyncio.wait_for(owner._process.wait(), WAIT_S) == -signal.SIGKILL
+
+
+@in_loop
+async def test_a_stop_while_the_child_is_spawned_or_builds_ends_it():
+    """C3."""
+    async with engine(hang_in="build") as client:
+        client.begin()
+        await settle(3)
+        await asyncio.wait_for(client.stop(0.1), WAIT_S)
+    async with engine(hang_in="build") as client:
+        client.begin()
+        async with asyncio.timeout(WAIT_S):
+            while client.supervisor.stage != "loading the script":
+                await client.supervisor._change()
+        await asyncio.wait_for(client.stop(0.1), WAIT_S)
+        assert client.health().state == "stopped"
+
+
+@in_loop
+async def test_a_child_that_says_what_cannot_be_read_is_killed():
+    """B7: else it would be deaf for ever."""
+    owner = ProcessOwner(ENTRY, {})
+    exits: list[str] = []
+    ready = asyncio.Event()
+    await owner.start(lambda message: ready.set() if isinstance(message, Ready) else None, exits.append)
+    await asyncio.wait_for(ready.wait(), WAIT_S)
+    assert owner._task is not None
+    transport = owner._writer.transport  # type: ignore[union-attr]
+    transport.get_protocol().data_received(HEADER.pack(1) + b"\xff")
+    await asyncio.wait_for(owner.ended(), WAIT_S)
+    await owner._task
+    assert exits == ["killed by SIGKILL"]
+    owner.send(Stop())
+    assert owner.kill()
+
+
+@in_loop
+async def test_what_is_sent_before_the_start_is_harmless():
+    owner = ProcessOwner(ENTRY, {})
+    owner.send(Stop())
+    assert owner.kill()
+    assert owner.pid is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exit code 0"), (3, "exit code 3"), (-6, "killed by SIGABRT"), (-63, "killed by signal 63")],
+)
+def test_an_exit_in_words(code, words):
+    assert describe_exit(code) == words
+
+
+# Orphans -----------------------------------------------------------------------------------------------------------
+
+
+class Bare:
+    """A child with a raw socket for a parent."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.sock, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "treadle.engine.child", str(theirs.fileno()), ENTRY]
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+        self.sock.settimeout(WAIT_S)
+        self.stream = self.sock.makefile("rb")
+        if arguments:
+            self.sock.sendall(frame_of_arguments(arguments))
+
+    def hear(self, kind: type[Any]) -> Any:
+        while True:
+            (size,) = HEADER.unpack(self.stream.read(HEADER.size))
+            message = from_owner.decode(self.stream.read(size))
+            if isinstance(message, kind):
+                return message
+
+    def wait_error(self, line: bytes) -> None:
+        assert self.process.stderr is not None
+        while not self.process.stderr.readline().startswith(line):
+            assert self.process.poll() is None
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.stream.close()
+        self.sock.close()
+
+    def code(self) -> int:
+        """Its exit status, which must come within WAIT_S."""
+        try:
+            _, errors = self.process.communicate(timeout=WAIT_S)
+            self.errors = errors.decode()
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.close()
+        return self.process.returncode
+
+
+def test_an_orphan_ends_by_itself(tmp_path):
+    """Issue 2: the parent's end closes, and the child unwinds."""
+    child = Bare(closed=str(tmp_path / "closed"))
+    child.hear(Ready)
+    child.close()
+    assert child.code() == 0
+    assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.parametrize("where", ["build", "step", "close"])
+def test_an_orphan_whose_owner_is_stuck_is_ended_by_its_receiver(where):
+    """Issue 2: gone within 2 s of the parent's death; the receiver's grace is 1 s."""
+    child = Bare(hang_in=where)
+    if where == "build":
+        child.hear(Loading)
+    else:
+        child.hear(Ready)
+    if where == "step":
+        child.sock.sendall(frame(msgspec.structs.replace(REQUEST, id="a", max_wait_s=9.0)))
+        child.wait_error(b"hanging in a step")
+    child.close()
+    assert child.code() == 4
+
+
+def test_a_parent_that_dies_before_its_first_word_ends_the_child():
+    child = Bare()
+    child.close()
+    assert child.code() == 3
+
+
+def test_a_parent_whose_words_cannot_be_read_is_as_good_as_gone():
+    child = Bare(x=1)
+    child.hear(Ready)
+    child.sock.sendall(HEADER.pack(1) + b"\xff")
+    assert child.code() == 0
+    assert "what can't be read" in child.errors
+
+
+def test_what_the_owner_starts_does_not_inherit_the_socket():
+    """A compiler that outlives a crash would hide the child's end from the parent."""
+    child = Bare(popen=True)
+    can = child.hear(Ready).capabilities
+    child.close()
+    assert child.code() == 0
+    assert can.details == {"inheritable": "[]"}
+
+
+def test_an_entry_that_cannot_be_imported_says_so():
+    """C1."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "treadle.engine.child", str(theirs.fileno()), "tests.support.child:nothing"]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL)
+        ours.settimeout(WAIT_S)
+        ours.sendall(frame_of_arguments({}))
+        (size,) = HEADER.unpack(ours.recv(HEADER.size, socket.MSG_WAITALL))
+        message = from_owner.decode(ours.recv(size, socket.MSG_WAITALL))
+        assert isinstance(message, Failed)
+        assert "has no attribute 'nothing'" in message.message
+        assert process.wait(WAIT_S) == 3

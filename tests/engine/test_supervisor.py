@@ -1,0 +1,517 @@
+"""The supervisor over owners that do what the test says, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.aio import in_loop
+from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
+from treadle.core.messages import Capabilities, Failed, FromOwner, Loading, Ready, StepReport, Stop
+from treadle.engine import supervisor as module
+from treadle.engine.supervisor import EngineState, Patience, Supervisor
+from treadle.errors import EngineDied, EngineUnavailable, ModelError, ServerStopping, StartFailed, TreadleError
+
+HANG_S = 0.04
+
+
+class Ear:
+    """A listener that notes everything; `owed` is what `work_since` says."""
+
+    def __init__(self) -> None:
+        self.owed: float | None = None
+        self.messages: list[FromOwner] = []
+        self.ready: list[Capabilities] = []
+        self.lost: list[tuple[TreadleError, TreadleError]] = []
+        self.fault: Exception | None = None
+
+    def on_message(self, message: FromOwner) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.messages.append(message)
+
+    def on_ready(self, capabilities: Capabilities) -> None:
+        self.ready.append(capabilities)
+
+    def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
+        self.lost.append((running, waiting))
+
+    def work_since(self) -> float | None:
+        return self.owed
+
+
+class Scene:
+    def __init__(self, **owner: Any) -> None:
+        self.clock, self.ear = Clock(), Ear()
+        self.yard = Yard(lambda: FakeOwner(**owner))
+        self.supervisor = Supervisor(self.yard, self.ear, Patience(HANG_S, 100.0), self.clock)
+
+    async def begin(self, *, ready: bool = True) -> FakeOwner:
+        self.supervisor.begin()
+        owner: FakeOwner = await self.yard.next()
+        if ready:
+            owner.ready()
+        return owner
+
+    async def reaches(self, state: EngineState) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while self.supervisor.state is not state:
+                await self.supervisor._change()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "BACKOFF_S", (0.0, 0.001, 0.002))
+    monkeypatch.setattr(module, "KILL_GRACE_S", 0.05)
+
+
+# Starting ----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_start_returns_when_the_owner_is_ready():
+    """C1: not before."""
+    scene = Scene()
+    stages: list[str] = []
+    scene.supervisor.on_stage = stages.append
+    start = asyncio.create_task(scene.supervisor.start())
+    owner = await scene.yard.next()
+    owner.say(Loading(stage="reading weights"))
+    await settle()
+    assert not start.done()
+    assert (scene.supervisor.state, scene.supervisor.stage) == (EngineState.STARTING, "reading weights")
+    owner.ready(load_s=2.5)
+    await asyncio.wait_for(start, WAIT_S)
+    assert (stages, scene.supervisor.load_s, scene.ear.ready) == (["reading weights"], 2.5, [CAN])
+    assert scene.supervisor.pid == owner.pid
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_a_first_start_that_fails_is_final_with_the_owners_reason():
+    """C1: one clear message, no second try."""
+    scene = Scene()
+    start = asyncio.create_task(scene.supervisor.start())
+    owner = await scene.yard.next()
+    owner.say(Failed(code="start_failed", message="no such model"))
+    owner.end()
+    with pytest.raises(StartFailed, match=r"^no such model$"):
+        await asyncio.wait_for(start, WAIT_S)
+    assert await asyncio.wait_for(scene.supervisor.failed(), WAIT_S) == "no such model"
+    assert len(scene.yard.launched) == 1
+    await scene.supervisor.stop()
+    assert scene.supervisor.state is EngineState.FAILED
+
+
+@in_loop
+async def test_an_owner_that_ends_without_a_word_before_it_is_ready_is_a_failed_start():
+    """C1."""
+    scene = Scene()
+    owner = await scene.begin(ready=False)
+    owner.end("killed by SIGSEGV")
+    with pytest.raises(StartFailed, match="the engine process ended: killed by SIGSEGV"):
+        await asyncio.wait_for(scene.supervisor.ready(), WAIT_S)
+
+
+@in_loop
+async def test_an_owner_that_cannot_be_launched_is_a_failed_start():
+    """C1: nobody waits for a start that will not come."""
+    scene = Scene(start_error=OSError("no more processes"))
+    with pytest.raises(StartFailed, match="could not be launched: no more processes"):
+        await asyncio.wait_for(scene.supervisor.start(), WAIT_S)
+    await asyncio.wait_for(scene.supervisor.stop(), WAIT_S)
+
+
+@in_loop
+async def test_a_launch_that_raises_is_a_failed_start():
+    """C1: such as a model folder that has gone."""
+
+    def launch() -> Any:
+        raise ModelError("the folder is gone")
+
+    supervisor = Supervisor(launch, Ear(), Patience(), Clock())
+    with pytest.raises(StartFailed, match="the folder is gone"):
+        await asyncio.wait_for(supervisor.start(), WAIT_S)
+    await asyncio.wait_for(supervisor.stop(), WAIT_S)
+    assert supervisor.pid is None
+
+
+@in_loop
+async def test_an_owner_that_is_not_ready_in_time_is_killed():
+    """C1, C4."""
+    scene = Scene()
+    scene.supervisor._patience = Patience(HANG_S, 5.0)
+    owner = await scene.begin(ready=False)
+    owner.say(Loading(stage="warming up"))
+    scene.clock.now += 5.1
+    with pytest.raises(StartFailed, match=r"not ready within 5 s \(warming up\)"):
+        await asyncio.wait_for(scene.supervisor.ready(), WAIT_S)
+    assert owner.kills == 1
+
+
+@in_loop
+async def test_a_slow_start_within_its_bound_is_no_hang():
+    """C4: loading has its own bound."""
+    scene = Scene()
+    owner = await scene.begin(ready=False)
+    scene.ear.owed = scene.clock.now
+    scene.clock.now += 99
+    scene.supervisor._changed.set()
+    await settle()
+    assert owner.kills == 0
+    await scene.supervisor.stop()
+
+
+# Restarting --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_an_owner_that_dies_is_replaced_and_what_ran_is_answered():
+    """B7, C4."""
+    scene = Scene()
+    owner = await scene.begin()
+    await settle()
+    owner.end("killed by SIGABRT")
+    await scene.reaches(EngineState.RESTARTING)
+    second = await scene.yard.next()
+    running, waiting = scene.ear.lost[0]
+    assert isinstance(running, EngineDied)
+    assert "killed by SIGABRT" in running.message
+    assert isinstance(waiting, EngineUnavailable)
+    assert waiting.retry_after_s == 1.0
+    assert "killed by SIGABRT" in scene.supervisor.reason
+    second.ready()
+    assert (scene.supervisor.state, scene.supervisor.reason, scene.supervisor.restarts) == (EngineState.READY, "", 1)
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_a_death_is_noticed_in_the_turn_in_which_it_is_told():
+    """B7: no wake-up is lost between two looks, however far they are apart."""
+    scene = Scene()
+    scene.supervisor._patience = Patience(1e6, 1e6)
+    for _ in range(20):
+        owner = await scene.begin() if not scene.yard.launched else await scene.yard.next()
+        owner.ready()
+        before = len(scene.ear.lost)
+        scene.supervisor._changed.set()
+        await asyncio.sleep(0)  # the supervisor is between its look and its wait
+        owner.end()
+        await settle(10)
+        assert len(scene.ear.lost) == before + 1
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_failed_is_the_end_of_taking_work_though_the_owner_is_still_unwinding():
+    """C4: not ready between the last word and the exit."""
+    scene = Scene()
+    owner = await scene.begin()
+    owner.say(Failed(code="engine_died", message="the device is lost"))
+    assert scene.supervisor.state is EngineState.RESTARTING
+    assert "the device is lost" in scene.ear.lost[0][0].message
+    await settle()
+    assert len(scene.yard.launched) == 1, "two owners at a time"
+    owner.end()
+    (await scene.yard.next()).ready()
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_an_owner_that_failed_and_does_not_end_is_killed():
+    """B7: a runner that hangs in its close."""
+    scene = Scene()
+    owner = await scene.begin()
+    owner.say(Failed(code="engine_died", message="lost"))
+    await settle()
+    assert owner.kills == 0
+    scene.clock.now += module.KILL_GRACE_S * 2
+    (await scene.yard.next()).ready()
+    assert owner.kills == 1
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_three_failed_restarts_in_a_row_are_the_end():
+    """B7: it says that it is dead."""
+    scene = Scene()
+    (await scene.begin()).end()
+    for i in range(module.MAX_FAILED_STARTS):
+        owner = await scene.yard.next()
+        owner.say(Failed(code="start_failed", message=f"reason {i}"))
+        owner.end()
+    assert await asyncio.wait_for(scene.supervisor.failed(), WAIT_S) == "reason 2"
+    running, waiting = scene.ear.lost[-1]
+    assert isinstance(running, EngineDied)
+    assert "for good" in waiting.message
+    with pytest.raises(StartFailed, match="reason 2"):
+        await scene.supervisor.ready()
+
+
+@in_loop
+async def test_a_start_that_succeeds_forgets_the_failed_ones_before():
+    scene = Scene()
+    (await scene.begin()).end()
+    for _ in range(3):
+        for _ in range(2):
+            (await scene.yard.next()).end()
+        owner = await scene.yard.next()
+        owner.ready()
+        await settle()
+        owner.end()
+    await scene.yard.next()
+    assert scene.supervisor.state is EngineState.RESTARTING
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_quick_deaths_are_backed_off_and_a_settled_life_starts_afresh(monkeypatch):
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    scene = Scene()
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    owner = await scene.begin()
+    for lived_s in (0.0, 0.0, 0.0, module.SETTLED_S + 1, 0.0):
+        scene.clock.now += lived_s
+        owner.end()
+        owner = await scene.yard.next()
+        owner.ready()
+    monkeypatch.undo()
+    assert waits == [0.0, 0.001, 0.002, 0.0, 0.0]
+    await scene.supervisor.stop()
+
+
+# Hanging -----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_hung_owner_is_killed_answered_for_and_replaced():
+    """C4: no step while work waits."""
+    scene = Scene()
+    owner = await scene.begin()
+    scene.ear.owed = scene.clock.now
+    scene.clock.now += HANG_S * 2
+    second = await scene.yard.next()
+    assert owner.kills == 1
+    assert "hung: no step for 0.1 s while work waits" in scene.ear.lost[0][0].message
+    scene.ear.owed = None
+    second.ready()
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_idle_is_not_hung_and_neither_is_a_step_just_told():
+    """C4."""
+    scene = Scene()
+    owner = await scene.begin()
+    scene.clock.now += 1e6
+    scene.supervisor._changed.set()
+    await settle()
+    scene.ear.owed = scene.clock.now - 1e5
+    owner.say(StepReport(step=1))
+    scene.supervisor._changed.set()
+    await settle()
+    assert (owner.kills, scene.ear.messages) == (0, [StepReport(step=1)])
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_a_hung_thread_is_the_end_and_later_words_change_nothing():
+    """C4, A1: a thread can't be killed, and a second owner beside it must not be."""
+    scene = Scene(killable=False, thread=True, polite=False)
+    owner = await scene.begin()
+    scene.ear.owed = scene.clock.now
+    scene.clock.now += HANG_S * 2
+    await scene.reaches(EngineState.RESTARTING)
+    assert isinstance(scene.ear.lost[0][0], EngineDied), "answered before the grace is over"
+    assert "runs on a thread, which can't be ended" in await asyncio.wait_for(scene.supervisor.failed(), WAIT_S)
+    owner.ready()
+    assert scene.supervisor.state is EngineState.FAILED
+    assert len(scene.yard.launched) == 1
+    await scene.supervisor.stop(0.01)
+
+
+@in_loop
+async def test_a_thread_that_unwinds_after_all_is_replaced():
+    scene = Scene(thread=True)
+    await scene.begin()
+    scene.ear.owed = scene.clock.now
+    scene.clock.now += HANG_S * 2
+    second = await scene.yard.next()
+    scene.ear.owed = None
+    second.ready()
+    assert scene.supervisor.state is EngineState.READY
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_a_process_that_survives_being_killed_is_the_end():
+    """Nothing waits without a bound (D2)."""
+    scene = Scene(killable=False, polite=False)
+    await scene.begin()
+    scene.ear.owed = scene.clock.now
+    scene.clock.now += HANG_S * 2
+    assert "its process does not end" in await asyncio.wait_for(scene.supervisor.failed(), WAIT_S)
+    await asyncio.wait_for(scene.supervisor.stop(0.01), WAIT_S)
+
+
+@in_loop
+async def test_an_owner_whose_words_cannot_be_taken_in_is_replaced():
+    """B7: the books of this side may be wrong now, so everyone is answered."""
+    scene = Scene()
+    owner = await scene.begin()
+    scene.ear.fault = KeyError("books")
+    owner.say(StepReport(step=1))
+    second = await scene.yard.next()
+    assert owner.kills == 1
+    assert "could not be taken in (KeyError: 'books')" in scene.ear.lost[0][0].message
+    second.ready()
+    await scene.supervisor.stop()
+
+
+# Stopping ----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_stop_answers_everyone_at_once_and_ends_the_owner():
+    """C3."""
+    scene = Scene()
+    owner = await scene.begin()
+    await asyncio.wait_for(scene.supervisor.stop(), WAIT_S)
+    assert [type(error) for error in scene.ear.lost[0]] == [ServerStopping, ServerStopping]
+    assert (owner.sent, owner.kills) == ([Stop()], 0)
+    assert scene.supervisor.state is EngineState.STOPPED
+
+
+@in_loop
+async def test_stops_may_be_repeated_and_overlap():
+    """C3."""
+    scene = Scene(polite=False)
+    owner = await scene.begin()
+    stops = [asyncio.create_task(scene.supervisor.stop(5.0)) for _ in range(3)]
+    await settle()
+    assert not any(stop.done() for stop in stops)
+    owner.end("stopped")
+    await asyncio.wait_for(asyncio.gather(*stops), WAIT_S)
+    await scene.supervisor.stop()
+    assert scene.supervisor.state is EngineState.STOPPED
+    assert len(scene.ear.lost) == 1
+
+
+@in_loop
+async def test_a_stop_that_is_cancelled_can_be_repeated():
+    scene = Scene(polite=False)
+    owner = await scene.begin()
+    stop = asyncio.create_task(scene.supervisor.stop(5.0))
+    await settle()
+    stop.cancel()
+    await asyncio.wait([stop])
+    assert scene.supervisor.state is EngineState.STOPPING
+    owner.end("stopped")
+    await asyncio.wait_for(scene.supervisor.stop(), WAIT_S)
+    assert scene.supervisor.state is EngineState.STOPPED
+
+
+@in_loop
+async def test_an_owner_that_ignores_the_stop_is_killed():
+    """C3."""
+    scene = Scene(polite=False)
+    owner = await scene.begin()
+    await asyncio.wait_for(scene.supervisor.stop(0.01), WAIT_S)
+    assert owner.kills == 1
+
+
+@in_loop
+async def test_a_stop_before_the_start_is_harmless():
+    scene = Scene()
+    await scene.supervisor.stop()
+    scene.supervisor.kill()
+    scene.supervisor.send(Stop())
+    assert scene.supervisor.state is EngineState.STOPPED
+
+
+@in_loop
+async def test_a_stop_wakes_who_waits_for_the_start():
+    """C3."""
+    scene = Scene()
+    start = asyncio.create_task(scene.supervisor.start())
+    await scene.yard.next()
+    await scene.supervisor.stop()
+    with pytest.raises(StartFailed, match="stopped before it was ready"):
+        await asyncio.wait_for(start, WAIT_S)
+
+
+@in_loop
+async def test_a_stop_while_an_owner_is_being_spawned_leaves_none():
+    """C3: it can't be sent to yet, so it is not waited for."""
+    scene = Scene(stuck=True)
+    owner = await scene.begin(ready=False)
+    await asyncio.wait_for(scene.supervisor.stop(60.0), WAIT_S)
+    assert owner.cancelled
+    assert owner.sent == []
+
+
+@in_loop
+async def test_a_stop_during_the_back_off_starts_no_other_owner(monkeypatch):
+    """C3."""
+    monkeypatch.setattr(module, "BACKOFF_S", (60.0,))
+    scene = Scene()
+    (await scene.begin()).end()
+    await scene.reaches(EngineState.RESTARTING)
+    await settle()
+    await asyncio.wait_for(scene.supervisor.stop(60.0), WAIT_S)
+    assert (len(scene.yard.launched), scene.supervisor.state) == (1, EngineState.STOPPED)
+
+
+@in_loop
+async def test_a_back_off_that_is_over_while_the_engine_stops_starts_no_other_owner():
+    """C3: else that owner would live on with nobody to end it."""
+    scene = Scene(polite=False)
+    owner = await scene.begin()
+    await settle()
+    owner.end()
+    for _ in range(200):
+        if scene.supervisor.restarts:
+            break
+        await asyncio.sleep(0)
+    assert len(scene.yard.launched) == 1
+    scene.supervisor._become(EngineState.STOPPING)
+    assert scene.supervisor._task is not None
+    await asyncio.wait_for(scene.supervisor._task, WAIT_S)
+    assert len(scene.yard.launched) == 1
+
+
+@in_loop
+async def test_an_owner_that_becomes_ready_or_fails_while_it_is_stopped_stays_stopped():
+    """C4."""
+    scene = Scene(polite=False)
+    owner = await scene.begin(ready=False)
+    stop = asyncio.create_task(scene.supervisor.stop(5.0))
+    await settle()
+    owner.ready()
+    owner.say(Failed(code="x", message="y"))
+    assert scene.supervisor.state is EngineState.STOPPING
+    scene.clock.now += 1e6
+    scene.supervisor._changed.set()
+    await settle()
+    assert owner.kills == 0, "only the stop's own grace counts now"
+    owner.end()
+    await asyncio.wait_for(stop, WAIT_S)
+    owner.say(Ready(capabilities=CAN, pid=1))
+    assert scene.supervisor.state is EngineState.STOPPED
+    assert scene.ear.ready == []
+
+
+@in_loop
+async def test_kill_ends_the_owner_at_once():
+    """C3: the second signal."""
+    scene = Scene()
+    owner = await scene.begin()
+    scene.supervisor.kill()
+    assert owner.kills == 1
+    await scene.supervisor.stop()
