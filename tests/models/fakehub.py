@@ -13,7 +13,8 @@ COMMIT = "a" * 40
 
 
 class FakeHub(ThreadingHTTPServer):
-    """`requests` are (method, path, Range header). With `cut` set, a file larger than it breaks off there once."""
+    """`requests` are (method, path, Range header). With `cut` set, a file larger than it breaks off there once; with
+    `status` set, that (and `error_code`) is the answer to everything."""
 
     daemon_threads = True
 
@@ -23,6 +24,7 @@ class FakeHub(ThreadingHTTPServer):
         self.files = files
         self.cut = cut
         self.status = 0
+        self.error_code = ""
         self.requests: list[tuple[str, str, str | None]] = []
 
     @property
@@ -62,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.server, unquote(urlsplit(self.path).path)
         hub.requests.append((self.command, path, self.headers.get("Range")))
         if hub.status:
-            self._send(hub.status, b"{}", {}, body)
+            self._send(hub.status, b"{}", {"X-Error-Code": hub.error_code} if hub.error_code else {}, body)
         elif path.startswith(f"/{hub.model}/resolve/{COMMIT}/"):
             self._file(path.rsplit(f"{COMMIT}/", 1)[1], body)
         elif path.startswith(f"/api/models/{hub.model}/tree/"):

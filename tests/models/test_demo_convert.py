@@ -141,6 +141,11 @@ def user(content: object) -> dict[str, object]:
     return {"role": "user", "content": content}
 
 
+def test_its_defaults_leave_greedy_decoding_as_it_is(converted: Path) -> None:
+    """A temperature of 0 from a client must mean mlx-lm's plain greedy text: no penalty comes with the model."""
+    assert FolderFacts.read(converted).default_sampling() == {"temperature": 0.2}
+
+
 def test_a_chat_is_a_dialogue_in_plain_text_with_one_bos() -> None:
     messages = [user("Hi"), {"role": "assistant", "content": "Hello\n"}, user(" Bye \n")]
     assert rendered(messages) == "<bos>User: Hi\nAssistant: Hello\nUser: Bye\nAssistant:"

@@ -95,6 +95,13 @@ def test_an_unknown_model_and_an_unknown_revision_are_told_apart(tmp_path: Path)
             hub.download(MODEL, silent, revision="v9", cache_dir=tmp_path / "hub", endpoint=fake.url)
 
 
+def test_a_gated_model_says_how_to_get_it(tmp_path: Path) -> None:
+    with FakeHub(MODEL, files(tmp_path)) as fake:
+        fake.status, fake.error_code = 403, "GatedRepo"
+        with pytest.raises(ModelError, match=r"owner/tiny is gated: accept its terms on the hub.*hf auth login"):
+            hub.download(MODEL, silent, cache_dir=tmp_path / "hub", endpoint=fake.url)
+
+
 def test_a_hub_in_trouble_is_one_clear_line(tmp_path: Path) -> None:
     with FakeHub(MODEL, files(tmp_path)) as fake:
         fake.status = 418

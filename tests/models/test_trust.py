@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,10 +101,29 @@ def test_what_is_missing_or_torn_is_named(folder: Path, name: str, text: str | N
     assert says in refusal(folder)
 
 
-def test_half_a_weight_file_is_found(folder: Path) -> None:
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.25, 0.5, 0.99])
+def test_a_part_of_a_weight_file_is_found(folder: Path, share: float) -> None:
     whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    assert "is torn" in refusal(folder)
+    (folder / "model.safetensors").write_bytes(whole[: int(share * len(whole))])
+    assert "torn" in refusal(folder)
+
+
+def test_the_last_byte_is_missed(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-1])
+    assert "ends 1 bytes after the file; download it again" in refusal(folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+
+    def denied(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "tokenizer.json":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert "tokenizer.json: Permission denied" in refusal(folder)
 
 
 def test_a_model_in_another_layout_is_named(folder: Path) -> None:

@@ -120,9 +120,12 @@ def _check_tokenizer(folder: Path) -> None:
     if not path.is_file():
         hint = ", only tokenizer.model" if (folder / "tokenizer.model").is_file() else ""
         raise ModelError(f"{folder} has no tokenizer.json{hint}: use a model that ships one")
-    with path.open("rb") as file:
-        head = file.read(1)
-        file.seek(-min(64, path.stat().st_size), 2)
-        tail = file.read().rstrip()
+    try:
+        with path.open("rb") as file:
+            head = file.read(1)
+            file.seek(-min(64, path.stat().st_size), 2)
+            tail = file.read().rstrip()
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}") from error
     if head != b"{" or not tail.endswith(b"}"):
         raise ModelError(f"{path} is torn: download it again")
