@@ -117,7 +117,7 @@ def test_without_arguments_the_help_is_shown() -> None:
 def test_help_imports_nothing_heavy() -> None:
     heavy = ("mlx", "mlx_lm", "fastapi", "starlette", "uvicorn", "transformers", "tokenizers", "numpy")
     code = (
-        "import sys; sys.argv = ['treadle', 'serve', '--help']\n"
+        "import os, sys; sys.argv = ['treadle', 'serve', '--help']; os._exit = sys.exit\n"
         "from treadle.cli import main\n"
         "try: main()\n"
         f"finally: print('LOADED', sorted(set({heavy!r}) & set(sys.modules)))\n"

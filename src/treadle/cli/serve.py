@@ -71,9 +71,6 @@ class Announcer:
             f"  curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", markup=False
         )
 
-    def restarting(self, reason: str) -> None:
-        self._console.print(f"[bold yellow]The engine is restarted[/]: {escape(reason)}")
-
     def draining(self, running: int, drain_s: float) -> None:
         self._console.print(f"Shutting down: {running} running, up to {drain_s:g} s (again to end at once)")
 
