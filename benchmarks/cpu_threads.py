@@ -4,8 +4,9 @@
 
 One step is a chain of float32 products in the demo model's shapes (18 layers of 640 to 2048 and back, a head of 65,536
 rows), for M rows at once. Beside it runs nothing, an event loop that works 30 % of the time (the front of a busy
-server, in its own process), or a process that never rests. Times are medians; the ratio is to the first number of
-threads. The cores that all others used meanwhile are shown: where nothing ran beside it, that must be near 0.
+server, in its own process), or one or two processes that never rest. Times are a step's median and its longest; the
+ratio is between medians, to the first number of threads. The cores that all others used meanwhile are shown: where
+nothing ran beside it, that must be near 0.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from treadle.runner import blas
 from treadle.runner.threads import machine_busy_s
 
 LAYERS, HIDDEN, INTERMEDIATE, HEAD = 18, 640, 2048, 65_536
+ROWS = (1, 8, 64)
 ROUNDS = 6
 
 # Both end with their standard input, so that nothing outlives this program.
@@ -39,31 +41,36 @@ async def serve():
 asyncio.run(serve())
 """
 BUSY = "while True:\n    sum(range(1000))\n"
-BESIDE = {"nothing": "", "event loop at 30 %": EVENT_LOOP, "busy process": BUSY}
+BESIDE: dict[str, list[str]] = {
+    "nothing": [],
+    "event loop at 30 %": [EVENT_LOOP],
+    "busy process": [BUSY],
+    "two busy processes": [BUSY, BUSY],
+}
 
 
 @dataclass
 class Line:
-    """What one neighbour did to a step: `others` are the cores that all others used; medians in milliseconds."""
+    """What one neighbour did to a step: `others` are the cores that all others used; median and longest, in ms."""
 
     others: float
     step_ms: dict[int, float]
+    longest_ms: dict[int, float]
     rows: int = 0
     beside: str = ""
 
 
 @contextlib.contextmanager
-def beside(code: str) -> Iterator[None]:
-    """Run `code` in a process of its own meanwhile."""
-    if not code:
+def beside(codes: list[str]) -> Iterator[None]:
+    """Run each of `codes` in a process of its own meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for code in codes:
+            process = subprocess.Popen([sys.executable, "-c", ENDING + code], stdin=subprocess.PIPE)
+            stack.enter_context(process)
+            stack.callback(process.communicate, timeout=10)
+        if codes:
+            time.sleep(0.5)  # they start up
         yield
-        return
-    with subprocess.Popen([sys.executable, "-c", ENDING + code], stdin=subprocess.PIPE) as process:
-        try:
-            time.sleep(0.5)  # it starts up
-            yield
-        finally:
-            process.communicate(timeout=10)
 
 
 def chain(rows: int) -> Callable[[], None]:
@@ -103,16 +110,17 @@ def measure(step: Callable[[], None], counts: list[int], seconds: float, set_thr
                 step()
                 times[count].append(1000 * (time.perf_counter() - start))
     cores = (others_cpu_s() - others) / (time.perf_counter() - began)
-    return Line(round(cores, 2), {count: statistics.median(found) for count, found in times.items()})
+    medians = {count: statistics.median(found) for count, found in times.items()}
+    return Line(round(cores, 2), medians, {count: max(found) for count, found in times.items()})
 
 
 def table(counts: list[int], seconds: float, set_threads: Callable[[int], None]) -> list[Line]:
     """One line for each number of rows and neighbour."""
     lines = []
-    for rows in (1, 8):
+    for rows in ROWS:
         step = chain(rows)
-        for name, code in BESIDE.items():
-            with beside(code):
+        for name, codes in BESIDE.items():
+            with beside(codes):
                 line = measure(step, counts, seconds, set_threads)
             lines.append(replace(line, rows=rows, beside=name))
     return lines
@@ -120,7 +128,10 @@ def table(counts: list[int], seconds: float, set_threads: Callable[[int], None])
 
 def shown(line: Line, counts: list[int]) -> str:
     base = line.step_ms[counts[0]]
-    cells = [f"{line.step_ms[count]:8.1f} ms ({base / line.step_ms[count]:4.2f}x)" for count in counts]
+    cells = [
+        f"{line.step_ms[count]:7.1f} max {line.longest_ms[count]:6.0f} ms ({base / line.step_ms[count]:4.2f}x)"
+        for count in counts
+    ]
     return f"M={line.rows:<2} {line.beside:19} {line.others:5.2f} cores  " + "  ".join(cells)
 
 
