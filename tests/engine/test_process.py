@@ -23,7 +23,9 @@ from tests.support.owners import settle
 from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
 from treadle.engine import process as process_module
 from treadle.engine import supervisor as supervisor_module
+from treadle.engine.child import Channel, transmit
 from treadle.engine.client import Admission, EngineClient
+from treadle.engine.outbox import Outbox
 from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
 from treadle.engine.supervisor import Patience
 from treadle.engine.wire import HEADER, frame, from_owner
@@ -240,6 +242,19 @@ async def test_a_spawn_that_fails_leaves_nothing_open(monkeypatch):
 
 
 @in_loop
+async def test_a_process_that_cannot_be_made_is_told(monkeypatch):
+    """C1."""
+
+    async def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(process_module.asyncio, "create_subprocess_exec", refuse)
+    async with engine() as client:
+        with pytest.raises(StartFailed, match="no more processes"):
+            await start(client)
+
+
+@in_loop
 async def test_a_stop_while_the_child_is_spawned_or_builds_ends_it():
     """C3."""
     async with engine(hang_in="build") as client:
@@ -357,6 +372,25 @@ def test_an_orphan_whose_owner_is_stuck_is_ended_by_its_receiver(where):
         child.wait_error(b"hanging in a step")
     child.close()
     assert child.code() == 4
+
+
+def test_a_parent_that_dies_with_words_unread_ends_the_child_too():
+    """Its end is a reset connection then, not an end of file."""
+    child = Bare(x=1)
+    assert child.sock.recv(1, socket.MSG_PEEK)
+    child.stream.close()
+    child.sock.close()
+    assert child.code() == 0
+
+
+def test_what_is_said_to_a_parent_that_has_gone_is_dropped():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        channel, outbox = Channel(ours), Outbox()
+        outbox.put(Loading(stage="x"))
+        transmit(channel, outbox)
+        channel._stream.close()
 
 
 def test_a_parent_that_dies_before_its_first_word_ends_the_child():

@@ -181,11 +181,11 @@ class EngineClient:
     # What the engine says ------------------------------------------------------------------------------------------
 
     def on_message(self, message: FromOwner) -> None:
-        match message:
-            case StepReport():
-                self._on_step(message)
-            case JobDone():
-                self.jobs.done(message)
+        if isinstance(message, StepReport):
+            self._on_step(message)
+        else:
+            assert isinstance(message, JobDone)
+            self.jobs.done(message)
         if self.work_since() is None:
             self._owed = None
 

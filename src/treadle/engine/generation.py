@@ -121,8 +121,8 @@ class Generation:
 
     def expired(self, retry_after_s: float) -> None:
         """Its wait is over: say when to come again."""
-        if self._error is not None:
-            self._error.retry_after_s = retry_after_s
+        assert self._error is not None
+        self._error.retry_after_s = retry_after_s
 
     def _end(self, finish: Finish) -> None:
         self.ended = True
@@ -161,5 +161,5 @@ def _error_of(finish: Finish) -> TreadleError | None:
             return ServerStopping("the server is stopping")
         case FinishReason.CANCELLED:
             return RequestCancelled("the request was cancelled")
-        case FinishReason.ERROR:
+        case _:
             return from_code(finish.code, finish.message)

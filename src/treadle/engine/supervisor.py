@@ -16,9 +16,10 @@ not ready within `start_timeout_s`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -202,7 +203,9 @@ class Supervisor:
 
     async def _tick(self) -> None:
         """Wait for a change, or until it is time to look at the owner's heartbeat again."""
-        await _within(self._change(), min(1.0, self._patience.hang_after_s / 4))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(1.0, self._patience.hang_after_s / 4)):
+                await self._change()
 
     def _overdue(self, began: float) -> str:
         """Why this owner must be put down now; empty while it need not."""
@@ -227,15 +230,15 @@ class Supervisor:
         assert self._owner is not None
         killed = self._owner.kill()
         self._lost()
-        if not await _within(self._owner.ended(), KILL_GRACE_S):
+        if not await _ends(self._owner, KILL_GRACE_S):
             where = "its process does not end" if killed else "it runs on a thread, which can't be ended"
             self._fail(f"{why}; {where}: restart the server")
 
     async def _gone(self, grace_s: float) -> None:
         """Wait for the owner's end, and kill it when that takes too long."""
         assert self._owner is not None
-        if not await _within(self._owner.ended(), grace_s) and self._owner.kill():
-            await _within(self._owner.ended(), KILL_GRACE_S)
+        if not await _ends(self._owner, grace_s) and self._owner.kill():
+            await _ends(self._owner, KILL_GRACE_S)
 
     # What the owner says -------------------------------------------------------------------------------------------
 
@@ -303,11 +306,11 @@ class Supervisor:
         await changed.wait()
 
 
-async def _within(work: Awaitable[None], seconds: float) -> bool:
-    """Whether `work` ended within `seconds`; it is cancelled otherwise."""
+async def _ends(owner: OwnerHandle, within_s: float) -> bool:
+    """Whether `owner` ends within `within_s` seconds."""
+    ended = asyncio.ensure_future(owner.ended())
     try:
-        async with asyncio.timeout(seconds):
-            await work
-    except TimeoutError:
-        return False
-    return True
+        await asyncio.wait((ended,), timeout=within_s)
+        return ended.done()
+    finally:
+        ended.cancel()
