@@ -5,7 +5,8 @@ never because a client left. Nobody waits here: `enter` and `correct` admit or r
 `/v1/status` shows (D3).
 
 `Retry-After` is when a place is expected to come free: departures have a measured rate, and each client that was
-turned away is promised the next free place after those promised before it, within one turnover of all places.
+turned away is promised the next free place after those promised before it, within one turnover of all places. Only
+departures from full slots count, as the others say how often clients come and not how fast they are served.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 FIRST_GUESS_S = 1.0
 LONGEST_PROMISE_S = 600.0
 DEPARTURES = 64
+ENOUGH_DEPARTURES = 8
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,13 @@ class Gate:
         self._tokens = 0
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
         self._service_s = 0.0
+        self._busy_since = 0.0
         self._promised = 0.0
         self._books = _Books()
 
     def open_(self, limits: GateLimits) -> None:
         self.limits = limits
+        self._departures = deque(self._departures, maxlen=max(DEPARTURES, 2 * limits.places))
         self._closed = None
 
     def close(self, error: TreadleError) -> None:
@@ -92,6 +96,8 @@ class Gate:
             raise self._busy("queue_full", now)
         if self.limits.tokens and self._tokens + tokens > self.limits.tokens:
             raise self._busy("tokens", now)
+        if not self._rows:
+            self._busy_since = now
         self._rows += rows
         self._tokens += tokens
         self._books.accepted += rows
@@ -124,6 +130,7 @@ class Gate:
 
     def leave(self, visit: Visit, outcome: str, now: float) -> None:
         """One row of `visit` has ended: its place and its part of the tokens are free."""
+        full = self._rows >= self.limits.running
         part = visit.tokens // visit.rows
         visit.rows -= 1
         visit.tokens -= part
@@ -133,7 +140,10 @@ class Gate:
         if outcome == "expired":
             self._books.refused["wait_over"] += 1
         elif outcome != "unused":
-            self._departures.append(now)
+            if full:
+                self._departures.append(now)
+            else:
+                self._departures.clear()
             service_s = now - visit.entered
             self._service_s = service_s if not self._service_s else 0.8 * self._service_s + 0.2 * service_s
 
@@ -142,18 +152,29 @@ class Gate:
     def retry_after_s(self, now: float) -> float:
         """When the next place that is not yet promised is expected to be free, in seconds from now; promises it."""
         pace = self._seconds_per_departure(now)
+        soonest = self._soonest_s(now)
         turnover = min(pace * self.limits.places, LONGEST_PROMISE_S)
-        self._promised = min(max(self._promised, now) + pace, now + max(turnover, pace))
+        self._promised = min(max(self._promised, now + soonest) + pace, now + max(turnover, soonest + pace))
         return self._promised - now
 
     def _seconds_per_departure(self, now: float) -> float:
-        if len(self._departures) >= 2:
-            window = self._departures[-1] - self._departures[0]
-            pace = window / (len(self._departures) - 1)
-            return max(pace, min(now - self._departures[-1], self._service_s) / 2)
-        if self._service_s:
-            return self._service_s / max(1, min(self.limits.running, self._rows))
-        return FIRST_GUESS_S
+        rows = max(1, self._rows)
+        count = len(self._departures)
+        if count > min(self.limits.running, ENOUGH_DEPARTURES):
+            first, last = self._departures[0], self._departures[-1]
+            return max((last - first) / (count - 1), (now - first) / count, self._service_s / rows / 2)
+        return (self._service_s or self._guess_s(now)) / min(self.limits.running, rows)
+
+    def _soonest_s(self, now: float) -> float:
+        """What has to pass before the first place: nothing, unless none has come free for longer than it should."""
+        if not self._service_s:
+            return self._guess_s(now)
+        last = self._departures[-1] if self._departures else now
+        return max(0.0, now - last - self._service_s)
+
+    def _guess_s(self, now: float) -> float:
+        """How long a row may take, while none has ended: as long again as they have taken so far."""
+        return max(FIRST_GUESS_S, now - self._busy_since)
 
     # What it says of itself ----------------------------------------------------------------------------------------
 

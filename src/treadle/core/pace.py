@@ -5,7 +5,8 @@ while no more rows prefill than decode, so that running rows keep 1 / (1 + LEAST
 prompt; where more wait than run, as at the start of a burst, it grows with their ratio up to MOST_SHARE, and a step is
 at most twice a plain decode step. Where nothing decodes, a chunk is bounded by `CHUNK_S` alone, which bounds how long a
 cancel or a newcomer waits. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner
-measured.
+measured. Where the overhead alone is about a decode step, as a pass over the weights is on an accelerator, a chunk
+takes as many tokens as hardly cost more than it, and what it costs beyond its credit is paid back before the next.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ CHUNK_CEILING = 0.75  # of a decode step, for one chunk at LEAST_SHARE
 CHUNK_S = 0.2
 MIN_CHUNK = 16
 FIRST_CHUNK = 64
+OVER_OVERHEAD = 1.15  # a chunk may cost this many overheads, also where that is over the ceiling
+SAVINGS = 1.5  # in decode steps, the most credit that is kept
+DEBT = 3.0  # in decode steps, the most that is paid back: one slow pass does not hold prefill up for long
 FORGET = 0.9  # weight of the past against each new measurement
+FORGET_FAST = 0.3  # the same, where the past said several times too much
+MOST_OVERHEAD = 0.95  # of the mean chunk: no token is free
+OUTLIER = 4.0  # a measurement counts for at most this much of what was expected
 
 
 class ChunkCost:
@@ -24,35 +31,50 @@ class ChunkCost:
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._overhead = 0.0
+        self._tried = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        self._weight = self._weight * FORGET + 1
-        self._x = self._x * FORGET + tokens
-        self._y = self._y * FORGET + seconds
-        self._xx = self._xx * FORGET + tokens * tokens
-        self._xy = self._xy * FORGET + tokens * seconds
+        keep = FORGET
+        if self.known:
+            expected = max(self.seconds(tokens), self._y / self._weight)
+            seconds = min(seconds, OUTLIER * expected)
+            if OUTLIER * seconds < self.seconds(tokens):
+                keep = FORGET_FAST
+        self._tried = max(float(tokens), self._tried * FORGET)
+        self._weight = self._weight * keep + 1
+        self._x = self._x * keep + tokens
+        self._y = self._y * keep + seconds
+        self._xx = self._xx * keep + tokens * tokens
+        self._xy = self._xy * keep + tokens * seconds
+        self._fit()
 
     @property
     def known(self) -> bool:
         return self._y > 0
 
-    def line(self) -> tuple[float, float]:
-        """(overhead in seconds, seconds per token), neither negative; proportional where sizes hardly differ."""
+    def _fit(self) -> None:
+        """Sizes that hardly differ tell nothing of the overhead: it stays what it was found to be."""
         spread = self._weight * self._xx - self._x * self._x
         if spread > 0.01 * self._xx * self._weight:
             per_token = (self._weight * self._xy - self._x * self._y) / spread
-            overhead = (self._y - per_token * self._x) / self._weight
-            if per_token > 0 and overhead >= 0:
-                return overhead, per_token
-        return 0.0, self._y / self._x
+            if per_token > 0:
+                self._overhead = max(0.0, (self._y - per_token * self._x) / self._weight)
+
+    def line(self) -> tuple[float, float]:
+        """(overhead in seconds, seconds per token): the first not negative, the second positive."""
+        mean = self._y / self._weight
+        overhead = min(self._overhead, MOST_OVERHEAD * mean)
+        return overhead, (mean - overhead) * self._weight / self._x
 
     def seconds(self, tokens: int) -> float:
         overhead, per_token = self.line()
         return overhead + per_token * tokens
 
     def tokens(self, seconds: float) -> int:
+        """How many tokens `seconds` pay for; at most twice as many as were tried of late, as the line may mislead."""
         overhead, per_token = self.line()
-        return int(max(0.0, seconds - overhead) / per_token)
+        return int(min(max(0.0, seconds - overhead) / per_token, 2 * self._tried))
 
 
 class PrefillPace:
@@ -64,10 +86,12 @@ class PrefillPace:
         self._decode_s = 0.0
         self._credit_s = 0.0
         self._share = LEAST_SHARE
+        self._beside = False
 
     def budget(self, *, prefilling: int, decoding: int) -> int:
         """Prompt tokens that the next step may compute for `prefilling` rows beside `decoding` ones; 0 while those are
         still owed time."""
+        self._beside = decoding > 0
         if not self._cost.known:
             return min(self.max_tokens, FIRST_CHUNK)
         if not decoding or self._decode_s == 0:
@@ -85,14 +109,16 @@ class PrefillPace:
         if decode_s > 0:
             self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
             self._credit_s += self._share * decode_s
-            self._credit_s = max(min(self._credit_s, self._ceiling_s), -self._decode_s)
+        most = SAVINGS * self._decode_s
+        if self._beside and decode_s > 0:
+            self._credit_s = max(min(self._credit_s, most), -DEBT * self._decode_s)
         else:
-            self._credit_s = self._ceiling_s
+            self._credit_s = most  # nobody had to wait for that chunk
 
     def _target_s(self) -> float:
         """A chunk's time beside decoding rows: one step's earnings, or more where the overhead would eat them."""
         overhead, _ = self._cost.line()
-        return min(max(self._share * self._decode_s, 3 * overhead), self._ceiling_s)
+        return max(min(max(self._share * self._decode_s, 3 * overhead), self._ceiling_s), OVER_OVERHEAD * overhead)
 
     @property
     def _ceiling_s(self) -> float:
@@ -111,15 +137,28 @@ def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[i
     finish its prompt, if others get more: a pass over the model for a few tokens costs as much as one for many.
     """
     shares = [0] * len(remaining)
-    left = budget
+    left, least = budget, quantum
     while left > 0:
         open_ = [i for i, need in enumerate(remaining) if need > shares[i]]
         if not open_:
             break
-        part = max(quantum, left // len(open_))
+        part = max(least, left // len(open_))
         for i in open_:
             extra = min(part, remaining[i] - shares[i], left)
             shares[i] += extra
             left -= extra
-    enough = [got >= min(quantum, need) for got, need in zip(shares, remaining, strict=True)]
-    return [got if fits or not any(enough) else 0 for got, fits in zip(shares, enough, strict=True)]
+        least = 1
+    return _without_crumbs(shares, remaining, quantum)
+
+
+def _without_crumbs(shares: list[int], remaining: list[int], quantum: int) -> list[int]:
+    """`shares` with the part that is too small given to the first who can use it. At most one is: the last served."""
+    small = [i for i, got in enumerate(shares) if 0 < got < min(quantum, remaining[i])]
+    if not small or sum(map(bool, shares)) == 1:
+        return shares
+    crumb, shares[small[0]] = shares[small[0]], 0
+    for i, need in enumerate(remaining):
+        extra = min(crumb, need - shares[i]) if shares[i] else 0
+        shares[i] += extra
+        crumb -= extra
+    return shares

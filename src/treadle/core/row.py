@@ -22,7 +22,6 @@ class Row:
     turn: int = 0  # when it last got prefill time, or came: the longest ago is served first
     joined: bool = False  # the runner has it
     suspect: bool = False  # was in a step that raised, and has not been cleared since
-    rewinds: int = 0
 
     @property
     def id(self) -> str:
@@ -72,4 +71,3 @@ class Row:
         self.on(Event.REWIND)
         self.cached = 0
         self.joined = False
-        self.rewinds += 1

@@ -36,7 +36,6 @@ from .states import Event, State
 
 EARLY_CANCEL_S = 30.0
 REMEMBERED_IDS = 4096
-MAX_REWINDS = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Scheduler:
         self._release: list[str] = []
         self._early: OrderedDict[str, tuple[float, CancelReason]] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._outputs: dict[str, _Pending] = {}
+        self._outputs: dict[Row, _Pending] = {}
         self._pace = PrefillPace(limits.prefill_tokens)
         self._reserved = 0
         self._order = 0
@@ -137,9 +136,9 @@ class Scheduler:
         """`plan` raised: fail the row that is to blame, or put its rows back and find out which one is (B7)."""
         self._counts.recovered_steps += 1
         rows = [self._running[i] for i in _row_ids(plan) if i in self._running]
-        guilty = [row for row in rows if row.suspect] or (rows if len(rows) == 1 else [])
+        guilty = [row for row in rows if row.suspect]
         for row in rows:
-            if row in guilty or row.rewinds >= MAX_REWINDS:
+            if row in guilty:
                 self._end(row, _error("engine_step_failed", f"the step failed on this request: {message}"))
             else:
                 row.rewind()
@@ -149,7 +148,7 @@ class Scheduler:
 
     def flush(self) -> tuple[Output, ...]:
         """Everything there is to tell since the last call."""
-        outputs = tuple(pending.output(id_) for id_, pending in self._outputs.items())
+        outputs = tuple(pending.output(row.id) for row, pending in self._outputs.items())
         self._outputs = {}
         return outputs
 
@@ -213,7 +212,7 @@ class Scheduler:
     def _start(self, row: Row, now: float) -> None:
         row.on(Event.ADMIT)
         row.admitted = now
-        row.turn = self._turn
+        row.turn = self._turn - 1  # behind nobody who is served in this step
         self._running[row.id] = row
         self._reserved += row.reserved
         self._group(row).started = True
@@ -221,7 +220,10 @@ class Scheduler:
         pending.admitted, pending.wait_s = True, now - row.arrived
 
     def _expire_waiting(self, now: float) -> None:
-        """End the waits that are over, except those of a request that has begun: it may not turn into an error (D2)."""
+        """End the waits that are over, except those of a request that has begun: it may not turn into an error (D2).
+
+        What ended while it waited leaves the queue here.
+        """
         over = [
             row
             for _, _, row in self._waiting
@@ -229,7 +231,7 @@ class Scheduler:
         ]
         for row in over:
             self._end(row, Finish(reason=FinishReason.EXPIRED, code="text_generation_busy"))
-        if over:
+        if any(not row.live for _, _, row in self._waiting):
             self._waiting = [entry for entry in self._waiting if entry[2].live]
             heapq.heapify(self._waiting)
 
@@ -264,9 +266,11 @@ class Scheduler:
 
     def _gain(self, row: Row, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         row.suspect = False
+        out = self._pending(row)
         if row.state is State.PREFILL:
             row.on(Event.PROMPT_DONE)
-        out = self._pending(row)
+            self._counts.prompt_tokens += 1  # the last one went in as a decode row
+            out.prompt_done = len(row.request.prompt)
         for i, token in enumerate(tokens):
             finish = row.take(token)
             row.cached += 1
@@ -303,7 +307,7 @@ class Scheduler:
         return self._groups.setdefault(_group_key(row), _Group())
 
     def _pending(self, row: Row) -> _Pending:
-        return self._outputs.setdefault(row.id, _Pending())
+        return self._outputs.setdefault(row, _Pending())
 
 
 @dataclass(slots=True)
@@ -333,7 +337,7 @@ class _Counts:
                 self.cancelled += 1
             case FinishReason.EXPIRED:
                 self.expired += 1
-            case FinishReason.ERROR:
+            case _:
                 self.failed += 1
 
 

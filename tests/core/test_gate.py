@@ -1,0 +1,254 @@
+"""The door: it admits or refuses at once, its books are exact, and it says when to come again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from treadle.core.gate import FIRST_GUESS_S, LONGEST_PROMISE_S, WAIT_BUCKETS_S, Gate, GateLimits, Visit
+from treadle.errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
+
+
+def gate(running: int = 2, waiting: int = 1, tokens: int = 0) -> Gate:
+    limits = GateLimits(running, waiting, max_wait_s=4.0, tokens=tokens)
+    it = Gate(limits, EngineUnavailable("loading", retry_after_s=2.0))
+    it.open_(limits)
+    return it
+
+
+def enter(it: Gate, rows: int = 1, tokens: int = 10, now: float = 0.0) -> Visit:
+    return it.enter(rows=rows, tokens=tokens, now=now)
+
+
+# Coming and going
+
+
+def test_it_is_closed_until_it_is_opened() -> None:
+    """C1"""
+    it = Gate(GateLimits(1, 1, 4.0), EngineUnavailable("loading", retry_after_s=2.0))
+    with pytest.raises(EngineUnavailable, match="loading") as refusal:
+        enter(it)
+    assert refusal.value.retry_after_s == 2.0
+    assert it.rows == 0
+    it.open_(GateLimits(1, 1, 4.0))
+    it.check_open()
+    enter(it)
+
+
+def test_closing_refuses_with_the_error_given_and_lets_those_inside_leave() -> None:
+    """C3"""
+    it = gate()
+    visit = enter(it)
+    it.close(ServerStopping("going down", retry_after_s=5.0))
+    for ask in (lambda: enter(it), it.check_open):
+        with pytest.raises(ServerStopping, match="going down") as refusal:
+            ask()
+        assert refusal.value.retry_after_s == 5.0
+    it.leave(visit, "stop", 1.0)
+    assert it.rows == 0
+    assert it.statistics()["refused"] == {"server_stopping": 2}
+
+
+def test_each_refusal_is_an_error_of_its_own() -> None:
+    closing = EngineUnavailable("loading")
+    it = Gate(GateLimits(1, 1, 4.0), closing)
+    with pytest.raises(EngineUnavailable) as refusal:
+        enter(it)
+    assert refusal.value is not closing
+
+
+def test_running_and_waiting_places_are_taken_and_then_it_is_busy_at_once() -> None:
+    """D1, D2"""
+    it = gate(running=2, waiting=1)
+    for _ in range(3):
+        enter(it)
+    with pytest.raises(Busy, match="every slot and every place in the queue is taken; try again in about") as refusal:
+        enter(it)
+    assert refusal.value.code == "text_generation_busy"
+    assert refusal.value.retry_after_s == pytest.approx(FIRST_GUESS_S, rel=0.6)
+    assert it.rows == 3
+
+
+def test_no_waiting_places_refuse_all_that_can_not_run() -> None:
+    it = gate(running=1, waiting=0)
+    enter(it)
+    with pytest.raises(Busy):
+        enter(it)
+
+
+def test_rows_are_counted_not_requests() -> None:
+    it = gate(running=2, waiting=2)
+    enter(it, rows=3)
+    with pytest.raises(Busy):
+        enter(it, rows=2)
+    enter(it, rows=1)
+    assert it.rows == 4
+
+
+def test_more_rows_than_places_can_never_fit() -> None:
+    it = gate(running=2, waiting=1)
+    with pytest.raises(InvalidRequest, match=r"asks for 4 sequences .* holds 3 \(2 running and 1 waiting\)") as refusal:
+        enter(it, rows=4)
+    assert refusal.value.param == "n"
+    assert it.statistics()["refused"] == {"too_many_rows": 1}
+
+
+def test_tokens_are_reserved_and_given_back() -> None:
+    it = gate(running=10, tokens=100)
+    visit = enter(it, tokens=60)
+    with pytest.raises(Busy, match="tokens of the requests at work leave no room"):
+        enter(it, tokens=41)
+    enter(it, tokens=40)
+    assert it.tokens == 100
+    it.leave(visit, "stop", 1.0)
+    assert it.tokens == 40
+    assert it.statistics()["refused"] == {"tokens": 1}
+
+
+def test_an_estimate_above_the_limit_is_taken_as_the_limit() -> None:
+    it = gate(tokens=100)
+    visit = enter(it, tokens=5000)
+    assert visit.tokens == 100
+    it.correct(visit, tokens=70, now=0.0)
+    assert it.tokens == 70
+
+
+def test_rows_of_a_visit_leave_one_by_one_with_their_part() -> None:
+    it = gate(running=5, tokens=100)
+    visit = enter(it, rows=3, tokens=100)
+    left = []
+    for _ in range(3):
+        it.leave(visit, "length", 1.0)
+        left.append((it.rows, it.tokens))
+    assert left == [(2, 67), (1, 34), (0, 0)]
+
+
+# The exact size
+
+
+def test_a_correction_replaces_the_estimate() -> None:
+    it = gate(tokens=100)
+    visit = enter(it, tokens=50)
+    it.correct(visit, tokens=90, now=0.0)
+    assert (it.tokens, visit.tokens) == (90, 90)
+    it.correct(visit, tokens=10, now=0.0)
+    assert (it.tokens, visit.tokens) == (10, 10)
+
+
+def test_a_correction_that_no_longer_fits_is_busy_and_keeps_the_estimate() -> None:
+    it = gate(tokens=100)
+    enter(it, tokens=50)
+    visit = enter(it, tokens=40)
+    with pytest.raises(Busy) as refusal:
+        it.correct(visit, tokens=51, now=0.0)
+    assert refusal.value.retry_after_s is not None
+    assert (it.tokens, visit.tokens) == (90, 40)
+    it.leave(visit, "unused", 0.0)
+    assert it.tokens == 50
+
+
+def test_a_correction_that_can_never_fit_says_so() -> None:
+    it = gate(tokens=100)
+    visit = enter(it, tokens=50)
+    with pytest.raises(InvalidRequest, match="may come to 101 tokens and this server holds 100"):
+        it.correct(visit, tokens=101, now=0.0)
+    assert it.tokens == 50
+    assert it.statistics()["refused"] == {"too_long": 1}
+
+
+def test_a_smaller_correction_fits_also_where_more_is_reserved_than_there_is() -> None:
+    """The limit may have shrunk with a restart of the engine."""
+    it = gate(tokens=100)
+    enter(it, tokens=60)
+    visit = enter(it, tokens=40)
+    it.open_(GateLimits(2, 1, 4.0, tokens=70))
+    it.correct(visit, tokens=30, now=0.0)
+    assert it.tokens == 90
+
+
+def test_without_a_token_limit_any_size_is_fine() -> None:
+    it = gate(tokens=0)
+    visit = enter(it, tokens=10**9)
+    it.correct(visit, tokens=10**12, now=0.0)
+    assert it.tokens == 10**12
+
+
+# Books
+
+
+def test_the_books_show_every_outcome() -> None:
+    """D3"""
+    it = gate(running=2, waiting=2, tokens=1000)
+    for outcome in ("stop", "cancelled", "expired", "unused", "lost"):
+        visit = enter(it)
+        it.leave(visit, outcome, 0.5)
+    enter(it, rows=2, tokens=30)
+    books = it.statistics()
+    assert books["accepted"] == 7
+    assert books["ended"] == {"stop": 1, "cancelled": 1, "expired": 1, "unused": 1, "lost": 1}
+    assert books["refused"] == {"wait_over": 1}
+    assert (books["rows"], books["tokens_reserved"]) == (2, 30)
+    assert (books["capacity"], books["max_waiting"], books["max_wait_s"]) == (2, 2, 4.0)
+    assert books["max_tokens_reserved"] == 1000
+
+
+def test_waits_are_told_by_length() -> None:
+    it = gate()
+    for wait_s in (0.0, 0.01, 0.02, 7.0, 31.0):
+        it.waited(wait_s)
+    told = it.statistics()["wait_s"]
+    assert (told["count"], told["sum"]) == (5, 38.03)
+    assert {top: n for top, n in told["buckets"].items() if n} == {"0.01": 2, "0.05": 1, "10.0": 1, "inf": 1}
+    assert len(told["buckets"]) == len(WAIT_BUCKETS_S) + 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_books_are_exact_under_any_sequence(seed: int) -> None:
+    chance = random.Random(seed)
+    limits = GateLimits(chance.randint(1, 5), chance.randint(0, 5), 4.0, tokens=chance.choice((0, 200)))
+    it = Gate(limits, EngineUnavailable("closed"))
+    it.open_(limits)
+    inside: list[Visit] = []
+    entered = left = refused = 0
+    for now in range(600):
+        try:
+            match chance.choice("eeelllc"):
+                case "e":
+                    rows = chance.randint(1, 3)
+                    inside.append(it.enter(rows=rows, tokens=chance.randint(1, 120), now=now))
+                    entered += rows
+                case "c" if inside:
+                    it.correct(chance.choice(inside), tokens=chance.randint(1, 260), now=now)
+                case "l" if inside:
+                    visit = chance.choice(inside)
+                    it.leave(visit, chance.choice(("stop", "cancelled", "unused", "expired")), now)
+                    left += 1
+        except TreadleError:
+            refused += 1
+        inside = [visit for visit in inside if visit.rows]
+        assert it.rows == sum(visit.rows for visit in inside) == entered - left <= limits.places
+        assert it.tokens == sum(visit.tokens for visit in inside)
+        assert not limits.tokens or it.tokens <= limits.tokens
+    books = it.statistics()
+    assert books["accepted"] == entered
+    assert sum(books["ended"].values()) == left
+    assert sum(books["refused"].values()) == refused + books["ended"].get("expired", 0)
+    for visit in inside:
+        for _ in range(visit.rows):
+            it.leave(visit, "stop", 1000)
+    assert (it.rows, it.tokens) == (0, 0)
+
+
+def test_a_promise_has_a_cap() -> None:
+    it = gate(running=1, waiting=0)
+    visit = enter(it)
+    it.leave(visit, "stop", 5000.0)
+    enter(it, now=5000.0)
+    promises = [it.retry_after_s(5000.0) for _ in range(5)]
+    assert max(promises) == 5000.0, "one row that takes 5000 s is what there is to wait for"
+    it = gate(running=4, waiting=4)
+    for _ in range(4):
+        visit = enter(it)
+        it.leave(visit, "stop", 400.0)
+    assert max(it.retry_after_s(400.0) for _ in range(20)) <= LONGEST_PROMISE_S

@@ -1,0 +1,125 @@
+"""Seeded random lives: every request ends once, whoever was not disturbed gets what it would have got alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.core.drive import Bench, expected
+from treadle.core.messages import CancelReason, Finish, FinishReason, Submit
+from treadle.core.plan import StepPlan
+
+
+class Life:
+    """One seed's random operations."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        chance = self.chance
+        self.bench = Bench(
+            max_running=chance.choice((1, 2, 4, 7)),
+            prefill_tokens=chance.choice((8, 16, 40, 512)),
+            kv_tokens=chance.choice((0, 0, 150)),
+            per_step=chance.choice((1, 1, 3)),
+        )
+        self.requests: dict[str, Submit] = {}
+        self.cancelled: set[str] = set()
+        self.poison = {f"{i}" for i in range(120) if chance.random() < 0.02}
+        self.troubled = chance.random() < 0.5
+        self.bench.runner.raises = self.raises
+        if chance.random() < 0.5:
+            self.bench.runner.cost = self.cost
+
+    def raises(self, plan: StepPlan) -> bool:
+        inside = {a.request.id for a in plan.admit} | {c.id for c in plan.prefill} | {d.id for d in plan.decode}
+        return self.troubled and bool(inside & self.poison)
+
+    def cost(self, prefill: int, decode: int) -> tuple[float, float]:
+        noise = self.chance.uniform(0.5, 2.0)
+        return (0.01 + 0.002 * prefill) * noise if prefill else 0.0, 0.03 * noise if decode else 0.0
+
+    def submit(self, number: int) -> None:
+        chance = self.chance
+        id_ = f"{number}"
+        stops = tuple(chance.sample(range(1000), chance.choice((0, 0, 60))))
+        self.requests[id_] = self.bench.submit(
+            id_,
+            prompt=chance.choice((1, 2, 15, 16, 17, 60, 200)),
+            max_tokens=chance.randint(1, 12),
+            stop_token_ids=stops,
+            min_tokens=chance.choice((0, 0, 3)),
+            priority=chance.choice((0, 0, 0, 1, -1)),
+            max_wait_s=chance.choice((0.0, 0.2, 1000.0, 1000.0)),
+            group=chance.choice(("", "", f"g{number // 3}")),
+        )
+
+    def cancel(self, upto: int) -> None:
+        id_ = f"{self.chance.randint(0, upto + 2)}"
+        self.cancelled.add(id_)
+        self.bench.cancel(id_, self.chance.choice(list(CancelReason)))
+
+    def run(self, requests: int = 120) -> None:
+        number = 0
+        while number < requests:
+            match self.chance.choice("sscttttf"):
+                case "s":
+                    self.submit(number)
+                    number += 1
+                case "c":
+                    self.cancel(number)
+                case "f" if self.requests:
+                    self.bench.runner.failures.setdefault(self.chance.choice(list(self.requests)), "drawn by lot")
+                case _:
+                    self.bench.step()
+        self.bench.step()
+        self.bench.run()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_request_ends_once_and_nothing_is_left(seed: int) -> None:
+    life = Life(seed)
+    life.run()
+    bench = life.bench
+    bench.assert_idle()
+    for id_, request in life.requests.items():
+        heard = bench.heard[id_]
+        assert heard.finish is not None, f"{id_} never ended"
+        tokens, finish = expected(request)
+        assert tuple(heard.tokens) == tokens[: len(heard.tokens)], "tokens are those it gets alone"
+        assert heard.admitted == 1 or (heard.admitted == 0 and not heard.tokens)
+        _check_end(life, id_, heard.finish, finish)
+    count = bench.statistics()
+    assert count.finished + count.cancelled + count.expired + count.failed == len(life.requests)
+    assert count.completion_tokens == sum(len(heard.tokens) for heard in bench.heard.values())
+
+
+def _check_end(life: Life, id_: str, got: Finish, undisturbed: Finish) -> None:
+    request = life.requests[id_]
+    match got.reason:
+        case FinishReason.CANCELLED:
+            assert id_ in life.cancelled
+        case FinishReason.EXPIRED:
+            assert request.max_wait_s < 1000
+        case FinishReason.ERROR if got.code == "context_length_exceeded":
+            assert len(request.prompt) + request.max_tokens > 150
+        case FinishReason.ERROR:
+            assert got.message == "drawn by lot" or id_ in life.poison
+        case _:
+            assert got == undisturbed or id_ in life.cancelled
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_undisturbed_lives_are_complete(seed: int) -> None:
+    chance = random.Random(seed)
+    bench = Bench(max_running=5, prefill_tokens=24)
+    bench.runner.cost = lambda prefill, decode: (0.001 * prefill, 0.01 if decode else 0.0)
+    requests = []
+    for i in range(60):
+        requests.append(bench.submit(f"{i}", prompt=chance.randint(1, 120), max_tokens=chance.randint(1, 20)))
+        for _ in range(chance.randint(0, 4)):
+            bench.step()
+    bench.run()
+    for request in requests:
+        bench.assert_undisturbed(request)
+    bench.assert_idle()

@@ -1,0 +1,235 @@
+"""Settings: one frozen object; what is unknown or wrong raises and says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.config import Settings
+from treadle.errors import ConfigError
+
+DEFAULTS: dict[str, Any] = {
+    "model": "demo",
+    "revision": None,
+    "offline": False,
+    "chat_template": None,
+    "served_model_name": None,
+    "host": "127.0.0.1",
+    "port": 8000,
+    "api_key": None,
+    "max_body_bytes": 8 * 1024 * 1024,
+    "stall": 30.0,
+    "keepalive": 5.0,
+    "drain": 30.0,
+    "log_level": "info",
+    "max_running": 16,
+    "max_waiting": None,
+    "max_wait": 4.0,
+    "prefill_tokens": 512,
+    "max_tokens": None,
+    "context": None,
+    "memory": None,
+    "threads": None,
+    "in_process": False,
+    "hang_after": 30.0,
+    "start_timeout": 1800.0,
+}
+OTHERS: dict[str, Any] = {
+    "model": "org/name",
+    "revision": "main",
+    "offline": True,
+    "chat_template": "chat.jinja",
+    "served_model_name": "mine",
+    "host": "::",
+    "port": 0,
+    "api_key": "secret",
+    "max_body_bytes": 1,
+    "stall": 1.5,
+    "keepalive": 2,
+    "drain": 0,
+    "log_level": "debug",
+    "max_running": 1,
+    "max_waiting": 0,
+    "max_wait": 0,
+    "prefill_tokens": 1,
+    "max_tokens": 7,
+    "context": 128,
+    "memory": 10**9,
+    "threads": 2,
+    "in_process": True,
+    "hang_after": 0.5,
+    "start_timeout": 10,
+}
+
+
+def values(settings: Settings) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(settings)]
+    return dict(zip(Settings.names(), [getattr(settings, name) for name in names], strict=True))
+
+
+def wrong(match: str, **mapping: Any) -> ConfigError:
+    with pytest.raises(ConfigError, match=match) as raised:
+        Settings.from_mapping(mapping)
+    return raised.value
+
+
+def test_every_default() -> None:
+    assert values(Settings()) == DEFAULTS
+    assert Settings.names() == tuple(DEFAULTS)
+
+
+def test_every_setting_can_be_set() -> None:
+    expected = OTHERS | {"chat_template": Path("chat.jinja")}
+    assert values(Settings.from_mapping(OTHERS)) == expected
+
+
+def test_settings_are_frozen_and_take_names_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().port = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Settings("demo")  # type: ignore[misc]
+
+
+# Names
+
+
+def test_names_come_with_dashes_with_underscores_and_with_their_unit() -> None:
+    for name in ("max-wait", "max_wait", "max_wait_s", "max-wait-s"):
+        assert Settings.from_mapping({name: 1.0}).max_wait_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("max-runing", "max_running"), ("prt", "port"), ("hang_after_x", "hang_after")]
+)
+def test_an_unknown_name_gets_the_nearest_known_one(name: str, near: str) -> None:
+    error = wrong(f"unknown setting '{name}' in settings; did you mean '{near}'", **{name: 1})
+    assert error.param == name
+
+
+def test_a_name_like_no_other_gets_all_known_ones() -> None:
+    error = wrong("unknown setting 'zzzz' in settings; known: model, revision, ", zzzz=1)
+    assert all(name in error.message for name in DEFAULTS)
+
+
+# Types and ranges
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("port", "8000", "int"),
+        ("port", 80.0, "int"),
+        ("port", True, "int"),
+        ("port", None, "int"),
+        ("offline", 1, "bool"),
+        ("offline", "yes", "bool"),
+        ("max_wait", "4", "float"),
+        ("max_wait", float("nan"), "float"),
+        ("max_wait", float("inf"), "float"),
+        ("max_wait", False, "float"),
+        ("model", 5, "str"),
+        ("model", ["demo"], "str"),
+        ("chat_template", 5, "Path"),
+        ("threads", "two", "int"),
+    ],
+)
+def test_a_wrong_type_is_named_with_the_right_one(name: str, value: Any, wanted: str) -> None:
+    error = wrong(re.escape(f"setting '{name}' in settings must be {wanted}, not {value!r}"), **{name: value})
+    assert error.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_running", 0, "max_running must be above 0, not 0"),
+        ("prefill_tokens", -1, "prefill_tokens must be above 0"),
+        ("max_body_bytes", 0, "max_body_bytes must be above 0"),
+        ("stall", 0, "stall must be above 0"),
+        ("keepalive", -0.5, "keepalive must be above 0"),
+        ("hang_after", 0, "hang_after must be above 0"),
+        ("start_timeout", 0, "start_timeout must be above 0"),
+        ("max_tokens", 0, "max_tokens must be above 0"),
+        ("context", -5, "context must be above 0"),
+        ("memory", 0, "memory must be above 0"),
+        ("threads", 0, "threads must be above 0"),
+        ("max_wait", -1, "max_wait must not be negative: -1"),
+        ("drain", -1, "drain must not be negative"),
+        ("max_waiting", -1, "max_waiting must not be negative"),
+        ("port", 65536, "port must be 0 to 65535, not 65536"),
+        ("port", -1, "port must be 0 to 65535, not -1"),
+        ("model", "", "model is empty: give a folder, a hub id or 'demo'"),
+        ("api_key", " ", "api_key is empty: leave it out"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any, message: str) -> None:
+    assert wrong(re.escape(message), **{name: value}).param == name
+
+
+def test_not_a_number_is_refused_also_where_no_file_is_read() -> None:
+    with pytest.raises(ConfigError, match="max_wait must not be negative: nan"):
+        Settings(max_wait_s=float("nan"))
+    with pytest.raises(ConfigError, match="stall must be above 0, not nan"):
+        Settings(stall_s=float("nan"))
+
+
+# Waiting places
+
+
+@pytest.mark.parametrize(
+    ("mapping", "places"),
+    [
+        ({}, 16),
+        ({"max_running": 1}, 1),
+        ({"max_waiting": 3}, 3),
+        ({"max_waiting": 0}, 0),
+        ({"max_wait": 0}, 0),
+        ({"max_wait": 0, "max_waiting": 9}, 0),
+    ],
+)
+def test_as_many_may_wait_as_run_and_none_where_none_may(mapping: dict[str, Any], places: int) -> None:
+    """D2, D4"""
+    assert Settings.from_mapping(mapping).waiting_places == places
+
+
+# Files
+
+
+def test_a_file_with_flags_on_top(tmp_path: Path) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text('model = "org/name"\nmax-wait = 2\nport = 9000\n', encoding="utf-8")
+    settings = Settings.from_file(file, {"port": 9001, "hang_after_s": 5.0})
+    assert (settings.model, settings.max_wait_s, settings.port, settings.hang_after_s) == ("org/name", 2.0, 9001, 5.0)
+    assert Settings.from_file(file).port == 9000
+
+
+def test_a_flag_overrides_the_file_however_it_is_spelt(tmp_path: Path) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text("max-wait-s = 2\n", encoding="utf-8")
+    assert Settings.from_file(file, {"max_wait": 1.0}).max_wait_s == 1.0
+    assert Settings.from_file(file, {"max-wait": 0.5}).max_wait_s == 0.5
+
+
+def test_a_file_that_names_an_unknown_setting_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text("prot = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unknown setting 'prot' in .*treadle\.toml; did you mean 'port'"):
+        Settings.from_file(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"port =", "is not valid TOML"), (b"\xff\xfe", "can't read the settings file")]
+)
+def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        Settings.from_file(file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"can't read the settings file .*none\.toml"):
+        Settings.from_file(tmp_path / "none.toml")

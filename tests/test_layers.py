@@ -1,0 +1,217 @@
+"""Who may import whom (docs/structure.md), read from the source: every import counts, also those inside functions and
+those for types alone. And what a front's process must never load: MLX, and transformers."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import treadle
+
+ROOT = Path(treadle.__file__).parent
+
+EVERYTHING = ("",)
+FOR_ALL = ("errors", "config")
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "config": ("errors",),
+    "core": (),
+    "engine": ("core", "runner.base"),
+    "runner.base": ("core",),
+    "runner": ("core", "cache"),
+    "cache": ("core",),
+    "text": ("core",),
+    "fronts": ("core", "text", "engine.client", "engine.generation", "engine.observer", "telemetry"),
+    "telemetry": ("core",),
+    "models": (),
+    "bench": ("core", "engine"),
+    "bench.inprocess": ("core", "engine", "runner"),
+    "compose": EVERYTHING,
+    "library": EVERYTHING,
+    "cli": EVERYTHING,
+    "__init__": EVERYTHING,
+    "__main__": EVERYTHING,
+}
+MLX = ("mlx", "mlx_lm")
+MAY_IMPORT_MLX = ("runner", "cache.store", "cache.disk", "bench.inprocess")
+CORE_LIBRARIES = ("msgspec",)
+WITHOUT_MLX = ("core", "engine", "text", "fronts", "telemetry", "compose", "library", "cli")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module`, a dotted name below treadle, imports `target`: the same for our own, a full name for others."""
+
+    module: str
+    target: str
+    ours: bool
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module} imports {self.target} (line {self.line})"
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name below treadle; a package by its own name, treadle itself as __init__."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        found[name] = path
+    return found
+
+
+def imports_of(module: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
+    package = [] if module == "__init__" else module.split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = _from(node, package, known)
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
+            names = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        for name in names:
+            ours = name == "treadle" or name.startswith("treadle.")
+            yield Import(module, name.removeprefix("treadle").lstrip(".") if ours else name, ours, node.lineno)
+
+
+def _from(node: ast.ImportFrom, package: list[str], known: dict[str, Path]) -> list[str]:
+    """`from x import y` imports the module x.y where there is one, else x."""
+    if node.level:
+        above = package[: len(package) - (node.level - 1)]
+        base = ".".join(["treadle", *above, *(node.module or "").split(".")]).rstrip(".")
+    else:
+        base = node.module or ""
+    if not (base == "treadle" or base.startswith("treadle.")):
+        return [base]
+    below = [f"{base}.{alias.name}" for alias in node.names]
+    return [name if name.removeprefix("treadle.") in known else base for name in below]
+
+
+def _called(node: ast.Call) -> str:
+    match node.func:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
+def within(module: str, folder: str) -> bool:
+    return folder == "" or module == folder or module.startswith(f"{folder}.")
+
+
+def layer(module: str) -> str | None:
+    """The most particular line of the table for a module."""
+    return max((name for name in MAY_IMPORT if within(module, name)), key=len, default=None)
+
+
+KNOWN = modules()
+IMPORTS = [found for module, path in KNOWN.items() for found in imports_of(module, path, KNOWN)]
+
+
+def test_every_module_has_its_line_in_the_table() -> None:
+    assert [module for module in KNOWN if layer(module) is None] == []
+
+
+def test_no_arrow_but_those_of_the_table() -> None:
+    wrong = []
+    for found in IMPORTS:
+        own = layer(found.module)
+        assert own is not None
+        allowed = (*MAY_IMPORT[own], *FOR_ALL, own, own.split(".")[0])
+        if own in ("errors", "config", "runner.base"):
+            allowed = (*MAY_IMPORT[own], *FOR_ALL[: 0 if own == "errors" else None])
+        if found.ours and not any(within(found.target, name) for name in allowed):
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_only_the_owners_modules_import_mlx() -> None:
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if not found.ours
+        and found.target.split(".")[0] in MLX
+        and not any(within(found.module, name) for name in MAY_IMPORT_MLX)
+    ]
+    assert wrong == []
+
+
+def test_the_contract_with_the_runner_needs_no_mlx() -> None:
+    """`engine/` imports runner.base, so neither it nor its package may."""
+    base = [found for found in IMPORTS if found.module in ("runner", "runner.base")]
+    assert not [str(found) for found in base if found.target.split(".")[0] in MLX]
+
+
+@pytest.mark.parametrize("folder", ["core", "errors", "config"])
+def test_the_core_stands_on_the_standard_library_and_msgspec(folder: str) -> None:
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if within(found.module, folder)
+        and not found.ours
+        and found.target.split(".")[0] not in {*sys.stdlib_module_names, *CORE_LIBRARIES}
+    ]
+    assert wrong == []
+
+
+def test_the_core_knows_no_clock_thread_loop_or_log() -> None:
+    impure = {"time", "datetime", "threading", "asyncio", "logging", "random", "os", "io", "socket", "subprocess"}
+    wrong = [str(found) for found in IMPORTS if within(found.module, "core") and found.target.split(".")[0] in impure]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", WITHOUT_MLX)
+def test_a_front_loads_neither_mlx_nor_transformers(folder: str) -> None:
+    """In a fresh interpreter, all modules of the folder; what composes them loads the runner in the owner alone."""
+    names = [f"treadle.{name}" for name in KNOWN if within(name, folder)]
+    assert names
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(sorted(n for n in sys.modules if n.split('.')[0] in ('mlx', 'mlx_lm', 'transformers')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# The reader of imports itself
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "targets"),
+    [
+        ("core.row", "from .messages import Submit", {"core.messages"}),
+        ("core.row", "from ..errors import Busy", {"errors"}),
+        ("core.row", "from .. import config", {"config"}),
+        ("core.row", "from . import messages, pace", {"core.messages", "core.pace"}),
+        ("core.row", "import treadle.runner.text", {"runner.text"}),
+        ("core.row", "from treadle.runner import text", {"runner.text"}),
+        ("core.row", "def f():\n    import mlx.core as mx", {"mlx.core"}),
+        ("core.row", "if TYPE_CHECKING:\n    from mlx_lm.models import cache", {"mlx_lm.models"}),
+        ("core.row", "import importlib\nimportlib.import_module('mlx.core')", {"importlib", "mlx.core"}),
+        ("core.row", "try:\n    import a\nexcept ImportError:\n    from b import c", {"a", "b"}),
+        ("cli", "from .app import main", {"cli.app"}),
+        ("__init__", "from .config import Settings", {"config"}),
+    ],
+)
+def test_imports_are_found_wherever_they_stand(tmp_path: Path, module: str, source: str, targets: set[str]) -> None:
+    path = tmp_path / ("__init__.py" if module in ("cli", "__init__") else "module.py")
+    path.write_text(source, encoding="utf-8")
+    assert {found.target for found in imports_of(module, path, KNOWN)} == targets
+
+
+def test_modules_named_here_exist_or_are_still_to_come() -> None:
+    later = {"cache.store", "cache.disk", "bench", "bench.inprocess"}
+    named = {name for names in MAY_IMPORT.values() for name in names if name} | MAY_IMPORT.keys() | {*MAY_IMPORT_MLX}
+    assert {name for name in named if name not in KNOWN} <= later
+    assert importlib.util.find_spec("treadle.bench") is None or "bench" in KNOWN
