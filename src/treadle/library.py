@@ -107,13 +107,13 @@ class Engine:
         texts: list[str] = []
         tokens: list[int] = []
         finish_reason = ""
-        prompt_ids = await self._tokenized(prompt)
-        async with aclosing(self._pieces(prompt_ids, sampling, chat=_is_chat(prompt))) as pieces:
-            async for piece in pieces:
+        prompt_tokens = 0
+        async with aclosing(self._answer(prompt, sampling)) as answer:
+            async for prompt_tokens, piece in answer:  # noqa: B007 - the last one is returned
                 texts.append(piece.text)
                 tokens.extend(piece.token_ids)
                 finish_reason = piece.finish_reason or finish_reason
-        return Completion("".join(texts), tuple(tokens), finish_reason, len(prompt_ids))
+        return Completion("".join(texts), tuple(tokens), finish_reason, prompt_tokens)
 
     async def stream(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[str, None]:
         """Text, as soon as it is certain."""
@@ -131,32 +131,42 @@ class Engine:
 
     async def pieces(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[Piece, None]:
         """Text and token ids together; the last piece says how it ended."""
-        prompt_ids = await self._tokenized(prompt)
-        async with aclosing(self._pieces(prompt_ids, sampling, chat=_is_chat(prompt))) as pieces:
-            async for piece in pieces:
+        async with aclosing(self._answer(prompt, sampling)) as answer:
+            async for _, piece in answer:
                 yield piece
 
-    async def _tokenized(self, prompt: Prompt) -> Sequence[int]:
-        self.client.gate.check_open()
-        return await self._texts.pool.run(_token_ids, self._texts.model(), prompt)
-
-    async def _pieces(
-        self, prompt: Sequence[int], sampling: Mapping[str, Any], *, chat: bool
-    ) -> AsyncGenerator[Piece, None]:
-        model, client = self._texts.model(), self.client
+    async def _answer(self, prompt: Prompt, sampling: Mapping[str, Any]) -> AsyncGenerator[tuple[int, Piece], None]:
+        """The prompt's length in tokens with each piece. Room is asked for before anything is tokenized, as in HTTP."""
+        client, model = self.client, self._texts.model()
         limits = limits_of(model, client.capabilities, self.settings.max_tokens)
-        checked = with_stops(check(_wanted(sampling), limits), model, chat=chat)
+        checked = with_stops(check(_wanted(sampling), limits), model, chat=_is_chat(prompt))
         if checked.n != 1:
             raise InvalidRequest("n must be 1 here: call again for more", param="n")
-        (request,) = submits(checked, [prompt], limits, lambda: secrets.randbits(63))
         with client.reserve(
-            rows=1, prompt_tokens=len(prompt), completion_tokens=request.max_tokens, kind="library", tag="library"
+            rows=1,
+            prompt_tokens=_estimate(prompt, model),
+            completion_tokens=checked.max_tokens,
+            kind="library",
+            tag="library",
         ) as reservation:
+            ids = await self._texts.pool.run(_token_ids, model, prompt)
+            (request,) = submits(checked, [ids], limits, lambda: secrets.randbits(63))
+            reservation.correct(prompt_tokens=len(ids), completion_tokens=request.max_tokens)
             (generation,) = reservation.submit([request])
             row = Row(generation, TextStream(model, checked.stop, min_tokens=checked.min_tokens))
             async with aclosing(row.pieces()) as pieces:
                 async for piece in pieces:
-                    yield piece
+                    yield len(ids), piece
+
+
+def _estimate(prompt: Prompt, model: TextModel) -> int:
+    """About how many tokens `prompt` has; what it is not is found out later."""
+    if isinstance(prompt, str):
+        return 1 + int(len(prompt.encode("utf-8", "replace")) / model.bytes_per_token)
+    if _is_chat(prompt):
+        texts = (str(message.get("content", "")) for message in prompt if isinstance(message, Mapping))
+        return sum(_estimate(text, model) for text in texts)
+    return len(prompt) if isinstance(prompt, Sequence) else 1
 
 
 def _wanted(sampling: Mapping[str, Any]) -> Wanted:
@@ -168,7 +178,7 @@ def _wanted(sampling: Mapping[str, Any]) -> Wanted:
 
 
 def _is_chat(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _token_ids(text: TextModel, prompt: Prompt) -> Sequence[int]:
