@@ -147,6 +147,7 @@ class Bench:
         """One iteration as the engine's loop does it."""
         self.plan = self.scheduler.plan(self.now)
         self.scheduler.check_integrity()
+        assert len(set(self.plan.release)) == len(self.plan.release), "released twice"
         for row_id in self.plan.release:
             self.runner.release(row_id)
         took = seconds

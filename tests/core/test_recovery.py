@@ -155,6 +155,18 @@ def test_the_cleared_go_on_beside_the_one_on_trial() -> None:
     assert [d.id for d in bench.plan.decode] == ["a", "b"]
 
 
+def test_once_the_one_to_blame_is_found_the_others_beside_it_go_on_together() -> None:
+    bench = Bench(max_running=4)
+    bench.submit("a", max_tokens=30)
+    bench.submit("b", max_tokens=30)
+    bench.submit("bad", max_tokens=30)
+    bench.step()
+    bench.runner.raises = takes_part("bad")
+    bench.until(lambda: bench.heard["bad"].finish is not None)
+    bench.step()
+    assert [d.id for d in bench.plan.decode] == ["a", "b"]
+
+
 def test_a_row_comes_back_with_its_tokens() -> None:
     bench = Bench()
     bench.submit("a", max_tokens=30)

@@ -280,6 +280,26 @@ def test_ended_ids_do_not_pile_up() -> None:
     assert len(bench.scheduler._ended) == REMEMBERED_IDS
 
 
+def test_an_id_that_ended_again_is_remembered_from_its_last_end() -> None:
+    bench = Bench()
+
+    def ends(name: str) -> None:
+        bench.submit(name)
+        bench.cancel(name)
+        bench.scheduler.flush()
+
+    ends("a")
+    for i in range(REMEMBERED_IDS - 50):
+        ends(f"{i}")
+    ends("a")
+    for i in range(100):
+        ends(f"late {i}")
+    bench.cancel("a")
+    request = bench.submit("a")
+    bench.run()
+    bench.assert_undisturbed(request)
+
+
 def test_cancelled_waits_do_not_pile_up_behind_long_runs() -> None:
     bench = Bench(max_running=1)
     bench.submit("long", max_tokens=1000)

@@ -74,7 +74,6 @@ class Gate:
 
     def open_(self, limits: GateLimits) -> None:
         self.limits = limits
-        self._departures = deque(self._departures, maxlen=max(DEPARTURES, 2 * limits.places))
         self._closed = None
 
     def close(self, error: TreadleError) -> None:
@@ -161,8 +160,8 @@ class Gate:
         rows = max(1, self._rows)
         count = len(self._departures)
         if count > min(self.limits.running, ENOUGH_DEPARTURES):
-            first, last = self._departures[0], self._departures[-1]
-            return max((last - first) / (count - 1), (now - first) / count, self._service_s / rows / 2)
+            window = self._departures[-1] - self._departures[0]
+            return max(window / (count - 1), self._service_s / rows / 2)
         return (self._service_s or self._guess_s(now)) / min(self.limits.running, rows)
 
     def _soonest_s(self, now: float) -> float:
