@@ -322,7 +322,6 @@ async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estima
     can = msgspec.structs.replace(CAN, kv_token_bytes=1, kv_row_bytes=10, kv_budget_bytes=70)
     scene = await Scene(running=2, waiting=2).begin(can)
     assert scene.client.gate.limits.tokens == 100
-    assert scene.client.gate.limits.row_tokens == 50
     with scene.reserve(prompt=10, completion=10) as reservation, scene.reserve(prompt=40, completion=20):
         with pytest.raises(Busy):
             reservation.correct(prompt_tokens=41, completion_tokens=0)

@@ -26,14 +26,13 @@ ENOUGH_DEPARTURES = 8
 
 @dataclass(frozen=True)
 class GateLimits:
-    """Places for `running` and `waiting` rows, the `tokens` all of them may reserve (0: not limited), the most one
-    row may (`row_tokens`, 0: not limited), and how long a row may wait, in seconds."""
+    """Places for `running` and `waiting` rows, the `tokens` all of them may reserve (0: not limited), and how long a row
+    may wait, in seconds."""
 
     running: int
     waiting: int
     max_wait_s: float
     tokens: int = 0
-    row_tokens: int = 0
 
     @property
     def places(self) -> int:

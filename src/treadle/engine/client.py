@@ -258,7 +258,6 @@ class EngineClient:
             waiting=waiting,
             max_wait_s=self.admission.max_wait_s,
             tokens=held + held * waiting // running,
-            row_tokens=held,
         )
 
     # What it says of itself ------------------------------------------------------------------------------------------
