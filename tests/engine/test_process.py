@@ -29,7 +29,7 @@ from treadle.engine.outbox import Outbox
 from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
 from treadle.engine.supervisor import Patience
 from treadle.engine.wire import HEADER, frame, from_owner
-from treadle.errors import EngineDied, JobFailed, StartFailed, TreadleError
+from treadle.errors import EngineDied, EngineUnavailable, JobFailed, StartFailed, TreadleError
 
 WAIT_S = 30.0  # a child imports its world on a busy core
 REQUEST = Submit(id="", prompt=(1, 2), max_tokens=8)
@@ -120,16 +120,17 @@ async def test_signals_meant_for_the_server_do_not_end_the_child():
 @in_loop
 async def test_a_child_that_is_killed_mid_stream_is_replaced_and_answered_for(tmp_path, number):
     """B7, C4."""
-    async with engine(hang_in="step", at=4, once=str(tmp_path / "died")) as client:
+    async with engine(hang_in="step", at=4, max_running=1, once=str(tmp_path / "died")) as client:
         pid = await start(client)
         with client.reserve(rows=2, prompt_tokens=4, completion_tokens=8, kind="chat", tag="t") as reservation:
-            streams = [aiter(generation) for generation in reservation.submit([REQUEST, REQUEST])]
-            first = [await asyncio.wait_for(anext(stream), WAIT_S) for stream in streams]
-            assert all(delta.finish is None for delta in first)
+            runs, waits = reservation.submit([REQUEST, REQUEST])
+            stream = aiter(runs)
+            assert (await asyncio.wait_for(anext(stream), WAIT_S)).finish is None
             os.kill(pid, number)
-            for stream in streams:
-                with pytest.raises(EngineDied, match=number.name):
-                    await asyncio.wait_for(_to_the_end(stream), WAIT_S)
+            with pytest.raises(EngineDied, match=number.name):
+                await asyncio.wait_for(_to_the_end(stream), WAIT_S)
+            with pytest.raises(EngineUnavailable, match=number.name):
+                await asyncio.wait_for(waits.admitted(), WAIT_S)
         assert not client.health().ready
         assert client.busy == 0
         await ready_again(client, pid)
