@@ -26,8 +26,8 @@ ENOUGH_DEPARTURES = 8
 
 @dataclass(frozen=True)
 class GateLimits:
-    """Places for `running` and `waiting` rows, the `tokens` all of them may reserve (0: not limited), and how long a row
-    may wait, in seconds."""
+    """Places for `running` and `waiting` rows, the `tokens` all of them may reserve (0: not limited), and how long a
+    row may wait, in seconds."""
 
     running: int
     waiting: int
