@@ -389,6 +389,26 @@ def test_once_one_of_a_group_runs_the_others_waits_do_not_end() -> None:
     bench.assert_idle()
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_rest_of_a_group_that_has_begun_goes_first(late: bool) -> None:
+    """D2: nothing waits without a bound, so a stream of better priorities does not hold up what may not be refused."""
+    bench = Bench(max_running=1)
+    group = [bench.submit("g.0", group="g", priority=1)]
+    if late:
+        bench.step()
+    bench.submit("before")
+    group.append(bench.submit("g.1", group="g", priority=1))
+    bench.cancel("before")
+    bench.step()
+    for i in range(20):
+        bench.submit(f"better{i}", max_tokens=2)
+        bench.step()
+    for request in group:
+        bench.assert_undisturbed(request)
+    bench.run()
+    bench.assert_idle()
+
+
 def test_a_group_of_which_none_runs_expires_together() -> None:
     bench = Bench(max_running=1)
     bench.submit("long", max_tokens=100)
@@ -449,6 +469,19 @@ def test_what_can_never_fit_is_told_at_once_and_holds_up_nobody() -> None:
     assert "holds 40" in finish.message
     assert bench.heard["huge"].admitted == 0
     bench.assert_undisturbed(request)
+
+
+def test_an_empty_prompt_ends_at_once_and_holds_up_nobody() -> None:
+    """B7: it has nothing to prefill and nothing to decode, so no step could ever end it."""
+    bench = Bench(max_running=1)
+    bench.submit("empty", prompt=())
+    request = bench.submit("a")
+    bench.run(steps=20)
+    finish = bench.heard["empty"].finish
+    assert finish is not None
+    assert (finish.reason, finish.code) == (FinishReason.ERROR, "invalid_request")
+    bench.assert_undisturbed(request)
+    bench.assert_idle()
 
 
 # The end of all

@@ -6,6 +6,7 @@ First come, first served within a priority, into `max_running` slots; capacity 1
 - A slot and its tokens are free the moment its sequence ends; the runner hears of it in the next plan's `release`.
 - A cancel is applied before the next plan. One that comes before its Submit is remembered; a late one is dropped.
 - The head of the queue is never overtaken by a later one of its priority because that needs fewer tokens.
+- What is left of a group that has begun goes before everyone else, as its wait has no end but this one.
 - When a step raises, its rows are recomputed from their tokens and tried one at a time beside the cleared ones, so
   that only the row which makes steps fail is failed.
 """
@@ -36,6 +37,7 @@ from .states import Event, State
 
 EARLY_CANCEL_S = 30.0
 REMEMBERED_IDS = 4096
+BEGUN = -(2**63)  # goes before every priority that a client may ask for
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,13 @@ class Scheduler:
         self._group(row).live += 1
         if (early := self._early.pop(row.id, None)) is not None and now - early[0] <= EARLY_CANCEL_S:
             self._end(row, _cancelled(early[1]))
+        elif not request.prompt:
+            self._end(row, _error("invalid_request", "the prompt is empty: send at least one token"))
         elif self.limits.kv_tokens and row.reserved > self.limits.kv_tokens:
             self._end(row, _too_big(row, self.limits.kv_tokens))
         else:
-            heapq.heappush(self._waiting, (request.priority, row.order, row))
+            priority = BEGUN if self._group(row).started else request.priority
+            heapq.heappush(self._waiting, (priority, row.order, row))
 
     def cancel(self, message: Cancel, now: float) -> None:
         """Take a sequence back. Idempotent; unknown ids are remembered for EARLY_CANCEL_S, ended ones dropped."""
@@ -203,11 +208,11 @@ class Scheduler:
             return  # a newcomer in a suspect's trial could be the one to blame
         while self._waiting and len(self._running) < self.limits.max_running:
             row = self._waiting[0][2]
-            if row.live:
-                if self.limits.kv_tokens and self._reserved + row.reserved > self.limits.kv_tokens:
-                    return
-                self._start(row, now)
+            if row.live and self.limits.kv_tokens and self._reserved + row.reserved > self.limits.kv_tokens:
+                return
             heapq.heappop(self._waiting)
+            if row.live:
+                self._start(row, now)
 
     def _start(self, row: Row, now: float) -> None:
         row.on(Event.ADMIT)
@@ -215,9 +220,17 @@ class Scheduler:
         row.turn = self._turn - 1  # behind nobody who is served in this step
         self._running[row.id] = row
         self._reserved += row.reserved
-        self._group(row).started = True
+        self._begin_group(row)
         pending = self._pending(row)
         pending.admitted, pending.wait_s = True, now - row.arrived
+
+    def _begin_group(self, row: Row) -> None:
+        """The rest of its group, which may no longer be refused, goes first from now on."""
+        group, key = self._group(row), _group_key(row)
+        if not group.started and group.live > 1:
+            self._waiting = [(BEGUN if _group_key(r) == key else p, order, r) for p, order, r in self._waiting]
+            heapq.heapify(self._waiting)
+        group.started = True
 
     def _expire_waiting(self, now: float) -> None:
         """End the waits that are over, except those of a request that has begun: it may not turn into an error (D2).
