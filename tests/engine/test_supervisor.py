@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,10 +45,10 @@ class Ear:
 
 
 class Scene:
-    def __init__(self, **owner: Any) -> None:
+    def __init__(self, *, clock: Callable[[], float] | None = None, **owner: Any) -> None:
         self.clock, self.ear = Clock(), Ear()
         self.yard = Yard(lambda: FakeOwner(**owner))
-        self.supervisor = Supervisor(self.yard, self.ear, Patience(HANG_S, 100.0), self.clock)
+        self.supervisor = Supervisor(self.yard, self.ear, Patience(HANG_S, 100.0), clock or self.clock)
 
     async def begin(self, *, ready: bool = True) -> FakeOwner:
         self.supervisor.begin()
@@ -149,6 +151,25 @@ async def test_an_owner_that_is_not_ready_in_time_is_killed():
     with pytest.raises(StartFailed, match=r"not ready within 5 s \(warming up\)"):
         await asyncio.wait_for(scene.supervisor.ready(), WAIT_S)
     assert owner.kills == 1
+
+
+@in_loop
+async def test_a_ready_that_comes_while_its_owner_is_put_down_counts_for_nothing():
+    """C1: the start has failed; nobody is told otherwise for a moment."""
+
+    class Late(FakeOwner):
+        def kill(self) -> bool:
+            self.ready()
+            return super().kill()
+
+    scene = Scene()
+    scene.yard.make = Late
+    await scene.begin(ready=False)
+    scene.clock.now += 100.1
+    with pytest.raises(StartFailed, match="not ready within 100 s"):
+        await asyncio.wait_for(scene.supervisor.ready(), WAIT_S)
+    assert scene.ear.ready == []
+    await scene.supervisor.stop()
 
 
 @in_loop
@@ -317,6 +338,24 @@ async def test_idle_is_not_hung_and_neither_is_a_step_just_told():
     scene.supervisor._changed.set()
     await settle()
     assert (owner.kills, scene.ear.messages) == (0, [StepReport(step=1)])
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_an_owner_is_not_hung_because_the_watcher_stood_still(monkeypatch):
+    """C4: after SIGSTOP, or in a container that was frozen, nothing was heard as nobody listened."""
+    monkeypatch.setattr(module, "STOOD_STILL_S", HANG_S / 2)
+    scene = Scene(clock=time.monotonic)
+    owner = await scene.begin()
+    scene.ear.owed = time.monotonic()
+    await settle()
+    time.sleep(HANG_S * 4)  # the event loop stands still
+    await settle()
+    assert owner.kills == 0
+    second = await scene.yard.next()
+    assert owner.kills == 1, "it stays silent though it is watched again"
+    scene.ear.owed = None
+    second.ready()
     await scene.supervisor.stop()
 
 

@@ -10,7 +10,8 @@ The states and what moves between them:
     any -> STOPPING -> STOPPED   `stop`
 
 An owner is hung when work waits for it and it has told of no step for `hang_after_s`; while it starts, when it is
-not ready within `start_timeout_s`.
+not ready within `start_timeout_s`. Where this process itself stood still (it was stopped, or its container frozen),
+what the owner did meanwhile is not known, and its silence counts from the awakening.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ MAX_FAILED_STARTS = 3
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 SETTLED_S = 60.0  # an owner that lived this long is not to blame for the next death's back-off
 STOP_GRACE_S = 5.0
+STOOD_STILL_S = 1.0  # a look that comes later than this, and by half of `hang_after_s`, says that we stood still
 KILL_GRACE_S = 5.0
 
 
@@ -89,6 +91,7 @@ class Supervisor:
         self._started = False  # the owner can be sent to
         self._ready_at: float | None = None
         self._failed_at: float | None = None
+        self._awake = 0.0  # since when we have been watching without a break
         self._doubt = ""  # why the owner can't be trusted any more
         self._said = ""  # why the owner ended, in its own words
         self._exit = asyncio.Event()
@@ -179,7 +182,7 @@ class Supervisor:
         self._exit.clear()
         self._said = self._doubt = ""
         self.last_beat = self._ready_at = self._failed_at = None
-        began = self._clock()
+        began = self._awake = self._clock()
         await self._launch_owner()
         while not self._exit.is_set():
             if self.state is not EngineState.STOPPING and (why := self._overdue(began)):
@@ -203,9 +206,13 @@ class Supervisor:
 
     async def _tick(self) -> None:
         """Wait for a change, or until it is time to look at the owner's heartbeat again."""
+        hang_after_s = self._patience.hang_after_s
+        due = asyncio.get_running_loop().time() + min(1.0, hang_after_s / 4)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(1.0, self._patience.hang_after_s / 4)):
+            async with asyncio.timeout_at(due):
                 await self._change()
+        if asyncio.get_running_loop().time() - due > max(STOOD_STILL_S, hang_after_s / 2):
+            self._awake = self._clock()
 
     def _overdue(self, began: float) -> str:
         """Why this owner must be put down now; empty while it need not."""
@@ -220,7 +227,7 @@ class Supervisor:
         since = self._listener.work_since()
         if since is None:
             return ""
-        silent_s = now - max(since, self.last_beat or since)
+        silent_s = now - max(since, self.last_beat or since, self._awake)
         return f"hung: no step for {silent_s:.1f} s while work waits" if silent_s > self._patience.hang_after_s else ""
 
     async def _put_down(self, why: str) -> None:
@@ -257,7 +264,7 @@ class Supervisor:
                 self.stage = stage
                 self.on_stage(stage)
                 self._changed.set()
-            case Ready() if self.state in (EngineState.STARTING, EngineState.RESTARTING):
+            case Ready() if self.state in (EngineState.STARTING, EngineState.RESTARTING) and not self._said:
                 self._ready_at = self.last_beat
                 self.load_s = message.load_s
                 self._become(EngineState.READY)
