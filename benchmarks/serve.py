@@ -186,7 +186,7 @@ async def disconnect(target: Target, total: int = 1000, at_once: int = 24) -> No
 async def overload(target: Target, seconds: float = 60.0) -> None:
     limits = (await status(target))["admission"]
     fits = limits["capacity"] + limits["max_waiting"]
-    seen, refused, truth = Counter[str](), list[float](), list[float]()
+    seen, refused, waited, truth = Counter[str](), list[float](), list[float](), list[float]()
     lag, until = list[float](), time.perf_counter() + seconds
 
     async def client(i: int) -> None:
@@ -197,7 +197,7 @@ async def overload(target: Target, seconds: float = 60.0) -> None:
             seen[reply.error or str(reply.status)] += 1
             if reply.status != 503:
                 continue
-            refused.append(reply.header_s)
+            (waited if reply.header_s > 0.9 * limits["max_wait_s"] else refused).append(reply.header_s)
             wait = int(reply.headers["retry-after-ms"]) / 1e3
             told = time.perf_counter()
             await asyncio.sleep(min(wait, max(0.0, until - time.perf_counter())))
@@ -215,7 +215,8 @@ async def overload(target: Target, seconds: float = 60.0) -> None:
     rate = statistics.mean(truth) if truth else float("nan")
     print(
         f"overload {10 * fits} clients for {seconds:g} s: {dict(seen)}; refusal p50 {ms(quantile(refused, 0.5))} "
-        f"p99 {ms(quantile(refused, 0.99))}; {rate:.0%} of those who waited Retry-After got in; ready answered "
+        f"p99 {ms(quantile(refused, 0.99))}, {len(waited)} after their wait; {rate:.0%} of those who waited "
+        f"Retry-After got in; ready answered "
         f"p50 {ms(quantile(lag, 0.5))} p99 {ms(quantile(lag, 0.99))}"
     )
     print("  event-loop lag of the server:", (await status(target))["event_loop_lag"])

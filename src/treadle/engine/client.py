@@ -34,7 +34,7 @@ from ..core.messages import (
     Submit,
 )
 from ..errors import EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
-from .generation import Generation
+from .generation import Generation, wait_over
 from .handle import Launch
 from .jobs import Jobs
 from .observer import Observer
@@ -42,6 +42,8 @@ from .owner import kv_tokens
 from .supervisor import EngineState, Patience, Supervisor
 
 log = logging.getLogger(__name__)
+
+WAIT_SLACK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,22 @@ class EngineClient:
     def _cancel(self, generation: Generation, reason: CancelReason) -> None:
         self._send(Cancel(id=generation.id, reason=reason))
 
+    def _bound_wait(self, generations: Sequence[Generation], left_s: float) -> asyncio.TimerHandle:
+        """The owner ends waits between two steps; one that is stuck in a step does not keep anyone longer (D2)."""
+        step_s = self.report.statistics.step_s if self.report else 0.0
+        slack_s = WAIT_SLACK_S + 2 * step_s
+        return asyncio.get_running_loop().call_later(left_s + slack_s, self._wait_over, tuple(generations))
+
+    def _wait_over(self, generations: Sequence[Generation]) -> None:
+        """Refuse those who still wait; their places come free once the owner has said so."""
+        if any(generation.started is not None for generation in generations):
+            return
+        for generation in generations:
+            if not generation.ended:
+                generation.cancel()
+                generation.fail(wait_over(self.gate.retry_after_s(self.clock())))
+                self._tell_refused("wait_over")
+
     def _leave(self, visit: Visit, outcome: str) -> None:
         self.gate.leave(visit, outcome, self.clock())
         self._left.set()
@@ -221,6 +239,9 @@ class EngineClient:
         self._tell(lambda observer: observer.step(report))
 
     def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
+        if generation.ended:
+            self._on_refused(generation, visit, output)
+            return
         if output.admitted:
             self._on_admitted(generation, output.wait_s)
         if output.tokens:
@@ -232,6 +253,12 @@ class EngineClient:
         if output.finish is not None and output.finish.reason is FinishReason.EXPIRED:
             generation.expired(self.gate.retry_after_s(now))
             self._tell_refused("wait_over")
+
+    def _on_refused(self, generation: Generation, visit: Visit, output: Output) -> None:
+        """It was refused here while the owner was stuck: only its place is still to be given back."""
+        if output.finish is not None:
+            del self._live[generation.id]
+            self._ended(generation, visit, FinishReason.EXPIRED.value)
 
     def _on_admitted(self, generation: Generation, wait_s: float) -> None:
         self.gate.waited(wait_s)
@@ -330,6 +357,7 @@ class Reservation:
         self._tag = tag
         self._unused = visit.rows
         self._generations: list[Generation] = []
+        self._timers: list[asyncio.TimerHandle] = []
 
     def correct(self, *, prompt_tokens: int, completion_tokens: int | None = None) -> None:
         """The exact size, once it is known: prompt tokens over all rows, completion tokens over all rows (None: as
@@ -359,6 +387,7 @@ class Reservation:
             request = msgspec.structs.replace(request, id=f"{group}.{i}", group=group, max_wait_s=left_s)
             self._generations.append(client._submit(request, self._visit, self._kind, self._tag))
             self._unused -= 1
+        self._timers.append(client._bound_wait(self._generations, left_s))
         return self._generations
 
     def cancel(self, reason: CancelReason = CancelReason.CLIENT) -> None:
@@ -371,6 +400,8 @@ class Reservation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.cancel()
+        for timer in self._timers:
+            timer.cancel()
         for _ in range(self._unused):
             self._client._leave(self._visit, "unused")
         self._unused = 0

@@ -148,13 +148,19 @@ class Generation:
         await self._wake.wait()
 
 
+def wait_over(retry_after_s: float | None = None) -> Busy:
+    """What one is told whose wait is over."""
+    message = "the server is busy: no slot came free within the time a request may wait"
+    return Busy(message, retry_after_s=retry_after_s)
+
+
 def _error_of(finish: Finish) -> TreadleError | None:
     """The error that a terminal event means to the caller; None for a good end."""
     match finish.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.EXPIRED:
-            return Busy("the server is busy: no slot came free within the time a request may wait")
+            return wait_over()
         case FinishReason.CANCELLED if finish.code == CancelReason.STALLED:
             return ReaderStalled("the client stopped reading its stream")
         case FinishReason.CANCELLED if finish.code == CancelReason.SHUTDOWN:
