@@ -40,10 +40,9 @@ from .jobs import Jobs
 from .observer import Observer
 from .owner import kv_tokens
 from .supervisor import EngineState, Patience, Supervisor
+from .waits import bound_wait
 
 log = logging.getLogger(__name__)
-
-WAIT_SLACK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -155,21 +154,15 @@ class EngineClient:
     def _cancel(self, generation: Generation, reason: CancelReason) -> None:
         self._send(Cancel(id=generation.id, reason=reason))
 
-    def _bound_wait(self, generations: Sequence[Generation], left_s: float) -> asyncio.TimerHandle:
-        """The owner ends waits between two steps; one that is stuck in a step does not keep anyone longer (D2)."""
-        step_s = self.report.statistics.step_s if self.report else 0.0
-        slack_s = WAIT_SLACK_S + 2 * step_s
-        return asyncio.get_running_loop().call_later(left_s + slack_s, self._wait_over, tuple(generations))
+    def _bound_wait(self, generations: Sequence[Generation], left_s: float) -> None:
+        step_s = 0.0 if self.report is None else self.report.statistics.step_s
+        bound_wait(generations, left_s, step_s, self._refuse)
 
-    def _wait_over(self, generations: Sequence[Generation]) -> None:
-        """Refuse those who still wait; their places come free once the owner has said so."""
-        if any(generation.started is not None for generation in generations):
-            return
-        for generation in generations:
-            if not generation.ended:
-                generation.cancel()
-                generation.fail(wait_over(self.gate.retry_after_s(self.clock())))
-                self._tell_refused("wait_over")
+    def _refuse(self, generation: Generation) -> None:
+        """End a wait that the owner, stuck in a step, did not end."""
+        generation.cancel()
+        generation.fail(wait_over(self.gate.retry_after_s(self.clock())))
+        self._tell_refused("wait_over")
 
     def _leave(self, visit: Visit, outcome: str) -> None:
         self.gate.leave(visit, outcome, self.clock())
@@ -255,7 +248,7 @@ class EngineClient:
             self._tell_refused("wait_over")
 
     def _on_refused(self, generation: Generation, visit: Visit, output: Output) -> None:
-        """It was refused here while the owner was stuck: only its place is still to be given back."""
+        """Its caller was answered before: all that is left is its place."""
         if output.finish is not None:
             del self._live[generation.id]
             self._ended(generation, visit, FinishReason.EXPIRED.value)
@@ -357,7 +350,6 @@ class Reservation:
         self._tag = tag
         self._unused = visit.rows
         self._generations: list[Generation] = []
-        self._timers: list[asyncio.TimerHandle] = []
 
     def correct(self, *, prompt_tokens: int, completion_tokens: int | None = None) -> None:
         """The exact size, once it is known: prompt tokens over all rows, completion tokens over all rows (None: as
@@ -387,7 +379,7 @@ class Reservation:
             request = msgspec.structs.replace(request, id=f"{group}.{i}", group=group, max_wait_s=left_s)
             self._generations.append(client._submit(request, self._visit, self._kind, self._tag))
             self._unused -= 1
-        self._timers.append(client._bound_wait(self._generations, left_s))
+        client._bound_wait(self._generations, left_s)
         return self._generations
 
     def cancel(self, reason: CancelReason = CancelReason.CLIENT) -> None:
@@ -400,8 +392,6 @@ class Reservation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.cancel()
-        for timer in self._timers:
-            timer.cancel()
         for _ in range(self._unused):
             self._client._leave(self._visit, "unused")
         self._unused = 0

@@ -56,6 +56,11 @@ class Generation:
         return self.request.id
 
     @property
+    def waits(self) -> bool:
+        """Whether it does not run yet, and is still wanted."""
+        return self.started is None and not self.ended and self._cancelled is None
+
+    @property
     def phase(self) -> str:
         """waiting, prefill or decode; done once its end is known."""
         if self.ended:
