@@ -15,7 +15,9 @@ else
 BACKEND := cpu,
 endif
 
-.PHONY: install serve test lint types format clean
+# coverage: every line and branch of core/ and engine/.
+
+.PHONY: install serve test coverage lint types format clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +33,9 @@ serve: install
 
 test: install
 	@$(BIN)/python -m pytest $(ARGS)
+
+coverage: install
+	@$(BIN)/python -m pytest -q tests/core tests/engine --cov=treadle.core --cov=treadle.engine --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 lint: install
 	@$(BIN)/ruff check .
