@@ -142,6 +142,11 @@ def test_a_wrong_type_is_named_with_the_right_one(name: str, value: Any, wanted:
     assert error.param == name
 
 
+def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
+    settings = Settings.from_mapping({"max_waiting": None, "api-key": None, "threads": None})
+    assert (settings.max_waiting, settings.api_key, settings.threads) == (None, None, None)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -389,6 +389,24 @@ def test_once_one_of_a_group_runs_the_others_waits_do_not_end() -> None:
     bench.assert_idle()
 
 
+def test_one_slot_is_the_same_engine_one_sequence_at_a_time() -> None:
+    """D4, F1: serialized mode admits, chunks and cancels like any other."""
+    bench = Bench(max_running=1, prefill_tokens=16)
+    requests = [bench.submit(f"r{i}", prompt=40, max_tokens=5) for i in range(4)]
+    bench.cancel("r1")
+    seen: list[str] = []
+    while bench.scheduler.has_work:
+        bench.step()
+        plan = bench.plan
+        inside = {*ids(plan)[0], *ids(plan)[1], *ids(plan)[2]}
+        assert len(inside) <= 1, "two sequences in one step"
+        seen += [name for name in inside if name not in seen]
+    assert seen == ["r0", "r2", "r3"]
+    for request in (requests[0], *requests[2:]):
+        bench.assert_undisturbed(request)
+    bench.assert_idle()
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_the_rest_of_a_group_that_has_begun_goes_first(late: bool) -> None:
     """D2: nothing waits without a bound, so a stream of better priorities does not hold up what may not be refused."""

@@ -236,6 +236,17 @@ def test_when_every_step_raises_each_one_ends_once_and_the_owner_gives_up():
     assert hand.runner.steps == MAX_FAILING_STEPS
 
 
+def test_steps_that_raise_now_and_then_are_not_in_a_row():
+    """B7: a long life may see many of them."""
+    rows = [ask(f"r{i}", prompt=(i,)) for i in range(2 * MAX_FAILING_STEPS)]
+    hand = Hand(max_running=1)
+    hand.faults.steps = {3 * i + 1: ValueError("hiccup") for i in range(3 * len(rows))}
+    hand.put(*rows).step().until_idle()
+    assert [hand.end(row.id).reason for row in rows] == [FinishReason.LENGTH] * len(rows)
+    assert [hand.tokens(row.id) for row in rows] == [expected(row) for row in rows]
+    assert not hand.loop.stopped
+
+
 def test_steps_that_raise_show_that_the_owner_lives():
     """C4: hung means that no step ends, and these do end."""
     hand = Hand(steps={3: ValueError("slow fault")}).put(ask("a"), ask("b")).step(2)
@@ -300,6 +311,25 @@ def test_jobs_run_one_between_two_steps():
     assert hand.runner.steps == 3
 
 
+def test_work_that_asks_for_more_work_waits_for_nothing():
+    """A4: there is one place to ask, and asking there from the owner itself takes no lock that the owner holds."""
+    hand = Hand(max_running=1)
+    inner = ask("inner")
+
+    def job(context: Any, args: Any) -> int:
+        hand.put(RunJob(id="nested", name="echo"), inner, Submit(id="gone", prompt=(1,), max_tokens=1))
+        hand.put(Cancel(id="gone"))
+        return hand.runner.max_concurrent
+
+    hand.faults.jobs = {"job": job}
+    hand.put(ask("outer"), RunJob(id="j", name="job")).step().until_idle()
+    hand.step().until_idle()
+    assert [done.code for done in hand.jobs.values()] == ["", ""]
+    assert hand.tokens("outer") == hand.tokens("inner") == expected(inner)
+    assert hand.end("gone").reason is FinishReason.CANCELLED
+    assert hand.runner.max_concurrent == 1
+
+
 def test_a_job_that_raises_fails_alone():
     hand = Hand().put(ask("a"), RunJob(id="j", name="raise")).step().until_idle()
     assert (hand.jobs["j"].code, hand.jobs["j"].message) == ("engine_job_failed", "ValueError: the job's fault")
@@ -344,6 +374,7 @@ def test_a_job_cancelled_before_it_began_never_runs():
     assert hand.jobs["i"].code == ""
     assert hand.jobs["j"].code == "request_cancelled"
     assert [name for name, _ in hand.runner.threads].count("job") == 1
+    assert not hand.mailbox.job_cancelled("j"), "a cancellation outlived its job"
 
 
 def test_a_job_sees_its_cancellation_while_it_runs():

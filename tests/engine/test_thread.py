@@ -47,7 +47,7 @@ async def in_thread(function: Any) -> None:
 
 @in_loop
 async def test_everything_of_the_runner_happens_on_one_thread_that_is_not_this_one():
-    """A1: built, warmed up, stepped, released, given jobs and closed."""
+    """A1, A6: built, warmed up, stepped, released, given jobs and closed."""
     made: list[FaultyRunner] = []
 
     def build(progress: Any) -> FaultyRunner:
