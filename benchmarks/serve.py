@@ -187,7 +187,7 @@ async def overload(target: Target, seconds: float = 60.0) -> None:
     limits = (await status(target))["admission"]
     fits = limits["capacity"] + limits["max_waiting"]
     seen, refused, waited, truth = Counter[str](), list[float](), list[float](), list[float]()
-    lag, until = list[float](), time.perf_counter() + seconds
+    ready, own_lag, until = list[float](), list[float](), time.perf_counter() + seconds
 
     async def client(i: int) -> None:
         rng = random.Random(i)
@@ -208,16 +208,22 @@ async def overload(target: Target, seconds: float = 60.0) -> None:
 
     async def health() -> None:
         while time.perf_counter() < until:
-            lag.append((await target.get("/health/ready")).total_s)
+            ready.append((await target.get("/health/ready")).total_s)
             await asyncio.sleep(0.1)
 
-    await asyncio.gather(health(), *(client(i) for i in range(10 * fits)))
+    async def watch_own_lag() -> None:
+        while (due := time.perf_counter() + 0.005) < until:
+            await asyncio.sleep(0.005)
+            own_lag.append(time.perf_counter() - due)
+
+    await asyncio.gather(health(), watch_own_lag(), *(client(i) for i in range(10 * fits)))
     rate = statistics.mean(truth) if truth else float("nan")
     print(
         f"overload {10 * fits} clients for {seconds:g} s: {dict(seen)}; refusal p50 {ms(quantile(refused, 0.5))} "
         f"p99 {ms(quantile(refused, 0.99))}, {len(waited)} after their wait; {rate:.0%} of those who waited "
         f"Retry-After got in; ready answered "
-        f"p50 {ms(quantile(lag, 0.5))} p99 {ms(quantile(lag, 0.99))}"
+        f"p50 {ms(quantile(ready, 0.5))} p99 {ms(quantile(ready, 0.99))}; this client's own lag p99 "
+        f"{ms(quantile(own_lag, 0.99))} max {ms(max(own_lag))}"
     )
     print("  event-loop lag of the server:", (await status(target))["event_loop_lag"])
 

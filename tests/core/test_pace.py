@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.core.drive import Bench
 from treadle.core.pace import (
@@ -207,6 +209,65 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
     bench.submit("short", prompt=30)
     bench.until(lambda: bench.heard["short"].first_token is not None, steps=25)
     assert bench.heard["long"].first_token is None
+
+
+# Quick prompts
+
+
+def learned(machine: Machine, max_tokens: int = 512) -> PrefillPace:
+    pace = PrefillPace(max_tokens)
+    for tokens in (64, 40, 16):
+        pace.split([tokens], decoding=0)
+        pace.observe(prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s)
+    return pace
+
+
+def test_prompts_that_one_step_can_end_go_in_together_and_at_once() -> None:
+    """P1, B1: also where the credit is used up by a long one."""
+    pace = learned(PROPORTIONAL)
+    pace.split([2000], decoding=4)
+    pace.observe(prefill_tokens=400, prefill_s=PROPORTIONAL.chunk_s(400), decode_s=PROPORTIONAL.decode_s)
+    assert pace.split([2000], decoding=4) == [0]
+    assert pace.split([12, 2000, 15], decoding=4) == [12, 0, 15]
+
+
+def test_what_quick_prompts_cost_is_not_taken_from_the_long_one() -> None:
+    """P4: short requests that keep coming do not starve it."""
+    pace, long = learned(CPU), 600
+    for _ in range(60):
+        got, quick = pace.split([long, 12], decoding=4)
+        assert quick == 12
+        long -= got
+        prefill_s = CPU.chunk_s(got + quick)
+        pace.observe(prefill_tokens=got + quick, prefill_s=prefill_s, decode_s=CPU.decode_s)
+        if long <= 28:
+            return
+    raise AssertionError(f"{long} tokens are left")
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(needs=st.lists(st.integers(1, 600), min_size=1, max_size=30), decoding=st.integers(0, 16))
+@settings(max_examples=40)
+def test_everyone_gets_in_and_a_step_is_bounded(name: str, needs: list[int], decoding: int) -> None:
+    """No more than is needed, no more than a step may take, nobody is left out."""
+    machine, queue = ALL[name], [[need] for need in needs]
+    pace = learned(machine, max_tokens=128)
+    for _ in range(12 * sum(needs) // MIN_CHUNK + 40 * len(needs)):
+        shares = pace.split([need for (need,) in queue], decoding=decoding)
+        assert sum(shares) <= 128
+        assert all(0 <= got <= need for got, (need,) in zip(shares, queue, strict=True))
+        pace.observe(
+            prefill_tokens=sum(shares),
+            prefill_s=machine.chunk_s(sum(shares)),
+            decode_s=machine.decode_s if decoding else 0.0,
+        )
+        for entry, got in zip(queue, shares, strict=True):
+            entry[0] -= got
+        left = [(entry, got) for entry, got in zip(queue, shares, strict=True) if entry[0]]
+        queue = [entry for entry, got in left if not got] + [entry for entry, got in left if got]
+        if not queue:
+            return
+    raise AssertionError(f"{queue} never ended")
 
 
 # Where nothing decodes, and at the start

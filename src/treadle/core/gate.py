@@ -5,8 +5,9 @@ never because a client left. Nobody waits here: `enter` and `correct` admit or r
 `/v1/status` shows (D3).
 
 `Retry-After` is when a place is expected to come free: departures have a measured rate, and each client that was
-turned away is promised the next free place after those promised before it, within one turnover of all places. Only
-departures from full slots count, as the others say how often clients come and not how fast they are served.
+turned away is promised the next free place after those promised before it. Those for whom one turnover of all places is
+not enough are told a little more than that, each something else. Only departures from full slots count, as the others
+say how often clients come and not how fast they are served.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..errors import Busy, InvalidRequest, TreadleError
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 FIRST_GUESS_S = 1.0
 LONGEST_PROMISE_S = 600.0
+SPREAD = 0.3
+GOLDEN = 0.618034
 DEPARTURES = 64
 ENOUGH_DEPARTURES = 8
 
@@ -69,6 +72,7 @@ class Gate:
         self._service_s = 0.0
         self._busy_since = 0.0
         self._promised = 0.0
+        self._crowd = 0.0
         self._books = _Books()
 
     def open_(self, limits: GateLimits) -> None:
@@ -90,8 +94,7 @@ class Gate:
             raise self._never(rows)
         if self.limits.tokens:
             tokens = min(tokens, self.limits.tokens)
-        if self._rows + rows > self.limits.places:
-            raise self._busy("queue_full", now)
+        self._check_places(rows, now)
         if self.limits.tokens and self._tokens + tokens > self.limits.tokens:
             raise self._busy("tokens", now)
         if not self._rows:
@@ -105,6 +108,16 @@ class Gate:
         """Raise the closing error while the door is closed."""
         if self._closed is not None:
             raise self._refusal(self._closed)
+
+    def check_room(self, now: float) -> None:
+        """Raise what `enter` would raise for the smallest request: the closing error, or Busy where all places are
+        taken. Takes nothing."""
+        self.check_open()
+        self._check_places(1, now)
+
+    def _check_places(self, rows: int, now: float) -> None:
+        if self._rows + rows > self.limits.places:
+            raise self._busy("queue_full", now)
 
     def correct(self, visit: Visit, *, tokens: int, now: float) -> None:
         """Replace the estimate by what was counted. Raises like `enter`; the visit keeps its estimate then."""
@@ -152,8 +165,18 @@ class Gate:
         pace = self._seconds_per_departure(now)
         soonest = self._soonest_s(now)
         turnover = min(pace * self.limits.places, LONGEST_PROMISE_S)
-        self._promised = min(max(self._promised, now + soonest) + pace, now + max(turnover, soonest + pace))
-        return self._promised - now
+        latest = now + max(turnover, soonest + pace)
+        self._promised = max(self._promised, now + soonest) + pace
+        if self._promised <= latest:
+            return self._promised - now
+        self._promised = latest
+        return (latest - now) * (1 + self._beyond())
+
+    def _beyond(self) -> float:
+        """How much later than the latest promise, as a part of it: those who are all told the same come as one crowd.
+        Steps of the golden ratio spread any number of them evenly."""
+        self._crowd = (self._crowd + GOLDEN) % 1.0
+        return SPREAD * self._crowd
 
     def _seconds_per_departure(self, now: float) -> float:
         rows = max(1, self._rows)

@@ -7,9 +7,15 @@ at most twice a plain decode step. Where nothing decodes, a chunk is bounded by 
 cancel or a newcomer waits. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner
 measured. Where the overhead alone is about a decode step, as a pass over the weights is on an accelerator, a chunk
 takes as many tokens as hardly cost more than it, and what it costs beyond its credit is paid back before the next.
+
+A prompt so short that one step can end it beside the decoding rows is quick: it goes in at once and on no credit, as
+each such row is paid for once, while a long prompt takes its share in every step. So a staggered burst gets its first
+tokens as evenly as it arrives. Quick and long together take no more than MOST_SHARE of a decode step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 LEAST_SHARE = 0.4
 MOST_SHARE = 1.0
@@ -87,6 +93,38 @@ class PrefillPace:
         self._credit_s = 0.0
         self._share = LEAST_SHARE
         self._beside = False
+        self._on_credit = 1.0  # the part of the step's prompt tokens that is paid from the credit
+
+    def split(self, remaining: list[int], *, decoding: int) -> list[int]:
+        """Prompt tokens that the next step computes of each prefill, of which `remaining` tokens are left, in turn
+        order, beside `decoding` rows that decode."""
+        self._on_credit = 1.0
+        room = self._room(decoding)
+        quick = [i for i, need in enumerate(remaining) if need <= room]
+        budget = self.budget(prefilling=max(1, len(remaining) - len(quick)), decoding=decoding)
+        if not quick:
+            return share(budget, remaining)
+        budget = min(budget, max(room // 2, MIN_CHUNK), self.max_tokens - remaining[quick[0]])
+        shares = share(budget, [0 if need <= room else need for need in remaining])
+        on_credit = sum(shares)
+        for i in self._fitting(quick, remaining, room - on_credit):
+            shares[i] = remaining[i]
+        self._on_credit = on_credit / sum(shares)
+        return shares
+
+    def _fitting(self, quick: list[int], remaining: list[int], room: int) -> Iterator[int]:
+        """Those of `quick` that fit in turn; the first does whatever the long ones took, so that none starves."""
+        for i in quick:
+            if remaining[i] <= room or i == quick[0]:
+                room -= remaining[i]
+                yield i
+
+    def _room(self, decoding: int) -> int:
+        """The tokens that a step may take for quick prompts; 0 where nobody decodes: there is no one to spare."""
+        if not decoding or self._decode_s == 0 or not self._cost.known:
+            return 0
+        overhead, _ = self._cost.line()
+        return min(self._cost.tokens(max(MOST_SHARE * self._decode_s, OVER_OVERHEAD * overhead)), self.max_tokens)
 
     def budget(self, *, prefilling: int, decoding: int) -> int:
         """Prompt tokens that the next step may compute for `prefilling` rows beside `decoding` ones; 0 while those are
@@ -105,7 +143,7 @@ class PrefillPace:
         """Learn from a finished step: what it computed and how long each part took."""
         if prefill_tokens and prefill_s > 0:
             self._cost.observe(prefill_tokens, prefill_s)
-            self._credit_s -= prefill_s
+            self._credit_s -= prefill_s * self._on_credit
         if decode_s > 0:
             self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
             self._credit_s += self._share * decode_s

@@ -30,7 +30,7 @@ from .messages import (
     Submit,
     TokenLogprob,
 )
-from .pace import PrefillPace, share
+from .pace import PrefillPace
 from .plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
 from .row import Row
 from .states import Event, State
@@ -262,9 +262,8 @@ class Scheduler:
         rows = [row for row in active if row.prefill_left > 0]
         if not rows:
             return ()
-        budget = self._pace.budget(prefilling=len(rows), decoding=len(active) - len(rows))
         rows.sort(key=lambda row: (row.turn, row.order))
-        shares = share(budget, [row.prefill_left for row in rows])
+        shares = self._pace.split([row.prefill_left for row in rows], decoding=len(active) - len(rows))
         return tuple(self._chunk(row, count) for row, count in zip(rows, shares, strict=True) if count)
 
     def _chunk(self, row: Row, count: int) -> PrefillChunk:

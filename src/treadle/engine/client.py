@@ -8,11 +8,12 @@ places come free with the engine's terminal events, or with the engine's death.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -39,6 +40,7 @@ from .handle import Launch
 from .jobs import Jobs
 from .observer import Observer
 from .owner import kv_tokens
+from .status import status_of
 from .supervisor import EngineState, Patience, Supervisor
 from .waits import bound_wait
 
@@ -125,6 +127,11 @@ class EngineClient:
 
     # Requests ----------------------------------------------------------------------------------------------------
 
+    def check_room(self) -> None:
+        """Refuse a request of which nothing is known yet, where none could come in. Raises like `reserve`."""
+        with self._counting():
+            self.gate.check_room(self.clock())
+
     def reserve(
         self, *, rows: int, prompt_tokens: int, completion_tokens: int | None, kind: str, tag: str
     ) -> Reservation:
@@ -134,12 +141,18 @@ class EngineClient:
         Raises Busy, EngineUnavailable or ServerStopping with `retry_after_s`; InvalidRequest for what can't ever fit.
         """
         tokens = prompt_tokens + rows * self._completion(completion_tokens, prompt_tokens // rows)
-        try:
+        with self._counting():
             visit = self.gate.enter(rows=rows, tokens=tokens, now=self.clock())
+        return Reservation(self, visit, kind=kind, tag=tag)
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Tell the observers of a refusal within the block."""
+        try:
+            yield
         except TreadleError as error:
             self._tell_refused(error.code)
             raise
-        return Reservation(self, visit, kind=kind, tag=tag)
 
     def _completion(self, asked: int | None, prompt_tokens: int) -> int:
         left = max(1, self.capabilities.context - prompt_tokens) if self.capabilities else 1
@@ -292,52 +305,7 @@ class EngineClient:
 
     def status(self) -> dict[str, Any]:
         """Plain values for `/v1/status` (D3): admission, requests, engine. Needs nothing of the engine."""
-        now = self.clock()
-        health = self.health()
-        waits = [now - g.submitted for g, _ in self._live.values() if g.started is None]
-        can = self.capabilities
-        return {
-            "state": health.state,
-            "ready": health.ready,
-            "reason": health.reason,
-            "path": "serialized" if self.admission.max_running == 1 else "batched",
-            "admission": {
-                **self.gate.statistics(),
-                "running": len(self._live) - len(waits),
-                "waiting": len(waits),
-                "oldest_wait_s": round(max(waits, default=0.0), 6),
-            },
-            "requests": [self._request_status(g, now) for g, _ in self._live.values()],
-            "engine": self._engine_status(now),
-            "capabilities": None if can is None else msgspec.to_builtins(can),
-        }
-
-    def _engine_status(self, now: float) -> dict[str, Any]:
-        supervisor, report = self.supervisor, self.report
-        beat = supervisor.last_beat
-        return {
-            "state": supervisor.state.value,
-            "pid": supervisor.pid,
-            "restarts": supervisor.restarts,
-            "load_s": round(supervisor.load_s, 3),
-            "last_step": None if report is None else report.step,
-            "last_heard_s": None if beat is None else round(now - beat, 6),
-            "statistics": None if report is None else msgspec.to_builtins(report.statistics),
-        }
-
-    def _request_status(self, generation: Generation, now: float) -> dict[str, Any]:
-        return {
-            "id": generation.tag,
-            "kind": generation.kind,
-            "phase": generation.phase,
-            "path": "serialized" if self.admission.max_running == 1 else "batched",
-            "age_s": round(now - generation.submitted, 6),
-            "prompt_tokens": len(generation.request.prompt),
-            "prompt_tokens_done": generation.prompt_tokens_done,
-            "completion_tokens": generation.completion_tokens,
-            "cached_tokens": generation.cached_tokens,
-            "max_tokens": generation.request.max_tokens,
-        }
+        return status_of(self, [generation for generation, _ in self._live.values()])
 
 
 class Reservation:
@@ -357,11 +325,9 @@ class Reservation:
         rows = self._visit.rows
         completion = rows * self._client._completion(None, prompt_tokens // rows)
         tokens = prompt_tokens + (completion if completion_tokens is None else completion_tokens)
-        try:
-            self._client.gate.correct(self._visit, tokens=tokens, now=self._client.clock())
-        except TreadleError as error:
-            self._client._tell_refused(error.code)
-            raise
+        client = self._client
+        with client._counting():
+            client.gate.correct(self._visit, tokens=tokens, now=client.clock())
 
     def submit(self, requests: Sequence[Submit]) -> list[Generation]:
         """Send the sequences to the engine; ids, group and the time left to wait are filled in.

@@ -66,6 +66,25 @@ async def test_a_refusal_comes_before_tokenizing_and_says_when_to_come_again() -
         await ended(first)
 
 
+@in_loop
+async def test_where_nobody_could_come_in_a_request_is_refused_before_its_body_is_read() -> None:
+    """D1: a refusal costs next to nothing, however large the body. Other routes, and the key, come first."""
+    async with front(forever, pump=False, running=1, waiting=0, api_key="k") as f:
+        key = {"authorization": "Bearer k"}
+        first = post(CHAT, HI | {"stream": True}, headers=key).start(f.app)
+        await f.step(2)
+        endless = Client("POST", CHAT, [b"{", b" " * 1000, b"never asked for"], key)
+        refused = await endless.run(f.app)
+        assert (refused.status, refused.json["error"]["code"]) == (503, "text_generation_busy")
+        assert len(endless._parts) == 3, "nobody has taken a piece of the body"
+        assert f.telemetry.metrics.value("treadle_refused_total", {"reason": "text_generation_busy"}) == 1
+        assert (await Client("POST", CHAT, b"{}").run(f.app)).status == 401
+        assert (await Client("GET", CHAT, headers=key).run(f.app)).status == 405
+        first.leave()
+        await f.step(2)
+        await ended(first)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @in_loop
 async def test_a_waiter_whose_time_is_up_is_refused_before_the_first_byte(stream: bool) -> None:

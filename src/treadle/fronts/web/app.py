@@ -25,11 +25,17 @@ from .guard import Guard
 from .openai.answer import Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
+from .openai.dialect import Ask
 from .pages import docs_page, openapi_schema, request_body
 from .sse import Exchange
 from .status import Models, Probes
+from .turnstile import Turnstile
 
 VERSION = version("treadle")
+GENERATION: dict[str, tuple[Callable[[dict[str, Any]], Ask], str, str]] = {
+    "/v1/chat/completions": (ChatAsk, "ChatRequest", "Answer a conversation"),
+    "/v1/completions": (CompletionAsk, "CompletionRequest", "Continue a text"),
+}
 
 
 def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry) -> FastAPI:
@@ -43,6 +49,7 @@ def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry
     _add_docs(app)
     app.add_exception_handler(HTTPException, _http_exception)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
+    app.add_middleware(Turnstile, check_room=engine.check_room, paths=GENERATION)
     app.add_middleware(Guard, api_key=settings.api_key, host=settings.host)
     app.add_middleware(ErrorEnvelope)
     app.add_middleware(AccessLog, metrics=telemetry.metrics, routes=paths)
@@ -58,11 +65,7 @@ def model_names(settings: Settings) -> tuple[str, ...]:
 
 
 def _add_generation(app: FastAPI, server: Server) -> None:
-    routes: tuple[tuple[str, Callable[[dict[str, Any]], Any], str, str], ...] = (
-        ("/v1/chat/completions", ChatAsk, "ChatRequest", "Answer a conversation"),
-        ("/v1/completions", CompletionAsk, "CompletionRequest", "Continue a text"),
-    )
-    for path, ask, schema, summary in routes:
+    for path, (ask, schema, summary) in GENERATION.items():
         app.add_api_route(
             path,
             _endpoint(Answer(server, ask)),

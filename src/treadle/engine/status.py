@@ -1,0 +1,66 @@
+"""What `/v1/status` shows of the engine (D3), as plain values, without asking the engine: it may hang."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .generation import Generation
+
+if TYPE_CHECKING:
+    from .client import EngineClient
+
+
+def status_of(client: EngineClient, generations: Sequence[Generation]) -> dict[str, Any]:
+    """Admission, the requests that live, the engine's last statistics and their age in seconds."""
+    now = client.clock()
+    health = client.health()
+    waits = [now - generation.submitted for generation in generations if generation.started is None]
+    path = "serialized" if client.admission.max_running == 1 else "batched"
+    can = client.capabilities
+    return {
+        "state": health.state,
+        "ready": health.ready,
+        "reason": health.reason,
+        "path": path,
+        "admission": {
+            **client.gate.statistics(),
+            "running": len(generations) - len(waits),
+            "waiting": len(waits),
+            "oldest_wait_s": round(max(waits, default=0.0), 6),
+        },
+        "requests": [_request_status(generation, path, now) for generation in generations],
+        "engine": _engine_status(client, now),
+        "capabilities": None if can is None else msgspec.to_builtins(can),
+    }
+
+
+def _engine_status(client: EngineClient, now: float) -> dict[str, Any]:
+    supervisor, report = client.supervisor, client.report
+    beat = supervisor.last_beat
+    return {
+        "state": supervisor.state.value,
+        "pid": supervisor.pid,
+        "restarts": supervisor.restarts,
+        "load_s": round(supervisor.load_s, 3),
+        "last_step": None if report is None else report.step,
+        "last_heard_s": None if beat is None else round(now - beat, 6),
+        "statistics": None if report is None else msgspec.to_builtins(report.statistics),
+    }
+
+
+def _request_status(generation: Generation, path: str, now: float) -> dict[str, Any]:
+    return {
+        "id": generation.tag,
+        "kind": generation.kind,
+        "phase": generation.phase,
+        "path": path,
+        "age_s": round(now - generation.submitted, 6),
+        "prompt_tokens": len(generation.request.prompt),
+        "prompt_tokens_done": generation.prompt_tokens_done,
+        "completion_tokens": generation.completion_tokens,
+        "cached_tokens": generation.cached_tokens,
+        "max_tokens": generation.request.max_tokens,
+    }
