@@ -70,6 +70,22 @@ def test_running_and_waiting_places_are_taken_and_then_it_is_busy_at_once() -> N
     assert it.rows == 3
 
 
+def test_a_look_at_the_door_takes_nothing() -> None:
+    """D1: a refusal before anything is known of the request."""
+    it = gate(running=1, waiting=0)
+    it.check_room(0.0)
+    visit = enter(it)
+    with pytest.raises(Busy):
+        it.check_room(0.0)
+    it.leave(visit, "stop", 1.0)
+    it.check_room(1.0)
+    it.close(ServerStopping("stopping"))
+    with pytest.raises(ServerStopping):
+        it.check_room(1.0)
+    assert it.rows == 0
+    assert it.statistics()["refused"] == {"queue_full": 1, "server_stopping": 1}
+
+
 def test_no_waiting_places_refuse_all_that_can_not_run() -> None:
     it = gate(running=1, waiting=0)
     enter(it)

@@ -312,7 +312,10 @@ async def test_a_full_house_refuses_at_once_and_says_when_to_come_again():
         assert refused.value.retry_after_s is not None
         with pytest.raises(InvalidRequest):
             scene.reserve(rows=5)
-    assert scene.notes.of("refused") == [("text_generation_busy",), ("invalid_request",)]
+        with pytest.raises(Busy):
+            scene.client.check_room()
+    scene.client.check_room()
+    assert scene.notes.of("refused") == [("text_generation_busy",), ("invalid_request",), ("text_generation_busy",)]
     await scene.client.stop()
 
 
