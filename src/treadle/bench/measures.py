@@ -1,0 +1,230 @@
+"""Figures of a round: pure functions of its samples. Percentiles are values that were seen, never interpolated."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from .sample import Round, Sample
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How some values lie. Seconds, unless it says otherwise."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a round, or the requests of one role in it, came to.
+
+    `answers` counts outcomes and `reasons` the causes of those that are not ok. `gap` is between one piece of an
+    answer and the next, `stream_tokens_per_s` per answer after its first piece, `tokens_per_s` over all of them and
+    the whole time. `flatness` is TTFT max / median. `good` is the part of all requests that were answered within the
+    workload's limits, `goodput_per_s` how many of them a second.
+    """
+
+    answers: dict[str, int]
+    reasons: dict[str, int]
+    ttft: Spread | None
+    gap: Spread | None
+    total: Spread | None
+    stream_tokens_per_s: Spread | None
+    refusal: Spread | None
+    client_wait: Spread | None
+    tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    tokens_per_s: float
+    requests_per_s: float
+    flatness: float | None
+    good: float
+    goodput_per_s: float
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """The smallest value that at least the part `q` of all are not above (nearest rank)."""
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """None where there are no values."""
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
+        return None
+    return Spread(
+        count=len(ordered),
+        mean=statistics.fmean(ordered),
+        p50=quantile(ordered, 0.5),
+        p90=quantile(ordered, 0.9),
+        p99=quantile(ordered, 0.99),
+        max=ordered[-1],
+    )
+
+
+def figures(round_: Round, goodput: tuple[float, float], *, role: str | None = None) -> Figures:
+    """The figures of all samples, or of those with `role`."""
+    samples = [sample for sample in round_.samples if role is None or sample.role == role]
+    ok = [sample for sample in samples if sample.outcome == "ok"]
+    heard = [sample for sample in samples if sample.piece_s]
+    wall = max(_extent(samples), 1e-9)
+    ttft = spread(sample.ttft_s for sample in heard)
+    tokens = sum(sample.tokens for sample in samples)
+    good = sum(_is_good(sample, goodput) for sample in ok)
+    return Figures(
+        answers=dict(Counter(sample.outcome for sample in samples)),
+        reasons=dict(Counter(sample.reason for sample in samples if sample.reason)),
+        ttft=ttft,
+        gap=spread(gap for sample in heard for gap in sample.gaps_s),
+        total=spread(sample.end_s for sample in ok),
+        stream_tokens_per_s=spread(_stream_rate(sample) for sample in ok),
+        refusal=spread(sample.end_s for sample in samples if sample.outcome == "refused"),
+        client_wait=spread(sample.sent_s - sample.due_s for sample in samples),
+        tokens=tokens,
+        prompt_tokens=sum(sample.prompt_tokens or 0 for sample in samples),
+        cached_tokens=sum(sample.cached_tokens or 0 for sample in samples),
+        tokens_per_s=tokens / wall,
+        requests_per_s=len(ok) / wall,
+        flatness=ttft.max / ttft.p50 if ttft and ttft.p50 else None,
+        good=good / len(samples) if samples else 0.0,
+        goodput_per_s=good / wall,
+    )
+
+
+def _extent(samples: Sequence[Sample]) -> float:
+    """Seconds from the first request sent to the last one ended."""
+    if not samples:
+        return 0.0
+    return max(s.sent_s + s.end_s for s in samples) - min(s.sent_s for s in samples)
+
+
+def _stream_rate(sample: Sample) -> float | None:
+    first, last = sample.piece_s[:1], sample.piece_s[-1:]
+    if not first or last[0] <= first[0]:
+        return None
+    return (sample.tokens - 1) / (last[0] - first[0])
+
+
+def _is_good(sample: Sample, limits: tuple[float, float]) -> bool:
+    first_s, each_s = limits
+    if sample.ttft_s is None or sample.ttft_s > first_s:
+        return False
+    return (sample.end_s - sample.ttft_s) <= each_s * max(1, sample.tokens - 1)
+
+
+# What a workload is there to show ---------------------------------------------------------------------------------
+
+
+def particular(workload: str, round_: Round) -> dict[str, float]:
+    """The figures that are this workload's own, by name; a figure that the round can't give is left out."""
+    show = PARTICULAR.get(workload.split()[0])
+    if show is None:
+        return {}
+    return {name: value for name, value in show(round_).items() if value is not None and math.isfinite(value)}
+
+
+def _burst(round_: Round) -> dict[str, float | None]:
+    ttft = spread(sample.ttft_s for sample in round_.samples)
+    return {"TTFT max / median": ttft.max / ttft.p50 if ttft else None}
+
+
+def _stall(round_: Round) -> dict[str, float | None]:
+    """Gaps of the decoders while the long prompt prefills, over those before it came (P3)."""
+    before, during = _decoder_gaps(round_)
+    idle, loaded = spread(before), spread(during)
+    if idle is None or loaded is None:
+        return {}
+    return {
+        "gap p99 / idle gap p99": loaded.p99 / idle.p99,
+        "longest gap / idle median": loaded.max / idle.p50,
+        "rate kept": idle.mean / loaded.mean,
+        "long TTFT s": _role_ttft(round_, "long"),
+    }
+
+
+def _decoder_gaps(round_: Round) -> tuple[list[float], list[float]]:
+    long = next((s for s in round_.samples if s.role == "long"), None)
+    if long is None:
+        return [], []
+    began = long.sent_s
+    over = began + (long.ttft_s if long.ttft_s is not None else long.end_s)
+    before, during = list[float](), list[float]()
+    for sample in round_.samples:
+        if sample.role != "decoder":
+            continue
+        for a, b in zip(sample.piece_s, sample.piece_s[1:], strict=False):
+            start, end = sample.sent_s + a, sample.sent_s + b
+            if end <= began:
+                before.append(b - a)
+            elif start < over:
+                during.append(b - a)
+    return before, during
+
+
+def _interactive(round_: Round) -> dict[str, float | None]:
+    """A short request's TTFT during a long prefill, over the same without it (P4)."""
+    loaded, alone = _role_ttft(round_, "short"), _role_ttft(round_, "alone")
+    return {"short TTFT / unloaded": loaded / alone if loaded and alone else None}
+
+
+def _cancel(round_: Round) -> dict[str, float | None]:
+    """A follow-up's TTFT right after another client left, over the same on an idle server; and what was computed for
+    clients that had left."""
+    follow, alone = _role_ttft(round_, "follow-up"), _role_ttft(round_, "alone")
+    left = [s for s in round_.samples if s.outcome == "left"]
+    made = round_.status.get("completion_tokens")
+    wasted = None if made is None else made - sum(s.tokens for s in round_.samples)
+    return {
+        "follow-up TTFT / idle": follow / alone if follow and alone else None,
+        "wasted tokens a cancel": wasted / len(left) if wasted is not None and left else None,
+    }
+
+
+def _overload(round_: Round) -> dict[str, float | None]:
+    refusal = spread(s.end_s for s in round_.samples if s.outcome == "refused")
+    told = [s for s in round_.samples if s.outcome == "refused"]
+    honest = sum(s.retry_after_s is not None for s in told)
+    wrong = sum(s.outcome in ("failed", "incomplete") for s in round_.samples)
+    return {
+        "refusal p99 s": refusal.p99 if refusal else None,
+        "refusals with Retry-After": honest / len(told) if told else None,
+        "neither answered nor refused": float(wrong),
+    }
+
+
+def _mixed(round_: Round) -> dict[str, float | None]:
+    return {"short TTFT p50 s": _role_ttft(round_, "short"), "long TTFT s": _role_ttft(round_, "long")}
+
+
+def _agents(round_: Round) -> dict[str, float | None]:
+    first, later = _role_ttft(round_, "first turn"), _role_ttft(round_, "later turn")
+    prompt = sum(s.prompt_tokens or 0 for s in round_.samples)
+    cached = sum(s.cached_tokens or 0 for s in round_.samples)
+    return {
+        "later turn TTFT / first": later / first if first and later else None,
+        "prompt tokens reused": cached / prompt if prompt else None,
+    }
+
+
+def _role_ttft(round_: Round, role: str) -> float | None:
+    times = spread(s.ttft_s for s in round_.samples if s.role == role)
+    return times.p50 if times else None
+
+
+PARTICULAR: dict[str, Callable[[Round], dict[str, float | None]]] = {
+    "burst": _burst,
+    "stall": _stall,
+    "interactive": _interactive,
+    "cancel": _cancel,
+    "overload": _overload,
+    "mixed-length": _mixed,
+    "agents": _agents,
+}

@@ -1,0 +1,58 @@
+"""What a workload is: requests and the moments they are sent at, as plain values. Nothing here knows a server."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Event = Literal["sent", "token", "end"]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation. `role` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """`delay_s` seconds after the event of request `of`: it was sent, its `count`th piece came, or it ended, however
+    it ended. What has no such event any more (its end came first) counts as happening with its end."""
+
+    of: str
+    event: Event = "end"
+    count: int = 1
+    delay_s: float = 0.0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One request. It is due at `at_s` seconds after the start of the run or, with `after`, at that moment; it is sent
+    when it is due and the workload's concurrency allows. At `leave` the client drops the connection, if the
+    request has not ended by then. `role` groups what is measured together; `session` names the conversation it
+    belongs to."""
+
+    id: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+    at_s: float = 0.0
+    after: Moment | None = None
+    leave: Moment | None = None
+    role: str = "all"
+    session: str = ""
+    stream: bool = True
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """A named load. The same name, seed and options give the same requests, to the letter.
+
+    `concurrency` is the most requests that the client has open (0: no limit). `goodput` are the limits, in seconds,
+    under which an answer counts as good: time to first token, and mean time per token after it.
+    """
+
+    name: str
+    seed: int
+    options: dict[str, float]
+    requests: tuple[Request, ...]
+    concurrency: int = 0
+    goodput: tuple[float, float] = (2.0, 0.2)

@@ -1,0 +1,120 @@
+"""What was seen of one request, and of one round: plain values that are written to the result file as they are."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["ok", "refused", "failed", "incomplete", "left"]
+
+
+class Sample(msgspec.Struct):
+    """One request as the client saw it.
+
+    `due_s` and `sent_s` are seconds from the start of the round; everything after is seconds from `sent_s`, so that
+    time the client spent waiting for its own concurrency is never the server's. `piece_s` are the times of the pieces
+    of the answer (one or more tokens each). `outcome`: "ok" is a whole answer; "refused" a 429 or 503 before any of
+    it; "failed" another error, also one inside a 200; "incomplete" an answer that broke off or fell silent; "left"
+    one that the client dropped on purpose. `reason` says more of the last four.
+    """
+
+    id: str
+    role: str
+    due_s: float
+    sent_s: float
+    session: str = ""
+    status: int = 0
+    header_s: float | None = None
+    piece_s: list[float] = []
+    end_s: float = 0.0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str = ""
+    outcome: Outcome = "failed"
+    reason: str = ""
+    retry_after_s: float | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from sending to the first piece of the answer."""
+        return self.piece_s[0] if self.piece_s else None
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between one piece and the next."""
+        return [b - a for a, b in zip(self.piece_s, self.piece_s[1:], strict=False)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answer: as the server counted them, else the pieces that came."""
+        return len(self.piece_s) if self.completion_tokens is None else self.completion_tokens
+
+
+class Control(msgspec.Struct):
+    """One look at a control route (`/health`, `/v1/models`) during load. `status` 0: no answer."""
+
+    path: str
+    at_s: float
+    took_s: float
+    status: int
+
+
+class Round(msgspec.Struct):
+    """One run of a workload against one target. `lag_s` are samples of how late the client's own event loop was;
+    `status` is the difference of `/v1/status` counters over the round, where the target has them."""
+
+    target: str
+    number: int
+    wall_s: float
+    samples: list[Sample]
+    control: list[Control] = []
+    lag_s: list[float] = []
+    status: dict[str, float] = {}
+
+
+class TargetInfo(msgspec.Struct):
+    """A server under test: its name in tables, its URL, the model it serves, and how it was started, if it was."""
+
+    name: str
+    url: str
+    model: str
+    command: str = ""
+    version: str = ""
+
+
+class Machine(msgspec.Struct):
+    """Where the figures come from."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    python: str
+    treadle: str
+    accelerator: str = ""
+
+
+class Result(msgspec.Struct):
+    """A whole `treadle bench run`: what its JSON file holds. `workloads` has one entry per workload that was run, with
+    its seed and options; `rounds[name]` are its rounds in the order in which they ran, targets interleaved."""
+
+    format: int
+    started: str
+    machine: Machine
+    targets: list[TargetInfo]
+    endpoint: str
+    workloads: dict[str, WorkloadInfo]
+    rounds: dict[str, list[Round]]
+
+
+class WorkloadInfo(msgspec.Struct):
+    """What identifies a workload: two runs can be compared if these are equal."""
+
+    seed: int
+    options: dict[str, float]
+    requests: int
+    concurrency: int
+    digest: str
+    goodput: tuple[float, float] = (2.0, 0.2)
