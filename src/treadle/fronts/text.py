@@ -44,6 +44,7 @@ def limits_of(model: TextModel, can: Capabilities | None, max_tokens: int | None
 def with_stops(checked: Checked, model: TextModel, *, chat: bool, hide_special: bool = True) -> Checked:
     """With the model's own stop strings in a chat, and stop strings that are special tokens as tokens: where text
     hides these, they would never be found in it."""
-    stop = tuple(dict.fromkeys((*checked.stop, *(model.stop_strings if chat else ()))))
+    own = model.stop_strings if chat and not checked.ignore_eos else ()
+    stop = tuple(dict.fromkeys((*checked.stop, *own)))
     tokens = model.stop_tokens(stop) if hide_special else ()
     return replace(checked, stop=stop, stop_token_ids=tuple(dict.fromkeys((*checked.stop_token_ids, *tokens))))

@@ -68,7 +68,8 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave."""
+    """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave.
+    `ignore_eos`: nothing of the model's own ends the answer."""
 
     sampling: Sampling
     seed: int | None
@@ -77,6 +78,7 @@ class Checked:
     min_tokens: int
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
     logprobs: int | None
     priority: int
 
@@ -93,6 +95,7 @@ def check(wanted: Wanted, limits: Limits) -> Checked:
         min_tokens=_whole("min_tokens", wanted.min_tokens, 0, most) or 0,
         stop=_stop(wanted.stop or ()),
         stop_token_ids=_stop_token_ids(wanted, limits),
+        ignore_eos=bool(wanted.ignore_eos),
         logprobs=_whole("logprobs", wanted.logprobs, 0, min(MAX_TOP_LOGPROBS, limits.vocabulary)),
         priority=_whole("priority", wanted.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
     )

@@ -127,6 +127,19 @@ async def test_a_models_own_stop_strings_end_its_chats_and_leave_completions_alo
 
 
 @in_loop
+async def test_ignore_eos_lets_a_chat_go_on_past_the_models_own_stop_strings() -> None:
+    """As long as asked for, whatever the model says: a benchmark counts on it. The request's own still end it."""
+    async with front(says("Paris.\nUser: and? Lyon.")) as f:
+        f.texts.loaded = replace(bytes_text(), stop_strings=("\nUser:",))
+        whole = await f.chat(ignore_eos=True, max_tokens=18)
+        assert whole.json["choices"][0]["message"]["content"] == "Paris.\nUser: and? "
+        assert whole.json["choices"][0]["finish_reason"] == "length"
+        short = await f.chat(ignore_eos=True, max_tokens=18, stop=" and")
+        assert short.json["choices"][0]["message"]["content"] == "Paris.\nUser:"
+        assert f.idle()
+
+
+@in_loop
 async def test_a_stop_string_that_is_a_special_token_stops_as_a_token() -> None:
     """Text hides special tokens, so it would never be found there."""
     async with front(lambda request, position: ord("a") if position < 3 else IM_START) as f:
