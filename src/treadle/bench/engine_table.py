@@ -1,0 +1,54 @@
+"""The figures of `treadle bench engine` for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .engine_figures import OURS, THEIRS, Agreement, Batch, EngineResult
+from .ratios import Range, Row, verdict
+from .shown import ratio_over_rounds, value
+
+STYLES = {"better": "green", "worse": "red", "even": ""}
+
+
+def engine_table(result: EngineResult) -> RenderableType:
+    """Each batch size's figures side by side: medians, and the ratio with its least and most."""
+    table = Table(title=f"{result.model} ({result.dtype}), prompts of {result.prompt}, {result.tokens} tokens each")
+    for name in ("batch", "", OURS, THEIRS, "ratio"):
+        table.add_column(name, justify="left" if not name else "right")
+    for batch in result.batches:
+        for i, row in enumerate(batch.figures):
+            table.add_row("" if i else str(batch.size), row.figure.name, *_cells(row))
+        table.add_section()
+    details = ", ".join(f"{key} {value}" for key, value in result.details.items())
+    return Group(table, *(Text(agreement_line(batch)) for batch in result.batches), Text(details, style="dim"))
+
+
+def _cells(row: Row) -> tuple[str | Text, ...]:
+    ratio = row.ratios.get(OURS)
+    style = "" if ratio is None else STYLES[verdict(ratio, row.figure.better)]
+    medians = (_median(row.values.get(engine), row.figure.unit) for engine in (OURS, THEIRS))
+    return *medians, Text(ratio_over_rounds(ratio), style=style)
+
+
+def _median(values: Range | None, unit: str) -> str:
+    if values is None or unit != "bytes":
+        return value(None if values is None else values.median, unit)
+    return value(values.median / 1e6, "MB")
+
+
+def agreement_line(batch: Batch) -> str:
+    """Whether both engines said the same."""
+    rows = sum(round_.rows for round_ in batch.agreement)
+    if batch.all_equal:
+        return f"batch {batch.size}: greedy tokens equal in all {rows} rows"
+    equal = sum(round_.equal for round_ in batch.agreement)
+    return f"batch {batch.size}: greedy tokens equal in {equal} of {rows} rows; {_parted(batch.agreement)}"
+
+
+def _parted(rounds: tuple[Agreement, ...]) -> str:
+    first = min(((r.first_divergence, r.round) for r in rounds if r.first_divergence is not None), default=None)
+    assert first is not None, "rows that are not equal part somewhere"
+    return f"the earliest parts at token {first[0]}, in round {first[1]}"

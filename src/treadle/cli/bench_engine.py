@@ -1,0 +1,88 @@
+"""`treadle bench engine`: Treadle's engine beside mlx-lm's BatchGenerator, without a server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..bench.engine_figures import EngineResult
+
+
+def engine_command(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id or 'demo'.", metavar="[MODEL]")] = "demo",
+    batch: Annotated[
+        str, typer.Option("--batch", help="How many prompts at once, each size in turn.", metavar="N,N,...")
+    ] = "1,8,32",
+    prompt: Annotated[int, typer.Option("--prompt", help="Tokens in each prompt.", metavar="TOKENS")] = 128,
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens to generate from each.", metavar="TOKENS")] = 64,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of each size, both engines in turn.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same prompts.")] = 0,
+    prefill_tokens: Annotated[
+        int, typer.Option("--prefill-tokens", help="As of `serve`: prompt tokens a step at most.", metavar="TOKENS")
+    ] = 512,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="As of `serve`: BLAS threads at most. Default: measured.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result here.", metavar="FILE")] = None,
+) -> None:
+    """Run Treadle's engine and mlx-lm's BatchGenerator in this process, on the same weights and prompts."""
+    from ..errors import TreadleError
+
+    try:
+        result = _measure(model, batch, json, prompt, tokens, rounds, seed, prefill_tokens, threads)
+    except TreadleError as error:
+        print(f"treadle bench: {error.message}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print("treadle bench: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+    _show(result)
+
+
+def _measure(model: str, batch: str, json: Path | None, *options: Any) -> EngineResult:
+    from ..bench.inprocess import EngineBench, measure
+    from ..bench.store import check_writable, save
+    from ..config import Settings
+    from ..models.resolve import resolve
+
+    bench = EngineBench(sizes(batch), *options)
+    if json is not None:
+        check_writable(json)
+    say = _progress()
+    folder = resolve(Settings(model=model), say)
+    result = measure(folder.path, folder.name, bench, say)
+    if json is not None:
+        save(cast(Any, result), json)
+    return result
+
+
+def sizes(given: str) -> tuple[int, ...]:
+    """The batch sizes in "1,8,32". Raises BenchError."""
+    from ..bench.errors import BenchError
+
+    try:
+        return tuple(int(part) for part in given.split(",") if part.strip())
+    except ValueError:
+        raise BenchError(f"--batch {given}: give numbers with commas between, for example 1,8,32") from None
+
+
+def _progress() -> Callable[[str], None]:
+    """One line a stage, on standard error, so that standard output holds the table alone."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    return lambda stage: console.print(stage, style="dim", markup=False)
+
+
+def _show(result: EngineResult) -> None:
+    from rich.console import Console
+
+    from ..bench.engine_table import engine_table
+
+    Console().print(engine_table(result))
