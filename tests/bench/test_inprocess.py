@@ -111,6 +111,25 @@ def test_a_prompt_longer_than_the_context_is_refused(folder: Path) -> None:
         measure(folder, "tiny", EngineBench(prompt=250, tokens=7))
 
 
+def test_a_model_whose_rows_cannot_share_a_step_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from treadle.runner import mlxlm
+
+    monkeypatch.setattr(mlxlm.MlxLm, "can_merge", lambda self, caches: False)
+    with pytest.raises(BenchError, match="BatchGenerator can't run tiny"):
+        measure(folder, "tiny", EngineBench())
+
+
+def test_an_engine_that_breaks_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlx_lm.generate import BatchGenerator
+
+    def broken(self: BatchGenerator) -> None:
+        raise RuntimeError("[malloc] no room\nfor that")
+
+    monkeypatch.setattr(BatchGenerator, "next", broken)
+    with pytest.raises(BenchError, match=r"failed at batch 1 \(\[malloc\] no room for that\)"):
+        measure(folder, "tiny", EngineBench(prompt=5, tokens=3))
+
+
 def invoke(*arguments: str) -> Any:
     app = typer.Typer()
     app.command()(engine_command)
@@ -164,7 +183,8 @@ def test_a_record_tells_full_steps_from_those_that_wait_for_a_row() -> None:
     assert not record.done
     record.step([(1, 9)], 16.0)  # row 0 has ended
     assert record.done
-    assert (record.first_s, record.wall_s, record.full_step_s) == (7.0, 31.0, [8.0])
+    assert (record.first_s, record.wall_s) == (7.0, 31.0)
+    assert (record.full_step_s, record.full_tokens) == ([8.0], 2)
 
 
 def test_a_divergence_is_found_where_it_begins() -> None:
@@ -175,8 +195,8 @@ def test_a_divergence_is_found_where_it_begins() -> None:
 
 def test_a_round_without_full_steps_has_no_decode_rate() -> None:
     passes = [
-        Pass(OURS, 1, 4.0, 2.0, 1.0, (0.5, 0.5), 10),
-        Pass(THEIRS, 1, 8.0, 4.0, 2.0, (), 20),
+        Pass(OURS, 1, 4.0, 2.0, 1.0, (0.5, 0.5), 8, 10),
+        Pass(THEIRS, 1, 8.0, 4.0, 2.0, (), 0, 20),
     ]
     batch = batch_of(4, 11, 16, passes, [agreement(1, [[1]], [[2]])])
     figures = {row.figure.name: row for row in batch.figures}

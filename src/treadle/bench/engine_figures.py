@@ -19,7 +19,8 @@ class Pass(msgspec.Struct, frozen=True):
 
     `wall_s` is the whole of it, `first_s` until every row had its first token; rows that had theirs decode meanwhile.
     `prefill_s` is what reading prompts took, as each engine counts it. `full_step_s` are the steps after `first_s` in
-    which every row gained a token: what decoding costs with the batch full, and nothing to read beside it.
+    which every row gained a token, `full_tokens` in all: what decoding costs with the batch full, and nothing to read
+    beside it.
     `peak_bytes` is the most that MLX held meanwhile, weights included.
     """
 
@@ -29,6 +30,7 @@ class Pass(msgspec.Struct, frozen=True):
     first_s: float
     prefill_s: float
     full_step_s: tuple[float, ...]
+    full_tokens: int
     peak_bytes: int
 
 
@@ -80,6 +82,7 @@ class Record:
         self.wall_s = 0.0
         self.prefill_s = 0.0
         self.full_step_s: list[float] = []
+        self.full_tokens = 0
         self._wanted = tokens
 
     @property
@@ -96,10 +99,19 @@ class Record:
             self.first_s = self.wall_s
         elif len({row for row, _ in gained}) == len(self.rows):
             self.full_step_s.append(took_s)
+            self.full_tokens += len(gained)
 
     def as_pass(self, engine: str, round_: int, peak_bytes: int) -> Pass:
-        steps = tuple(self.full_step_s)
-        return Pass(engine, round_, self.wall_s, self.first_s, self.prefill_s, steps, peak_bytes)
+        return Pass(
+            engine=engine,
+            round=round_,
+            wall_s=self.wall_s,
+            first_s=self.first_s,
+            prefill_s=self.prefill_s,
+            full_step_s=tuple(self.full_step_s),
+            full_tokens=self.full_tokens,
+            peak_bytes=peak_bytes,
+        )
 
 
 def agreement(round_: int, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Agreement:
@@ -127,7 +139,7 @@ Read = Callable[[Pass, int, int, int], float | None]
 
 
 def _decode_rate(seen: Pass, size: int, prompt: int, tokens: int) -> float | None:
-    return size * len(seen.full_step_s) / sum(seen.full_step_s) if seen.full_step_s else None
+    return seen.full_tokens / sum(seen.full_step_s) if seen.full_step_s else None
 
 
 def _prefill_rate(seen: Pass, size: int, prompt: int, tokens: int) -> float | None:

@@ -142,8 +142,11 @@ class Engines:
             raise
 
     def check(self, size: int) -> None:
-        """Raises BenchError when `size` rows don't fit, which would make them take turns."""
+        """Raises BenchError when `size` rows can't share a step, or don't fit."""
         bench, can = self._bench, self._runner.capabilities()
+        if not self.model.batched:
+            why = can.details.get("not batched", "its caches can't be merged")
+            raise BenchError(f"mlx-lm's BatchGenerator can't run {can.model} ({why}): choose another model")
         each = bench.prompt + bench.tokens
         if each > can.context:
             raise BenchError(
