@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Mapping
 
@@ -30,25 +31,26 @@ async def _serve(settings: Settings) -> int:
 
 
 class Announcer:
-    """Tells a person at a terminal what goes on, on standard error."""
+    """Tells a person at a terminal what goes on, on standard error. Where that can't be written to any more (a closed
+    pipe, a full disk) nobody is told, and the server goes on."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._last = ""
 
     def listening(self, url: str) -> None:
-        self._console.print(f"[bold]Treadle[/] listens on {url} and loads {escape(self._settings.model)}")
+        self._print(f"[bold]Treadle[/] listens on {url} and loads {escape(self._settings.model)}")
 
     def stage(self, stage: str) -> None:
         """One line per stage of converting and loading."""
         if stage != self._last:
             self._last = stage
-            self._console.print(f"  [dim]{escape(stage)}[/]")
+            self._print(f"  [dim]{escape(stage)}[/]")
 
     def ready(self, url: str, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
         """What runs, its limits, and a line to copy."""
-        settings, console = self._settings, self._console
+        settings = self._settings
         memory = f"{can.weight_bytes / 1e9:.2f} GB of weights"
         if can.kv_budget_bytes:
             memory += f", up to {can.kv_budget_bytes / 1e9:.2f} GB of KV cache"
@@ -61,18 +63,28 @@ class Announcer:
             "sampling": ", ".join(f"{k} {v:g}" for k, v in sampling.items()) or "as each request says",
             "API": f"{url}/v1  (docs at {url}/docs, status at {url}/v1/status, metrics at {url}/metrics)",
         }
-        console.print(f"[bold green]Ready[/] after {load_s:.1f} s")
+        self._print(f"[bold green]Ready[/] after {load_s:.1f} s")
         for key, value in rows.items():
-            console.print(f"  [bold]{key:<9}[/]{escape(value)}")
+            self._print(f"  [bold]{key:<9}[/]{escape(value)}")
         key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.api_key else ""
         body = f'{{"model":"{name}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
-        console.print("Try:")
-        console.print(
+        self._print("Try:")
+        self._print(
             f"  curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", markup=False
         )
 
     def draining(self, running: int, drain_s: float) -> None:
-        self._console.print(f"Shutting down: {running} running, up to {drain_s:g} s (again to end at once)")
+        self._print(f"Shutting down: {running} running, up to {drain_s:g} s (again to end at once)")
 
     def stopped(self) -> None:
-        self._console.print("Stopped")
+        self._print("Stopped")
+
+    def _print(self, text: str, *, markup: bool = True) -> None:
+        with contextlib.suppress(OSError):
+            self._console.print(text, markup=markup)
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process here."""
+        self.quiet = True
