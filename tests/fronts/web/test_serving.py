@@ -152,6 +152,44 @@ async def test_a_chunked_body_is_read() -> None:
         assert status_of(await raw(port, head + b'7\r\n{"promp\r\n7\r\nt":"a"}\r\n0\r\n\r\n')) == 200
 
 
+@pytest.mark.parametrize("extra", ["X: y", "Connection: keep-alive"])
+@in_loop
+async def test_an_old_client_gets_its_stream_without_chunks(extra: str) -> None:
+    """HTTP/1.0 knows no chunks: they would stand in the middle of the events. The end is the connection's end."""
+    async with front() as f, served(f) as (_, port):
+        asked = request(b'{"prompt":"x","stream":true,"n":3}', extra).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        head, _, body = (await raw(port, asked)).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        events = body.split(b"\n\n")
+        assert all(event.startswith(b"data: ") for event in events[:-1])
+        assert events[-2:] == [b"data: [DONE]", b""]
+        answer = await raw(port, request(b'{"prompt":"x"}', extra).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == "The answer."
+
+
+@in_loop
+async def test_an_old_client_that_reads_late_gets_every_byte_of_several_choices() -> None:
+    async with front(forever) as f, served(f) as (_, port):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", port))
+        body = b'{"prompt":"x","stream":true,"n":4,"max_tokens":2000}'
+        await loop.sock_sendall(sock, request(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        while not f.idle() or not f.telemetry.metrics.value("treadle_completion_tokens_total"):
+            await asyncio.sleep(0.001)
+        received = bytearray()
+        while part := await loop.sock_recv(sock, 65536):
+            received += part
+        sock.close()
+        events = bytes(received).partition(b"\r\n\r\n")[2].split(b"\n\n")
+        assert events[-2:] == [b"data: [DONE]", b""]
+        texts = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events[:-2]]
+        assert "".join(texts) == "x" * 8000
+
+
 @in_loop
 async def test_a_body_over_the_cap_gets_its_413_although_it_is_still_being_sent() -> None:
     async with front(max_body_bytes=100_000) as f, served(f) as (_, port):

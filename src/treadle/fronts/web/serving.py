@@ -75,6 +75,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()  # a paused connection would not show that its client has left
 
         self.cycle.transport = cast("asyncio.Transport", _LateClose(self))
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _Unframed(self.cycle)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -135,6 +137,26 @@ class _LateClose:
 
     def close(self) -> None:
         self._protocol.close_late()
+
+
+class _Unframed:
+    """`cycle.send` for an HTTP/1.0 client, which knows no chunks: a body of unknown length ends with the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._sized = True
+
+    async def __call__(self, message: Any) -> None:
+        cycle = self._cycle
+        while cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()  # here, so that nothing comes between the length and its part of the body
+        if message["type"] == "http.response.start":
+            self._sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if self._sized else False
+        elif not self._sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 class WebServer:
