@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.core.messages import EngineStatistics, RunnerStatistics, StepReport
-from treadle.telemetry.metrics import Metrics
+from treadle.engine.supervisor import EngineState
+from treadle.telemetry.metrics import STATES, Metrics
 
 
 def report(**statistics: float) -> StepReport:
@@ -67,7 +68,7 @@ def test_memory_is_shown_by_kind() -> None:
 class Sick:
     live: bool = True
     ready: bool = False
-    state: str = "hung"
+    state: str = "restarting"
 
     def health(self) -> Sick:
         return self
@@ -77,8 +78,12 @@ def test_a_scrape_shows_the_engines_state_as_it_is_then() -> None:
     metrics, engine = Metrics(), Sick()
     metrics.watch(engine)
     assert metrics.value("treadle_ready") == 0
-    assert metrics.value("treadle_engine_state", {"state": "hung"}) == 1
+    assert metrics.value("treadle_engine_state", {"state": "restarting"}) == 1
     engine.state, engine.ready = "ready", True
     assert metrics.value("treadle_ready") == 1
-    assert metrics.value("treadle_engine_state", {"state": "hung"}) == 0
+    assert metrics.value("treadle_engine_state", {"state": "restarting"}) == 0
     assert b"treadle_engine_state" in metrics.render()
+
+
+def test_every_state_of_the_engine_is_shown_and_no_other() -> None:
+    assert sorted(STATES) == sorted({*(state.value for state in EngineState), "draining"})

@@ -16,7 +16,7 @@ LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 12
 SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
-STATES = ("loading", "ready", "restarting", "hung", "draining", "stopped", "dead")
+STATES = ("starting", "ready", "restarting", "draining", "stopping", "stopped", "failed")
 
 
 class HealthLike(Protocol):

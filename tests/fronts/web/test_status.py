@@ -87,6 +87,9 @@ async def test_metrics_count_what_happened() -> None:
         text = (await f.get("/metrics")).body.decode()
         assert 'treadle_http_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
         assert 'treadle_http_requests_total{route="/v1/chat/completions",status="400"} 1.0' in text
+        assert (
+            'treadle_http_requests_total{route="/metrics",status="200"} 1.0' in (await f.get("/metrics")).body.decode()
+        )
         assert 'treadle_finished_total{kind="chat",reason="stop"} 1.0' in text
         assert "treadle_completion_tokens_total 12.0" in text
         assert "treadle_ready 1.0" in text

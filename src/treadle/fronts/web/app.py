@@ -44,11 +44,13 @@ def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry
     server = Server(engine, texts, settings, names, fingerprint=_fingerprint(engine, names[0]))
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
-    app.include_router(Models(names, lambda: _context(engine)).router())
-    app.include_router(Probes(engine, texts, telemetry, names[0]).router())
+    routers = (Models(names, lambda: _context(engine)).router(), Probes(engine, texts, telemetry, names[0]).router())
+    for router in routers:
+        app.include_router(router)
     _add_docs(app)
     app.add_exception_handler(HTTPException, _http_exception)
-    paths = frozenset(getattr(route, "path", "") for route in app.routes)
+    routes = [*app.routes, *(route for router in routers for route in router.routes)]
+    paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(Turnstile, check_room=engine.check_room, paths=GENERATION)
     app.add_middleware(Guard, api_key=settings.api_key, host=settings.host)
     app.add_middleware(ErrorEnvelope)
