@@ -81,8 +81,12 @@ class Answer:
         await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
 
     async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
-        server = self._server
         ask = await self._asked(body)
+        with ask.in_its_words():
+            await self._admit(ask, scope, send, record)
+
+    async def _admit(self, ask: Ask, scope: Scope, send: Send, record: RequestRecord) -> None:
+        server = self._server
         server.check_model(ask.model)
         model = server.texts.model()
         limits = server.limits(model)

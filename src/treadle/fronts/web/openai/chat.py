@@ -37,6 +37,8 @@ class ChatAsk(Ask):
         self.template_kwargs = _template_kwargs(body.chat_template_kwargs or {})
         self.add_generation_prompt = body.add_generation_prompt is not False
         self.wanted = wanted_of(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
+        if body.max_tokens is None and body.max_completion_tokens is not None:
+            self.spellings = {"max_tokens": "max_completion_tokens"}
 
     @property
     def prompts(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ....errors import InvalidRequest, UnsupportedParameter
@@ -23,6 +24,7 @@ class Ask(ABC):
     prompt_param: ClassVar[str]
 
     wanted: Wanted
+    spellings: Mapping[str, str] = {}  # the validator's name of a field to the one that this request used
 
     def __init__(self, body: Generate) -> None:
         options = body.stream_options
@@ -68,6 +70,18 @@ class Ask(ABC):
     def check_ids(self, limits: Limits) -> None:
         """Token ids that the client sent are in the vocabulary. Raises InvalidRequest."""
         return
+
+    @contextlib.contextmanager
+    def in_its_words(self) -> Iterator[None]:
+        """Refusals within the block name the fields as this request does."""
+        try:
+            yield
+        except InvalidRequest as error:
+            name = error.param or ""
+            if name not in self.spellings:
+                raise
+            spelled = self.spellings[name]
+            raise type(error)(error.message.replace(name, spelled), param=spelled) from None
 
     @staticmethod
     def tokens_of(size_bytes: int, model: TextModel) -> int:
