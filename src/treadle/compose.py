@@ -287,7 +287,9 @@ def listen(host: str, port: int) -> socket.socket:
         sock.bind(address)
         sock.listen(LISTEN_BACKLOG)
     except OSError as error:
-        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror}; choose another with --port") from error
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {error.strerror}; choose another with --host and --port"
+        ) from error
     sock.setblocking(False)
     return sock
 
