@@ -197,6 +197,7 @@ def _overload(round_: Round) -> dict[str, float | None]:
         "refusal p99 s": refusal.p99 if refusal else None,
         "refusals with Retry-After": honest / len(told) if told else None,
         "neither answered nor refused": float(wrong),
+        "still waiting at the end": float(sum(s.outcome == "left" and not s.piece_s for s in round_.samples)),
     }
 
 

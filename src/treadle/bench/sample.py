@@ -63,7 +63,8 @@ class Control(msgspec.Struct):
 
 class Round(msgspec.Struct):
     """One run of a workload against one target. `lag_s` are samples of how late the client's own event loop was;
-    `status` is the difference of `/v1/status` counters over the round, where the target has them."""
+    `status` is the difference of `/v1/status` counters over the round, where the target has them. `crash` says how a
+    server that was started for the run ended in it; it is started again for the next round."""
 
     target: str
     number: int
@@ -72,6 +73,7 @@ class Round(msgspec.Struct):
     control: list[Control] = []
     lag_s: list[float] = []
     status: dict[str, float] = {}
+    crash: str = ""
 
 
 class TargetInfo(msgspec.Struct):

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..config import Settings
+from .bench import app as bench_app
 
 app = typer.Typer(
     name="treadle",
@@ -66,6 +67,9 @@ Memory = Annotated[
     int | None, _setting("memory", "For the KV cache. Default: half of what the weights leave.", LIMITS, _BYTES)
 ]
 Threads = Annotated[int | None, _setting("threads", "CPU threads. Default: by the cores there are.", ENGINE, _COUNT)]
+
+
+app.add_typer(bench_app)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,245 @@
+"""Servers under test: those that run already, and those that are started, awaited and stopped here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import PurePath
+from typing import IO, Any
+
+from .client import Client
+from .errors import BenchError
+from .plan import Message, Request
+from .sample import Sample, TargetInfo
+from .wire import Endpoint
+
+PORT = re.compile(r"(?<!\S)--port(?:=|\s+)(\d+)")
+LOOK_EVERY_S = 0.2
+STOP_S = 15.0
+LAST_LINES = 4
+
+
+class Process:
+    """A server's process group: its output is kept, and it never outlives the run."""
+
+    def __init__(self, command: str) -> None:
+        """`command` as a shell's words, with `NAME=value` before it for its environment. `{port}` stands for a free
+        port; without it and without `--port N`, `--port` and a free port are added."""
+        self.command, self.port = with_port(command)
+        self._variables, self._words = split_environment(words_of(self.command))
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.start()
+
+    def start(self) -> None:
+        """Start it; also again, when it has ended. Raises BenchError."""
+        self._log.truncate(0)
+        try:
+            self._process = subprocess.Popen(
+                self._words,
+                env=os.environ | self._variables,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise BenchError(f"'{self._words[0]}' can't be started: {error.strerror}: give its whole path") from error
+
+    @property
+    def ended(self) -> str:
+        """How it ended; nothing while it runs."""
+        code = self._process.poll()
+        return "" if code is None else f"ended with {_exit(code)}: {self.last_words()}"
+
+    def check(self) -> None:
+        """Raises BenchError when it has ended."""
+        if ended := self.ended:
+            raise BenchError(f"'{self.command}' {ended}")
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").split("\n")
+        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])[-600:] or "it said nothing"
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL for what is left of its group after a while."""
+        self._signal(signal.SIGTERM)
+        for _ in range(int(STOP_S / 0.05)):
+            if self._process.poll() is not None:
+                break
+            await asyncio.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _exit(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def with_port(command: str) -> tuple[str, int]:
+    """The command with its port filled in, and the port."""
+    if "{port}" in command:
+        port = free_port()
+        return command.replace("{port}", str(port)), port
+    found = PORT.search(command)
+    if found is not None:
+        return command, int(found[1])
+    port = free_port()
+    return f"{command} --port {port}", port
+
+
+def words_of(command: str) -> list[str]:
+    """As a shell would split it. Raises BenchError."""
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise BenchError(f"the command {command} can't be read: {error}") from None
+
+
+def split_environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """`NAME=value` words at the beginning, and the rest. Raises BenchError where nothing is left."""
+    variables: dict[str, str] = {}
+    while words and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", words[0], re.DOTALL):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    if not words:
+        raise BenchError("the command to start is empty: give the server's command line")
+    return variables, words
+
+
+def program_name(command: str) -> str:
+    """What to call a started server in tables."""
+    _, words = split_environment(words_of(command))
+    if PurePath(words[0]).name.startswith("python") and "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    return PurePath(words[0]).name
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Target:
+    """One server: how to talk to it, and what was found out about it."""
+
+    def __init__(self, name: str, client: Client, endpoint: Endpoint, *, process: Process | None = None) -> None:
+        self.client = client
+        self.endpoint: Endpoint = endpoint
+        self.process = process
+        self.info = TargetInfo(
+            name=name,
+            url=f"http://{client.host}:{client.port}",
+            model="",
+            command="" if process is None else process.command,
+        )
+        self.extra: dict[str, Any] = {}
+        self.control: list[str] = []
+
+    async def get_ready(self, timeout_s: float, model: str | None) -> None:
+        """Return once it answers a small request. Finds its model, its control routes and the fields it takes."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._listening()
+                await self._find_model(model)
+                await self._answering()
+        except TimeoutError:
+            words = "" if self.process is None else f": {self.process.last_words()}"
+            raise BenchError(f"{self.info.name} was not ready after {timeout_s:g} s{words}") from None
+        self.control = [path for path in ("/health", "/v1/models") if (await self.client.get(path)).status == 200]
+
+    async def _listening(self) -> None:
+        while not (answer := await self.client.get("/v1/models")).status:
+            if self.process is None:
+                raise BenchError(f"nothing answers at {self.info.url}: start the server, or mend the URL")
+            self.process.check()
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._models = answer
+
+    async def _find_model(self, asked: str | None) -> None:
+        listed = self._models.json()
+        self._served = [entry["id"] for entry in listed.get("data", ())] if isinstance(listed, dict) else []
+        if asked is None and not self._served:
+            raise BenchError(f"{self.info.name} lists no model at /v1/models: name it with --model")
+        self.info.model = asked or self._served[0]
+
+    async def _answering(self) -> None:
+        """Ask for two tokens, until it has loaded what it needs; fields it does not know are left out then."""
+        for extra in ({"ignore_eos": True}, {}):
+            self.extra = extra
+            while (sample := await self.ask("ready", "Hello", 2)).outcome == "refused" or not sample.status:
+                if self.process is not None:
+                    self.process.check()
+                await asyncio.sleep(LOOK_EVERY_S)
+            if sample.outcome == "ok":
+                return
+            if sample.status not in (400, 422):
+                break
+        others = f" (it lists {', '.join(self._served)})" if self._served else ""
+        raise BenchError(f"{self.info.name} does not answer for model '{self.info.model}'{others}: {sample.reason}")
+
+    async def ask(self, id_: str, text: str, tokens: int) -> Sample:
+        """One small request, outside of any round."""
+        request = Request(id_, (Message("user", text),), tokens)
+        sample = Sample(id=id_, role="", due_s=0.0, sent_s=0.0)
+        await self.send(request, sample, asyncio.Event(), lambda _: None)
+        return sample
+
+    async def send(self, request: Request, sample: Sample, leave: asyncio.Event, heard: Any) -> None:
+        await self.client.send(
+            request, sample, leave, model=self.info.model, endpoint=self.endpoint, extra=self.extra, heard=heard
+        )
+
+    async def status(self) -> dict[str, float] | None:
+        """Counters of a Treadle server; None of others."""
+        answer = await self.client.get("/v1/status")
+        value = answer.json() if answer.status == 200 else None
+        return None if not isinstance(value, dict) else counters(value)
+
+
+def counters(status: dict[str, Any]) -> dict[str, float] | None:
+    """What `/v1/status` says that a round changes. `rows` is what is admitted now; the others only grow."""
+    try:
+        statistics = status["engine"]["statistics"]
+        return {
+            "rows": float(status["admission"]["rows"]),
+            "restarts": float(status["engine"]["restarts"]),
+            "prompt_tokens": float(statistics["prompt_tokens"]),
+            "completion_tokens": float(statistics["completion_tokens"]),
+        }
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+@contextlib.asynccontextmanager
+async def started(command: str | None) -> AsyncIterator[Process | None]:
+    """The process of `command` for as long as the block runs."""
+    if command is None:
+        yield None
+        return
+    process = Process(command)
+    try:
+        yield process
+        await process.stop()
+    except BaseException:
+        process.kill()
+        raise

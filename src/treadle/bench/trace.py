@@ -1,0 +1,79 @@
+"""A workload from a file: one JSON object a line, to replay what happened somewhere else."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import BenchError
+from .plan import Message, Moment, Request, Workload
+
+
+class TraceLine(msgspec.Struct, forbid_unknown_fields=True):
+    """`prompt` or `messages`, when it is sent (`at_s`, seconds from the start, or `after` another line's `id` has been
+    answered, `delay_s` later), and how much it may say."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    max_tokens: int = 128
+    at_s: float = 0.0
+    after: str | None = None
+    delay_s: float = 0.0
+    leave_after_s: float | None = None
+    id: str | None = None
+    role: str = "all"
+    session: str = ""
+    stream: bool = True
+
+
+def read_trace(path: Path, concurrency: int = 0) -> Workload:
+    """The workload in the file at `path`. Raises BenchError with the line at fault."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BenchError(f"the trace {path} can't be read: {error.strerror}") from error
+    lines = [(i, line) for i, line in enumerate(data.splitlines(), 1) if line.strip()]
+    requests = tuple(_request(path, i, line) for i, line in lines)
+    if not requests:
+        raise BenchError(f"the trace {path} has no requests: give one JSON object a line")
+    _check(path, requests)
+    name = f"trace {path.stem} {hashlib.sha256(data).hexdigest()[:8]}"
+    return Workload(name, 0, {}, requests, concurrency)
+
+
+def _request(path: Path, number: int, data: bytes) -> Request:
+    where = f"{path}, line {number}"
+    try:
+        line = msgspec.json.decode(data, type=TraceLine)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BenchError(f"{where}: {error}: mend or drop it") from error
+    if (line.prompt is None) == (line.messages is None):
+        raise BenchError(f"{where}: give either prompt or messages")
+    if line.messages == []:
+        raise BenchError(f"{where}: messages is empty: give at least one")
+    if line.max_tokens < 1 or min(line.at_s, line.delay_s, line.leave_after_s or 0.0) < 0:
+        raise BenchError(f"{where}: max_tokens must be at least 1, and times not negative")
+    id_ = line.id or f"line {number}"
+    messages = tuple(line.messages) if line.messages is not None else (Message("user", line.prompt or ""),)
+    more: dict[str, Any] = {}
+    if line.after is not None:
+        more["after"] = Moment(line.after, delay_s=line.delay_s)
+    if line.leave_after_s is not None:
+        more["leave"] = Moment(id_, "sent", delay_s=line.leave_after_s)
+    return Request(
+        id_, messages, line.max_tokens, at_s=line.at_s, role=line.role, session=line.session, stream=line.stream, **more
+    )
+
+
+def _check(path: Path, requests: tuple[Request, ...]) -> None:
+    """Every id is there once, and whoever waits for another comes after it: no request waits for ever."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.id in seen:
+            raise BenchError(f"{path}: the id '{request.id}' is there twice: give each request its own")
+        if request.after is not None and request.after.of not in seen:
+            raise BenchError(f"{path}: '{request.id}' waits for '{request.after.of}', which no line before it has")
+        seen.add(request.id)

@@ -1,0 +1,132 @@
+"""The two generation routes on the wire: a request as bytes, and an answer's bytes as what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from .plan import Message, Request
+
+Endpoint = Literal["chat", "completions"]
+PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+SPOKEN = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+def body_of(request: Request, model: str, endpoint: Endpoint, extra: dict[str, Any]) -> bytes:
+    """The JSON of a request: greedy, with usage at the end of a stream. `extra` fields win."""
+    body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": 0}
+    if endpoint == "chat":
+        body["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
+    else:
+        body["prompt"] = as_text(request.messages)
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return msgspec.json.encode(body | extra)
+
+
+def as_text(messages: Sequence[Message]) -> str:
+    """A conversation for a route that takes text alone."""
+    if len(messages) == 1:
+        return messages[0].content
+    return "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\nassistant:"
+
+
+class AnswerReader:
+    """Reads an answer as it comes. `pieces` counts what was said; `error` is one that came inside the answer."""
+
+    def __init__(self, *, stream: bool) -> None:
+        self._stream = stream
+        self._rest = b""
+        self.pieces = 0
+        self.finish_reason = ""
+        self.done = False
+        self.error = ""
+        self.usage: dict[str, Any] = {}
+
+    def feed(self, data: bytes) -> int:
+        """How many pieces of the answer `data` completes."""
+        before = self.pieces
+        self._rest += data
+        if self._stream and not self._rest.lstrip().startswith(b"{"):
+            for line in self._lines():
+                self._line(line)
+        return self.pieces - before
+
+    def end(self) -> None:
+        """The body is over: what is not a stream, or was not one though it was asked for, is read now."""
+        rest, self._rest = self._rest.strip(), b""
+        if rest == b"data: [DONE]":
+            self.done = True
+        elif rest and (rest.startswith(b"{") or not self._stream):
+            self._event(rest)
+
+    @property
+    def whole(self) -> bool:
+        """The answer came to its end."""
+        return bool(self.finish_reason) or self.done
+
+    def _lines(self) -> Iterator[bytes]:
+        *lines, self._rest = self._rest.split(b"\n")
+        return (line.rstrip(b"\r") for line in lines)
+
+    def _line(self, line: bytes) -> None:
+        if not line.startswith(b"data:"):
+            return
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            self.done = True
+        elif data:
+            self._event(data)
+
+    def _event(self, data: bytes) -> None:
+        try:
+            event = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            self.error = self.error or "not JSON"
+            return
+        if not isinstance(event, dict):
+            self.error = self.error or "not an object"
+            return
+        if event.get("error"):
+            self.error = self.error or error_name(event)
+        self.usage = _object(event.get("usage")) or self.usage
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            self._choice(_object(choice))
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        said = _object(choice.get("delta")) or _object(choice.get("message"))
+        if choice.get("text") or any(said.get(key) for key in SPOKEN):
+            self.pieces += 1
+        self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
+
+    def count(self, name: str) -> int | None:
+        """A count from the usage: "prompt_tokens", "completion_tokens" or "cached_tokens"."""
+        if name == "cached_tokens":
+            value = _object(self.usage.get("prompt_tokens_details")).get(name)
+        else:
+            value = self.usage.get(name)
+        return value if isinstance(value, int) else None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """`value`, or an empty object where it is none: a broken server may say anything."""
+    return value if isinstance(value, dict) else {}
+
+
+def error_name(body: Any) -> str:
+    """The shortest honest name of an error body: its code, its type, or the beginning of what it says."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        error = error.get("code") or error.get("type") or error.get("message") or error.get("detail") or "error"
+    return str(error)[:80]
+
+
+def error_of(body: bytes) -> str:
+    """The same, from the bytes of a refusal."""
+    try:
+        return error_name(msgspec.json.decode(body))
+    except msgspec.DecodeError:
+        return body[:80].decode("utf-8", "replace").strip()
