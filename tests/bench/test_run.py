@@ -35,6 +35,8 @@ class Notes:
         self.ended.append(round_)
 
 
+BURST = "burst c=1 every_s=0.001 tokens=3"
+CHAT = "chat c=1 each=1 prompt=3 tokens=2"
 SMALL = [build("burst", 0, {"c": 1, "every_s": 0.001, "tokens": 3})]
 STATUS: dict[str, Any] = {
     "admission": {"rows": 0},
@@ -55,15 +57,15 @@ async def test_targets_are_measured_in_turn_and_everything_is_written_down() -> 
         assert len({text for text in asked if asked.count(text) == 1}) == 1 + 2 * (4 + 1)
         assert asked == [body["messages"][0]["content"] for body in b.asked]
     turns = [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-    assert watcher.begun == [("burst", t, n, 4) for t, n in turns] + [("chat", t, n, 1) for t, n in turns]
-    assert [(round_.target, round_.number) for round_ in result.rounds["burst"]] == turns
-    assert watcher.ended == [*result.rounds["burst"], *result.rounds["chat"]]
+    assert watcher.begun == [(BURST, t, n, 4) for t, n in turns] + [(CHAT, t, n, 1) for t, n in turns]
+    assert [(round_.target, round_.number) for round_ in result.rounds[BURST]] == turns
+    assert watcher.ended == [*result.rounds[BURST], *result.rounds[CHAT]]
     assert len(watcher.samples) == 2 * 2 * (4 + 1)
     assert {s.outcome for s in watcher.samples} == {"ok"}
     assert [(t.name, t.model) for t in result.targets] == [("a", "fake"), ("b", "other")]
-    assert result.workloads["burst"].digest == digest(rounds[0][0], rounds[1][0])
-    assert kept == [["burst"], ["burst", "chat"]]
-    first, second = result.rounds["burst"][:2]
+    assert result.workloads[BURST].digest == digest(rounds[0][0], rounds[1][0])
+    assert kept == [[BURST], [BURST, CHAT]]
+    first, second = result.rounds[BURST][:2]
     assert (first.status["completion_tokens"], first.status["rows_left"], second.status) == (0.0, 0.0, {})
     assert {look.path for look in first.control} == {"/v1/models"}
 
@@ -83,7 +85,7 @@ async def test_targets_of_one_name_are_told_apart() -> None:
         result = await run(Plan(SMALL, urls=(server.url, server.url)), Notes())
     names = [target.name for target in result.targets]
     assert [name.split()[-1] for name in names] == ["1", "2"]
-    assert [round_.target for round_ in result.rounds["burst"]] == names
+    assert [round_.target for round_ in result.rounds[BURST]] == names
 
 
 @in_loop
@@ -108,7 +110,7 @@ async def test_nothing_to_measure_is_told() -> None:
 
 @in_loop
 async def test_two_workloads_of_one_name_are_refused() -> None:
-    with fake_server() as server, pytest.raises(BenchError, match="workload 'burst' is there twice"):
+    with fake_server() as server, pytest.raises(BenchError, match=f"workload '{BURST}' is there twice"):
         await run(Plan([SMALL[0] * 2], urls=(server.url,)), Notes())
 
 
@@ -120,7 +122,7 @@ async def test_broken_answers_are_counted_not_raised() -> None:
         plan = Plan(SMALL, urls=(server.url,), warm_up=0)
         watcher.begin = lambda *_: setattr(server, "breaks", True)  # type: ignore[method-assign]
         result = await run(plan, watcher)
-    assert {s.outcome for s in result.rounds["burst"][0].samples} == {"incomplete"}
+    assert {s.outcome for s in result.rounds[BURST][0].samples} == {"incomplete"}
 
 
 @in_loop
@@ -128,7 +130,7 @@ async def test_a_server_that_dies_in_a_round_is_noted_and_started_again_for_the_
     """F11: how often a server died is a figure too."""
     command = f"{shlex.quote(sys.executable)} {shlex.quote(fake_openai.__file__)} --die-after 4"
     result = await run(Plan(SMALL * 2, starts=(command,), warm_up=0), Notes())
-    first, second = result.rounds["burst"]
+    first, second = result.rounds[BURST]
     for round_ in (first, second):
         assert round_.crash == "ended with SIGKILL: it said nothing"
         assert [s.outcome for s in round_.samples].count("ok") == 3

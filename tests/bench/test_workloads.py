@@ -81,6 +81,11 @@ def test_sizes_are_what_they_are_called_by(name: str, prompt: int, tokens: int) 
     assert {(words(r), r.max_tokens) for r in one(name).requests} == {(prompt, tokens)}
 
 
+def test_a_workload_is_called_by_what_was_chosen() -> None:
+    """So that one run may have it in several sizes."""
+    assert [one("burst").name, one("burst", c=16, every_s=0.05).name] == ["burst", "burst c=16 every_s=0.05"]
+
+
 def test_agents_share_their_beginning_and_grow_turn_by_turn() -> None:
     requests = {r.id: r for r in one("agents", agents=2, turns=3).requests}
     assert requests["0.0"].messages[0] == requests["1.0"].messages[0]

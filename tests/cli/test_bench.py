@@ -74,7 +74,7 @@ def test_compare_refuses_runs_that_are_not_alike(tmp_path: Path) -> None:
     with fake_server() as server:
         for path, seed in ((a, "1"), (b, "2")):
             bench("run", "-w", TINY, "--url", server.url, "--rounds", "1", "--seed", seed, "--json", str(path))
-    assert "can't be compared: seed of 'burst' 1 and 2" in fails("compare", str(a), str(b))
+    assert "can't be compared: seed of 'burst c=1 every_s=0.001 tokens=3' 1 and 2" in fails("compare", str(a), str(b))
 
 
 def test_every_workload_is_listed_with_its_options() -> None:

@@ -42,7 +42,12 @@ def build(name: str, seed: int, given: Options | None = None, *, round_: int = 1
     options = _options(name, kind.defaults, given or {})
     requests = tuple(kind.make(random.Random(f"{name} {seed} {round_}"), options))
     concurrency = int(options[kind.concurrency]) if kind.concurrency else 0
-    return [Workload(name, seed, options, requests, concurrency)]
+    return [Workload(_label(name, given or {}), seed, options, requests, concurrency)]
+
+
+def _label(name: str, given: Options) -> str:
+    """ "burst c=16": the name with what was chosen, so that a run may have the same workload in several sizes."""
+    return " ".join([name, *(f"{key}={value:g}" for key, value in given.items())])
 
 
 def digest(*rounds: Workload) -> str:
