@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from tests.support.fake_time import in_fake_time
-from treadle.bench.drive import Drive, in_background, watch_own_lag
+from treadle.bench.drive import Drive, ahead_of_servers, in_background, watch_own_lag
 from treadle.bench.measures import figures, particular
 from treadle.bench.plan import Message, Moment, Request, Workload
 from treadle.bench.sample import Round, Sample
@@ -204,3 +205,21 @@ async def test_a_loop_that_is_late_is_seen_to_be_late() -> None:
         await asyncio.sleep(1.0)
     assert max(lags) == pytest.approx(0.49, abs=0.02)
     assert sorted(lags)[len(lags) // 2] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_the_client_goes_ahead_where_it_may_and_as_before_afterwards(
+    may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nice = [3]
+
+    def set_priority(_which: int, _who: int, value: int) -> None:
+        if value < nice[0] and not may:
+            raise PermissionError
+        nice[0] = value
+
+    monkeypatch.setattr(os, "getpriority", lambda _which, _who: nice[0])
+    monkeypatch.setattr(os, "setpriority", set_priority)
+    with ahead_of_servers():
+        assert nice[0] == (-7 if may else 3)
+    assert nice[0] == 3
