@@ -1,0 +1,142 @@
+"""What plots are made of: scales, ticks, axes, as text of inline SVG. Colours and letters are the page's style's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from . import shown
+
+WIDTH = 520
+LEFT, RIGHT, TOP, BOTTOM = 64, 26, 14, 50
+LABEL_ROOM = 54
+LOG_FROM = 20.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to places along an axis; what is outside of `low`..`high` is put at its ends."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """The place of `value`."""
+        low, high, value = (self._along(min(max(v, self.low), self.high)) for v in (self.low, self.high, value))
+        part = (value - low) / (high - low) if high > low else 0.0
+        return self.start + part * (self.end - self.start)
+
+    def _along(self, value: float) -> float:
+        return math.log(value) if self.log else value
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale with what is written beside it."""
+
+    scale: Scale
+    ticks: Sequence[tuple[float, str]]
+    title: str
+
+
+def number(value: float) -> str:
+    """Short, for coordinates; what is none stands at 0."""
+    if not math.isfinite(value):
+        return "0"
+    text = f"{value:.1f}"
+    return text.removesuffix(".0") if text != "-0.0" else "0"
+
+
+def text(value: str, most: int = 0) -> str:
+    """What came from outside, fit to stand in a page."""
+    return escape(shown.plain(value, most))
+
+
+def drawing(key: str, height: float, title: str, description: str, parts: Iterable[str]) -> str:
+    """An SVG with a name for those who can't see it. `key` is its own in the page."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {number(height)}" role="img" aria-labelledby="{key}-t {key}-d">'
+        f'<title id="{key}-t">{text(title, 200)}</title><desc id="{key}-d">{text(description)}</desc>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def axes(x: Axis, y: Axis) -> str:
+    """Both axes with grid lines; `y` from the bottom up."""
+    left, right, bottom, top = x.scale.start, x.scale.end, y.scale.start, y.scale.end
+    parts = [f'<path class="grid" d="{_grid(x, y)}"/>', f'<path class="frame" d="M{left} {bottom}H{right}"/>']
+    last = -math.inf
+    for value, label in x.ticks:
+        place = x.scale.at(value)
+        if place - last >= LABEL_ROOM:
+            last = place
+            parts.append(f'<text x="{number(place)}" y="{number(bottom + 18)}" text-anchor="middle">{label}</text>')
+    for value, label in y.ticks:
+        parts.append(
+            f'<text x="{left - 7}" y="{number(y.scale.at(value) + 4.5)}" text-anchor="end">{escape(label)}</text>'
+        )
+    middle = number((bottom + top) / 2)
+    parts.append(f'<text class="axis" x="{(left + right) / 2}" y="{number(bottom + 40)}" text-anchor="middle">')
+    parts.append(f"{escape(x.title)}</text>")
+    if y.title:
+        parts.append(f'<text class="axis" transform="translate(15 {middle})rotate(-90)" text-anchor="middle">')
+        parts.append(f"{escape(y.title)}</text>")
+    return "".join(parts)
+
+
+def _grid(x: Axis, y: Axis) -> str:
+    upright = (f"M{number(x.scale.at(v))} {number(y.scale.start)}V{number(y.scale.end)}" for v, _ in x.ticks)
+    level = (f"M{number(x.scale.start)} {number(y.scale.at(v))}H{number(x.scale.end)}" for v, _ in y.ticks)
+    return "".join([*upright, *level])
+
+
+def seconds_axis(low: float, high: float, start: float, end: float, title: str, *, upwards: bool = False) -> Axis:
+    """Seconds from `low` to `high`: by powers of ten where they are far apart, from 0 where they are not.
+    `upwards` lets the axis end at a tick."""
+    if low > 0 and high / low >= LOG_FROM:
+        scale = Scale(low, high, start, end, log=True)
+        values = log_ticks(low, high)
+    else:
+        high = high or 1.0
+        values = even_ticks(high)
+        if upwards:
+            high = max(high, values[-1])
+        scale = Scale(0.0, high, start, end)
+        values = [value for value in values if value <= high]
+    return Axis(scale, [(value, tick_seconds(value)) for value in values], title)
+
+
+def even_ticks(high: float, most: int = 6) -> list[float]:
+    """Round numbers from 0, the last of them at or above nine tenths of `high`."""
+    if not 0 < high < math.inf:
+        return [0.0, 1.0]
+    step = next(s for s in _round_numbers(high / most) if high / s <= most)
+    return [i * step for i in range(math.ceil(high / step - 0.1) + 1)]
+
+
+def _round_numbers(above: float) -> Iterable[float]:
+    power = math.floor(math.log10(above))
+    return (digit * 10.0**exponent for exponent in (power, power + 1) for digit in (1, 2, 5))
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten between the two; fewer digits where there are many powers."""
+    decades = math.log10(high / low)
+    digits = (1, 2, 5) if decades <= 3 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in digits]
+    return [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+
+
+def tick_seconds(value: float) -> str:
+    """ "200 µs", "50 ms", "1.5 s"."""
+    if not value:
+        return "0"
+    if value < 0.000999:
+        return f"{value * 1e6:.3g} µs"
+    return f"{value * 1e3:.3g} ms" if value < 0.999 else f"{value:,.4g} s"

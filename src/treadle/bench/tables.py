@@ -1,0 +1,144 @@
+"""Results and comparisons for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from . import shown
+from .compare import Check, Comparison
+from .live import LiveTable
+from .ratios import Range, Row, verdict
+from .sample import Result
+from .sections import Grid, Section, Sweep, sections
+
+__all__ = ["LiveTable", "comparison_table", "result_table"]
+
+VERDICTS = {"better": (" +", "green"), "worse": (" −", "red"), "even": ("  ", "")}
+MOST_NAME = 28
+FIGURE_COLUMNS, VALUE_COLUMNS, RATIO_COLUMNS = 24, 26, 20
+
+
+def result_table(result: Result) -> RenderableType:
+    """Each workload's figures: medians over the rounds with their least and most, the targets side by side, and their
+    ratios to the first in the same rounds. Below, why answers were not whole."""
+    found = sections(result)
+    parts: list[RenderableType] = []
+    for section in found:
+        parts += [_heading(section), *map(_GridTable, section.grids), *map(_remark, section.remarks), Text()]
+    if not parts:
+        return Text("no workload was run")
+    return Group(*parts, Text(_how_to_read(result), style="dim"))
+
+
+def _heading(section: Section | Sweep) -> Text:
+    if isinstance(section, Sweep):
+        return Text(f"sweep over {len(section.levels)} concurrencies", style="bold")
+    info = section.info
+    rounds = len({round_.number for round_ in section.rounds})
+    open_ = f", {info.concurrency} at a time" if info.concurrency else ""
+    said = f"{info.requests:,} request{'s' * (info.requests != 1)} a round{open_}; rounds: {rounds}"
+    return Text.assemble((shown.plain(section.name, 80), "bold"), f"  {said}")
+
+
+def _how_to_read(result: Result) -> str:
+    text = "Median over the rounds (least..most). ↓ lower is better, ↑ higher is better."
+    if len(result.targets) > 1:
+        first = shown.plain(result.targets[0].name, MOST_NAME)
+        text += f" Ratios are to {first} in the same round: + better, − worse, else rounds disagree or are within 2 %."
+    return text
+
+
+def _remark(text: str) -> Text:
+    return Text(f"  {shown.plain(text)}", style="yellow")
+
+
+class _GridTable:
+    """A grid, in as many tables as the terminal's width asks for; each has the first target, to compare with."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, others = self._grid.targets[:1], self._grid.targets[1:]
+        room = options.max_width - FIGURE_COLUMNS - VALUE_COLUMNS
+        step = max(1, room // (VALUE_COLUMNS + RATIO_COLUMNS))
+        for start in range(0, len(others), step) if others else (0,):
+            yield self._table([*first, *others[start : start + step]])
+
+    def _table(self, targets: Sequence[str]) -> Table:
+        table = Table(show_edge=False, pad_edge=False, header_style="bold", title_justify="left")
+        if self._grid.corner:
+            table.title = Text(self._grid.title)
+        table.add_column(self._grid.corner, justify="right" if self._grid.corner else "left")
+        for i, name in enumerate(targets):
+            table.add_column(Text(shown.plain(name, MOST_NAME)), justify="right")
+            if i:
+                table.add_column("ratio", justify="right")
+        for label, row in self._grid.rows:
+            table.add_row(label, *_cells(row, targets))
+        return table
+
+
+def _cells(row: Row, targets: Sequence[str]) -> Iterator[Text]:
+    for i, name in enumerate(targets):
+        yield Text(shown.over_rounds(row.values.get(name), row.figure.unit))
+        if i:
+            yield _ratio(row, row.ratios.get(name))
+
+
+def _ratio(row: Row, over: Range | None) -> Text:
+    if over is None:
+        return Text("")
+    mark, style = VERDICTS[verdict(over, row.figure.better)]
+    return Text(shown.ratio_over_rounds(over) + mark, style=style)
+
+
+# Comparisons ------------------------------------------------------------------------------------------------------
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """Every figure that has a limit, and the verdict. Above 1 the ratio is a worsening, whichever way a figure
+    points."""
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for heading in ("workload", "target", "figure"):
+        table.add_column(heading)
+    for heading in ("before", "after", "times worse", "limit", ""):
+        table.add_column(heading, justify="right")
+    last = ("", "")
+    for check in comparison.checks:
+        if check.limit is not None:
+            place = (check.workload, check.target)
+            table.add_row(*_place(place, last), *_checked(check))
+            last = place
+    notes = [Text(f"note: {shown.plain(note)}", style="yellow") for note in comparison.notes]
+    return Group(table, *notes, _verdict(comparison))
+
+
+def _place(place: tuple[str, str], last: tuple[str, str]) -> tuple[Text, Text]:
+    """Workload and target, where they are others than in the row above."""
+    workload = "" if place[0] == last[0] else shown.plain(place[0], 40)
+    return Text(workload), Text("" if place == last else shown.plain(place[1], MOST_NAME))
+
+
+def _checked(check: Check) -> Iterator[Text]:
+    unit = check.figure.unit
+    yield Text(shown.name(check.figure))
+    yield Text(shown.value(check.a, unit))
+    yield Text(shown.value(check.b, unit))
+    yield Text("–" if check.ratio is None else shown.ratio(check.ratio))
+    yield Text("" if check.limit is None else shown.ratio(check.limit))
+    yield Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
+
+
+def _verdict(comparison: Comparison) -> Text:
+    limited = [check for check in comparison.checks if check.limit is not None]
+    failed = [check for check in limited if not check.passed]
+    if not failed:
+        return Text(f"PASS: {len(limited)} figures are within their limits", style="bold green")
+    what = "; ".join(f"{shown.plain(c.workload, 40)}, {shown.plain(c.target, 40)}: {c.figure.name}" for c in failed[:5])
+    more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
+    return Text(f"FAIL: {len(failed)} of {len(limited)} figures are over their limit ({what}{more})", style="bold red")
