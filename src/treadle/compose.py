@@ -171,10 +171,11 @@ class Say(Protocol):
 
 
 class Server:
-    """One model over HTTP, from listening to the last byte."""
+    """One model over HTTP, from listening to the last byte, to `max_connections` clients at most."""
 
-    def __init__(self, settings: Settings, say: Say) -> None:
+    def __init__(self, settings: Settings, say: Say, *, max_connections: int | None = None) -> None:
         self.settings = settings
+        self._max_connections = max_connections
         self._say = say
         self._folder: ModelFolder | None = None
         self._engine: EngineClient | None = None
@@ -191,7 +192,8 @@ class Server:
         telemetry, texts = Telemetry(), Texts()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])
         telemetry.metrics.watch(engine)
-        web = WebServer(create_app(engine, texts, settings, telemetry), stall_s=settings.stall_s)
+        app = create_app(engine, texts, settings, telemetry)
+        web = WebServer(app, stall_s=settings.stall_s, max_connections=self._max_connections)
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
         lag = asyncio.create_task(telemetry.lag.run(), name="treadle-lag")
         try:

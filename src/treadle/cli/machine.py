@@ -77,10 +77,11 @@ def memory_limit(cgroup: Path) -> int | None:
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     facts = {"soft": soft, "hard": hard}
-    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
-        value = f"{soft}: each connection takes one, so more clients than that are not even refused"
-        return Finding(SYSTEM, "open files", value, Mark.WARN, "ulimit -n 8192 before the start", facts)
-    return Finding(SYSTEM, "open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft}", facts=facts)
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        value = f"{hard}: each connection takes one, and no more clients than that are taken"
+        return Finding(SYSTEM, "open files", value, Mark.WARN, "ulimit -Hn 8192 before the start", facts)
+    most = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}"
+    return Finding(SYSTEM, "open files", most, facts=facts)
 
 
 def _python() -> Finding:

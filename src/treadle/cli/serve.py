@@ -14,6 +14,7 @@ from ..compose import Server
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..telemetry.logs import configure
+from .files import most_connections, raise_open_files
 from .findings import count
 from .signals import ShutdownSignals
 
@@ -25,7 +26,7 @@ def run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    server = Server(settings, say=Announcer(settings))
+    server = Server(settings, say=Announcer(settings), max_connections=most_connections(raise_open_files()))
     with ShutdownSignals(at_once=server.kill) as signals:
         return await server.run(signals.requested)
 

@@ -225,6 +225,25 @@ async def test_headers_that_never_end_do_not_hold_a_connection(monkeypatch: pyte
             await asyncio.sleep(0.001)
 
 
+@in_loop
+async def test_a_connection_too_many_is_told_so_and_holds_nothing() -> None:
+    """Idle connections must not take the files that the engine's restart needs."""
+    async with front() as f, served(f, max_connections=2) as (web, port):
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        while web.connections < 2:
+            await asyncio.sleep(0.001)
+        refused = await raw(port, b"")
+        assert status_of(refused) == 503
+        head, _, body = refused.partition(b"\r\n\r\n")
+        assert json.loads(body)["error"]["code"] == "text_generation_busy"
+        assert b"retry-after: 1" in head
+        idle[0][1].close()
+        while web.connections > 1:
+            await asyncio.sleep(0.001)
+        assert status_of(await raw(port, request(b'{"prompt":"a"}', "Connection: close"))) == 200
+        idle[1][1].close()
+
+
 @pytest.mark.parametrize("how", ["fin", "reset", "pipelined"])
 @in_loop
 async def test_a_connection_that_goes_away_takes_its_request_along(how: str) -> None:

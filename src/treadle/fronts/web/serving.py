@@ -1,7 +1,8 @@
 """The HTTP server on sockets that are already listening: uvicorn, with our limits and none of its signal handlers.
 
 A connection is dropped when its headers come too slowly or are too large, when it goes on sending a body that was
-already refused, or when the client's machine has vanished.
+already refused, or when the client's machine has vanished. One too many is told so and closed at once: without a file
+to spare the engine could not be started again, and nobody would be answered.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ...errors import InvalidRequest
-from .errors import envelope
+from ...errors import Busy, InvalidRequest, TreadleError
+from .errors import envelope, headers_of
 from .sse import ABORT
 
 HEADER_S = 20.0
@@ -34,6 +35,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. Handlers find `scope[ABORT]`, which drops it with all that is buffered."""
 
     stall_s = 30.0
+    max_connections: int | None = None
     _running: RequestResponseCycle | None = None
     _header_timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
@@ -43,6 +45,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if self.max_connections is not None and len(self.connections) > self.max_connections:
+            self._refuse(Busy("the server is busy: it has as many connections as it can hold", retry_after_s=1.0))
+            return
         _tune(transport.get_extra_info("socket"), self.stall_s)
         self._await_headers()
 
@@ -58,7 +63,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_bytes += len(data) if self._header_timer is not None else 0
         super().data_received(data)
         if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES and not self._closing:
-            self._refuse(431, f"the request's headers are over {MAX_HEADER_BYTES} bytes: send less")
+            self._refuse(InvalidRequest(f"the request's headers are over {MAX_HEADER_BYTES} bytes: send less"), 431)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -101,7 +106,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not HTTP/1.1 as the server understands it: check the request's first lines")
+        self._refuse(
+            InvalidRequest("this is not HTTP/1.1 as the server understands it: check the request's first lines")
+        )
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -120,10 +127,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _refuse(self, status: int, message: str) -> None:
-        body = msgspec.json.encode(envelope(InvalidRequest(message)))
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
+    def _refuse(self, error: TreadleError, status: int | None = None) -> None:
+        """Answer where there is no request to answer, and hang up."""
+        body = msgspec.json.encode(envelope(error))
+        retry = b"".join(b"%s: %s\r\n" % line for line in headers_of(error))
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status or error.http_status] + head + retry + b"\r\n" + body)
         self.transport.close()
 
 
@@ -162,10 +171,10 @@ class _Unframed:
 class WebServer:
     """Serves one application until told to stop. The sockets stay open until then, also while the server drains."""
 
-    def __init__(self, app: Any, *, stall_s: float = 30.0) -> None:
+    def __init__(self, app: Any, *, stall_s: float = 30.0, max_connections: int | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http=type("Protocol", (GuardedProtocol,), {"stall_s": stall_s}),
+            http=type("Protocol", (GuardedProtocol,), {"stall_s": stall_s, "max_connections": max_connections}),
             ws="none",
             lifespan="off",
             log_config=None,
