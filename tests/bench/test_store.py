@@ -134,3 +134,11 @@ def test_text_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
     """A command line may hold bytes that are not UTF-8."""
     write_text(tmp_path / "page.html", "caf\udce9 ✓")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == "caf? ✓"
+
+
+def test_who_reads_meanwhile_has_the_old_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_text(path, "old and whole")
+    with path.open() as reader:
+        write_text(path, "new")
+        assert reader.read() == "old and whole"

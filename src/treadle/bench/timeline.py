@@ -11,7 +11,7 @@ from .svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Scale, axes, drawing, nu
 
 TALLEST, LOWEST, HEIGHT = 15.0, 2.4, 260.0
 LABELLED = 18
-ROOM_FOR_TITLE = 215.0
+ROOM_FOR_TITLE = 160.0
 OUTCOMES: tuple[Outcome, ...] = ("refused", "failed", "incomplete", "left")
 
 
@@ -26,7 +26,7 @@ def timeline(key: str, round_: Round, until_s: float, most: int) -> tuple[str, s
     floor = TOP + row * len(drawn)
     x = seconds_axis(0.0, until_s, LEFT, WIDTH - RIGHT, "seconds since the start of the round")
     title = f"{round_.target}: requests of round {round_.number} over time"
-    beside = "" if _labelled(drawn) or floor < ROOM_FOR_TITLE else "requests, as they were due"
+    beside = "" if _labelled(drawn) or floor < ROOM_FOR_TITLE else "requests, as due"
     parts = [axes(x, Axis(Scale(0, 1, floor, TOP), [], beside))]
     parts += (_bar(s, i, row, x.scale) for i, s in enumerate(drawn))
     parts += _labels(drawn, row)
