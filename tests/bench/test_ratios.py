@@ -111,3 +111,13 @@ def test_rows_that_say_nothing_are_left_out_of_what_is_told() -> None:
 
 def test_a_workload_without_rounds_has_no_rows() -> None:
     assert rows(result("a", rounds={"burst": []}), "burst") == []
+
+
+def test_a_workload_s_own_figures_have_their_units() -> None:
+    turned_away = refused(retry_after_s=1.0, end_s=0.25)
+    waiting = sample(pieces=0, outcome="left")
+    found = result("a", rounds={"overload": [round_of("a", 1, turned_away, waiting)]})
+    own = {row.figure.name: (row.figure.unit, row.values["a"].median) for row in rows(found, "overload")}
+    assert own["refusal p99"] == ("s", 0.25)
+    assert own["refusals with Retry-After"] == ("part", 1.0)
+    assert own["still waiting at the end"] == ("", 1.0)

@@ -111,9 +111,11 @@ def test_nothing_measured_is_said() -> None:
 def test_a_comparison_says_pass_or_fail_by_figure_and_in_all() -> None:
     same = text(comparison_table(compare(burst(a=0.4), burst(a=0.4))))
     assert "FAIL" not in same
+    assert "burst, a" in same
+    assert "failed" not in same, "it was 0 and stayed 0"
     assert same.splitlines()[-1].startswith("PASS: ")
     worse = text(comparison_table(compare(burst(a=0.4), burst(a=0.8))))
-    assert line(worse, "burst") == "burst a TTFT p50 ↓ 400 ms 800 ms 2.00× 1.10× FAIL"
+    assert line(worse, "TTFT p50") == "TTFT p50 ↓ 400 ms 800 ms 2.00× 1.10× FAIL"
     assert "FAIL: " in worse
     assert "burst, a: TTFT p50" in worse.splitlines()[-1]
 
@@ -126,7 +128,7 @@ def test_notes_stand_between_the_figures_and_the_verdict() -> None:
 def test_a_figure_that_is_gone_is_a_failure_that_can_be_read() -> None:
     gone = result("a", rounds={"burst": [round_of("a", 1, refused())]})
     shown = text(comparison_table(compare(burst(a=0.4), gone)))
-    assert line(shown, "burst") == "burst a TTFT p50 ↓ 400 ms – – 1.10× FAIL"
+    assert line(shown, "TTFT p50") == "TTFT p50 ↓ 400 ms – – 1.10× FAIL"
 
 
 # While it runs ----------------------------------------------------------------------------------------------------

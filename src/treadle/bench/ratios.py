@@ -100,7 +100,7 @@ CLIENT_LAG = Figure("client lag p99", "s", "neither")
 UNANSWERED = Figure("control looks unanswered", "", "lower")
 QUIET = {"good answers": 1.0, "refused": 0.0, "failed": 0.0, "incomplete": 0.0, UNANSWERED.name: 0.0}
 HIGHER = ("rate kept", "refusals with Retry-After", "prompt tokens reused")
-COUNTS = ("neither answered nor refused",)
+COUNTS = ("neither answered nor refused", "still waiting at the end")
 TOKENS = ("wasted tokens a cancel",)
 
 

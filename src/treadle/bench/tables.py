@@ -101,32 +101,31 @@ def _ratio(row: Row, over: Range | None) -> Text:
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """Every figure that has a limit, and the verdict. Above 1 the ratio is a worsening, whichever way a figure
-    points."""
+    """Every figure that has a limit, but counts that stayed 0, and the verdict. Above 1 the ratio is a worsening,
+    whichever way a figure points."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for heading in ("workload", "target", "figure"):
-        table.add_column(heading)
+    table.add_column("figure")
     for heading in ("before", "after", "times worse", "limit", ""):
         table.add_column(heading, justify="right")
     last = ("", "")
-    for check in comparison.checks:
-        if check.limit is not None:
-            place = (check.workload, check.target)
-            table.add_row(*_place(place, last), *_checked(check))
-            last = place
+    for check in filter(_says_something, comparison.checks):
+        place = (check.workload, check.target)
+        if place != last:
+            table.add_section()
+            table.add_row(Text(f"{shown.plain(check.workload, 30)}, {shown.plain(check.target, 30)}", style="bold"))
+        table.add_row(*_checked(check))
+        last = place
     notes = [Text(f"note: {shown.plain(note)}", style="yellow") for note in comparison.notes]
     return Group(table, *notes, _verdict(comparison))
 
 
-def _place(place: tuple[str, str], last: tuple[str, str]) -> tuple[Text, Text]:
-    """Workload and target, where they are others than in the row above."""
-    workload = "" if place[0] == last[0] else shown.plain(place[0], 40)
-    return Text(workload), Text("" if place == last else shown.plain(place[1], MOST_NAME))
+def _says_something(check: Check) -> bool:
+    return check.limit is not None and not (check.passed and not check.a and not check.b)
 
 
 def _checked(check: Check) -> Iterator[Text]:
     unit = check.figure.unit
-    yield Text(shown.name(check.figure))
+    yield Text(f"  {shown.name(check.figure)}")
     yield Text(shown.value(check.a, unit))
     yield Text(shown.value(check.b, unit))
     yield Text("–" if check.ratio is None else shown.ratio(check.ratio))
