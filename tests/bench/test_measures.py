@@ -148,3 +148,11 @@ def test_agents_tell_what_their_later_turns_cost_and_what_was_reused() -> None:
         sample(role="later turn", prompt_tokens=300, cached_tokens=200, piece_s=[0.25]),
     )
     assert particular("agents", round_) == {"later turn TTFT / first": 0.25, "prompt tokens reused": 0.5}
+
+
+def test_pieces_that_come_at_once_are_no_error() -> None:
+    """A server may send several pieces in one packet: gaps of 0, and no ratio to them."""
+    decoder = sample("d", role="decoder", piece_s=[0.0, 0.0, 0.0, 5.0, 5.5], end_s=5.5)
+    long = sample("long", role="long", sent_s=1.0, piece_s=[5.0], end_s=5.0)
+    assert particular("stall", round_of(decoder, long)) == {"rate kept": 0.0, "long TTFT s": 5.0}
+    assert particular("burst", round_of(sample(piece_s=[0.0], end_s=0.0))) == {}

@@ -93,7 +93,7 @@ def figures(round_: Round, goodput: tuple[float, float], *, role: str | None = N
         cached_tokens=sum(sample.cached_tokens or 0 for sample in samples),
         tokens_per_s=tokens / wall,
         requests_per_s=len(ok) / wall,
-        flatness=ttft.max / ttft.p50 if ttft and ttft.p50 else None,
+        flatness=_over(ttft.max, ttft.p50) if ttft else None,
         good=good / len(samples) if samples else 0.0,
         goodput_per_s=good / wall,
     )
@@ -133,7 +133,7 @@ def particular(workload: str, round_: Round) -> dict[str, float]:
 
 def _burst(round_: Round) -> dict[str, float | None]:
     ttft = spread(sample.ttft_s for sample in round_.samples)
-    return {"TTFT max / median": ttft.max / ttft.p50 if ttft else None}
+    return {"TTFT max / median": _over(ttft.max, ttft.p50) if ttft else None}
 
 
 def _stall(round_: Round) -> dict[str, float | None]:
@@ -143,9 +143,9 @@ def _stall(round_: Round) -> dict[str, float | None]:
     if idle is None or loaded is None:
         return {}
     return {
-        "gap p99 / idle gap p99": loaded.p99 / idle.p99,
-        "longest gap / idle median": loaded.max / idle.p50,
-        "rate kept": idle.mean / loaded.mean,
+        "gap p99 / idle gap p99": _over(loaded.p99, idle.p99),
+        "longest gap / idle median": _over(loaded.max, idle.p50),
+        "rate kept": _over(idle.mean, loaded.mean),
         "long TTFT s": _role_ttft(round_, "long"),
     }
 
@@ -172,7 +172,7 @@ def _decoder_gaps(round_: Round) -> tuple[list[float], list[float]]:
 def _interactive(round_: Round) -> dict[str, float | None]:
     """A short request's TTFT during a long prefill, over the same without it (P4)."""
     loaded, alone = _role_ttft(round_, "short"), _role_ttft(round_, "alone")
-    return {"short TTFT / unloaded": loaded / alone if loaded and alone else None}
+    return {"short TTFT / unloaded": _over(loaded, alone)}
 
 
 def _cancel(round_: Round) -> dict[str, float | None]:
@@ -183,7 +183,7 @@ def _cancel(round_: Round) -> dict[str, float | None]:
     made = round_.status.get("completion_tokens")
     wasted = None if made is None else made - sum(s.tokens for s in round_.samples)
     return {
-        "follow-up TTFT / idle": follow / alone if follow and alone else None,
+        "follow-up TTFT / idle": _over(follow, alone),
         "wasted tokens a cancel": wasted / len(left) if wasted is not None and left else None,
     }
 
@@ -210,9 +210,14 @@ def _agents(round_: Round) -> dict[str, float | None]:
     prompt = sum(s.prompt_tokens or 0 for s in round_.samples)
     cached = sum(s.cached_tokens or 0 for s in round_.samples)
     return {
-        "later turn TTFT / first": later / first if first and later else None,
-        "prompt tokens reused": cached / prompt if prompt else None,
+        "later turn TTFT / first": _over(later, first),
+        "prompt tokens reused": _over(cached, prompt),
     }
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    """`a / b`, where there is anything to divide and to divide by."""
+    return a / b if a is not None and b else None
 
 
 def _role_ttft(round_: Round, role: str) -> float | None:
