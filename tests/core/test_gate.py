@@ -32,7 +32,7 @@ def test_it_is_closed_until_it_is_opened() -> None:
     assert refusal.value.retry_after_s == 2.0
     assert it.rows == 0
     it.open_(GateLimits(1, 1, 4.0))
-    it.check_open()
+    it.check_open(0.0)
     enter(it)
 
 
@@ -41,13 +41,26 @@ def test_closing_refuses_with_the_error_given_and_lets_those_inside_leave() -> N
     it = gate()
     visit = enter(it)
     it.close(ServerStopping("going down", retry_after_s=5.0))
-    for ask in (lambda: enter(it), it.check_open):
+    for ask in (lambda: enter(it), lambda: it.check_open(0.0)):
         with pytest.raises(ServerStopping, match="going down") as refusal:
             ask()
         assert refusal.value.retry_after_s == 5.0
     it.leave(visit, "stop", 1.0)
     assert it.rows == 0
     assert it.statistics()["refused"] == {"server_stopping": 2}
+
+
+def test_while_it_is_closed_retry_after_counts_down_to_when_it_should_open() -> None:
+    """C2: who comes later during a restart is not told to wait for the whole of it."""
+    it = gate()
+    it.close(EngineUnavailable("restarting", retry_after_s=8.0), until=20.0)
+
+    def told(now: float) -> float | None:
+        with pytest.raises(EngineUnavailable) as refusal:
+            it.check_room(now)
+        return refusal.value.retry_after_s
+
+    assert [told(now) for now in (12.0, 17.5, 19.9, 25.0)] == [8.0, 2.5, 1.0, 1.0]
 
 
 def test_each_refusal_is_an_error_of_its_own() -> None:

@@ -21,6 +21,7 @@ from ..errors import Busy, InvalidRequest, TreadleError
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 FIRST_GUESS_S = 1.0
 LONGEST_PROMISE_S = 600.0
+SHORTEST_CLOSED_S = 1.0
 SPREAD = 0.3
 GOLDEN = 0.618034
 DEPARTURES = 64
@@ -66,6 +67,7 @@ class Gate:
     def __init__(self, limits: GateLimits, closed: TreadleError) -> None:
         self.limits = limits
         self._closed: TreadleError | None = closed
+        self._closed_until: float | None = None
         self._rows = 0
         self._tokens = 0
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
@@ -79,8 +81,10 @@ class Gate:
         self.limits = limits
         self._closed = None
 
-    def close(self, error: TreadleError) -> None:
+    def close(self, error: TreadleError, *, until: float | None = None) -> None:
+        """Refuse everyone with `error`. With `until`, when it is expected to open again, `Retry-After` counts down."""
         self._closed = error
+        self._closed_until = until
 
     # Coming and going --------------------------------------------------------------------------------------------
 
@@ -89,7 +93,7 @@ class Gate:
 
         Raises the closing error, InvalidRequest for what could never fit, or Busy with `retry_after_s`.
         """
-        self.check_open()
+        self.check_open(now)
         if rows > self.limits.places:
             raise self._never(rows)
         if self.limits.tokens:
@@ -104,15 +108,15 @@ class Gate:
         self._books.accepted += rows
         return Visit(rows=rows, tokens=tokens, entered=now)
 
-    def check_open(self) -> None:
+    def check_open(self, now: float) -> None:
         """Raise the closing error while the door is closed."""
         if self._closed is not None:
-            raise self._refusal(self._closed)
+            raise self._refusal(self._closed, now)
 
     def check_room(self, now: float) -> None:
         """Raise what `enter` would raise for the smallest request: the closing error, or Busy where all places are
         taken. Takes nothing."""
-        self.check_open()
+        self.check_open(now)
         self._check_places(1, now)
 
     def _check_places(self, rows: int, now: float) -> None:
@@ -224,9 +228,12 @@ class Gate:
             "wait_s": {"count": sum(books.waits), "sum": round(books.wait_sum_s, 6), "buckets": buckets},
         }
 
-    def _refusal(self, closed: TreadleError) -> TreadleError:
+    def _refusal(self, closed: TreadleError, now: float) -> TreadleError:
         self._books.refused[closed.code] += 1
-        return type(closed)(closed.message, retry_after_s=closed.retry_after_s)
+        retry_after_s = closed.retry_after_s
+        if self._closed_until is not None:
+            retry_after_s = max(SHORTEST_CLOSED_S, self._closed_until - now)
+        return type(closed)(closed.message, retry_after_s=retry_after_s)
 
     def _never(self, rows: int) -> InvalidRequest:
         self._books.refused["too_many_rows"] += 1

@@ -225,7 +225,8 @@ class EngineClient:
         self._owed = None
         self._away = waiting
         if not self._draining:
-            self.gate.close(waiting)
+            wait_s = waiting.retry_after_s
+            self.gate.close(waiting, until=None if wait_s is None else self.clock() + wait_s)
         self.jobs.lost(running)
         lost, self._live = self._live, {}
         for generation, visit in lost.values():
@@ -337,7 +338,7 @@ class Reservation:
         client = self._client
         if len(requests) > self._unused:
             raise InvalidRequest(f"{len(requests)} sequences, but {self._unused} were reserved")
-        client.gate.check_open()
+        client.gate.check_open(client.clock())
         group = f"{next(client._numbers):x}"
         waited_s = client.clock() - self._visit.entered
         left_s = max(0.0, client.admission.max_wait_s - waited_s)
