@@ -3,10 +3,10 @@
     python benchmarks/peers.py install [NAME...]
     python benchmarks/peers.py command NAME --model FOLDER [--openblas [--threads N]]
 
-NAME is mlx-lm (mlx_lm.server 0.32.2), vllm-mlx (0.6.0, its default mode, one request at a time) or vllm-mlx-batched
-(the same with continuous batching). Each package gets a virtual environment of its own in `.peers/`; vllm-mlx brings
-torch and takes some GB. `command` prints one line for `treadle bench run --start "..."`, in which {port} stands for
-the port:
+NAME is mlx-lm (mlx_lm.server 0.32.2), vllm-mlx (0.6.0, its default mode, one request at a time), vllm-mlx-batched (the
+same with continuous batching) or smg-servicer (SMG's own MLX worker 0.14.1, behind the SMG gateway). Each package gets
+a virtual environment of its own in `.peers/`; vllm-mlx brings torch and takes some GB. `command` prints one line for
+`treadle bench run --start "..."`, in which {port} stands for the port:
 
     treadle bench run -w burst --start "treadle serve FOLDER" \\
         --start "$(python benchmarks/peers.py command mlx-lm --model FOLDER)"
@@ -56,8 +56,8 @@ print(blas.default_threads())
 
 @dataclass(frozen=True)
 class Peer:
-    """`folder` is the environment's in `.peers/`, `program` the one in it, `arguments` come before the model's
-    folder and `options` behind it."""
+    """`folder` is the environment's in `.peers/`, `requirement` what goes into it, `program` the one in it, or a script
+    beside this one; `arguments` come before the model's folder and `options` behind it."""
 
     folder: str
     requirement: str
@@ -78,6 +78,9 @@ PEERS_BY_NAME = {
     "mlx-lm": Peer("mlx-lm", "mlx-lm==0.32.2", "mlx_lm.server", ("--model",)),
     "vllm-mlx": Peer(*_VLLM_MLX, variables=_HOME),
     "vllm-mlx-batched": Peer(*_VLLM_MLX, options=("--continuous-batching",), variables=_HOME),
+    "smg-servicer": Peer(
+        "smg-servicer", "smg-grpc-servicer[mlx]==0.14.1 smg-grpc-proto==0.4.28 smg==1.13.0", "servicer.py", ()
+    ),
 }
 
 
@@ -91,7 +94,7 @@ def backend() -> tuple[str, ...]:
 def install(peer: Peer) -> None:
     """Make the peer's environment, unless it is there and whole."""
     folder = PEERS / peer.folder
-    wanted = "\n".join((peer.requirement, *backend()))
+    wanted = "\n".join((*peer.requirement.split(), *backend()))
     mark = folder / "installed.txt"
     if mark.is_file() and mark.read_text() == wanted:
         print(f"{peer.folder}: is there")
@@ -107,12 +110,15 @@ def install(peer: Peer) -> None:
 
 def command(peer: Peer, model: Path, preload: Sequence[str]) -> str:
     """The line that serves `model`, with the variables `preload` first."""
-    program = PEERS / peer.folder / "bin" / peer.program
+    program = PEERS / peer.folder / "bin" / ("python" if peer.program.endswith(".py") else peer.program)
     if not program.is_file():
         sys.exit(f"{peer.folder} is not installed: python benchmarks/peers.py install {peer.folder}")
     if not (model / "config.json").is_file():
         sys.exit(f"{model} is not a model folder: name one that holds config.json, weights and a tokenizer")
-    words = [str(program), *peer.arguments, str(model.resolve()), *peer.options, "--host", "127.0.0.1", "--port"]
+    if peer.program.endswith(".py"):
+        words = [sys.executable, str(Path(__file__).with_name(peer.program)), str(model.resolve()), "--port"]
+    else:
+        words = [str(program), *peer.arguments, str(model.resolve()), *peer.options, "--host", "127.0.0.1", "--port"]
     # mlx_lm.server lists what is in the hub's cache before its own model, and nothing at all where there is no cache.
     hub = PEERS / "hub"
     hub.mkdir(parents=True, exist_ok=True)

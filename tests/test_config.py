@@ -26,6 +26,12 @@ DEFAULTS: dict[str, Any] = {
     "keepalive": 5.0,
     "drain": 30.0,
     "log_level": "info",
+    "grpc_port": None,
+    "grpc_host": None,
+    "grpc_wire": "both",
+    "grpc_cert": None,
+    "grpc_key": None,
+    "grpc_client_ca": None,
     "max_running": 16,
     "max_waiting": None,
     "max_wait": 4.0,
@@ -52,6 +58,12 @@ OTHERS: dict[str, Any] = {
     "keepalive": 2,
     "drain": 0,
     "log_level": "debug",
+    "grpc_port": 0,
+    "grpc_host": "::1",
+    "grpc_wire": "mlx",
+    "grpc_cert": "cert.pem",
+    "grpc_key": "key.pem",
+    "grpc_client_ca": "ca.pem",
     "max_running": 1,
     "max_waiting": 0,
     "max_wait": 0,
@@ -83,7 +95,8 @@ def test_every_default() -> None:
 
 
 def test_every_setting_can_be_set() -> None:
-    expected = OTHERS | {"chat_template": Path("chat.jinja")}
+    paths = ("chat_template", "grpc_cert", "grpc_key", "grpc_client_ca")
+    expected = OTHERS | {name: Path(OTHERS[name]) for name in paths}
     assert values(Settings.from_mapping(OTHERS)) == expected
 
 

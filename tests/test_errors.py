@@ -51,7 +51,7 @@ CONTRACT = {
     EngineUnavailable: ("engine_unavailable", 503, "UNAVAILABLE"),
     ServerStopping: ("server_stopping", 503, "UNAVAILABLE"),
     StepFailed: ("engine_step_failed", 500, "INTERNAL"),
-    EngineDied: ("engine_died", 500, "INTERNAL"),
+    EngineDied: ("engine_died", 500, "UNAVAILABLE"),
     JobFailed: ("engine_job_failed", 500, "INTERNAL"),
     ConfigError: ("config_error", 500, "INTERNAL"),
     ModelError: ("model_error", 500, "INTERNAL"),

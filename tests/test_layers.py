@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "fronts": ("core", "text", "engine.client", "engine.generation", "engine.observer", "telemetry"),
     "telemetry": ("core",),
     "models": (),
+    "fleet": (),
     "bench": ("core", "engine"),
     "bench.inprocess": ("core", "engine", "runner"),
     "compose": EVERYTHING,
@@ -42,7 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 MLX = ("mlx", "mlx_lm")
 MAY_IMPORT_MLX = ("runner", "cache.store", "cache.disk", "bench.inprocess")
 CORE_LIBRARIES = ("msgspec",)
-WITHOUT_MLX = ("core", "engine", "text", "fronts", "telemetry", "compose", "library", "cli")
+WITHOUT_MLX = ("core", "engine", "text", "fronts", "telemetry", "fleet", "compose", "library", "cli")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from .engine.thread import ThreadOwner
 from .errors import ConfigError, EngineUnavailable, StartFailed
 
 if TYPE_CHECKING:
+    from .fronts.rpc.server import RpcServer
     from .models.folder import ModelFolder
     from .runner.base import Progress, Runner, RunnerFactory
     from .text.pool import TextPool
@@ -163,7 +164,7 @@ class Texts:
 class Say(Protocol):
     """Who tells a person what goes on. `stage` may be called from other threads."""
 
-    def listening(self, url: str) -> None: ...
+    def listening(self, *urls: str) -> None: ...
     def stage(self, stage: str) -> None: ...
     def ready(self, url: str, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None: ...
     def draining(self, running: int, drain_s: float) -> None: ...
@@ -171,7 +172,8 @@ class Say(Protocol):
 
 
 class Server:
-    """One model over HTTP, from listening to the last byte, to `max_connections` clients at most."""
+    """One model over HTTP, and over gRPC where the settings name a port, from listening to the last byte. HTTP takes
+    `max_connections` clients at most."""
 
     def __init__(self, settings: Settings, say: Say, *, max_connections: int | None = None) -> None:
         self.settings = settings
@@ -196,8 +198,11 @@ class Server:
         web = WebServer(app, stall_s=settings.stall_s, max_connections=self._max_connections)
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
         lag = asyncio.create_task(telemetry.lag.run(), name="treadle-lag")
+        rpc: RpcServer | None = None
         try:
-            self._say.listening(url)
+            if settings.grpc_port is not None:
+                rpc = self._rpc(engine, texts, model_names(settings)[0])
+            self._say.listening(url, *([] if rpc is None else [await rpc.start()]))
             prepare = self._prepare(engine, texts, url, model_names(settings)[0])
             await until(prepare, shutdown, serving)
             await until(engine.supervisor.failed(), shutdown, serving)
@@ -207,11 +212,18 @@ class Server:
         finally:
             await engine.stop(STOP_GRACE_S if engine.capabilities is not None else LOADING_GRACE_S)
             web.stop()
+            if rpc is not None:
+                await rpc.stop()
             await serving
             lag.cancel()
             texts.close()
         self._say.stopped()
         return 0
+
+    def _rpc(self, engine: EngineClient, texts: Texts, name: str) -> RpcServer:
+        from .fronts.rpc.server import RpcServer
+
+        return RpcServer(engine, texts, self.settings, name)
 
     def kill(self) -> None:
         """End the child at once; for a second signal."""

@@ -14,6 +14,9 @@ from typing import Any
 
 from .errors import ConfigError
 
+GRPC_WIRES = ("mlx", "vllm", "both")
+GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -21,6 +24,8 @@ class Settings:
 
     `max_waiting` None means as many as may run; `max_tokens` None leaves what the context leaves; `context` None is the
     model's own; `threads` None is measured. `memory` is the cache's byte budget; None takes a share of the device's.
+    `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key make it TLS, and with
+    `grpc_client_ca` only clients with a certificate of that authority may come.
     """
 
     model: str = "demo"
@@ -37,6 +42,13 @@ class Settings:
     keepalive_s: float = 5.0
     drain_s: float = 30.0
     log_level: str = "info"
+
+    grpc_port: int | None = None
+    grpc_host: str | None = None
+    grpc_wire: str = "both"
+    grpc_cert: Path | None = None
+    grpc_key: Path | None = None
+    grpc_client_ca: Path | None = None
 
     max_running: int = 16
     max_waiting: int | None = None
@@ -58,8 +70,11 @@ class Settings:
         _not_negative(self, "max_wait_s", "drain_s")
         if self.max_waiting is not None:
             _not_negative(self, "max_waiting")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be 0 to 65535, not {self.port}", param="port")
+        for name in ("port", "grpc_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigError(f"{name} must be 0 to 65535, not {port}", param=name)
+        _check_grpc(self)
         if not self.model:
             raise ConfigError("model is empty: give a folder, a hub id or 'demo'", param="model")
         if self.api_key is not None and not self.api_key.strip():
@@ -103,6 +118,19 @@ class Settings:
         merged = {_public(k.replace("-", "_")): v for k, v in values.items()}
         merged.update({_public(k): v for k, v in (overrides or {}).items()})
         return cls.from_mapping(merged, source=str(path))
+
+
+def _check_grpc(settings: Settings) -> None:
+    if settings.grpc_wire not in GRPC_WIRES:
+        raise ConfigError(f"grpc_wire must be {', '.join(GRPC_WIRES)}, not '{settings.grpc_wire}'", param="grpc_wire")
+    given = {name for name in GRPC_OPTIONS if getattr(settings, name) is not None}
+    for name in sorted(given | ({"grpc_wire"} if settings.grpc_wire != "both" else set())):
+        if settings.grpc_port is None:
+            raise ConfigError(f"{name} does nothing without grpc_port: give both", param=name)
+    if (settings.grpc_cert is None) != (settings.grpc_key is None):
+        raise ConfigError("grpc_cert and grpc_key belong together: give both", param="grpc_cert")
+    if settings.grpc_client_ca is not None and settings.grpc_cert is None:
+        raise ConfigError("grpc_client_ca needs grpc_cert and grpc_key: give all three", param="grpc_client_ca")
 
 
 def _public(name: str) -> str:

@@ -127,9 +127,11 @@ class StepFailed(TreadleError):
 
 
 class EngineDied(TreadleError):
-    """The engine died, or was replaced, while this request was running."""
+    """The engine died, or was replaced, while this request was running. Over gRPC that is "unavailable": a gateway
+    that has shown nothing of the answer yet asks another worker."""
 
     code = "engine_died"
+    grpc_status = "UNAVAILABLE"
 
 
 class JobFailed(TreadleError):

@@ -11,6 +11,7 @@ import typer
 
 from ..config import Settings
 from .bench import app as bench_app
+from .fleet import fleet_command
 
 app = typer.Typer(
     name="treadle",
@@ -21,7 +22,7 @@ app = typer.Typer(
 )
 
 MODEL = "A folder, a hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo' (Gemma 3 270M)."
-NETWORK, LIMITS, MODELS, ENGINE = "Network", "Limits", "Model", "Engine"
+NETWORK, GRPC, LIMITS, MODELS, ENGINE = "Network", "gRPC", "Limits", "Model", "Engine"
 _DEFAULTS = {field.name.removesuffix("_s"): field.default for field in dataclasses.fields(Settings)}
 _BYTES, _SECONDS, _TOKENS, _COUNT, _FILE = "BYTES", "SECONDS", "TOKENS", "N", "FILE"
 
@@ -70,6 +71,7 @@ Threads = Annotated[int | None, _setting("threads", "CPU threads. Default: by th
 
 
 app.add_typer(bench_app)
+app.command("fleet", context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(fleet_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -105,6 +107,20 @@ def serve(
     drain: Annotated[
         float | None, _setting("drain", "What running requests get at shutdown.", NETWORK, _SECONDS)
     ] = None,
+    grpc_port: Annotated[
+        int | None, _setting("grpc_port", "Also serve gRPC here, as a worker of the SMG gateway.", GRPC, "PORT")
+    ] = None,
+    grpc_host: Annotated[
+        str | None, _setting("grpc_host", "Address for gRPC. Default: that of --host.", GRPC, "ADDRESS")
+    ] = None,
+    grpc_wire: Annotated[
+        str | None, _setting("grpc_wire", "mlx, vllm or both: which services to offer.", GRPC, "WIRE")
+    ] = None,
+    grpc_cert: Annotated[Path | None, _setting("grpc_cert", "TLS certificate, PEM.", GRPC, "FILE")] = None,
+    grpc_key: Annotated[Path | None, _setting("grpc_key", "Its key, PEM.", GRPC, "FILE")] = None,
+    grpc_client_ca: Annotated[
+        Path | None, _setting("grpc_client_ca", "Take only clients with a certificate of this CA.", GRPC, "FILE")
+    ] = None,
     max_running: MaxRunning = None,
     max_waiting: Annotated[
         int | None, _setting("max_waiting", "Sequences that may wait. Default: as many as may run.", LIMITS, _COUNT)
@@ -134,7 +150,8 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, _setting("log_level", "debug, info, warning or error.", ENGINE, "LEVEL")] = None,
 ) -> None:
-    """Serve MODEL over HTTP: OpenAI's API at /v1, health at /health, metrics at /metrics."""
+    """Serve MODEL over HTTP: OpenAI's API at /v1, health at /health, metrics at /metrics. With --grpc-port also as a
+    worker of the SMG gateway."""
     settings = _settings(locals())
     from .serve import run
 

@@ -40,8 +40,8 @@ class Announcer:
         self._console = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._last = ""
 
-    def listening(self, url: str) -> None:
-        self._print(f"[bold]Treadle[/] listens on {url} and loads {escape(self._settings.model)}")
+    def listening(self, *urls: str) -> None:
+        self._print(f"[bold]Treadle[/] listens on {' and '.join(urls)} and loads {escape(self._settings.model)}")
 
     def stage(self, stage: str) -> None:
         """One line per stage of converting and loading."""

@@ -11,13 +11,15 @@ from typing import Any, TextIO
 from ..errors import ConfigError
 
 ACCESS = "treadle.access"
+GRPC = "GRPC"  # in the place of an HTTP method
 PROBES = "/health"  # a 503 is their ordinary answer while the server loads or drains
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one HTTP request when it is over. Times are seconds from its first header."""
+    """What is known of one request when it is over. Times are seconds from its first header. A gRPC call has the HTTP
+    status that its error would have."""
 
     id: str
     method: str
@@ -51,7 +53,7 @@ class RequestRecord:
 def log_access(record: RequestRecord, now: float) -> None:
     """Write the one line of a finished request: requests to the API at INFO, probes and scrapes at DEBUG."""
     refused = record.status >= 400 and not record.path.startswith(PROBES)
-    level = logging.INFO if record.method == "POST" or refused else logging.DEBUG
+    level = logging.INFO if record.method in ("POST", GRPC) or refused else logging.DEBUG
     logging.getLogger(ACCESS).log(level, "request", extra={"fields": record.fields(now)})
 
 

@@ -135,6 +135,11 @@ class TextModel:
         found = (self._tokenizer.token_to_id(stop) for stop in stops)
         return tuple(dict.fromkeys(i for i in found if i is not None and i in self.special_ids))
 
+    def special_id(self, name: str) -> int | None:
+        """The id of a named special token (`bos_token`, `pad_token`, ...), where the folder names one."""
+        content = self.special_tokens.get(name)
+        return None if content is None else self._tokenizer.token_to_id(content)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; the same text that a Detokenizer gives piece by piece."""
         detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)

@@ -61,7 +61,7 @@ def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry
 def model_names(settings: Settings) -> tuple[str, ...]:
     """The served name first, then the other names that requests may use."""
     model = settings.model
-    is_path = model.startswith(("/", "./", "../", "~"))
+    is_path = model.startswith(("/", ".", "~"))
     short = PurePath(model).name if is_path else model
     return tuple(dict.fromkeys((settings.served_model_name or short, short, model)))
 

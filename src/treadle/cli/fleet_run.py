@@ -1,0 +1,103 @@
+"""A fleet at a terminal: one table of everyone, kept up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import ConfigError
+from ..fleet.fleet import Fleet, FleetView
+from ..fleet.plan import FleetPlan
+from .signals import ShutdownSignals
+
+COLORS = {"ready": "green", "healthy": "green", "down": "red", "failed": "red", "unhealthy": "red"}
+
+
+def log_folder(given: Path | None) -> Path:
+    """The folder for the members' logs; made where it is missing. Raises ConfigError."""
+    if given is None:
+        return Path(tempfile.mkdtemp(prefix="treadle-fleet-"))
+    try:
+        given.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--logs {given}: {error.strerror}: name another folder", param="logs") from error
+    return given
+
+
+async def run(plan: FleetPlan) -> int:
+    """Run the fleet until told to stop; 0 after a clean end. Raises TreadleError."""
+    with Announcer() as say:
+        fleet = Fleet(plan, say)
+        with ShutdownSignals(at_once=fleet.kill) as signals:
+            await fleet.run(signals.requested)
+    say.stopped()
+    return 0
+
+
+class Announcer:
+    """A table that is kept up to date on a terminal; elsewhere one line for each change."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._last: dict[str, str] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Announcer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def starting(self, plan: FleetPlan) -> None:
+        self._console.print(
+            f"[bold]Treadle[/] starts {plan.replicas} workers of {escape(plan.model)}; logs in {escape(str(plan.logs))}"
+        )
+        if self._console.is_terminal:
+            self._live = self._stack.enter_context(Live(console=self._console, refresh_per_second=4))
+
+    def ready(self, url: str, model: str) -> None:
+        body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
+        self._console.print(f"[bold green]Ready[/] at {url}. Try:")
+        self._console.print(
+            f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", markup=False
+        )
+
+    def view(self, view: FleetView) -> None:
+        if self._live is not None:
+            self._live.update(table_of(view))
+            return
+        states = {row.name: f"{row.state}, {row.gateway} to the gateway" for row in view.workers}
+        for name, state in (states | {"gateway": view.gateway}).items():
+            if self._last.get(name) != state:
+                self._last[name] = state
+                self._console.print(f"  {name}: {state}", markup=False)
+
+    def trouble(self, text: str) -> None:
+        self._console.print(text, style="yellow", markup=False)
+
+    def stopping(self) -> None:
+        self._console.print("Shutting down: running requests end first (again to end at once)")
+
+    def stopped(self) -> None:
+        self._console.print("Stopped")
+
+
+def table_of(view: FleetView) -> Table:
+    """Everyone at a glance."""
+    table = Table(title=f"gateway: {view.gateway}", title_justify="left", title_style="bold")
+    for name in ("worker", "place", "pid", "state", "gateway says"):
+        table.add_column(name)
+    for name in ("running", "waiting", "tokens", "restarts"):
+        table.add_column(name, justify="right")
+    for row in view.workers:
+        words = [f"[{COLORS.get(word, 'yellow')}]{word}[/]" for word in (row.state, row.gateway)]
+        counts = [f"{count:,}" for count in (row.running, row.waiting, row.tokens, row.restarts)]
+        table.add_row(row.name, row.place, str(row.pid or "–"), *words, *counts)
+    return table

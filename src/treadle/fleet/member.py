@@ -1,0 +1,155 @@
+"""One process of a fleet: started, asked, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from ..errors import StartFailed
+
+LAST_LINES = 4
+LOOK_S = 0.05
+BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+PR_SET_PDEATHSIG = 1
+
+
+class Member:
+    """A worker or the gateway. It is started again when it ends, each time after a longer pause; its output goes to
+    `log`. `cores` are those it may use (None: all)."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        variables: Mapping[str, str] | None = None,
+        cores: Collection[int] | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.starts = 0
+        self.failures = 0
+        self._command = list(command)
+        self._variables = dict(variables or {})
+        self._cores = cores
+        self._process: subprocess.Popen[bytes] | None = None
+        self._not_before = 0.0
+
+    # Life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process. Raises StartFailed when there is no such program."""
+        self.starts += 1
+        with self._opened() as log:
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | self._variables,
+                    start_new_session=True,
+                    preexec_fn=_ends_with_its_parent(),
+                )
+            except OSError as error:
+                raise StartFailed(f"{self.name} could not be started: {self._command[0]}: {error.strerror}") from error
+        if self._cores is not None:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self._process.pid, self._cores)
+
+    def _opened(self) -> IO[bytes]:
+        try:
+            return self.log.open("ab")
+        except OSError as error:
+            raise StartFailed(f"{self.log} can't be written ({error.strerror}): name another folder") from error
+
+    def revive(self, now: float) -> None:
+        """Start it again if it has ended and its pause is over."""
+        if self.alive:
+            return
+        if self._not_before == 0.0:
+            self.failures += 1
+            self._not_before = now + BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1]
+        if now >= self._not_before:
+            self._not_before = 0.0
+            self.start()
+
+    def works(self) -> None:
+        """It has been seen to work: its next end is the first again."""
+        self.failures = 0
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it alone: it ends what it has started itself."""
+        if self._process is not None and self.alive:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and everything it has started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL for what is left after `grace_s`."""
+        self.signal(signal.SIGTERM)
+        for _ in range(int(grace_s / LOOK_S)):
+            if not self.alive:
+                break
+            await asyncio.sleep(LOOK_S)
+        self.kill()
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.alive else None
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.starts - 1)
+
+    def ending(self) -> str:
+        """How it ended, and what it said last where it ended by itself; nothing while it runs."""
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return ""
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}: {self._last_words()}"
+
+    def _last_words(self) -> str:
+        try:
+            lines = self.log.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])[-600:]
+
+
+def _ends_with_its_parent() -> Callable[[], None] | None:
+    """On Linux, a fleet that is killed takes its members along; elsewhere they go on."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return lambda: library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

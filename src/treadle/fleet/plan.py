@@ -1,0 +1,119 @@
+"""What a fleet runs: the command lines of its workers and of the gateway, and who gets which cores or GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from .member import Member, free_port
+
+GATEWAY = "smg"
+MOST_REPLICAS = 64
+POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_load", "consistent_hashing", "prefix_hash")
+HEALTH_EVERY_S = 2
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """`worker_options` and `gateway_options` are passed on as they are. `pin`: each replica has cores or a GPU of its
+    own, where there are enough."""
+
+    model: str
+    replicas: int
+    host: str
+    port: int
+    policy: str
+    logs: Path
+    worker_options: Sequence[str] = ()
+    gateway_options: Sequence[str] = ()
+    pin: bool = True
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise ConfigError(f"--replicas {self.replicas}: give 1 to {MOST_REPLICAS}", param="replicas")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"--policy {self.policy}: use one of {', '.join(POLICIES)}", param="policy")
+        if self.policy == "power_of_two" and self.replicas == 1:
+            raise ConfigError("--policy power_of_two needs two replicas at least: give more, or another policy")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker and where it is reached."""
+
+    member: Member
+    http: str
+    grpc: str
+    place: str
+
+
+def workers_of(plan: FleetPlan) -> list[Worker]:
+    """The fleet's workers, not started. Each keeps its ports when it is started again."""
+    return [_worker(plan, i, share) for i, share in enumerate(shares(plan.replicas, plan.pin))]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of the host a replica has: a GPU, or cores (None: all of it)."""
+
+    gpu: int | None = None
+    cores: frozenset[int] | None = None
+
+    @property
+    def text(self) -> str:
+        if self.gpu is not None:
+            return f"GPU {self.gpu}"
+        return "all" if self.cores is None else "core " + ",".join(map(str, sorted(self.cores)))
+
+
+def shares(replicas: int, pin: bool) -> list[Share]:
+    """A GPU each where there are as many; else the cores in even parts where each gets one; else everything to all."""
+    whole = [Share()] * replicas
+    if not pin or replicas == 1:
+        return whole
+    gpus = _gpus()
+    if gpus:
+        return [Share(gpu=i % gpus) for i in range(replicas)]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < replicas:
+        return whole
+    return [Share(cores=frozenset(cores[i::replicas])) for i in range(replicas)]
+
+
+def _worker(plan: FleetPlan, index: int, share: Share) -> Worker:
+    http, grpc = free_port(), free_port()
+    command = [sys.executable, "-m", "treadle", "serve", plan.model, "--host", "127.0.0.1", "--port", str(http)]
+    command += ["--grpc-port", str(grpc), "--drain", f"{plan.drain_s:g}", *plan.worker_options]
+    variables = {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": str(share.gpu)}
+    log = plan.logs / f"worker-{index + 1}.log"
+    member = Member(f"worker {index + 1}", command, log, variables=variables, cores=share.cores)
+    return Worker(member, f"http://127.0.0.1:{http}", f"grpc://127.0.0.1:{grpc}", share.text)
+
+
+def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
+    """The gateway, not started. Raises ConfigError where it is not installed."""
+    program = shutil.which(GATEWAY, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if program is None:
+        raise ConfigError("the gateway is not installed: pip install 'treadle[fleet]'")
+    command = [program, "launch", "--host", plan.host, "--port", str(plan.port), "--policy", plan.policy]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    command += ["--health-check-interval-secs", str(HEALTH_EVERY_S), "--health-failure-threshold", "1"]
+    command += ["--health-success-threshold", "1", "--worker-startup-check-interval", str(HEALTH_EVERY_S)]
+    command += ["--shutdown-grace-period-secs", f"{plan.drain_s:.0f}", *plan.gateway_options]
+    command += ["--worker-urls", *(worker.grpc for worker in workers)]
+    return Member("gateway", command, plan.logs / "gateway.log", variables={"HF_HUB_OFFLINE": "1"})
+
+
+def _gpus() -> int:
+    """How many NVIDIA GPUs there are."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=20)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

@@ -1,0 +1,53 @@
+"""The tokenizer of a model folder as one zip, for gateways that do not have the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...text import ChatTemplate
+
+CHUNK_BYTES = 64 * 1024
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "config.json",
+    "generation_config.json",
+    "chat_template.json",
+)
+TEMPLATE = "chat_template.jinja"
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same folder gives the same bytes
+
+
+def bundle_of(folder: Path, template: ChatTemplate | None) -> bytes:
+    """A zip of what text needs: tokenizer, configuration, and the chat template in use. No weights, no code."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name in FILES:
+            path = folder / name
+            if path.is_file():
+                archive.writestr(_entry(name), path.read_bytes())
+        if template is not None:
+            archive.writestr(_entry(TEMPLATE), template.source)
+    return buffer.getvalue()
+
+
+def chunks_of(bundle: bytes) -> Iterator[tuple[bytes, str]]:
+    """Pieces of CHUNK_BYTES; the hexadecimal sha256 of the whole comes with the last, and is empty before."""
+    digest = hashlib.sha256(bundle).hexdigest()
+    for at in range(0, len(bundle), CHUNK_BYTES):
+        yield bundle[at : at + CHUNK_BYTES], digest if at + CHUNK_BYTES >= len(bundle) else ""
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry

@@ -1,0 +1,213 @@
+"""A generation request from its message to its last one, for both wires.
+
+The order is HTTP's: check what is cheap, reserve a place (or be refused), tokenize, check lengths, submit, wait until
+the scheduler has admitted it, and only then send anything: what is refused before the first message can be tried again
+elsewhere, what is refused after it can't.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...config import Settings
+from ...core.messages import CancelReason
+from ...engine.client import EngineClient, Reservation
+from ...engine.generation import Generation
+from ...errors import InvalidRequest, ReaderStalled, RequestCancelled, TreadleError
+from ...telemetry.logs import GRPC, RequestRecord, log_access
+from ...text import StopSet, TextModel, TextStream
+from ..rows import together
+from ..text import Texts, limits_of, with_stops
+from ..validate import Checked, Limits, check, check_prompt_ids, check_size, room, submits
+from .ask import MAX_REQUEST_ID_CHARS, Ask
+from .calls import Call, Calls
+from .sequence import ABORT, Choice, Part
+from .sequence import Sequence as Row
+from .wires import Context, Writer, refuse
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What both wires answer with: the engine, the text model, the settings, and the live calls."""
+
+    engine: EngineClient
+    texts: Texts
+    settings: Settings
+    calls: Calls
+    clock: Callable[[], float]
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
+
+    async def generate(
+        self, context: Context, path: str, request: Any, read: Callable[[Any], Ask], writer: Writer
+    ) -> None:
+        """Answer one Generate call. `read` makes an Ask of the message, or raises what is wrong with it."""
+        record = RequestRecord(
+            id=request.request_id[:MAX_REQUEST_ID_CHARS], method=GRPC, path=path, started=self.clock()
+        )
+        try:
+            await self._generate(context, record, read(request), writer)
+            record.status = 200
+        except TreadleError as error:
+            record.status, record.error = error.http_status, error.code
+            await refuse(context, error)
+        except asyncio.CancelledError:
+            record.status = RequestCancelled.http_status
+            raise
+        except Exception:
+            log.exception("%s failed", path)
+            record.status, record.error = 500, TreadleError.code
+            await refuse(context, TreadleError("the server failed on this request; its log says how"))
+        finally:
+            log_access(record, self.clock())
+
+    async def _generate(self, context: Context, record: RequestRecord, ask: Ask, writer: Writer) -> None:
+        record.public_id = ask.request_id
+        model = self.texts.model()
+        limits = limits_of(model, self.engine.capabilities, self.settings.max_tokens)
+        checked = with_stops(check(ask.wanted, limits), model, chat=False, hide_special=ask.skip_special_tokens)
+        size = _size(ask, model, limits)
+        with (
+            self.calls.live(ask.request_id) as call,
+            self.engine.reserve(
+                rows=checked.n,
+                prompt_tokens=size * checked.n,
+                completion_tokens=ask.max_tokens,
+                kind="grpc",
+                tag=ask.request_id,
+            ) as reservation,
+        ):
+            run = _Run(self, ask, checked, limits, model, reservation, call, record)
+            await run.answer(context, writer)
+
+
+@dataclass
+class _Run:
+    """One request that has a place."""
+
+    worker: Worker
+    ask: Ask
+    checked: Checked
+    limits: Limits
+    model: TextModel
+    reservation: Reservation
+    call: Call
+    record: RequestRecord
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def answer(self, context: Context, writer: Writer) -> None:
+        try:
+            generations = await self._begin()
+        except RequestCancelled:
+            await self._aborted(context, writer)
+            return
+        choices = [Choice(i, self.record.prompt_tokens) for i in range(len(generations))]
+        try:
+            await together(
+                self._forward(context, writer, generation, choice)
+                for generation, choice in zip(generations, choices, strict=True)
+            )
+        finally:
+            self.record.completion_tokens = sum(choice.completion_tokens for choice in choices)
+
+    async def _begin(self) -> list[Generation]:
+        """Tokenize, submit, and return once the scheduler has admitted the first choice."""
+        prompt = await self._prompt()
+        checked = self._within(prompt)
+        self.record.rows, self.record.prompt_tokens = checked.n, len(prompt)
+        requests = submits(checked, [prompt], self.limits, self.worker.draw_seed, "input")
+        self.reservation.correct(
+            prompt_tokens=len(prompt) * checked.n,
+            completion_tokens=sum(request.max_tokens for request in requests),
+        )
+        if self.call.aborted:
+            raise RequestCancelled("the request was aborted")
+        generations = self.reservation.submit(requests)
+        self.call.hold(self.reservation)
+        await generations[0].admitted()
+        self.record.wait_s = generations[0].wait_s
+        return generations
+
+    async def _prompt(self) -> Sequence[int]:
+        prompt = self.ask.prompt
+        if isinstance(prompt, str):
+            return await self.worker.texts.pool.run(self.model.encode, prompt)
+        return prompt
+
+    def _within(self, prompt: Sequence[int]) -> Checked:
+        """With as many tokens as were asked for, or as are left."""
+        left = room(self.checked, len(prompt), self.limits, "input")
+        most = left if self.ask.max_tokens is None else min(self.ask.max_tokens, left)
+        if self.checked.min_tokens > most:
+            raise InvalidRequest(
+                f"min_tokens is {self.checked.min_tokens} and the answer has at most {most} tokens: ask for fewer",
+                param="min_tokens",
+            )
+        return dataclasses.replace(self.checked, max_tokens=most)
+
+    async def _aborted(self, context: Context, writer: Writer) -> None:
+        """It was taken back before it ran: each choice still gets its end."""
+        for i in range(self.checked.n):
+            await self._send(context, writer.complete(Choice(i, self.record.prompt_tokens), Part(finish_reason=ABORT)))
+
+    async def _forward(self, context: Context, writer: Writer, generation: Generation, choice: Choice) -> None:
+        async for part in Row(generation, self._text()).parts():
+            choice.count(part)
+            choice.cached_tokens = generation.cached_tokens
+            if self.record.ttft_s is None and part.tokens:
+                self.record.ttft_s = self.worker.clock() - self.record.started
+            if not self.ask.stream:
+                self._keep(choice, part)
+            elif part.tokens:
+                await self._send(context, writer.chunk(choice, part))
+            if part.finish_reason:
+                await self._send(context, writer.complete(choice, part))
+
+    def _text(self) -> TextStream | None:
+        if not self.checked.stop:
+            return None
+        return TextStream(
+            self.model,
+            StopSet(self.checked.stop),
+            skip_special_tokens=self.ask.skip_special_tokens,
+            min_tokens=self.checked.min_tokens,
+        )
+
+    def _keep(self, choice: Choice, part: Part) -> None:
+        choice.keep(part)
+        each = 5 if self.checked.logprobs is None else 5 + 12 + 10 * self.checked.logprobs
+        if len(choice.tokens) * each > MAX_MESSAGE_BYTES:
+            raise InvalidRequest(
+                f"the answer has {len(choice.tokens)} tokens, which with their log-probabilities do not fit one "
+                "message of 4 MiB: stream it, or ask for fewer tokens or log-probabilities",
+                param="logprobs",
+            )
+
+    async def _send(self, context: Context, message: Any) -> None:
+        """Write one message. A reader that stalls loses its request: its place is for those who read."""
+        stall_s = self.worker.settings.stall_s
+        try:
+            async with self.writing, asyncio.timeout(stall_s):
+                await context.write(message)
+        except TimeoutError:
+            self.reservation.cancel(CancelReason.STALLED)
+            raise ReaderStalled(f"the client has not read for {stall_s:g} s") from None
+
+
+def _size(ask: Ask, model: TextModel, limits: Limits) -> int:
+    """About how many tokens the prompt has; exactly, where they came as ids. Raises InvalidRequest for bad ones."""
+    if isinstance(ask.prompt, str):
+        size = max(1, int(len(ask.prompt.encode("utf-8", "surrogatepass")) / model.bytes_per_token))
+        check_size(size, 1, limits, "input")
+        return size
+    check_prompt_ids(ask.prompt, limits, "input")
+    return len(ask.prompt)

@@ -1,0 +1,51 @@
+"""`grpc.health.v1`, for Kubernetes and gateways that ask it: serving while the worker takes requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from .wires import Context
+
+SERVICE = "grpc.health.v1.Health"
+LOOK_EVERY_S = 0.25
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Asks for the truth each time. `services` are the names it knows, beside "" for the whole server."""
+
+    def __init__(self, is_ready: Callable[[], bool], services: Collection[str]) -> None:
+        self._is_ready = is_ready
+        self._services = frozenset({"", *services})
+
+    async def Check(self, request: Any, context: Context) -> Any:
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service is called '{request.service[:80]}'", ())
+        return health_pb2.HealthCheckResponse(status=self._status(request.service))
+
+    async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        """The status now, and each time it changes."""
+        last = None
+        while True:
+            status = self._status(request.service)
+            if status != last:
+                last = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def List(self, request: Any, context: Context) -> Any:
+        statuses = {name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in self._services}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+    def _status(self, service: str) -> Any:
+        if service not in self._services:
+            return SERVICE_UNKNOWN
+        return SERVING if self._is_ready() else NOT_SERVING

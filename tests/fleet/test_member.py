@@ -1,0 +1,96 @@
+"""A member of a fleet: started, started again after longer and longer pauses, stopped with all it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serve.server import gone, until
+from tests.support.aio import in_loop
+from treadle.errors import StartFailed
+from treadle.fleet.member import BACKOFF_S, Member
+
+FOREVER = "import signal; signal.pause()"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+PARENT = (
+    "import subprocess, sys, signal; p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']);"
+    "print(p.pid, flush=True); signal.pause()"
+)
+
+
+def member(tmp_path: Path, code: str) -> Member:
+    return Member("m", [sys.executable, "-c", code], tmp_path / "m.log")
+
+
+@in_loop
+async def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    it = member(tmp_path, FOREVER)
+    assert (it.alive, it.pid, it.ending()) == (False, None, "")
+    it.start()
+    assert it.alive
+    assert it.pid
+    await it.stop(10)
+    assert (it.alive, it.pid) == (False, None)
+    assert it.ending() == "killed by SIGTERM"
+    it.kill()
+
+
+@in_loop
+async def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    it = member(tmp_path, STUBBORN)
+    it.start()
+    until("it is up", it.log.read_text)
+    await it.stop(0.1)
+    assert it.ending() == "killed by SIGKILL"
+
+
+@in_loop
+async def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
+    it = member(tmp_path, PARENT)
+    it.start()
+    child = int(until("it has a child", it.log.read_text))
+    await it.stop(10)
+    until("the child is gone", lambda: gone(child))
+
+
+def test_it_is_started_again_after_longer_and_longer_pauses(tmp_path: Path) -> None:
+    it = member(tmp_path, "raise SystemExit('no model')")
+    it.start()
+    now, pauses = 100.0, []
+    for _ in range(4):
+        until("its end", lambda: not it.alive)
+        assert it.ending() == "exit code 1: no model" or it.starts > 1
+        it.revive(now)
+        began, starts = now, it.starts
+        while it.starts == starts and not it.alive and it.starts < 2 + len(pauses):
+            now += 0.5
+            it.revive(now)
+        pauses.append(now - began)
+    assert pauses == sorted(pauses)
+    assert pauses[0] == BACKOFF_S[0]
+    assert it.restarts == 4
+    it.works()
+    assert it.failures == 0
+    it.kill()
+
+
+def test_a_program_that_is_not_there_and_a_log_that_can_t_be_written_are_told(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="m could not be started: no-such-program"):
+        Member("m", ["no-such-program"], tmp_path / "log").start()
+    with pytest.raises(StartFailed, match="can't be written"):
+        Member("m", [sys.executable], tmp_path / "none" / "log").start()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
+def test_it_stays_on_its_cores(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    it = Member("m", [sys.executable, "-c", FOREVER], tmp_path / "log", cores={core})
+    it.start()
+    assert it.pid is not None
+    assert os.sched_getaffinity(it.pid) == {core}
+    it.signal(signal.SIGKILL)
+    it.kill()

@@ -1,0 +1,90 @@
+"""What a fleet runs, and who gets what of the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.errors import ConfigError
+from treadle.fleet import plan as plans
+from treadle.fleet.plan import FleetPlan, Share, gateway_of, shares, workers_of
+
+
+def plan(**given: Any) -> FleetPlan:
+    usual = {"model": "demo", "replicas": 2, "host": "127.0.0.1", "port": 8000, "policy": "round_robin"}
+    return FleetPlan(**(usual | {"logs": Path("logs")} | given))
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_gpus", lambda: 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4}, raising=False)
+
+
+@pytest.mark.usefixtures("cores")
+def test_cores_are_shared_out_evenly() -> None:
+    assert [share.cores for share in shares(2, True)] == [{0, 2, 4}, {1, 3}]
+    assert [share.text for share in shares(2, True)] == ["core 0,2,4", "core 1,3"]
+    for replicas, pin in ((1, True), (2, False), (6, True)):
+        assert shares(replicas, pin) == [Share()] * replicas
+    assert Share().text == "all"
+
+
+def test_gpus_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_gpus", lambda: 2)
+    assert [share.text for share in shares(3, True)] == ["GPU 0", "GPU 1", "GPU 0"]
+    workers = workers_of(plan(replicas=2))
+    assert [worker.member._variables for worker in workers] == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+    ]
+
+
+def test_gpus_are_counted_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans.shutil, "which", lambda name: None)
+    assert plans._gpus() == 0
+    monkeypatch.setattr(plans.shutil, "which", lambda name: f"/bin/{name}")
+    listed = "GPU 0: H200\nGPU 1: H200\n"
+    monkeypatch.setattr(
+        plans.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=listed, stderr="")
+    )
+    assert plans._gpus() == 2
+
+
+@pytest.mark.usefixtures("cores")
+def test_every_worker_has_ports_of_its_own_and_the_gateway_knows_them() -> None:
+    given = plan(worker_options=("--max-running", "8"), gateway_options=("--log-level", "warn"))
+    workers = workers_of(given)
+    urls = [url for worker in workers for url in (worker.http, worker.grpc)]
+    assert len(set(urls)) == 4
+    command = workers[0].member._command
+    assert command[-2:] == ["--max-running", "8"]
+    assert command[3:5] == ["serve", "demo"]
+    gateway = gateway_of(given, workers)._command
+    assert gateway[-2:] == [worker.grpc for worker in workers]
+    assert gateway[gateway.index("--log-level") + 1] == "warn"
+    assert gateway[gateway.index("--policy") + 1] == "round_robin"
+
+
+def test_without_the_gateway_s_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans.shutil, "which", lambda name, path=None: None)
+    with pytest.raises(ConfigError, match=r"pip install 'treadle\[fleet\]'"):
+        gateway_of(plan(), [])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"replicas": 0}, "--replicas 0: give 1 to 64"),
+        ({"replicas": 65}, "--replicas 65"),
+        ({"policy": "best"}, "--policy best: use one of"),
+        ({"policy": "power_of_two", "replicas": 1}, "needs two replicas"),
+    ],
+)
+def test_what_can_t_be_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan(**given)

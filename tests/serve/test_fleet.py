@@ -1,0 +1,112 @@
+"""`treadle fleet` as a user has it: workers and the real gateway, one of them killed, all of them stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.serve.conftest import Tiny
+from tests.serve.gateway import free_port
+from tests.serve.server import gone, until
+
+START_S = 90.0
+
+
+class Running:
+    """A fleet of two in a process of its own."""
+
+    def __init__(self, model: Path, log: Path, *options: str) -> None:
+        self.port = free_port()
+        self._log = log
+        command = [sys.executable, "-m", "treadle", "fleet", str(model), "--replicas", "2", "--port", str(self.port)]
+        command += ["--drain", "2", "--logs", str(log.parent / "logs"), *options, "--"]
+        command += ["--threads", "1", "--served-model-name", "m"]
+        with log.open("wb") as err:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True
+            )
+        self.members: set[int] = set()
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def look(self) -> set[int]:
+        """Everyone who runs now; remembered for the end."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.members |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        return self.members
+
+    def says(self, text: str) -> None:
+        def found() -> bool:
+            self.look()
+            assert self.process.poll() is None, self.said
+            return text in self.said
+
+        until(text, found, START_S)
+
+    def chat(self) -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        return httpx.post(url, json=body, timeout=60, trust_env=False).status_code
+
+
+@pytest.fixture
+def fleet(tiny: Tiny, tmp_path: Path) -> Iterator[Running]:
+    running = Running(tiny("llama"), tmp_path / "log")
+    try:
+        running.says("Ready at")
+        yield running
+    finally:
+        running.look()
+        running.process.kill()
+        running.process.wait(20)
+        for pid in running.members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_comes_back_and_a_stop_ends_everyone(fleet: Running) -> None:
+    """E3, F8"""
+    assert fleet.chat() == 200
+    worker = next(child.pid for child in psutil.Process(fleet.process.pid).children() if "serve" in child.cmdline())
+    os.kill(worker, signal.SIGKILL)
+    assert [fleet.chat() for _ in range(4)] == [200] * 4
+    fleet.says("had ended (killed by SIGKILL) and is started again")
+    until("both healthy again", lambda: fleet.said.count("ready, healthy to the gateway") >= 3, START_S)
+    fleet.look()
+    fleet.process.send_signal(signal.SIGTERM)
+    assert fleet.process.wait(30) == 0
+    assert "Stopped" in fleet.said
+    assert all(map(gone, fleet.members))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere members outlive a fleet that is killed")
+def test_a_fleet_that_is_killed_takes_everyone_along(fleet: Running) -> None:
+    fleet.look()
+    fleet.process.kill()
+    until("nobody left", lambda: all(map(gone, fleet.members)), 30)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "treadle", "fleet", *arguments], capture_output=True, text=True, timeout=90, check=False
+    )
+
+
+def test_a_fleet_that_can_t_start_says_why_in_one_line(tiny: Tiny, tmp_path: Path) -> None:
+    port = str(free_port())
+    wrong = run("--replicas", "0")
+    assert (wrong.returncode, "give 1 to 64" in wrong.stderr) == (2, True)
+    missing = run(str(tmp_path / "none"), "--port", port)
+    assert missing.returncode == 1
+    assert "ended while it started: exit code" in missing.stderr.splitlines()[-1]
