@@ -110,6 +110,18 @@ async def test_a_client_leaves_at_its_moment_and_one_that_would_leave_first_is_n
 
 
 @in_fake_time
+async def test_when_its_time_to_leave_has_come_a_request_waits_for_nothing_more() -> None:
+    """A chain of pauses does not go on without its client."""
+    over = Moment("0", "sent", delay_s=2.0)
+    chain = [
+        Request(f"{i}", HELLO, 1, after=Moment(f"{i - 1}", delay_s=10.0) if i else None, leave=over) for i in range(5)
+    ]
+    samples = await drive(workload(*chain), Server(ttft_s=0.1))
+    assert set(samples) == {"0"}
+    assert asyncio.get_running_loop().time() == pytest.approx(2.0)
+
+
+@in_fake_time
 async def test_whoever_waits_for_one_that_was_never_sent_goes_on() -> None:
     requests = [
         Request("short", HELLO, 1),

@@ -84,7 +84,7 @@ class Drive:
         progress = self._progress[request.id]
         async with self._leaving(request) as leave:
             try:
-                await self._until_due(request)
+                await self._until_due(request, leave)
                 due_s = self._now() - self._start
                 async with self._open:
                     return None if leave.is_set() else await self._sent(request, progress, leave, due_s)
@@ -100,7 +100,19 @@ class Drive:
         self._seen(sample)
         return sample
 
-    async def _until_due(self, request: Request) -> None:
+    async def _until_due(self, request: Request, leave: asyncio.Event) -> None:
+        """Returns when it is due, or at once when its client leaves before that."""
+        if request.leave is None:
+            await self._due(request)
+            return
+        ways = [asyncio.ensure_future(self._due(request)), asyncio.ensure_future(leave.wait())]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+
+    async def _due(self, request: Request) -> None:
         if request.at_s:
             await asyncio.sleep(self._start + request.at_s - self._now())
         if request.after is not None:
