@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .fronts.rpc.server import RpcServer
     from .models.folder import ModelFolder
     from .runner.base import Progress, Runner, RunnerFactory
+    from .telemetry import Metrics
     from .text.pool import TextPool
     from .text.tokenizer import TextModel
 
@@ -201,7 +202,7 @@ class Server:
         rpc: RpcServer | None = None
         try:
             if settings.grpc_port is not None:
-                rpc = self._rpc(engine, texts, model_names(settings)[0])
+                rpc = self._rpc(engine, texts, telemetry.metrics, model_names(settings)[0])
             self._say.listening(url, *([] if rpc is None else [await rpc.start()]))
             prepare = self._prepare(engine, texts, url, model_names(settings)[0])
             await until(prepare, shutdown, serving)
@@ -220,10 +221,10 @@ class Server:
         self._say.stopped()
         return 0
 
-    def _rpc(self, engine: EngineClient, texts: Texts, name: str) -> RpcServer:
+    def _rpc(self, engine: EngineClient, texts: Texts, metrics: Metrics, name: str) -> RpcServer:
         from .fronts.rpc.server import RpcServer
 
-        return RpcServer(engine, texts, self.settings, name)
+        return RpcServer(engine, texts, self.settings, metrics, name)
 
     def kill(self) -> None:
         """End the child at once; for a second signal."""

@@ -37,7 +37,7 @@ class HealthSource(Protocol):
 
 
 class Metrics:
-    """All metrics of one server. It is an observer of the engine client; the front calls `http` and `loop_lag`.
+    """All metrics of one server. It is an observer of the engine client; the fronts call `http`, `rpc` and `loop_lag`.
 
     Every instance has its own registry, so that several servers, and tests, live in one process.
     """
@@ -112,6 +112,16 @@ class Metrics:
             buckets=LONG_BUCKETS,
             registry=self.registry,
         )
+        self._rpc = Counter(
+            "treadle_grpc_requests", "gRPC Generate calls, by wire and status", ["wire", "code"], registry=self.registry
+        )
+        self._rpc_time = Histogram(
+            "treadle_grpc_request_seconds",
+            "From the call to its last message",
+            ["wire"],
+            buckets=LONG_BUCKETS,
+            registry=self.registry,
+        )
         self._lag = Histogram(
             "treadle_event_loop_lag_seconds",
             "How late the event loop runs what is due",
@@ -163,6 +173,10 @@ class Metrics:
     def http(self, route: str, status: int, total_s: float) -> None:
         self._http.labels(route, str(status)).inc()
         self._http_time.labels(route).observe(total_s)
+
+    def rpc(self, wire: str, code: str, total_s: float) -> None:
+        self._rpc.labels(wire, code).inc()
+        self._rpc_time.labels(wire).observe(total_s)
 
     def loop_lag(self, lag_s: float) -> None:
         self._lag.observe(lag_s)

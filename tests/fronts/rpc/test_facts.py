@@ -287,7 +287,7 @@ async def test_a_port_that_is_taken_and_a_file_that_is_not_there_are_told(tmp_pa
 
 
 async def _started(w: Scene, settings: Settings) -> None:
-    server = RpcServer(w.engine, w.texts, settings, "m")
+    server = RpcServer(w.engine, w.texts, settings, w.metrics, "m")
     try:
         await server.start()
     finally:

@@ -224,3 +224,27 @@ async def test_an_abort_storm_leaks_nothing() -> None:
         answers = await asyncio.gather(*calls)
         assert {answer.end.finish_reason for answer in answers} <= {"abort", "stop"}
         await until(w.idle)
+
+
+@in_loop
+async def test_every_call_has_its_line_and_its_count(caplog: pytest.LogCaptureFixture) -> None:
+    """D4: and never its prompt."""
+    caplog.set_level("INFO", logger="treadle.access")
+    async with worker(forever) as w:
+        await w.mlx.answer("good", prompt="secret", max_tokens=2)
+        await refused(w.vllm.generate("bad", prompt=()))
+        gone = w.vllm.generate("gone")
+        await anext(aiter(gone))
+        gone.cancel()
+        await until(lambda: len(caplog.records) == 3)
+        lines = [record.__dict__["fields"] for record in caplog.records]
+        counted = w.metrics.render().decode()
+    assert [(line["request"], line["status"], line.get("error")) for line in lines] == [
+        ("good", 200, None),
+        ("bad", 400, "invalid_request"),
+        ("gone", 499, None),
+    ]
+    assert lines[0]["completion_tokens"] == 2
+    assert "secret" not in str(lines)
+    for wire, code in (("mlx", "OK"), ("vllm", "INVALID_ARGUMENT"), ("vllm", "CANCELLED")):
+        assert f'treadle_grpc_requests_total{{code="{code}",wire="{wire}"}} 1.0' in counted

@@ -22,6 +22,7 @@ from treadle.engine.client import Admission, EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.rpc.server import RpcServer
+from treadle.telemetry import Metrics
 
 WIRES = ("mlx", "vllm")
 PROMPT = tuple(b"hello")
@@ -102,6 +103,7 @@ class Scene:
     runner: ScriptedRunner
     owner: InlineOwner
     texts: BytesTexts
+    metrics: Metrics
     server: RpcServer
     address: str
     channel: Any
@@ -142,7 +144,8 @@ async def worker(
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s))
     texts = BytesTexts(bytes_text(context, default_sampling))
-    server = RpcServer(engine, texts, Settings(grpc_port=0, **settings), "m")
+    metrics = Metrics()
+    server = RpcServer(engine, texts, Settings(grpc_port=0, **settings), metrics, "m")
     url = await server.start()
     if start:
         await engine.start()
@@ -154,6 +157,7 @@ async def worker(
                 runner,
                 owner,
                 texts,
+                metrics,
                 server,
                 address,
                 channel,

@@ -20,6 +20,7 @@ from ...core.messages import CancelReason
 from ...engine.client import EngineClient, Reservation
 from ...engine.generation import Generation
 from ...errors import InvalidRequest, ReaderStalled, RequestCancelled, TreadleError
+from ...telemetry import Metrics
 from ...telemetry.logs import GRPC, RequestRecord, log_access
 from ...text import StopSet, TextModel, TextStream
 from ..rows import together
@@ -38,37 +39,47 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
 
 @dataclass(frozen=True)
 class Worker:
-    """What both wires answer with: the engine, the text model, the settings, and the live calls."""
+    """What both wires answer with: the engine, the text model, the settings, the live calls, and who counts them."""
 
     engine: EngineClient
     texts: Texts
     settings: Settings
     calls: Calls
+    metrics: Metrics
     clock: Callable[[], float]
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
 
     async def generate(
-        self, context: Context, path: str, request: Any, read: Callable[[Any], Ask], writer: Writer
+        self, context: Context, service: str, request: Any, read: Callable[[Any], Ask], writer: Writer
     ) -> None:
         """Answer one Generate call. `read` makes an Ask of the message, or raises what is wrong with it."""
         record = RequestRecord(
-            id=request.request_id[:MAX_REQUEST_ID_CHARS], method=GRPC, path=path, started=self.clock()
+            id=request.request_id[:MAX_REQUEST_ID_CHARS],
+            method=GRPC,
+            path=f"/{service}/Generate",
+            started=self.clock(),
         )
+        error: TreadleError | None = None
+        code = "OK"
         try:
             await self._generate(context, record, read(request), writer)
             record.status = 200
-        except TreadleError as error:
-            record.status, record.error = error.http_status, error.code
-            await refuse(context, error)
+        except TreadleError as failure:
+            error = failure
         except asyncio.CancelledError:
-            record.status = RequestCancelled.http_status
+            record.status, code = RequestCancelled.http_status, RequestCancelled.grpc_status
             raise
         except Exception:
-            log.exception("%s failed", path)
-            record.status, record.error = 500, TreadleError.code
-            await refuse(context, TreadleError("the server failed on this request; its log says how"))
+            log.exception("%s failed", record.path)
+            error = TreadleError("the server failed on this request; its log says how")
         finally:
-            log_access(record, self.clock())
+            if error is not None:
+                record.status, record.error, code = error.http_status, error.code, error.grpc_status
+            now = self.clock()
+            self.metrics.rpc(service.partition(".")[0], code, now - record.started)
+            log_access(record, now)
+        if error is not None:
+            await refuse(context, error)
 
     async def _generate(self, context: Context, record: RequestRecord, ask: Ask, writer: Writer) -> None:
         record.public_id = ask.request_id

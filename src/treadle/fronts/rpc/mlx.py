@@ -28,7 +28,7 @@ class MlxEngine(pb_grpc.MlxEngineServicer):  # type: ignore[misc]
         self._facts = facts
 
     async def Generate(self, request: Any, context: Context) -> None:
-        await self._worker.generate(context, f"/{SERVICE}/Generate", request, ask_of, MlxWriter())
+        await self._worker.generate(context, SERVICE, request, ask_of, MlxWriter())
 
     async def Abort(self, request: Any, context: Context) -> Any:
         await self._facts.check_ready(context)

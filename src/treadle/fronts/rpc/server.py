@@ -15,6 +15,7 @@ from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 from ...config import Settings
 from ...engine.client import EngineClient
 from ...errors import ConfigError
+from ...telemetry import Metrics
 from ..text import Texts
 from . import health, mlx, vllm
 from .calls import Calls
@@ -32,6 +33,7 @@ class RpcServer:
         engine: EngineClient,
         texts: Texts,
         settings: Settings,
+        metrics: Metrics,
         name: str,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -39,7 +41,7 @@ class RpcServer:
         self.calls = Calls(clock)
         self._settings = settings
         facts = Facts(engine, texts, name, settings.chat_template is not None, clock)
-        worker = Worker(engine, texts, settings, self.calls, clock)
+        worker = Worker(engine, texts, settings, self.calls, metrics, clock)
         self._server = grpc.aio.server(options=_options(settings))
         services = _add_wires(self._server, settings.grpc_wire, worker, facts)
         health_pb2_grpc.add_HealthServicer_to_server(

@@ -33,7 +33,7 @@ class VllmEngine(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
         self._facts = facts
 
     async def Generate(self, request: Any, context: Context) -> None:
-        await self._worker.generate(context, f"/{SERVICE}/Generate", request, ask_of, VllmWriter())
+        await self._worker.generate(context, SERVICE, request, ask_of, VllmWriter())
 
     async def Abort(self, request: Any, context: Context) -> Any:
         await self._facts.check_ready(context)
