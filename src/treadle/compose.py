@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .fronts.rpc.server import RpcServer
     from .models.folder import ModelFolder
     from .runner.base import Progress, Runner, RunnerFactory
-    from .telemetry import Metrics
+    from .telemetry.metrics import Metrics
     from .text.pool import TextPool
     from .text.tokenizer import TextModel
 

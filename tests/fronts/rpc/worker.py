@@ -22,7 +22,7 @@ from treadle.engine.client import Admission, EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.rpc.server import RpcServer
-from treadle.telemetry import Metrics
+from treadle.telemetry.metrics import Metrics
 
 WIRES = ("mlx", "vllm")
 PROMPT = tuple(b"hello")

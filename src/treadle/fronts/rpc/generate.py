@@ -20,8 +20,8 @@ from ...core.messages import CancelReason
 from ...engine.client import EngineClient, Reservation
 from ...engine.generation import Generation
 from ...errors import InvalidRequest, ReaderStalled, RequestCancelled, TreadleError
-from ...telemetry import Metrics
 from ...telemetry.logs import GRPC, RequestRecord, log_access
+from ...telemetry.metrics import Metrics
 from ...text import StopSet, TextModel, TextStream
 from ..rows import together
 from ..text import Texts, limits_of, with_stops

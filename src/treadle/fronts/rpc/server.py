@@ -15,7 +15,7 @@ from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 from ...config import Settings
 from ...engine.client import EngineClient
 from ...errors import ConfigError
-from ...telemetry import Metrics
+from ...telemetry.metrics import Metrics
 from ..text import Texts
 from . import health, mlx, vllm
 from .calls import Calls
