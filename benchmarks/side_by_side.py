@@ -31,7 +31,7 @@ SIZES = {
         "interactive:prompt=400,tokens=256",
         "cancel:times=6,tokens=16,prompt=16",
         "overload:lasts_s=20",
-        "sweep:most=8,each=1,tokens=16",
+        "sweep:most=16,each=1,tokens=16",
     ),
     "same": (
         "burst",
