@@ -18,6 +18,7 @@ LOOK_EVERY_S = 0.5
 ASK_S = 2.0
 MOST_FAILURES = 3
 STOP_MORE_S = 10.0
+GATEWAY_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,21 @@ class Fleet:
 
     async def _ready(self, http: httpx.AsyncClient, shutdown: asyncio.Event) -> bool:
         """Wait for all workers, then for the gateway; false when told to shut down before."""
-        announced = False
-        while not announced:
+        now = asyncio.get_running_loop().time
+        gateway_since = now()
+        while self._gateway_state != "ready":
             if shutdown.is_set():
                 return False
             await self._look(http)
             for member in self._members():
                 if member.starts and not member.alive:
                     raise StartFailed(f"{member.name} ended while it started: {member.ending()}")
-            states = [self._state(worker) for worker in self._workers]
-            if all(state == "ready" for state in states) and not self._gateway.starts:
-                self._gateway.start()
-            announced = self._gateway_state == "ready"
+            if not self._gateway.starts:
+                gateway_since = now()
+                if all(self._state(worker) == "ready" for worker in self._workers):
+                    self._gateway.start()
+            elif now() - gateway_since > GATEWAY_S:
+                raise StartFailed(f"the gateway was not ready after {GATEWAY_S:g} s: see {self._gateway.log}")
             await _either(shutdown, LOOK_EVERY_S)
         models = await _json(http, f"{self.url}/v1/models")
         self._say.ready(self.url, models["data"][0]["id"] if models.get("data") else self._plan.model)
