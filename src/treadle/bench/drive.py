@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
@@ -16,6 +17,7 @@ from .sample import Sample
 
 LAG_EVERY_S = 0.01
 AHEAD = 10
+SET_UP_S = 5e-5  # what it takes to set one request up: the round's clock starts when all are
 
 
 class Send(Protocol):
@@ -75,7 +77,7 @@ class Drive:
 
     async def run(self) -> list[Sample]:
         """The samples, in the order of the requests; without those whose time to leave came before they were sent."""
-        self._start = self._now()
+        self._start = self._now() + SET_UP_S * len(self._workload.requests)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._request(request)) for request in self._workload.requests]
         return [sample for task in tasks if (sample := task.result()) is not None]
@@ -113,8 +115,7 @@ class Drive:
                 way.cancel()
 
     async def _due(self, request: Request) -> None:
-        if request.at_s:
-            await asyncio.sleep(self._start + request.at_s - self._now())
+        await asyncio.sleep(max(0.0, self._start + request.at_s - self._now()))
         if request.after is not None:
             await self._progress[request.after.of].reach(request.after)
 
@@ -152,15 +153,19 @@ async def in_background(work: Awaitable[None]) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def ahead_of_servers() -> Iterator[None]:
-    """Run the block with a higher priority, where this user may: servers that take every core must not hold up the
-    clock that measures them. Servers are started outside of it, as they would inherit it."""
+def undisturbed() -> Iterator[None]:
+    """Run the block without garbage collection, and with a higher priority where this user may: neither this process
+    nor servers that take every core must hold up the clock that measures them. Servers are started outside of it, as
+    they would inherit the priority."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, usual - AHEAD)
+    gc.collect()
+    gc.disable()
     try:
         yield
     finally:
+        gc.enable()
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, usual)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .client import Client
-from .drive import Drive, ahead_of_servers, in_background, watch_own_lag
+from .drive import Drive, in_background, undisturbed, watch_own_lag
 from .errors import BenchError
 from .machine import this_machine
 from .measures import spread
@@ -147,7 +147,7 @@ async def _round(plan: Plan, workload: Workload, target: Target, number: int, wa
     loop = asyncio.get_running_loop()
     round_ = Round(target=target.info.name, number=number, wall_s=0.0, samples=[])
     began = loop.time()
-    with ahead_of_servers():
+    with undisturbed():
         async with in_background(watch_own_lag(round_.lag_s)), in_background(_watch_control(target, round_)):
             round_.samples = await Drive(workload, target.send, watcher.sample).run()
     round_.wall_s = loop.time() - began
