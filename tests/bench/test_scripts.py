@@ -95,6 +95,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         program = tmp_path / "peers" / peer.folder / "bin" / peer.program
         program.parent.mkdir(parents=True, exist_ok=True)
         program.touch()
+        program.with_name("python").touch()
     return make_tiny(tmp_path / "a model")
 
 

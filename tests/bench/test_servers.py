@@ -148,6 +148,7 @@ async def test_the_first_model_is_taken_unless_one_is_named() -> None:
         await target.get_ready(60, "b")
         assert target.info.model == "b"
         assert target.control == ["/v1/models"]
+        assert target.info.version == "Fake 1.2"
 
 
 @in_loop

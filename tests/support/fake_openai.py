@@ -56,6 +56,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, {"object": "list", "data": [{"id": id_} for id_ in self.server.models]})
         elif self.path == "/v1/status" and self.server.status is not None:
             self._send(200, self.server.status)
+        elif self.path == "/openapi.json":
+            self._send(200, {"info": {"title": "Fake", "version": "1.2"}})
         else:
             self._send(404, {"error": {"code": "not_found"}})
 

@@ -17,6 +17,15 @@ MOST_NAME, MOST_LINK = 60, 30
 BARS_A_PAGE, BARS_A_PLOT = 6000, (24, 110)
 SIGNS: dict[Verdict, str] = {"better": "▲", "worse": "▼", "even": "≈"}
 GLANCE = ("TTFT p50", "tok/s")
+GLANCE_OF = {
+    "burst": ("TTFT p50", "TTFT max / median", "tok/s"),
+    "stall": ("gap p99 / idle gap p99", "rate kept", "long TTFT"),
+    "interactive": ("short TTFT / unloaded",),
+    "cancel": ("follow-up TTFT / idle", "wasted tokens a cancel"),
+    "overload": ("answered", "refused", "refusal p99", "still waiting at the end"),
+    "mixed-length": ("short TTFT p50", "long TTFT"),
+    "agents": ("later turn TTFT / first", "prompt tokens reused", "tok/s"),
+}
 SWEPT_PLOTS = {"tok/s": "Throughput against concurrency", "TTFT p50": "Median TTFT against concurrency"}
 BEGINS = ' class="begins"'
 PHASES = {"wait": "waits in the client", "first": "until the first token", "stream": "streams"}
@@ -76,13 +85,14 @@ class _Page:
         return f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
     def glance(self, found: Sequence[Section | Sweep]) -> str:
-        """The two figures that everyone asks for, of every workload; of a sweep, at its highest concurrency."""
+        """The figures that a workload is there to show, or the two that everyone asks for; and what failed, where
+        anything did. Of a sweep, at its highest concurrency."""
         rows = []
         for i, part in enumerate(found):
             section = part.levels[-1][1] if isinstance(part, Sweep) else part
             link = f'<a href="#w{i}">{text(section.name, MOST_LINK)}</a>'
             for row in section.rows:
-                if row.figure.name in GLANCE:
+                if _is_at_a_glance(section.name, row):
                     rows.append((f"{link}<small>{shown.name(row.figure)}</small>", row))
                     link = "<span></span>"
         if not rows:
@@ -211,6 +221,12 @@ def _load(section: Section) -> str:
     count = f"{info.requests:,} requests a round"
     said = (count, at_once, options, f"seed {info.seed}", limits, f"digest {info.digest}")
     return "; ".join(filter(None, said))
+
+
+def _is_at_a_glance(workload: str, row: Row) -> bool:
+    if row.figure.name in ("failed", "incomplete", "crashes"):
+        return any(values.most for values in row.values.values())
+    return row.figure.name in GLANCE_OF.get(workload.split()[0], GLANCE)
 
 
 def _swept_load(sweep: Sweep) -> str:

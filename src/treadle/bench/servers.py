@@ -166,6 +166,13 @@ class Target:
             words = "" if self.process is None else f": {self.process.last_words()}"
             raise BenchError(f"{self.info.name} was not ready after {timeout_s:g} s{words}") from None
         self.control = [path for path in ("/health", "/v1/models") if (await self.client.get(path)).status == 200]
+        self.info.version = await self._version()
+
+    async def _version(self) -> str:
+        """What its API's description calls it; nothing where it has none."""
+        described = (await self.client.get("/openapi.json")).json()
+        info = described.get("info") if isinstance(described, dict) else None
+        return f"{info.get('title', '')} {info.get('version', '')}".strip() if isinstance(info, dict) else ""
 
     async def _listening(self) -> None:
         while not (answer := await self.client.get("/v1/models")).status:
