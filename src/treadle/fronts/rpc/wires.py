@@ -1,13 +1,11 @@
-"""What the two wires have in common, as their servicers see it: a call, an answer's messages, and refusals."""
+"""A call, what writes its messages, and how it is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from ...core.messages import TokenLogprob
 from ...errors import InvalidRequest, TreadleError
 from .sequence import Choice, Part
 
@@ -42,30 +40,6 @@ async def refuse(context: Context, error: TreadleError) -> NoReturn:
     if error.retry_after_s is not None:
         metadata.append(("retry-after-ms", str(round(1000 * error.retry_after_s))))
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
-
-
-def logprobs_of(messages: Any, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Any:
-    """The wire's OutputLogProbs (`messages` is its module), one entry a token; None where none were asked for."""
-    if not logprobs:
-        return None
-    return messages.OutputLogProbs(
-        token_logprobs=[entry.logprob for entry in logprobs],
-        token_ids=tokens,
-        top_logprobs=[
-            messages.TopLogProbs(values=[p for _, p in entry.top], token_ids=[token for token, _ in entry.top])
-            for entry in logprobs
-        ],
-    )
-
-
-def off_at(value: float, *neutral: float) -> float | None:
-    """`value`, or None where it means that the parameter is off: protobuf has no other way to leave a number out."""
-    return None if value in neutral else value
-
-
-def given(message: Any, name: str) -> Any:
-    """An optional field's value, or None where the client was silent."""
-    return getattr(message, name) if message.HasField(name) else None
 
 
 class NotImplementedHere(InvalidRequest):

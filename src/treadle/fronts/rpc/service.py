@@ -1,0 +1,190 @@
+"""What the two wires share: calls that mean the same on both, and messages of the same shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+from ...core.messages import TokenLogprob
+from ...errors import UnsupportedParameter
+from ..validate import Wanted
+from .ask import Ask
+from .facts import Facts
+from .generate import Worker
+from .sequence import Choice, Part
+from .wires import Context
+
+SERVER_TYPE = "treadle"
+
+
+class EngineService:
+    """One wire's service, but for what only that wire has. `messages` is the module of its messages."""
+
+    name: ClassVar[str]
+    messages: ClassVar[ModuleType]
+
+    def __init__(self, worker: Worker, facts: Facts) -> None:
+        self._worker = worker
+        self._facts = facts
+
+    def ask(self, request: Any) -> Ask:
+        """The request of a message. Raises InvalidRequest."""
+        raise NotImplementedError
+
+    def writer(self) -> MessageWriter:
+        return MessageWriter(self.messages)
+
+    async def Generate(self, request: Any, context: Context) -> None:
+        await self._worker.generate(context, self.name, request, self.ask, self.writer())
+
+    async def Abort(self, request: Any, context: Context) -> Any:
+        await self._facts.check_ready(context)
+        self._worker.calls.abort(request.request_ids)
+        return self.messages.AbortResponse()
+
+    async def HealthCheck(self, request: Any, context: Context) -> Any:
+        await self._facts.check_ready(context)
+        return self.messages.HealthCheckResponse(healthy=True, message="ready")
+
+    async def GetModelInfo(self, request: Any, context: Context) -> Any:
+        await self._facts.check_ready(context)
+        return self.messages.GetModelInfoResponse(**self.model_info())
+
+    async def GetServerInfo(self, request: Any, context: Context) -> Any:
+        await self._facts.check_ready(context)
+        return self.messages.GetServerInfoResponse(**self.server_info())
+
+    async def GetTokenizer(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        await self._facts.check_ready(context)
+        async for chunk in self._facts.tokenizer():
+            yield chunk
+
+    def model_info(self) -> dict[str, Any]:
+        """The fields of GetModelInfoResponse."""
+        model = self._facts.model()
+        return {
+            "model_path": model.path,
+            "is_generation": True,
+            "max_context_length": model.context,
+            "vocab_size": model.vocabulary,
+            "served_model_name": model.name,
+            "model_type": model.model_type,
+            "architectures": model.architectures,
+            "eos_token_ids": model.eos_token_ids,
+            "pad_token_id": model.pad_token_id,
+            "bos_token_id": model.bos_token_id,
+            "max_req_input_len": model.context - 1,
+        }
+
+    def server_info(self) -> dict[str, Any]:
+        """The fields of GetServerInfoResponse."""
+        return {
+            "server_type": SERVER_TYPE,
+            "active_requests": len(self._worker.calls),
+            "uptime_seconds": self._facts.uptime_s(),
+        }
+
+
+# From messages ----------------------------------------------------------------------------------------------------
+
+
+def ask_of(request: Any, **more: Any) -> Ask:
+    """The request of a message, as far as both wires say the same; `more` are fields of Wanted. Raises InvalidRequest.
+
+    Protobuf's zeros mean off, and so does a repetition penalty of 1; a temperature that is not there is the model's
+    own.
+    """
+    params = request.sampling_params
+    wanted = Wanted(
+        temperature=given(params, "temperature"),
+        top_p=params.top_p or 1.0,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty or 1.0,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=dict(params.logit_bias),
+        seed=given(params, "seed"),
+        stop_token_ids=tuple(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+        logprobs=given(params, "logprobs"),
+        **more,
+    )
+    return Ask(
+        request_id=request.request_id,
+        prompt=_prompt_of(request),
+        wanted=wanted,
+        max_tokens=given(params, "max_tokens"),
+        stream=request.stream,
+    )
+
+
+def _prompt_of(request: Any) -> tuple[int, ...] | str:
+    """Token ids, or text, whichever the message has."""
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise UnsupportedParameter("the request has no input: give tokenized or text", param="input")
+    return request.text if kind == "text" else tuple(request.tokenized.input_ids)
+
+
+def given(message: Any, name: str) -> Any:
+    """An optional field's value, or None where the client was silent."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+# To messages ------------------------------------------------------------------------------------------------------
+
+
+class MessageWriter:
+    """Writes a wire's GenerateResponse. Chunks have the tokens that are new, and counts so far."""
+
+    def __init__(self, messages: ModuleType) -> None:
+        self._messages = messages
+
+    def chunk(self, choice: Choice, part: Part) -> Any:
+        """What is new, in a stream."""
+        chunk = self._messages.GenerateStreamChunk(
+            token_ids=part.tokens,
+            completion_tokens=self.counted(choice, part),
+            output_logprobs=self._logprobs(part.tokens, part.logprobs),
+            **_counts(choice),
+        )
+        return self._messages.GenerateResponse(chunk=chunk)
+
+    def complete(self, choice: Choice, part: Part) -> Any:
+        """The end of a choice, with all of it that the choice has kept."""
+        complete = self._messages.GenerateComplete(
+            output_ids=choice.tokens,
+            finish_reason=part.finish_reason,
+            completion_tokens=choice.completion_tokens,
+            output_logprobs=self._logprobs(choice.tokens, choice.logprobs),
+            **_counts(choice),
+            **self.stopped(part),
+        )
+        return self._messages.GenerateResponse(complete=complete)
+
+    def counted(self, choice: Choice, part: Part) -> int:
+        """The completion tokens that a chunk tells of."""
+        return choice.completion_tokens
+
+    def stopped(self, part: Part) -> dict[str, Any]:
+        """The field that says what stopped a choice."""
+        return {"matched_stop_token_id": part.stop_token_id}
+
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Any:
+        """One entry a token, best first; None where none were asked for."""
+        if not logprobs:
+            return None
+        top = self._messages.TopLogProbs
+        return self._messages.OutputLogProbs(
+            token_logprobs=[entry.logprob for entry in logprobs],
+            token_ids=tokens,
+            top_logprobs=[
+                top(values=[p for _, p in entry.top], token_ids=[token for token, _ in entry.top]) for entry in logprobs
+            ],
+        )
+
+
+def _counts(choice: Choice) -> dict[str, int]:
+    return {"index": choice.index, "prompt_tokens": choice.prompt_tokens, "cached_tokens": choice.cached_tokens}
