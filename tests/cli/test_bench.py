@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 
 from tests.support import fake_openai
 from tests.support.fake_openai import fake_server
+from treadle.bench.measures import figures
+from treadle.bench.store import load
 from treadle.cli.app import app
 
 FAKE = f"{shlex.quote(sys.executable)} {shlex.quote(fake_openai.__file__)}"
@@ -45,6 +47,21 @@ def test_a_run_prints_a_table_and_writes_its_files(tmp_path: Path) -> None:
     again = bench("report", str(tmp_path / "a" / "r.json"))
     assert again.exit_code == 0
     assert "TTFT" in again.stdout
+
+
+def test_goodput_is_counted_within_the_limits_that_were_given(tmp_path: Path) -> None:
+    """F11"""
+    good = []
+    with fake_server() as server:
+        for limits in ("5,5", "0.000001,5"):
+            path = tmp_path / f"{limits}.json"
+            run = ["run", "-w", TINY, "--url", server.url, "--rounds", "1", "--goodput", limits, "--json", str(path)]
+            assert bench(*run).exit_code == 0
+            result = load(path)
+            (name,) = result.workloads
+            info = result.workloads[name]
+            good.append(figures(result.rounds[name][0], info.goodput).good)
+    assert good == [1.0, 0.0]
 
 
 def test_a_started_server_and_one_that_runs_are_compared(tmp_path: Path) -> None:
@@ -95,6 +112,8 @@ def test_every_workload_is_listed_with_its_options() -> None:
         (["-w", TINY, "--url", "https://x"], "not a URL of the form"),
         (["-w", TINY, "--url", "127.0.0.1:1"], "nothing answers at http://127.0.0.1:1"),
         (["-w", TINY, "--url", "127.0.0.1:1", "--rounds", "0"], "--rounds 0: give at least 1"),
+        (["-w", TINY, "--url", "127.0.0.1:1", "--goodput", "2"], "--goodput 2: give two times"),
+        (["-w", TINY, "--url", "127.0.0.1:1", "--goodput", "0,nan"], "--goodput 0,nan: give two times"),
         (["-w", TINY, "--url", "127.0.0.1:1", "--endpoint", "v2"], "--endpoint v2: use chat or completions"),
         (["-w", TINY, "--start", "no-such-program"], "'no-such-program' can't be started"),
         (["-w", TINY, "--start", f"{FAKE} --die 'out of memory'"], "exit code 1: out of memory"),

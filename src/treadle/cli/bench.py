@@ -68,6 +68,15 @@ def run_command(
     silence: Annotated[
         float, _option("--silence", help_="How long an answer may say nothing.", panel=LOAD, kind="SECONDS")
     ] = 120.0,
+    goodput: Annotated[
+        str,
+        _option(
+            "--goodput",
+            help_="Limits of a good answer: seconds to its first token, and for each after it.",
+            panel=LOAD,
+            kind="TTFT,EACH",
+        ),
+    ] = "2,0.2",
     max_lag: Annotated[
         float,
         _option(
@@ -84,9 +93,10 @@ def run_command(
     from ..bench.run import Plan, run
 
     def work(watcher: Any, keep: Any) -> Coroutine[Any, Any, Result]:
+        limits = _goodput(goodput)
         plan = Plan(
             rounds=[
-                [made for given in workload for made in workloads_of(given, seed, number)]
+                [within(limits, made) for given in workload for made in workloads_of(given, seed, number)]
                 for number in range(1, _at_least_one(rounds) + 1)
             ],
             starts=start or (),
@@ -161,6 +171,25 @@ def workloads_of(given: str, seed: int, round_: int) -> list[Workload]:
     if name.endswith(".jsonl"):
         return [read_trace(Path(given))]
     return build(name, seed, _numbers(options), round_=round_)
+
+
+def within(limits: tuple[float, float], workload: Workload) -> Workload:
+    """The workload with these limits of a good answer."""
+    import msgspec
+
+    return msgspec.structs.replace(workload, goodput=limits)
+
+
+def _goodput(text: str) -> tuple[float, float]:
+    from ..bench.errors import BenchError
+
+    try:
+        first, each = (float(part) for part in text.split(","))
+    except ValueError:
+        first = each = 0.0
+    if not (0 < first < float("inf") and 0 < each < float("inf")):
+        raise BenchError(f"--goodput {text}: give two times in seconds above 0, for example 2,0.2")
+    return first, each
 
 
 def _numbers(text: str) -> dict[str, float]:
