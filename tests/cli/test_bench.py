@@ -23,8 +23,10 @@ FAKE = f"{shlex.quote(sys.executable)} {shlex.quote(fake_openai.__file__)}"
 TINY = "burst:c=1,every_s=0.001,tokens=3"
 
 
-def bench(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["bench", *arguments])
+def bench(command: str, *arguments: str) -> Result:
+    """A busy machine is no failure here."""
+    more = ["--max-lag", "60"] if command == "run" else []
+    return CliRunner().invoke(app, ["bench", command, *more, *arguments])
 
 
 def fails(*arguments: str) -> str:
