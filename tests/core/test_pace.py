@@ -375,3 +375,14 @@ def test_a_slow_chunk_counts_for_little_and_a_new_speed_is_learned() -> None:
     assert cost.seconds(50) == pytest.approx(1.0, rel=0.1)
     feed(cost, lambda n: 0.001 * n, [50] * 12)
     assert cost.seconds(50) == pytest.approx(0.05, rel=0.2)
+
+
+def test_with_a_coarse_quantum_every_budget_is_a_multiple() -> None:
+    pace, sizes = PrefillPace(1024, 256), set()
+    for i in range(40):
+        budget = pace.budget(prefilling=1, decoding=i % 2)
+        sizes.add(budget)
+        pace.observe(prefill_tokens=budget, prefill_s=0.004 + 1e-5 * budget, decode_s=0.004 if i % 2 else 0.0)
+    assert sizes <= {0, 256, 512, 768, 1024}
+    assert max(sizes) == 1024
+    assert PrefillPace(100, 256).budget(prefilling=1, decoding=0) == 100

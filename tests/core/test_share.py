@@ -83,3 +83,22 @@ def test_a_crumb_that_finishes_a_prompt_is_worth_it() -> None:
 def test_nothing_to_share() -> None:
     assert share(100, []) == []
     assert share(0, [5, 5]) == [0, 0]
+
+
+@given(st.integers(0, 2000), st.lists(st.integers(1, 3000), max_size=8))
+def test_with_a_coarse_quantum_every_part_ends_its_prompt_or_is_a_multiple(budget: int, remaining: list[int]) -> None:
+    """On CUDA every other length of a chunk is planned anew."""
+    shares = share(budget, remaining, 256)
+    assert sum(shares) <= budget
+    for got, need in zip(shares, remaining, strict=True):
+        assert got == need or (got < need and got % 256 == 0)
+    if any(min(need, 256) <= budget for need in remaining):
+        assert sum(shares) > 0
+
+
+def test_a_coarse_quantum_is_dealt_out_in_turn() -> None:
+    assert share(512, [1000, 1000, 1000], 256) == [256, 256, 0]
+    assert share(512, [1000, 100], 256) == [256, 100]
+    assert share(600, [1000, 100], 256) == [256, 100]
+    assert share(2048, [511], 256) == [511]
+    assert share(255, [1000], 256) == [0]

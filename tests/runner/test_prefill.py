@@ -82,3 +82,16 @@ def test_a_bad_prompt_among_those_of_a_pass_fails_alone(tiny: Tiny) -> None:
     decode = (DecodeRow(id="good", token=4, position=0),)
     alone = steps(TextRunner(model), {"good": good.prompt}, 1)["good"]
     assert runner.execute(StepPlan(step=2, decode=decode)).rows[0].tokens[0] == alone[0]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
+def test_passes_that_are_padded_for_cuda_give_the_same_tokens(tiny: Tiny, family: str, shared: bool) -> None:
+    """Few lengths for the device to plan for; sliding windows are read as they are where they can't be padded."""
+    model = replace(tiny(family), shares_prefill=shared)
+    padded = replace(model, device="cuda")
+    assert (padded.prefill_quantum, padded.pad_to) == (256, 64)
+    assert (model.prefill_quantum, model.pad_to) == (0, 1)
+    runner = TextRunner(padded)
+    runner.warm_up()
+    assert steps(runner, PROMPTS, 4) == steps(TextRunner(model), PROMPTS, 4)

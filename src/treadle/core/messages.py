@@ -151,7 +151,8 @@ class Capabilities(Plain, frozen=True):
     """What a runner can do, in plain values.
 
     `context` is the longest sequence in tokens. A running sequence of n tokens holds about `kv_row_bytes +
-    n * kv_token_bytes` bytes of cache; all of them together may hold `kv_budget_bytes` (0: not limited).
+    n * kv_token_bytes` bytes of cache; all of them together may hold `kv_budget_bytes` (0: not limited). Prompts are
+    best read in multiples of `prefill_quantum` tokens (0: in any number).
     """
 
     model: str
@@ -165,6 +166,7 @@ class Capabilities(Plain, frozen=True):
     kv_token_bytes: int = 0
     kv_row_bytes: int = 0
     kv_budget_bytes: int = 0
+    prefill_quantum: int = 0
     modalities: tuple[str, ...] = ("text",)
     path: str = "batched"  # how requests run: batched or serialized
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads

@@ -11,6 +11,9 @@ takes as many tokens as hardly cost more than it, and what it costs beyond its c
 A prompt so short that one step can end it beside the decoding rows is quick: it goes in at once and on no credit, as
 each such row is paid for once, while a long prompt takes its share in every step. So a staggered burst gets its first
 tokens as evenly as it arrives. Quick and long together take no more than MOST_SHARE of a decode step.
+
+Chunks that do not end a prompt are multiples of a quantum. On CUDA a chunk of a new length, or behind a new number of
+tokens, costs several times its computing once, as its attention is planned anew: a coarse quantum keeps them few.
 """
 
 from __future__ import annotations
@@ -84,10 +87,12 @@ class ChunkCost:
 
 
 class PrefillPace:
-    """Decides each step's prefill budget. `max_tokens` is the most a step may take, whatever the time."""
+    """Decides each step's prefill budget. `max_tokens` is the most a step may take, whatever the time; `quantum` is
+    what chunks are multiples of."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, quantum: int = MIN_CHUNK) -> None:
         self.max_tokens = max_tokens
+        self._quantum = min(max(quantum, MIN_CHUNK), max_tokens)
         self._cost = ChunkCost()
         self._decode_s = 0.0
         self._credit_s = 0.0
@@ -103,9 +108,9 @@ class PrefillPace:
         quick = [i for i, need in enumerate(remaining) if need <= room]
         budget = self.budget(prefilling=max(1, len(remaining) - len(quick)), decoding=decoding)
         if not quick:
-            return share(budget, remaining)
-        budget = min(budget, max(room // 2, MIN_CHUNK), self.max_tokens - remaining[quick[0]])
-        shares = share(budget, [0 if need <= room else need for need in remaining])
+            return share(budget, remaining, self._quantum)
+        budget = min(budget, max(room // 2, self._quantum), self.max_tokens - remaining[quick[0]])
+        shares = share(budget, [0 if need <= room else need for need in remaining], self._quantum)
         on_credit = sum(shares)
         for i in self._fitting(quick, remaining, room - on_credit):
             shares[i] = remaining[i]
@@ -131,7 +136,7 @@ class PrefillPace:
         still owed time."""
         self._beside = decoding > 0
         if not self._cost.known:
-            return min(self.max_tokens, FIRST_CHUNK)
+            return min(self.max_tokens, max(FIRST_CHUNK, self._quantum))
         if not decoding or self._decode_s == 0:
             return self._clamp(self._cost.tokens(CHUNK_S))
         self._share = min(MOST_SHARE, LEAST_SHARE * max(1.0, prefilling / decoding))
@@ -163,7 +168,9 @@ class PrefillPace:
         return max(CHUNK_CEILING, self._share) * self._decode_s
 
     def _clamp(self, tokens: int) -> int:
-        return min(max(tokens, MIN_CHUNK), self.max_tokens)
+        if self._quantum > MIN_CHUNK:
+            tokens -= tokens % self._quantum
+        return min(max(tokens, self._quantum), self.max_tokens)
 
 
 def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[int]:
@@ -172,21 +179,28 @@ def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[i
     Everyone gets an equal part (at least `quantum`, first come first served where that is too little for all) and what
     the short ones leave goes to the others: a short prompt overtakes a long one, and a long one never starves,
     as the caller puts those that were served last behind. Nobody gets a part smaller than `quantum` that does not
-    finish its prompt, if others get more: a pass over the model for a few tokens costs as much as one for many.
+    finish its prompt, if others get more: a pass over the model for a few tokens costs as much as one for many. A
+    `quantum` above MIN_CHUNK is coarse: every part that does not finish its prompt is a multiple of it.
     """
     shares = [0] * len(remaining)
-    left, least = budget, quantum
+    left, least, coarse = budget, quantum, quantum > MIN_CHUNK
     while left > 0:
         open_ = [i for i, need in enumerate(remaining) if need > shares[i]]
+        if coarse:
+            open_ = [i for i in open_ if min(remaining[i] - shares[i], quantum) <= left]
         if not open_:
             break
         part = max(least, left // len(open_))
+        if coarse:
+            part = max(quantum, part - part % quantum)
         for i in open_:
             extra = min(part, remaining[i] - shares[i], left)
+            if coarse and extra < remaining[i] - shares[i]:
+                extra -= extra % quantum
             shares[i] += extra
             left -= extra
         least = 1
-    return _without_crumbs(shares, remaining, quantum)
+    return shares if coarse else _without_crumbs(shares, remaining, quantum)
 
 
 def _without_crumbs(shares: list[int], remaining: list[int], quantum: int) -> list[int]:

@@ -42,11 +42,13 @@ BEGUN = -(2**63)  # goes before every priority that a client may ask for
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """`max_running` slots; `prefill_tokens` a step at most; `kv_tokens` that running rows may reserve (0: no limit)."""
+    """`max_running` slots; `prefill_tokens` a step at most, in chunks that are multiples of `prefill_quantum` (0: as
+    small as pays); `kv_tokens` that running rows may reserve (0: no limit)."""
 
     max_running: int
     prefill_tokens: int
     kv_tokens: int = 0
+    prefill_quantum: int = 0
 
 
 class Scheduler:
@@ -62,7 +64,7 @@ class Scheduler:
         self._early: OrderedDict[str, tuple[float, CancelReason]] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._outputs: dict[Row, _Pending] = {}
-        self._pace = PrefillPace(limits.prefill_tokens)
+        self._pace = PrefillPace(limits.prefill_tokens, limits.prefill_quantum)
         self._reserved = 0
         self._order = 0
         self._turn = 0

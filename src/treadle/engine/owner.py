@@ -88,6 +88,7 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits) -> Scheduler:
             max_running=limits.max_running,
             prefill_tokens=limits.prefill_tokens,
             kv_tokens=kv_tokens(can, limits.max_running),
+            prefill_quantum=can.prefill_quantum,
         )
     )
 

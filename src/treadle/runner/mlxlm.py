@@ -35,7 +35,7 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 _BATCHED = ("state", "nbytes", "merge", "extend", "filter", "extract", "prepare", "finalize")
 _CLASSES: dict[str, tuple[str, ...]] = {
-    "KVCache": ("state", "nbytes", "merge", "size"),
+    "KVCache": ("state", "nbytes", "merge", "size", "is_trimmable", "trim"),
     "RotatingKVCache": ("state", "nbytes", "merge", "size"),
     "BatchKVCache": _BATCHED,
     "BatchRotatingKVCache": _BATCHED,
@@ -123,6 +123,18 @@ def end_padded(batch: Caches, padding: Sequence[int]) -> None:
     if any(padding):
         for cache in batch:
             cache.finalize()
+
+
+def can_trim(caches: Caches) -> bool:
+    """Whether the last tokens can be taken out of each cache again. Sliding windows are left alone: what a token pushed
+    out of them does not come back."""
+    return all(not getattr(cache, "max_size", 0) and cache.is_trimmable() for cache in caches)
+
+
+def trim(caches: Caches, tokens: int) -> None:
+    """Forget the last `tokens` tokens."""
+    for cache in caches:
+        cache.trim(tokens)
 
 
 def states(caches: Caches) -> list[Any]:

@@ -12,6 +12,9 @@ from . import mlxlm
 from .memory import KvCost
 from .mlxlm import Caches, MlxLm
 
+CUDA_QUANTUM = 256
+CUDA_PAD = 64
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -34,13 +37,29 @@ class LoadedModel:
     shares_prefill: bool
     details: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def prefill_quantum(self) -> int:
+        """What chunks of a prompt should be multiples of; 0: any number will do. On CUDA attention is planned anew for
+        every length of a chunk and of what is before it: about 45 ms on an H200, where the pass itself takes 6."""
+        return CUDA_QUANTUM if self.device == "cuda" else 0
+
+    @property
+    def pad_to(self) -> int:
+        """What the length of a pass should be a multiple of, for the same reason."""
+        return CUDA_PAD if self.device == "cuda" else 1
+
     def new_caches(self) -> Caches:
         """Empty caches for one row."""
         return self.library.new_caches(self.module)
 
     def prefill(self, tokens: Sequence[int], caches: Caches) -> None:
         """Put `tokens` behind what the caches of one row hold. Only caches are evaluated: no logits are computed."""
-        self.module(mx.array([list(tokens)], mx.int32), cache=caches)
+        extra = -len(tokens) % self.pad_to
+        if extra and not mlxlm.can_trim(caches):
+            extra = 0
+        self.module(mx.array([[*tokens, *[0] * extra]], mx.int32), cache=caches)
+        if extra:
+            mlxlm.trim(caches, extra)
         mx.eval(mlxlm.states(caches))
 
     def decode(self, tokens: Sequence[int], caches: Caches) -> Any:

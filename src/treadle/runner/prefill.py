@@ -34,13 +34,14 @@ def passes(chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
     return shared + alone
 
 
-def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Caches]) -> list[Caches]:
-    """Put each of `tokens` behind what the caches of its row hold, in one pass; the rows' new caches, evaluated.
+def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Caches], *, pad_to: int = 1) -> list[Caches]:
+    """Put each of `tokens` behind what the caches of its row hold, in one pass; the rows' new caches, evaluated. The
+    pass is as long as the longest of them, and a multiple of `pad_to`.
 
     The caches that came in are left as they were.
     """
     lengths = [len(row) for row in tokens]
-    longest = max(lengths)
+    longest = -(-max(lengths) // pad_to) * pad_to
     padding = [longest - length for length in lengths]
     batch = mlxlm.merge(caches)
     mlxlm.begin_padded(batch, lengths, padding)

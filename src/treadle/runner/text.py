@@ -73,13 +73,16 @@ class TextRunner:
             kv_token_bytes=model.kv.token_bytes,
             kv_row_bytes=model.kv.row_bytes,
             kv_budget_bytes=model.kv_budget_bytes,
+            prefill_quantum=model.prefill_quantum,
             path="batched" if model.batched else "serialized",
             details=model.details,
         )
 
     def warm_up(self) -> None:
-        """Prefill and decode two rows, one greedy and one with every stage of sampling; leaves nothing behind (C2)."""
+        """Prefill and decode two rows, one greedy and one with every stage of sampling; leaves nothing behind (C2).
+        Where passes have usual lengths, those are tried too, so that the first prompt does not wait for their plans."""
         self._owner.check()
+        self._warm_passes()
         requests = [Submit(id=f"warm-up {i}", prompt=(0, 1, 0), max_tokens=2) for i in range(2)]
         sampling = Sampling(temperature=1.0, top_p=0.9, top_k=8, repetition_penalty=1.1)
         requests[1] = Submit(id="warm-up 1", prompt=(0, 1, 0), max_tokens=2, sampling=sampling, logprobs=1)
@@ -94,6 +97,21 @@ class TextRunner:
         finally:
             for id_ in ids:
                 self.release(id_)
+
+    def _warm_passes(self) -> None:
+        quantum = self._model.prefill_quantum
+        sizes = (quantum, quantum, self._model.pad_to)
+        if not quantum or sum(sizes) >= self._model.context:
+            return
+        request = Submit(id="warm-up", prompt=(0,) * (sum(sizes) + 1), max_tokens=2)
+        try:
+            start = 0
+            for size in sizes:
+                chunk = PrefillChunk(id=request.id, start=start, tokens=request.prompt[start : start + size])
+                self.execute(StepPlan(step=0, admit=() if start else (Admit(request=request),), prefill=(chunk,)))
+                start += size
+        finally:
+            self.release(request.id)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the plan's work: admissions, prefill one row at a time, one decode step of all its decode rows.
@@ -194,7 +212,10 @@ class TextRunner:
                 self._check_tokens(chunk.tokens)
             with mlx_runtime("reading prompts"):
                 caches = together(
-                    self._model.module, [chunk.tokens for chunk in chunks], [self._own[chunk.id] for chunk in chunks]
+                    self._model.module,
+                    [chunk.tokens for chunk in chunks],
+                    [self._own[chunk.id] for chunk in chunks],
+                    pad_to=self._model.pad_to,
                 )
         except (ValueError, TypeError, IndexError, OverflowError):
             return False
