@@ -162,15 +162,15 @@ def test_one_slow_chunk_does_not_hold_prefill_up_for_long(name: str) -> None:
 
 
 def test_the_share_grows_with_those_who_wait_beside_those_who_run() -> None:
-    """P1: up to half of the time, so that a burst gets in soon; a step stays within about two decode steps."""
+    """P1: up to two thirds of the time, so that a burst gets in soon; a step stays within about three decode steps."""
     few = beside(PROPORTIONAL, prefilling=4, decoding=4)
     some = beside(PROPORTIONAL, prefilling=8, decoding=4)
-    most = beside(PROPORTIONAL, prefilling=12, decoding=4)
+    most = beside(PROPORTIONAL, prefilling=20, decoding=4)
     beyond = beside(PROPORTIONAL, prefilling=64, decoding=1)
     assert few.kept > some.kept > most.kept
     assert most.kept == pytest.approx(1 / (1 + MOST_SHARE), abs=0.12)
     assert beyond.kept == pytest.approx(most.kept, abs=0.05)
-    assert max(beyond.gaps) <= 2.4 * PROPORTIONAL.decode_s
+    assert max(beyond.gaps) <= 3.6 * PROPORTIONAL.decode_s
     assert few.kept >= 1 / (1 + LEAST_SHARE) - 0.03
 
 
@@ -240,7 +240,7 @@ def test_what_quick_prompts_cost_is_not_taken_from_the_long_one() -> None:
         long -= got
         prefill_s = CPU.chunk_s(got + quick)
         pace.observe(prefill_tokens=got + quick, prefill_s=prefill_s, decode_s=CPU.decode_s)
-        if long <= 28:
+        if long <= 80:  # one step can end it: it is quick itself
             return
     raise AssertionError(f"{long} tokens are left")
 

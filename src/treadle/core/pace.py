@@ -3,10 +3,11 @@
 Prefill time is paid from a credit that every decode step earns: a share of its own duration. The share is LEAST_SHARE
 while no more rows prefill than decode, so that running rows keep 1 / (1 + LEAST_SHARE) of their rate beside a long
 prompt; where more wait than run, as at the start of a burst, it grows with their ratio up to MOST_SHARE, and a step is
-at most twice a plain decode step. Where nothing decodes, a chunk is bounded by `CHUNK_S` alone, which bounds how long a
-cancel or a newcomer waits. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner
-measured. Where the overhead alone is about a decode step, as a pass over the weights is on an accelerator, a chunk
-takes as many tokens as hardly cost more than it, and what it costs beyond its credit is paid back before the next.
+at most three times a plain decode step: short waits for many are worth a few slow tokens of few. Where nothing decodes,
+a chunk is bounded by `CHUNK_S` alone, which bounds how long a cancel or a newcomer waits. A chunk's cost is taken as
+`overhead + tokens * per_token`, fitted to what the runner measured. Where the overhead alone is about a decode step, as
+a pass over the weights is on an accelerator, a chunk takes as many tokens as hardly cost more than it, and what it
+costs beyond its credit is paid back before the next.
 
 A prompt so short that one step can end it beside the decoding rows is quick: it goes in at once and on no credit, as
 each such row is paid for once, while a long prompt takes its share in every step. So a staggered burst gets its first
@@ -21,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 LEAST_SHARE = 0.4
-MOST_SHARE = 1.0
+MOST_SHARE = 2.0
 CHUNK_CEILING = 0.75  # of a decode step, for one chunk at LEAST_SHARE
 CHUNK_S = 0.2
 MIN_CHUNK = 16
 FIRST_CHUNK = 64
 OVER_OVERHEAD = 1.15  # a chunk may cost this many overheads, also where that is over the ceiling
-SAVINGS = 1.5  # in decode steps, the most credit that is kept
+SAVINGS = 1.5  # in decode steps, the most credit that is kept; more where one chunk may cost more
 DEBT = 3.0  # in decode steps, the most that is paid back: one slow pass does not hold prefill up for long
 FORGET = 0.9  # weight of the past against each new measurement
 FORGET_FAST = 0.3  # the same, where the past said several times too much
@@ -152,7 +153,7 @@ class PrefillPace:
         if decode_s > 0:
             self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
             self._credit_s += self._share * decode_s
-        most = SAVINGS * self._decode_s
+        most = max(SAVINGS, self._share) * self._decode_s
         if self._beside and decode_s > 0:
             self._credit_s = max(min(self._credit_s, most), -DEBT * self._decode_s)
         else:
