@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--workload", action="append", metavar="W", help="instead of the usual ones; no engine then")
     parser.add_argument("--quick", action="store_true", help="see that it works")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -77,12 +78,13 @@ def main() -> None:
     rounds, most = ("1", "2") if options.quick else ("2", "64")
     batches = "1,2" if options.quick else "1,8,32"
     engine = ["--batch", batches, "--prompt", "512", "--tokens", "128", "--rounds", rounds]
-    treadle("bench", "engine", str(folder), *engine, "--json", str(options.out / "engine.json"))
+    if not options.workload:
+        treadle("bench", "engine", str(folder), *engine, "--json", str(options.out / "engine.json"))
     loads = [f"sweep:most={most},prompt=82,tokens=128,each=2"]
     if not options.quick:
         loads += ["burst:c=16", "burst:c=64", "stall:prompt=5000,tokens=8192", "interactive:prompt=5000,tokens=8192"]
         loads += ["cancel", "overload:fits=128,lasts_s=10"]
-    words = [word for load in loads for word in ("--workload", load)]
+    words = [word for load in options.workload or loads for word in ("--workload", load)]
     words += ["--start", f"{sys.executable} -m treadle serve {folder} --max-running 64", "--name", "treadle"]
     words += ["--start", f"{sys.executable} -m mlx_lm server --model {folder}", "--name", "mlx-lm"]
     words += ["--model", "qwen3-shape", "--model", str(folder), "--rounds", rounds, "--max-lag", "1"]
