@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -52,6 +54,18 @@ def timers(monkeypatch) -> Timers:
 
 def group(count: int) -> list[Generation]:
     return [Generation(REQUEST, kind="chat", tag="t", now=0.0, cancel=lambda *_: None) for _ in range(count)]
+
+
+def test_nothing_is_kept_of_those_that_end_before(timers):
+    """With a long `--max-wait` prompts would pile up."""
+    generations, refused = group(2), []
+    bound_wait(generations, 600.0, 0.25, refused.append)
+    last = weakref.ref(generations[0])
+    generations.clear()
+    gc.collect()
+    assert last() is None
+    timers.fire()
+    assert refused == []
 
 
 def test_a_group_that_still_waits_is_refused_whole(timers):

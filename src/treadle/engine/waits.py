@@ -8,6 +8,7 @@ until the owner, or its death, gives them back.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Sequence
 
 from .generation import Generation
@@ -20,20 +21,22 @@ def bound_wait(
     generations: Sequence[Generation], within_s: float, step_s: float, refuse: Callable[[Generation], None]
 ) -> None:
     """Call `refuse` for each of `generations`, one group, that still waits well after `within_s`: a slack for the
-    owner to say so itself, which takes it up to a step or two of `step_s`. Once one of them runs, none is refused."""
-    _look_in(within_s + SLACK_S + SLACK_STEPS * step_s, tuple(generations), refuse)
+    owner to say so itself, which takes it up to a step or two of `step_s`. Once one of them runs, none is refused.
+    Nothing is kept of those that end before."""
+    _look_in(within_s + SLACK_S + SLACK_STEPS * step_s, tuple(map(weakref.ref, generations)), refuse)
 
 
-def _look_in(seconds: float, generations: tuple[Generation, ...], refuse: Callable[[Generation], None]) -> None:
+def _look_in(seconds: float, group: tuple[weakref.ref[Generation], ...], refuse: Callable[[Generation], None]) -> None:
     loop = asyncio.get_running_loop()
     due = loop.time() + seconds
 
     def look() -> None:
-        if any(generation.started is not None for generation in generations):
+        generations = [found for entry in group if (found := entry()) is not None]
+        if len(generations) < len(group) or any(generation.started is not None for generation in generations):
             return
         waiting = tuple(generation for generation in generations if generation.waits)
         if waiting and loop.time() - due > SLACK_S:
-            _look_in(SLACK_S, generations, refuse)  # the event loop was held up: what the owner said is not read yet
+            _look_in(SLACK_S, group, refuse)  # the event loop was held up: what the owner said is not read yet
             return
         for generation in waiting:
             refuse(generation)
