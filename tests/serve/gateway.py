@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 
 from tests.serve.server import START_S, Serve, until
+from treadle.processes import free_port
 
 SMG = Path(sys.executable).with_name("smg")
 GRPC = re.compile(r"(grpc://\S+)")
@@ -24,12 +24,6 @@ def grpc_url(server: Serve) -> str:
     """Where a server that was started with `--grpc-port 0` serves gRPC."""
     found = until("a line with the gRPC address", lambda: GRPC.search(server.said), START_S)
     return str(found[1])
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Gateway:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.serve.conftest import Tiny
-from tests.serve.gateway import free_port
 from tests.serve.server import gone, until
+from treadle.processes import free_port
 
 START_S = 90.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from .measures import spread
-from .ratios import Figure, Range, Row
+from .ratios import Figure, Row, row_of
 from .sample import Machine
 
 FORMAT = 1
@@ -171,12 +171,4 @@ def _row(figure: Figure, read: Read, size: int, prompt: int, tokens: int, passes
     for seen in passes:
         if (value := read(seen, size, prompt, tokens)) is not None:
             values[seen.engine][seen.round] = value
-    ours, theirs = values[OURS], values[THEIRS]
-    pairs = tuple(value / theirs[round_] for round_, value in ours.items() if theirs.get(round_))
-    if not ours and not theirs:
-        return None
-    return Row(
-        figure=figure,
-        values={name: Range(tuple(found.values())) for name, found in values.items() if found},
-        ratios={OURS: Range(pairs)} if pairs else {},
-    )
+    return row_of(figure, (THEIRS, OURS), values) if any(values.values()) else None

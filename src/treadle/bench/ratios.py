@@ -112,7 +112,7 @@ def rows(result: Result, workload: str) -> list[Row]:
         for figure, value in values(workload, round_, goodput):
             seen[figure][round_.target][round_.number] = value
     names = targets(result, workload)
-    return [_row(figure, names, by_target) for figure, by_target in sorted(seen.items(), key=_place)]
+    return [row_of(figure, names, by_target) for figure, by_target in sorted(seen.items(), key=_place)]
 
 
 def targets(result: Result, workload: str) -> list[str]:
@@ -192,7 +192,8 @@ def _place(item: tuple[Figure, object]) -> int:
     return len(COMMON) + (2 if figure == CLIENT_LAG else 1 if watched else 0)
 
 
-def _row(figure: Figure, names: Sequence[str], by_target: dict[str, dict[int, float]]) -> Row:
+def row_of(figure: Figure, names: Sequence[str], by_target: dict[str, dict[int, float]]) -> Row:
+    """A row from each target's values by round; the first of `names` is what the others are divided by."""
     first = by_target.get(names[0], {}) if names and figure.better != "neither" else {}
     return Row(
         figure=figure,

@@ -8,13 +8,13 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import PurePath
 from typing import IO, Any
 
+from ..processes import ended_within, free_port, last_words, signal_group
 from .client import Client
 from .errors import BenchError
 from .plan import Message, Request
@@ -24,7 +24,6 @@ from .wire import Endpoint
 PORT = re.compile(r"(?<!\S)--port(?:=|\s+)(\d+)")
 LOOK_EVERY_S = 0.2
 STOP_S = 15.0
-LAST_LINES = 4
 
 
 class Process:
@@ -68,26 +67,18 @@ class Process:
     def last_words(self) -> str:
         """The end of what it printed."""
         self._log.seek(0)
-        lines = self._log.read().decode("utf-8", "replace").split("\n")
-        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])[-600:] or "it said nothing"
+        return last_words(self._log.read().decode("utf-8", "replace")) or "it said nothing"
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL for what is left of its group after a while."""
-        self._signal(signal.SIGTERM)
-        for _ in range(int(STOP_S / 0.05)):
-            if self._process.poll() is not None:
-                break
-            await asyncio.sleep(0.05)
+        signal_group(self._process, signal.SIGTERM)
+        await ended_within(self._process, STOP_S)
         self.kill()
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        signal_group(self._process, signal.SIGKILL)
         self._process.wait()
         self._log.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
 
 
 def _exit(code: int) -> str:
@@ -131,12 +122,6 @@ def program_name(command: str) -> str:
     if PurePath(words[0]).name.startswith("python") and "-m" in words[:-1]:
         return words[words.index("-m") + 1]
     return PurePath(words[0]).name
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Target:

@@ -20,7 +20,7 @@ class _Head(msgspec.Struct):
     format: int
 
 
-def save(result: Result, path: Path) -> None:
+def save(result: msgspec.Struct, path: Path) -> None:
     """Write `result`, making folders on the way; what was at `path` stays until the new file is whole. Raises
     BenchError where it can't be written."""
     _write(path, msgspec.json.encode(result) + b"\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .bench_engine import engine_command
+from .bench_told import told
 
 if TYPE_CHECKING:
     from ..bench.plan import Workload
@@ -136,7 +136,7 @@ def compare_command(
         _console().print(comparison_table(comparison))
         return 0 if comparison.passed else 1
 
-    raise typer.Exit(_told(judge))
+    raise typer.Exit(told(judge))
 
 
 @app.command("report")
@@ -147,7 +147,7 @@ def report_command(
     """Show a result again, or write its page."""
     from ..bench.store import load
 
-    raise typer.Exit(_told(lambda: _show(load(result), html)))
+    raise typer.Exit(told(lambda: _show(load(result), html)))
 
 
 @app.command("workloads")
@@ -248,7 +248,7 @@ def _run(work: Callable[[Any, Any], Coroutine[Any, Any, Result]], json: Path | N
             result = asyncio.run(_until_signal(work(live, keep)))
         return _show(result, html)
 
-    return _told(go)
+    return told(go)
 
 
 async def _until_signal(work: Coroutine[Any, Any, Result]) -> Result:
@@ -268,20 +268,6 @@ def _show(result: Result, html: Path | None) -> int:
     if html is not None:
         write_text(html, page(result))
     return 0
-
-
-def _told(go: Callable[[], int]) -> int:
-    """The exit code; what went wrong is one line."""
-    from ..errors import TreadleError
-
-    try:
-        return go()
-    except TreadleError as error:
-        print(f"treadle bench: {error.message}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("treadle bench: interrupted", file=sys.stderr)
-        return 130
 
 
 def _console() -> Any:

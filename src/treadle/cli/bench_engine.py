@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from .bench_told import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,17 +33,12 @@ def engine_command(
     json: Annotated[Path | None, typer.Option("--json", help="Write the result here.", metavar="FILE")] = None,
 ) -> None:
     """Run Treadle's engine and mlx-lm's BatchGenerator in this process, on the same weights and prompts."""
-    from ..errors import TreadleError
 
-    try:
-        result = _measure(model, batch, json, prompt, tokens, rounds, seed, prefill_tokens, threads)
-    except TreadleError as error:
-        print(f"treadle bench: {error.message}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        print("treadle bench: interrupted", file=sys.stderr)
-        raise typer.Exit(130) from None
-    _show(result)
+    def go() -> int:
+        _show(_measure(model, batch, json, prompt, tokens, rounds, seed, prefill_tokens, threads))
+        return 0
+
+    raise typer.Exit(told(go))
 
 
 def _measure(model: str, batch: str, json: Path | None, *options: Any) -> EngineResult:
@@ -58,7 +54,7 @@ def _measure(model: str, batch: str, json: Path | None, *options: Any) -> Engine
     folder = resolve(Settings(model=model), say)
     result = measure(folder.path, folder.name, bench, say)
     if json is not None:
-        save(cast(Any, result), json)
+        save(result, json)
     return result
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,9 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import StartFailed
+from ..processes import ended_within, last_words, signal_group
 
-LAST_LINES = 4
-LOOK_S = 0.05
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 PR_SET_PDEATHSIG = 1
 
@@ -96,17 +93,14 @@ class Member:
     def kill(self) -> None:
         """End it and everything it has started."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            signal_group(self._process, signal.SIGKILL)
             self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL for what is left after `grace_s`."""
         self.signal(signal.SIGTERM)
-        for _ in range(int(grace_s / LOOK_S)):
-            if not self.alive:
-                break
-            await asyncio.sleep(LOOK_S)
+        if self._process is not None:
+            await ended_within(self._process, grace_s)
         self.kill()
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -134,10 +128,9 @@ class Member:
 
     def _last_words(self) -> str:
         try:
-            lines = self.log.read_text("utf-8", "replace").splitlines()
+            return last_words(self.log.read_text("utf-8", "replace"))
         except OSError:
             return ""
-        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])[-600:]
 
 
 def _ends_with_its_parent() -> Callable[[], None] | None:
@@ -146,10 +139,3 @@ def _ends_with_its_parent() -> Callable[[], None] | None:
         return None
     library = ctypes.CDLL(None)
     return lambda: library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def free_port() -> int:
-    """A port of this host that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from .member import Member, free_port
+from ..processes import free_port
+from .member import Member
 
 GATEWAY = "smg"
 MOST_REPLICAS = 64

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from ..core.messages import Capabilities
+from ..engine.client import EngineClient, Health
+from ..errors import EngineUnavailable
 from ..text import TextModel
 from .validate import Checked, Limits
 
@@ -28,6 +30,17 @@ class Texts(Protocol):
     def model(self) -> TextModel:
         """The text model. Raises EngineUnavailable while it loads."""
         ...
+
+
+def health_of(engine: EngineClient, texts: Texts) -> Health:
+    """The engine's, and not ready before the text side is: requests are refused until both have loaded (C4)."""
+    health = engine.health()
+    if health.ready:
+        try:
+            texts.model()
+        except EngineUnavailable as error:
+            return replace(health, ready=False, state="starting", reason=error.message)
+    return health
 
 
 def limits_of(model: TextModel, can: Capabilities | None, max_tokens: int | None) -> Limits:

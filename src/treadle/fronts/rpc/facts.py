@@ -12,7 +12,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 from ...engine.client import EngineClient
 from ...errors import EngineUnavailable
 from ...text.folder import read_object
-from ..text import Texts
+from ..text import Texts, health_of
 from .bundle import bundle_of, chunks_of
 from .wires import Context, refuse
 
@@ -73,14 +73,10 @@ class Facts:
     @property
     def trouble(self) -> EngineUnavailable | None:
         """Why the worker takes nothing now; None while it does."""
-        health = self._engine.health()
-        if not health.ready:
-            return EngineUnavailable(f"not ready: {health.reason or health.state}", retry_after_s=2.0)
-        try:
-            self._texts.model()
-        except EngineUnavailable as error:
-            return error
-        return None
+        health = health_of(self._engine, self._texts)
+        if health.ready:
+            return None
+        return EngineUnavailable(f"not ready: {health.reason or health.state}", retry_after_s=2.0)
 
     async def check_ready(self, context: Context) -> None:
         """End the call with UNAVAILABLE while the worker takes nothing."""

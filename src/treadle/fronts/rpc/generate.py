@@ -30,7 +30,8 @@ from .ask import MAX_REQUEST_ID_CHARS, Ask
 from .calls import Call, Calls
 from .sequence import ABORT, Choice, Part
 from .sequence import Sequence as Row
-from .wires import Context, Writer, refuse
+from .wires import Context, refuse
+from .writer import MessageWriter
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Worker:
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
 
     async def generate(
-        self, context: Context, service: str, request: Any, read: Callable[[Any], Ask], writer: Writer
+        self, context: Context, service: str, request: Any, read: Callable[[Any], Ask], writer: MessageWriter
     ) -> None:
         """Answer one Generate call. `read` makes an Ask of the message, or raises what is wrong with it."""
         record = RequestRecord(
@@ -81,7 +82,7 @@ class Worker:
         if error is not None:
             await refuse(context, error)
 
-    async def _generate(self, context: Context, record: RequestRecord, ask: Ask, writer: Writer) -> None:
+    async def _generate(self, context: Context, record: RequestRecord, ask: Ask, writer: MessageWriter) -> None:
         record.public_id = ask.request_id
         model = self.texts.model()
         limits = limits_of(model, self.engine.capabilities, self.settings.max_tokens)
@@ -115,7 +116,7 @@ class _Run:
     record: RequestRecord
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def answer(self, context: Context, writer: Writer) -> None:
+    async def answer(self, context: Context, writer: MessageWriter) -> None:
         try:
             generations = await self._begin()
         except RequestCancelled:
@@ -165,12 +166,12 @@ class _Run:
             )
         return dataclasses.replace(self.checked, max_tokens=most)
 
-    async def _aborted(self, context: Context, writer: Writer) -> None:
+    async def _aborted(self, context: Context, writer: MessageWriter) -> None:
         """It was taken back before it ran: each choice still gets its end."""
         for i in range(self.checked.n):
             await self._send(context, writer.complete(Choice(i, self.record.prompt_tokens), Part(finish_reason=ABORT)))
 
-    async def _forward(self, context: Context, writer: Writer, generation: Generation, choice: Choice) -> None:
+    async def _forward(self, context: Context, writer: MessageWriter, generation: Generation, choice: Choice) -> None:
         async for part in Row(generation, self._text()).parts():
             choice.count(part)
             choice.cached_tokens = generation.cached_tokens

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smg_grpc_proto import mlx_engine_pb2, mlx_engine_pb2_grpc
 
-from .ask import Ask
-from .service import EngineService, ask_of
+from .service import EngineService
 
 SERVICE = "mlx.grpc.engine.MlxEngine"
 
@@ -17,6 +14,3 @@ class MlxEngine(EngineService, mlx_engine_pb2_grpc.MlxEngineServicer):  # type: 
 
     name = SERVICE
     messages = mlx_engine_pb2
-
-    def ask(self, request: Any) -> Ask:
-        return ask_of(request)

@@ -15,8 +15,9 @@ from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from ...errors import UnsupportedParameter
 from .ask import Ask
 from .sequence import Choice, Part
-from .service import EngineService, MessageWriter, ask_of
+from .service import EngineService, ask_of
 from .wires import Context, NotImplementedHere
+from .writer import MessageWriter
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 

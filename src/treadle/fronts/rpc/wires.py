@@ -1,4 +1,4 @@
-"""A call, what writes its messages, and how it is refused."""
+"""A call, and how it is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from ...errors import InvalidRequest, TreadleError
-from .sequence import Choice, Part
 
 
 class Context(Protocol):
@@ -19,18 +18,6 @@ class Context(Protocol):
 
     async def abort(self, code: Any, details: str, trailing_metadata: tuple[tuple[str, str], ...]) -> NoReturn:
         """End the call with a status."""
-        ...
-
-
-class Writer(Protocol):
-    """Writes one wire's messages. `choice` has what was counted up to and with `part`."""
-
-    def chunk(self, choice: Choice, part: Part) -> Any:
-        """What is new, in a stream."""
-        ...
-
-    def complete(self, choice: Choice, part: Part) -> Any:
-        """The end of a choice, with all of it that the choice has kept."""
         ...
 
 

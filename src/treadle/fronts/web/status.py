@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from ...engine.client import EngineClient, Health
 from ...errors import EngineUnavailable, ModelNotFound
 from ...telemetry import Telemetry
-from ..text import Texts
+from ..text import Texts, health_of
 from .errors import envelope, headers_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -46,31 +45,21 @@ class Probes:
         return router
 
     async def live(self) -> Response:
-        health = self._health()
+        health = health_of(self._engine, self._texts)
         return _health(health, health.live)
 
     async def ready(self) -> Response:
-        health = self._health()
+        health = health_of(self._engine, self._texts)
         return _health(health, health.ready)
 
     async def status(self) -> Response:
-        health = self._health()
+        health = health_of(self._engine, self._texts)
         status = self._engine.status()
         status.update(state=health.state, ready=health.ready, reason=health.reason)
         status["model"] = self._model
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
         return _json(status)
-
-    def _health(self) -> Health:
-        """The engine's, and not ready before the text side is: requests are refused until both have loaded (C4)."""
-        health = self._engine.health()
-        if health.ready:
-            try:
-                self._texts.model()
-            except EngineUnavailable as error:
-                return dataclasses.replace(health, ready=False, state="starting", reason=error.message)
-        return health
 
     async def metrics(self) -> Response:
         return Response(self._telemetry.metrics.render(), media_type=METRICS_TYPE)

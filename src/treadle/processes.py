@@ -1,0 +1,41 @@
+"""Other programs that this one starts: a port for them, their last words, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+
+LAST_LINES = 4
+LAST_CHARS = 600
+LOOK_S = 0.05
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def last_words(said: str) -> str:
+    """The end of what a program printed, in one line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return " | ".join(lines[-LAST_LINES:])[-LAST_CHARS:]
+
+
+async def ended_within(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Returns when it has ended, or after `grace_s`."""
+    for _ in range(int(grace_s / LOOK_S)):
+        if process.poll() is not None:
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal it and everything that it has started; it leads a session of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
