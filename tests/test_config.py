@@ -39,6 +39,8 @@ DEFAULTS: dict[str, Any] = {
     "max_tokens": None,
     "context": None,
     "memory": None,
+    "prefix_cache": True,
+    "kv_bits": None,
     "threads": None,
     "in_process": False,
     "hang_after": 30.0,
@@ -71,6 +73,8 @@ OTHERS: dict[str, Any] = {
     "max_tokens": 7,
     "context": 128,
     "memory": 10**9,
+    "prefix_cache": False,
+    "kv_bits": 4,
     "threads": 2,
     "in_process": True,
     "hang_after": 0.5,
@@ -148,6 +152,11 @@ def test_a_name_like_no_other_gets_all_known_ones() -> None:
         ("model", ["demo"], "str"),
         ("chat_template", 5, "Path"),
         ("threads", "two", "int"),
+        ("prefix_cache", "on", "bool"),
+        ("prefix_cache", 1, "bool"),
+        ("kv_bits", True, "int"),
+        ("kv_bits", 8.0, "int"),
+        ("memory", 1e9, "int"),
     ],
 )
 def test_a_wrong_type_is_named_with_the_right_one(name: str, value: Any, wanted: str) -> None:
@@ -174,6 +183,10 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("context", -5, "context must be above 0"),
         ("memory", 0, "memory must be above 0"),
         ("threads", 0, "threads must be above 0"),
+        ("memory", "0GiB", "memory must be above 0"),
+        ("kv_bits", 6, "kv_bits is 6: give 8 or 4, or leave it out"),
+        ("kv_bits", 16, "kv_bits is 16: give 8 or 4"),
+        ("kv_bits", 0, "kv_bits is 0: give 8 or 4"),
         ("max_wait", -1, "max_wait must not be negative: -1"),
         ("drain", -1, "drain must not be negative"),
         ("max_waiting", -1, "max_waiting must not be negative"),
@@ -192,6 +205,37 @@ def test_not_a_number_is_refused_also_where_no_file_is_read() -> None:
         Settings(max_wait_s=float("nan"))
     with pytest.raises(ConfigError, match="stall must be above 0, not nan"):
         Settings(stall_s=float("nan"))
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("512B", 512),
+        ("8GiB", 8 * 2**30),
+        ("8 GiB", 8 * 2**30),
+        ("8g", 8 * 2**30),
+        ("1.5MiB", 3 * 2**19),
+        ("2TB", 2 * 10**12),
+        ("100kb", 100_000),
+    ],
+)
+def test_a_size_may_have_a_unit(text: str, size: int, tmp_path: Path) -> None:
+    assert Settings.from_mapping({"memory": text}).memory == size
+    assert Settings.from_mapping({"max-body-bytes": text}).max_body_bytes == size
+    file = tmp_path / "treadle.toml"
+    file.write_text(f'memory = "{text}"\n', encoding="utf-8")
+    assert Settings.from_file(file).memory == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "8 apples", "-1GiB", "8GiBs", "1e9", "8,5GiB", "0x10", "\u0668GiB", "9" * 40]
+)
+def test_what_is_no_size_is_refused_with_one_that_is(text: str) -> None:
+    assert wrong("setting 'memory' in settings is not a size: .*8GiB", memory=text).param == "memory"
 
 
 # Waiting places

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from .errors import ConfigError
 
 GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca")
+KV_BITS = (8, 4)
+SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
+SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,9 @@ class Settings:
     """Every setting with its default. Seconds end in `_s` here and are plain numbers in files and flags.
 
     `max_waiting` None means as many as may run; `max_tokens` None leaves what the context leaves; `context` None is the
-    model's own; `threads` None is measured. `memory` is the cache's byte budget; None takes a share of the device's.
+    model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running rows and of
+    cached prefixes together; None takes a share of the device's. What rows leave of it holds prefixes, unless
+    `prefix_cache` is off. `kv_bits` 8 or 4 stores keys and values quantized.
     `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key make it TLS, and with
     `grpc_client_ca` only clients with a certificate of that authority may come.
     """
@@ -57,6 +63,8 @@ class Settings:
     max_tokens: int | None = None
     context: int | None = None
     memory: int | None = None
+    prefix_cache: bool = True
+    kv_bits: int | None = None
     threads: int | None = None
 
     in_process: bool = False
@@ -74,6 +82,8 @@ class Settings:
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigError(f"{name} must be 0 to 65535, not {port}", param=name)
+        if self.kv_bits is not None and self.kv_bits not in KV_BITS:
+            raise ConfigError(f"kv_bits is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
         _check_grpc(self)
         if not self.model:
             raise ConfigError("model is empty: give a folder, a hub id or 'demo'", param="model")
@@ -142,6 +152,8 @@ def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
     kinds = {part.strip() for part in annotation.split("|")}
     if value is None and "None" in kinds:
         return None
+    if name in SIZES and isinstance(value, str):
+        return _bytes(name, value, source)
     if isinstance(value, bool):
         fits = "bool" in kinds
     elif isinstance(value, int):
@@ -158,6 +170,23 @@ def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
         wanted = " or ".join(sorted(kinds - {"None"}))
         raise ConfigError(f"setting '{name}' in {source} must be {wanted}, not {value!r}", param=name)
     return value
+
+
+def _bytes(name: str, text: str, source: str) -> int:
+    """A size as people write it: `8GiB` and `8G` are multiples of 1024, `8GB` of 1000."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"setting '{name}' in {source} is not a size: '{text[:40]}'; give bytes, or a number with a unit such as "
+            "512MiB or 8GiB",
+            param=name,
+        )
+    number, prefix, suffix = match.groups()
+    if prefix is None:
+        unit = 1
+    else:
+        unit = (1000 if (suffix or "").lower() == "b" else 1024) ** ("kmgt".index(prefix.lower()) + 1)
+    return int(float(number) * unit) if "." in number else int(number) * unit
 
 
 def _positive(settings: Settings, *names: str) -> None:

@@ -60,6 +60,14 @@ def test_options_that_nobody_gave_leave_the_files_values(tmp_path: Path, monkeyp
     assert (seen[0].model, seen[0].port, seen[0].max_running, seen[0].host) == ("here", 7, 3, "127.0.0.1")
 
 
+def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr("treadle.cli.serve.run", lambda settings: seen.append(settings) or 0)
+    for options in ([], ["--no-prefix-cache", "--kv-bits", "8", "--memory", "2GiB"]):
+        app.app(["serve", *options], standalone_mode=False)
+    assert [(s.prefix_cache, s.kv_bits, s.memory) for s in seen] == [(True, None, None), (False, 8, 2 * 2**30)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -70,6 +78,8 @@ def test_options_that_nobody_gave_leave_the_files_values(tmp_path: Path, monkeyp
         (["serve", "--config", "/no/such.toml"], "can't read the settings file"),
         (["serve", "a", "b"], "unexpected extra argument"),
         (["srve"], "Did you mean 'serve'?"),
+        (["serve", "--memory", "much"], "setting 'memory' in the command line is not a size: 'much'"),
+        (["serve", "--kv-bits", "5"], "kv_bits is 5: give 8 or 4"),
         (["doctor", "--threads", "0"], "threads must be above 0, not 0"),
         (["doctor", "--threads"], "requires an argument"),
     ],

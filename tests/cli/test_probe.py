@@ -80,6 +80,12 @@ def test_the_estimate_is_what_then_runs(tmp_path: Path, architecture: str) -> No
         assert estimate[name] == can[name], name
 
 
+def test_what_quantized_keys_and_values_take_is_left_to_the_start(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "model", context=512)
+    estimate = ask(Question(folder=str(folder), kv_bits=4)).parts["model"]
+    assert (estimate["kv_token_bytes"], estimate["kv_row_bytes"]) == (None, None)
+
+
 def _loaded(folder: Path) -> dict[str, object]:
     """What the runner says of itself, in a process of its own."""
     import json

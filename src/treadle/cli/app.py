@@ -24,7 +24,7 @@ app = typer.Typer(
 MODEL = "A folder, a hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo' (Gemma 3 270M)."
 NETWORK, GRPC, LIMITS, MODELS, ENGINE = "Network", "gRPC", "Limits", "Model", "Engine"
 _DEFAULTS = {field.name.removesuffix("_s"): field.default for field in dataclasses.fields(Settings)}
-_BYTES, _SECONDS, _TOKENS, _COUNT, _FILE = "BYTES", "SECONDS", "TOKENS", "N", "FILE"
+_SIZE, _SECONDS, _TOKENS, _COUNT, _FILE = "SIZE", "SECONDS", "TOKENS", "N", "FILE"
 
 
 def _setting(name: str, help_: str, panel: str, kind: str | None = None, *, env: str | None = None) -> Any:
@@ -32,6 +32,7 @@ def _setting(name: str, help_: str, panel: str, kind: str | None = None, *, env:
     file is not overruled by an option that nobody gave."""
     default = _DEFAULTS[name]
     flag = f"--{name.replace('_', '-')}"
+    flag += f"/--no-{name.replace('_', '-')}" if default is True else ""
     plain = f"{default:g}" if isinstance(default, float) else str(default)
     shown = "" if default is None or default is False else f" Default: {plain}."
     return typer.Option(flag, help=help_ + shown, rich_help_panel=panel, metavar=kind, envvar=env, show_default=False)
@@ -65,7 +66,14 @@ Context = Annotated[
     int | None, _setting("context", "Longest prompt plus completion. Default: the model's.", LIMITS, _TOKENS)
 ]
 Memory = Annotated[
-    int | None, _setting("memory", "For the KV cache. Default: half of what the weights leave.", LIMITS, _BYTES)
+    str | None,
+    _setting("memory", "For the KV cache: bytes, or 8GiB. Default: half of what the weights leave.", LIMITS, _SIZE),
+]
+PrefixCache = Annotated[
+    bool | None, _setting("prefix_cache", "Keep prompts in the KV cache for those that begin alike.", LIMITS)
+]
+KvBits = Annotated[
+    int | None, _setting("kv_bits", "Store keys and values in 8 or 4 bits. Default: as the model is.", LIMITS, "BITS")
 ]
 Threads = Annotated[int | None, _setting("threads", "CPU threads. Default: by the cores there are.", ENGINE, _COUNT)]
 
@@ -97,7 +105,7 @@ def serve(
         str | None,
         _setting("api_key", "Key that every route but /health/live asks for.", NETWORK, "KEY", env="TREADLE_API_KEY"),
     ] = None,
-    max_body_bytes: Annotated[int | None, _setting("max_body_bytes", "Longest request body.", NETWORK, _BYTES)] = None,
+    max_body_bytes: Annotated[str | None, _setting("max_body_bytes", "Longest request body.", NETWORK, _SIZE)] = None,
     stall: Annotated[
         float | None, _setting("stall", "How long a stream's reader may stall.", NETWORK, _SECONDS)
     ] = None,
@@ -137,6 +145,8 @@ def serve(
     ] = None,
     context: Context = None,
     memory: Memory = None,
+    prefix_cache: PrefixCache = None,
+    kv_bits: KvBits = None,
     threads: Threads = None,
     hang_after: Annotated[
         float | None,
@@ -171,6 +181,7 @@ def doctor(
     max_running: MaxRunning = None,
     context: Context = None,
     memory: Memory = None,
+    kv_bits: KvBits = None,
     threads: Threads = None,
 ) -> None:
     """Say what would run here and what is in the way: device, memory, BLAS, versions, model. Exit code 0 if it can

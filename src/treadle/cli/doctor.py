@@ -58,7 +58,7 @@ def examine(settings: Settings, ask: Ask = ask) -> Findings:
     place = whereabouts.find(settings)
     folder = None if place.folder is None else str(place.folder.path)
     template = None if settings.chat_template is None else str(settings.chat_template)
-    answer = ask(Question(folder, settings.threads, settings.context, settings.memory, template))
+    answer = ask(Question(folder, settings.threads, settings.context, settings.memory, template, settings.kv_bits))
     return Findings(
         (
             *machine.system(),

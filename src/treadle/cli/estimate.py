@@ -24,8 +24,8 @@ _PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """`kv_token_bytes` and `kv_row_bytes` are None where the config alone does not tell: they are measured at the
-    start. `kv_budget_bytes` is 0 where nothing says how much memory there is."""
+    """`kv_token_bytes` and `kv_row_bytes` are None where the config alone does not tell (quantized keys and values,
+    for one): they are measured at the start. `kv_budget_bytes` is 0 where nothing says how much memory there is."""
 
     architecture: str
     parameters: int
@@ -57,7 +57,8 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
     context = FolderFacts.read(folder).context(question.context)
     budget = int((usable_bytes - weight_bytes) * memory.BUDGET_SHARE) if usable_bytes else 0
     leaves = library.leaves(library.new_caches(module))
-    token_bytes, row_bytes = kv_cost(leaves, config, _WIDTH[dtype], context) or (None, None)
+    cost = None if question.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
+    token_bytes, row_bytes = cost or (None, None)
     return Estimate(
         architecture=str(config["model_type"]),
         parameters=parameters,

@@ -39,6 +39,7 @@ class Question(msgspec.Struct, frozen=True):
     context: int | None = None
     memory: int | None = None
     chat_template: str | None = None
+    kv_bits: int | None = None
 
 
 @dataclass(frozen=True)
