@@ -6,12 +6,23 @@ The token at a position is a hash of everything before it, so a row that lost, d
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from treadle.core.messages import Cancel, CancelReason, Finish, FinishReason, Output, RunnerStatistics, Submit
+from treadle.core.messages import (
+    Cancel,
+    CancelReason,
+    Finish,
+    FinishReason,
+    Output,
+    RunnerStatistics,
+    Submit,
+    TokenLogprob,
+)
 from treadle.core.messages import EngineStatistics as Statistics
-from treadle.core.plan import PrefillChunk, RowFailure, RowTokens, StepPlan, StepResult
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 
 VOCABULARY = 1000
@@ -28,6 +39,8 @@ def next_token(sequence: Iterable[int]) -> int:
 def expected(request: Submit) -> tuple[tuple[int, ...], Finish]:
     """What a request gains and how it ends when nothing disturbs it: the oracle, one sequence alone."""
     tokens: list[int] = []
+    if request.max_tokens == 0:
+        return (), Finish(reason=FinishReason.LENGTH)
     while True:
         token = next_token((*request.prompt, *tokens))
         tokens.append(token)
@@ -37,67 +50,170 @@ def expected(request: Submit) -> tuple[tuple[int, ...], Finish]:
             return tuple(tokens), Finish(reason=FinishReason.LENGTH)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Held:
     request: Submit
     fed: list[int] = field(default_factory=list)
-    history: int = 0
+    picked: int | None = None
+    shared: int = 0  # blocks that it holds together with the prefix cache
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the runner of a bench can do. `blocks` 0: memory is not counted. `share`: rows that reuse a prefix hold it
+    together; else each has a copy. `cache`: whether prefixes are reused at all."""
+
+    lookahead: int = 0
+    block: int = 4
+    blocks: int = 0
+    cache: bool = False
+    share: bool = False
+    per_step: int = 1
 
 
 class HashRunner:
-    """Keeps, for each row, the tokens it was fed. `raises` looks at a plan and says whether the step raises."""
+    """Keeps, for each row, the tokens it was fed. `raises` looks at a plan and says whether its start raises;
+    `raises_late` whether its finish does."""
 
-    def __init__(self, max_running: int, *, per_step: int = 1) -> None:
+    def __init__(self, max_running: int, shape: Shape) -> None:
         self.rows: dict[str, _Held] = {}
         self.raises: Callable[[StepPlan], bool] = lambda plan: False
+        self.raises_late: Callable[[StepPlan], bool] = lambda plan: False
         self.failures: dict[str, str] = {}
         self.cost: Callable[[int, int], tuple[float, float]] = lambda prefill, decode: (0.0, 0.0)
         self.lost: set[str] = set()
+        self.shape = shape
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.stored: dict[tuple[str, tuple[int, ...]], None] = {}
+        self.least_room = shape.blocks
         self._max_running = max_running
-        self._per_step = per_step
+
+    # Memory
+
+    def room(self) -> int:
+        return self.shape.blocks - self._used()
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.shape.block)
+
+    def _used(self) -> int:
+        """Blocks that rows hold; a shared one counts once."""
+        own = sum(self._blocks(len(row.fed)) - row.shared for row in self.rows.values())
+        block = self.shape.block
+        shared = {
+            (row.request.salt, tuple(row.fed[: (i + 1) * block]))
+            for row in self.rows.values()
+            for i in range(row.shared)
+        }
+        return own + len(shared)
+
+    def reuse(self, admit: Admit) -> int:
+        """Whole blocks of what was stored, no more than there is room for."""
+        assert admit.request.id not in self.rows, "asked for a row that is still here"
+        if not self.shape.cache:
+            return 0
+        tokens, block, blocks = (*admit.request.prompt, *admit.history)[:-1], self.shape.block, 0
+        most = self.room() if self.shape.blocks else len(tokens)
+        while (blocks + 1) * block <= len(tokens) and blocks < most:
+            if (admit.request.salt, tokens[: (blocks + 1) * block]) not in self.stored:
+                break
+            blocks += 1
+        if blocks:
+            shared = blocks if self.shape.share else 0
+            self.rows[admit.request.id] = _Held(admit.request, list(tokens[: blocks * block]), shared=shared)
+        return blocks * block
+
+    def _store(self, row: _Held) -> None:
+        full = len(row.fed) // self.shape.block
+        for i in range(full):
+            self.stored[row.request.salt, tuple(row.fed[: (i + 1) * self.shape.block])] = None
+        if self.shape.share:
+            row.shared = max(row.shared, full)
 
     def release(self, row_id: str) -> None:
-        self.rows.pop(row_id, None)
+        row = self.rows.pop(row_id, None)
+        if row is not None and row_id not in self.lost and self.shape.cache:
+            self._store(row)
         self.lost.discard(row_id)
 
+    # Steps
+
     def execute(self, plan: StepPlan) -> StepResult:
+        """A step by itself."""
+        self.start(plan)
+        return self.finish()
+
+    def start(self, plan: StepPlan) -> None:
         ids = {a.request.id for a in plan.admit} | {c.id for c in plan.prefill} | {d.id for d in plan.decode}
+        assert ids, "a step without work"
         if self.raises(plan):
             for admit in plan.admit:
-                self.rows[admit.request.id] = _Held(admit.request)
+                self.rows.setdefault(admit.request.id, _Held(admit.request))
             self.lost |= ids
             raise Boom("the step raised")
         for admit in plan.admit:
-            assert admit.request.id not in self.rows, "admitted twice without a release"
-            self.rows[admit.request.id] = _Held(admit.request, history=len(admit.history))
+            self._admit(admit)
         assert len(self.rows) <= self._max_running, "more rows than slots"
         assert not ids & self.lost, "a lost row was used before it was released"
         assert len({chunk.id for chunk in plan.prefill}) == len(plan.prefill), "two chunks for one row"
-        for chunk in plan.prefill:
-            self._prefill(chunk)
+        scores = [self._prefill(chunk) for chunk in plan.prefill]
         failed = tuple(RowFailure(id=i, message=self.failures.pop(i)) for i in sorted(ids) if i in self.failures)
         for failure in failed:
-            self.release(failure.id)
+            self.lost.add(failure.id)
+        rows = tuple(self._decode(row) for row in plan.decode if row.id not in self.lost)
+        if self.shape.blocks:
+            self.least_room = min(self.least_room, self.room())
+            assert self.least_room >= 0, "more blocks than there are"
         prefill_s, decode_s = self.cost(sum(len(chunk.tokens) for chunk in plan.prefill), len(plan.decode))
-        rows = tuple(self._decode(row.id, row.token, row.position) for row in plan.decode if row.id in self.rows)
-        return StepResult(rows=rows, failures=failed, prefill_s=prefill_s, decode_s=decode_s)
+        told = tuple(score for score in scores if score is not None)
+        result = StepResult(rows=rows, scores=told, failures=failed, prefill_s=prefill_s, decode_s=decode_s)
+        self.in_flight.append((plan, result))
+        assert len(self.in_flight) <= 1 + self.shape.lookahead, "more in flight than it can look ahead"
 
-    def _prefill(self, chunk: PrefillChunk) -> None:
+    def finish(self) -> StepResult:
+        plan, result = self.in_flight.popleft()
+        if self.raises_late(plan):
+            for void in (plan, *(plan for plan, _ in self.in_flight)):
+                self.lost |= {c.id for c in void.prefill} | {d.id for d in void.decode}
+            self.lost &= self.rows.keys()
+            self.in_flight.clear()
+            raise Boom("the step raised late")
+        return result
+
+    def _admit(self, admit: Admit) -> None:
+        row = self.rows.setdefault(admit.request.id, _Held(admit.request))
+        assert row.request is admit.request, "admitted twice without a release"
+        assert len(row.fed) == admit.cached, "admitted with what was not reused"
+        assert row.picked is None, "admitted twice without a release"
+
+    def _prefill(self, chunk: PrefillChunk) -> RowScores | None:
         row = self.rows[chunk.id]
         assert chunk.tokens, "an empty chunk"
         assert chunk.start == len(row.fed), f"chunk starts at {chunk.start}, the cache holds {len(row.fed)}"
         row.fed += chunk.tokens
+        if self.shape.cache:
+            self._store(row)
+        if row.request.prompt_logprobs is None:
+            return None
+        prompt = row.request.prompt
+        scored = prompt[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]
+        return RowScores(id=chunk.id, logprobs=tuple(TokenLogprob(logprob=-float(token)) for token in scored))
 
-    def _decode(self, row_id: str, token: int, position: int) -> RowTokens:
-        row = self.rows[row_id]
-        row.fed.append(token)
+    def _decode(self, decode: DecodeRow) -> RowTokens:
+        row = self.rows[decode.id]
+        fed = row.picked if decode.token is None else decode.token
+        assert fed is not None, "nothing was picked for the row before"
+        assert row.picked in (None, fed), "fed another token than was picked"
+        row.fed.append(fed)
         assert tuple(row.fed[: len(row.request.prompt)]) == row.request.prompt, "another prompt than its own"
-        assert len(row.fed) == len(row.request.prompt) + position, "the cache holds all before this position"
+        assert len(row.fed) == len(row.request.prompt) + decode.position, "the cache holds all before this position"
+        assert decode.position < row.request.max_tokens, "a token beyond the last"
         tokens: list[int] = []
-        for _ in range(self._per_step):
+        for _ in range(self.shape.per_step):
             tokens.append(next_token((*row.fed, *tokens)))
         row.fed += tokens[:-1]
-        return RowTokens(id=row_id, tokens=tuple(tokens))
+        row.picked = tokens[-1]
+        return RowTokens(id=decode.id, tokens=tuple(tokens))
 
 
 @dataclass
@@ -110,19 +226,37 @@ class Heard:
     finish: Finish | None = None
     first_token: float | None = None
     prompt_done: list[int] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
 
 
 class Bench:
     """Scheduler and runner, stepped by hand. `heard` is by id; `step` checks the books and that each ends once."""
 
     def __init__(
-        self, max_running: int = 4, prefill_tokens: int = 512, kv_tokens: int = 0, *, per_step: int = 1
+        self,
+        max_running: int = 4,
+        prefill_tokens: int = 512,
+        kv_tokens: int = 0,
+        *,
+        reuse: Callable[[Admit], int] | None = None,
+        **shape: Any,
     ) -> None:
-        self.scheduler = Scheduler(SchedulerLimits(max_running, prefill_tokens, kv_tokens))
-        self.runner = HashRunner(max_running, per_step=per_step)
+        self.shape = Shape(**shape)
+        limits = SchedulerLimits(
+            max_running,
+            prefill_tokens,
+            kv_tokens,
+            kv_block=self.shape.block,
+            kv_blocks=self.shape.blocks,
+            prefix_cache=self.shape.cache,
+        )
+        self.runner = HashRunner(max_running, self.shape)
+        self.scheduler = Scheduler(limits, reuse or self.runner.reuse)
         self.now = 0.0
         self.heard: dict[str, Heard] = {}
         self.plan = StepPlan(step=0)
+        self.released: tuple[str, ...] = ()
         self.raised = 0
 
     def submit(self, id_: str, prompt: int | tuple[int, ...] = 4, max_tokens: int = 4, **options: object) -> Submit:
@@ -145,27 +279,49 @@ class Bench:
 
     def step(self, seconds: float = 0.01) -> tuple[Output, ...]:
         """One iteration as the engine's loop does it."""
-        self.plan = self.scheduler.plan(self.now)
+        departed = self.scheduler.departed()
+        self.release(departed)
+        self.plan = self.scheduler.plan(self.now, self.runner.room() if self.shape.blocks else None)
+        self.release(self.plan.release)
+        self.released = departed + self.plan.release
         self.scheduler.check_integrity()
-        assert len(set(self.plan.release)) == len(self.plan.release), "released twice"
-        for row_id in self.plan.release:
-            self.runner.release(row_id)
-        took = seconds
-        if not (self.plan.admit or self.plan.prefill or self.plan.decode):
-            outputs = self.scheduler.flush()
-        else:
-            try:
-                result = self.runner.execute(self.plan)
-            except Boom as error:
-                self.raised += 1
-                outputs = self.scheduler.recover(self.plan, str(error))
-            else:
-                outputs = self.scheduler.apply(self.plan, result)
-                took = result.prefill_s + result.decode_s or seconds
-        self.now += took
+        began, outputs = self.now, self._advance()
+        if self.now == began:
+            self.now += seconds
         self.hear(outputs)
         self.scheduler.check_integrity()
         return outputs
+
+    def release(self, ids: tuple[str, ...]) -> None:
+        assert len(set(ids)) == len(ids), "released twice"
+        for row_id in ids:
+            self.runner.release(row_id)
+
+    def _advance(self) -> tuple[Output, ...]:
+        scheduler = self.scheduler
+        if self.plan.idle:
+            return self._finish_until(max(0, scheduler.in_flight - 1))
+        try:
+            self.runner.start(self.plan)
+        except Boom as error:
+            self.raised += 1
+            outputs = self._finish_until(1)
+            return outputs + scheduler.recover(self.plan, str(error)) if scheduler.in_flight else outputs
+        return self._finish_until(self.shape.lookahead)
+
+    def _finish_until(self, in_flight: int) -> tuple[Output, ...]:
+        scheduler, outputs = self.scheduler, ()
+        while scheduler.in_flight > in_flight:
+            plan = scheduler.oldest
+            try:
+                result = self.runner.finish()
+            except Boom as error:
+                self.raised += 1
+                outputs += scheduler.recover(plan, str(error))
+            else:
+                self.now += result.prefill_s + result.decode_s
+                outputs += scheduler.apply(plan, result)
+        return outputs + scheduler.flush()
 
     def hear(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -178,6 +334,9 @@ class Bench:
                 heard.first_token = self.now
             if output.prompt_tokens_done is not None:
                 heard.prompt_done.append(output.prompt_tokens_done)
+            if output.cached_tokens is not None:
+                heard.cached.append(output.cached_tokens)
+            heard.scores += [score.logprob for score in output.prompt_logprobs]
             heard.tokens += output.tokens
             heard.finish = output.finish
 
@@ -203,10 +362,9 @@ class Bench:
         """Nothing is left, neither here nor in the runner."""
         scheduler = self.scheduler
         scheduler.check_integrity()
-        kept = (scheduler._rows, scheduler._waiting, scheduler._running, scheduler._groups, scheduler._release)
+        kept = (scheduler._rows, scheduler._running, scheduler._departed, scheduler._flights, scheduler._outputs)
         assert not any(kept), kept
-        assert not scheduler._outputs
-        assert scheduler._reserved == 0
+        assert not scheduler._queue._heap
         assert not self.runner.rows
         assert not self.runner.lost
 

@@ -175,7 +175,7 @@ def test_a_row_comes_back_with_its_tokens() -> None:
     bench.runner.raises = once(1)
     bench.step()
     bench.step()
-    assert bench.plan.release == ("a",)
+    assert bench.released == ("a",)
     (admit,) = bench.plan.admit
     assert list(admit.history) == bench.heard["a"].tokens[:3]
 

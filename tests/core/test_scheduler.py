@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.drive import Bench, expected
+from treadle.core.early import EARLY_CANCEL_S, REMEMBERED_IDS
 from treadle.core.messages import (
     CancelReason,
     Finish,
@@ -14,7 +15,6 @@ from treadle.core.messages import (
     TokenLogprob,
 )
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
-from treadle.core.scheduler import EARLY_CANCEL_S, REMEMBERED_IDS
 
 CANCELLED = Finish(reason=FinishReason.CANCELLED, code="client")
 SHUTDOWN = Finish(reason=FinishReason.ERROR, code="server_stopping", message="the server is stopping")
@@ -86,7 +86,7 @@ def test_a_slot_is_used_again_in_the_step_after_its_row_ended() -> None:
     assert ids(bench.plan)[2] == ["a"]
     bench.step()
     bench.step()
-    assert bench.plan.release == ("a",)
+    assert bench.released == ("a",)
     assert ids(bench.plan)[2] == ["b"]
 
 
@@ -158,11 +158,11 @@ def test_results_for_rows_that_are_gone_change_nothing() -> None:
     bench.assert_idle()
 
 
-def test_an_empty_plan_knows_that_it_is_empty() -> None:
+def test_a_plan_without_work_knows_that_it_is_idle() -> None:
     bench = Bench()
-    assert bench.scheduler.plan(0.0).empty
+    assert bench.scheduler.plan(0.0).idle
     bench.submit("a")
-    assert not bench.scheduler.plan(0.0).empty
+    assert not bench.scheduler.plan(0.0).idle
 
 
 # Cancel
@@ -197,7 +197,7 @@ def test_a_cancel_that_races_the_admission_is_not_lost() -> None:
     bench.hear(bench.scheduler.apply(plan, result))
     assert bench.heard["a"].finish == CANCELLED
     bench.step()
-    assert bench.plan.release == ("a",)
+    assert bench.released == ("a",)
     bench.assert_idle()
 
 
@@ -267,7 +267,7 @@ def test_unknown_cancels_do_not_pile_up() -> None:
     bench = Bench()
     for i in range(REMEMBERED_IDS + 100):
         bench.cancel(f"unknown {i}")
-    assert len(bench.scheduler._early) == REMEMBERED_IDS
+    assert len(bench.scheduler._absent._early) == REMEMBERED_IDS
     assert not bench.scheduler.has_work
 
 
@@ -277,7 +277,7 @@ def test_ended_ids_do_not_pile_up() -> None:
         bench.submit(f"{i}")
         bench.cancel(f"{i}")
     bench.step()
-    assert len(bench.scheduler._ended) == REMEMBERED_IDS
+    assert len(bench.scheduler._absent._ended) == REMEMBERED_IDS
 
 
 def test_an_id_that_ended_again_is_remembered_from_its_last_end() -> None:
@@ -308,7 +308,7 @@ def test_cancelled_waits_do_not_pile_up_behind_long_runs() -> None:
         bench.submit(f"{i}")
         bench.cancel(f"{i}")
         bench.step()
-    assert len(bench.scheduler._waiting) <= 2
+    assert len(bench.scheduler._queue._heap) <= 2
 
 
 # Ids
@@ -332,13 +332,21 @@ def test_an_id_that_is_used_again_at_once_is_told_of_apart() -> None:
     bench.cancel("a")
     request = Submit(id="a", prompt=(5, 6, 7), max_tokens=3)
     bench.scheduler.submit(request, bench.now)
-    plan = bench.scheduler.plan(bench.now)
-    assert plan.release == ("a",)
-    assert ids(plan)[0] == ["a"]
+    assert bench.scheduler.departed() == ("a",)
     bench.runner.release("a")
+    plan = bench.scheduler.plan(bench.now)
+    assert ids(plan)[0] == ["a"]
     first, second = bench.scheduler.apply(plan, bench.runner.execute(plan))
     assert (first.finish, first.admitted) == (CANCELLED, False)
     assert (second.finish, second.admitted, second.tokens) == (None, True, expected(request)[0][:1])
+
+
+def test_who_does_not_ask_who_departed_finds_it_in_the_plan() -> None:
+    bench = Bench()
+    bench.submit("a", max_tokens=50)
+    bench.step()
+    bench.cancel("a")
+    assert bench.scheduler.plan(bench.now).release == ("a",)
 
 
 # Waiting
@@ -355,7 +363,7 @@ def test_a_wait_that_is_over_ends_as_expired() -> None:
     assert bench.heard["a"].finish is None
     bench.step()
     assert bench.heard["a"].finish == Finish(reason=FinishReason.EXPIRED, code="text_generation_busy")
-    assert bench.scheduler._waiting == []
+    assert bench.scheduler._queue._heap == []
 
 
 def test_who_may_not_wait_runs_at_once_or_expires_at_once() -> None:
@@ -458,7 +466,7 @@ def test_running_rows_stay_within_the_cache() -> None:
     while bench.scheduler.has_work:
         bench.step()
         assert bench.statistics().running <= 2
-        assert bench.scheduler._reserved <= 40
+        assert sum(row.reserved for row in bench.scheduler._running.values()) <= 40
     for request in requests:
         bench.assert_undisturbed(request)
     bench.assert_idle()
@@ -567,13 +575,13 @@ def test_times_of_the_runner_add_up() -> None:
     bench.submit("a", max_tokens=2)
     bench.run()
     now = bench.statistics()
-    assert (now.steps, now.prefill_s, now.decode_s) == (3, 0.5, 1.0)
+    assert (now.steps, now.prefill_s, now.decode_s) == (2, 0.5, 1.0)
 
 
 def test_integrity_notices_books_that_do_not_agree() -> None:
     bench = Bench()
     bench.submit("a", max_tokens=50)
     bench.step()
-    bench.scheduler._reserved += 1
-    with pytest.raises(AssertionError, match="reserved tokens add up"):
+    bench.scheduler._rows["a"].ahead += 1
+    with pytest.raises(AssertionError, match="rows count what is in flight"):
         bench.scheduler.check_integrity()

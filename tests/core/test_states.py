@@ -13,8 +13,10 @@ ARROWS = {
     (State.WAITING, Event.END): State.DONE,
     (State.PREFILL, Event.PROMPT_DONE): State.DECODE,
     (State.PREFILL, Event.REWIND): State.PREFILL,
+    (State.PREFILL, Event.PREEMPT): State.WAITING,
     (State.PREFILL, Event.END): State.DONE,
     (State.DECODE, Event.REWIND): State.PREFILL,
+    (State.DECODE, Event.PREEMPT): State.WAITING,
     (State.DECODE, Event.END): State.DONE,
 }
 

@@ -61,7 +61,7 @@ async def test_everything_of_the_runner_happens_on_one_thread_that_is_not_this_o
     assert await asyncio.wait_for(client.jobs.run("echo", a=1), WAIT_S) == {"a": 1}
     await asyncio.wait_for(client.stop(), WAIT_S)
     (runner,) = made
-    assert {name for name, _ in runner.threads} == {"build", "warm_up", "execute", "release", "job", "close"}
+    assert {name for name, _ in runner.threads} == {"build", "warm_up", "execute", "finish", "release", "job", "close"}
     assert len({thread for _, thread in runner.threads}) == 1
     assert runner.threads[0][1] != threading.get_ident()
 

@@ -43,13 +43,14 @@ class Gate:
 
 @dataclass
 class Faults:
-    """What goes wrong. Steps count from 1 over the runner's life."""
+    """What goes wrong. Steps, and calls of `finish`, count from 1 over the runner's life."""
 
     construct: BaseException | None = None
     warm_up: BaseException | None = None
     capabilities: BaseException | None = None
     close: BaseException | None = None
     steps: dict[int, BaseException] = field(default_factory=dict)
+    finishes: dict[int, BaseException] = field(default_factory=dict)
     always: BaseException | None = None
     on_row: Callable[[str], BaseException | None] = lambda row_id: None
     on_release: Callable[[str], BaseException | None] = lambda row_id: None
@@ -66,6 +67,7 @@ class FaultyRunner(ScriptedRunner):
         self.threads: list[tuple[str, int]] = [("build", threading.get_ident())]
         self.released: list[str] = []
         self.steps = 0
+        self.finished = 0
         self.closed = 0
         self.max_concurrent = 0
         self._inside = 0
@@ -102,6 +104,14 @@ class FaultyRunner(ScriptedRunner):
             for row_id in _rows(plan):
                 _raise(self.faults.on_row(row_id))
             return super().execute(plan)
+
+    def finish(self) -> StepResult:
+        with self.called("finish"):
+            self.finished += 1
+            if (error := self.faults.finishes.get(self.finished)) is not None:
+                self.in_flight.clear()
+                raise error
+            return super().finish()
 
     def release(self, row_id: str) -> None:
         with self.called("release"):

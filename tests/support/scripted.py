@@ -1,26 +1,48 @@
-"""A runner that computes nothing: it says what its script says, and keeps count of what it was asked for."""
+"""A runner that computes nothing: it says what its script says, and keeps count of what it was asked for.
+
+It keeps to the whole contract of `runner/base`, and checks that its plans do: what is fed is what the row holds, in
+order and without a gap; rows are released before they come again; blocks never exceed what there is.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from treadle.core.messages import Capabilities, RunnerStatistics, Submit, TokenLogprob
-from treadle.core.plan import RowTokens, StepPlan, StepResult
+from treadle.core.plan import Admit, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
 from treadle.runner.base import Job
 
 Script = Callable[[Submit, int], int]
 """The token that a request gets at a position."""
 
 
+@dataclass(eq=False)
+class Held:
+    """A row that the runner has: `sequence` is what its cache holds, `picked` the last token it gave the row."""
+
+    request: Submit
+    sequence: list[int] = field(default_factory=list)
+    picked: int | None = None
+
+
 class ScriptedRunner:
-    """`script` picks the tokens. `fail` is raised by the next step when it is set."""
+    """`script` picks the tokens. `fail` is raised by every step while it is set.
+
+    With `prefix_cache` among its capabilities it reuses what ended rows held, in whole blocks; with `kv_blocks` it
+    counts them, as if nothing were shared.
+    """
 
     def __init__(self, script: Script, *, vocabulary: int, context: int = 4096) -> None:
         self.script = script
-        self.rows: dict[str, Submit] = {}
+        self.held: dict[str, Held] = {}
         self.seen: list[Submit] = []
         self.plans: list[StepPlan] = []
         self.fail: Exception | None = None
+        self.in_flight: deque[StepResult] = deque()
+        self.most_in_flight = 0
+        self._cached: list[tuple[str, tuple[int, ...]]] = []
         self._can = Capabilities(
             model="scripted",
             architecture="none",
@@ -30,32 +52,86 @@ class ScriptedRunner:
             dtype="float32",
         )
 
+    @property
+    def rows(self) -> dict[str, Submit]:
+        """The requests of the rows that it has."""
+        return {row_id: held.request for row_id, held in self.held.items()}
+
     def capabilities(self) -> Capabilities:
         return self._can
 
     def warm_up(self) -> None:
         return
 
+    def room(self) -> int:
+        block = self._can.kv_block
+        return self._can.kv_blocks - sum(-(-len(row.sequence) // block) for row in self.held.values())
+
+    def reuse(self, admit: Admit) -> int:
+        if not self._can.prefix_cache:
+            return 0
+        tokens = (*admit.request.prompt, *admit.history)[:-1]
+        found = max((_shared(tokens, old) for salt, old in self._cached if salt == admit.request.salt), default=0)
+        if self._can.kv_blocks:
+            found = min(found, max(0, self.room()) * self._can.kv_block)
+        found -= found % self._can.kv_block
+        if found:
+            self.held[admit.request.id] = Held(admit.request, list(tokens[:found]))
+        return found
+
+    def start(self, plan: StepPlan) -> None:
+        self.in_flight.append(self.execute(plan))
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+        assert len(self.in_flight) <= 1 + self._can.lookahead, "more steps in flight than it can look ahead"
+
+    def finish(self) -> StepResult:
+        return self.in_flight.popleft()
+
     def execute(self, plan: StepPlan) -> StepResult:
+        """What the step does, at once; `finish` tells of it."""
         self.plans.append(plan)
         if self.fail is not None:
             raise self.fail
         for admit in plan.admit:
-            self.rows[admit.request.id] = admit.request
-            self.seen.append(admit.request)
-        return StepResult(rows=tuple(self._row(row.id, row.position) for row in plan.decode))
+            self._admit(admit)
+        scores = tuple(scores for chunk in plan.prefill if (scores := self._prefill(chunk)) is not None)
+        rows = tuple(self._decode(row.id, row.token, row.position) for row in plan.decode)
+        assert not self._can.kv_blocks or self.room() >= 0, "more blocks than there are"
+        return StepResult(rows=rows, scores=scores)
 
-    def _row(self, row_id: str, position: int) -> RowTokens:
-        request = self.rows[row_id]
-        token = self.script(request, position)
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if request.logprobs is not None:
-            top = tuple((token + i, -0.5 - i) for i in range(request.logprobs))
-            logprobs = (TokenLogprob(logprob=-0.5, top=top),)
-        return RowTokens(id=row_id, tokens=(token,), logprobs=logprobs)
+    def _admit(self, admit: Admit) -> None:
+        held = self.held.setdefault(admit.request.id, Held(admit.request))
+        assert held.request is admit.request, "admitted again without a release"
+        assert len(held.sequence) == admit.cached, "admitted with another number than was reused"
+        self.seen.append(admit.request)
+
+    def _prefill(self, chunk: PrefillChunk) -> RowScores | None:
+        row = self.held[chunk.id]
+        assert chunk.start == len(row.sequence), "a chunk begins where the cache ends"
+        row.sequence.extend(chunk.tokens)
+        asked, prompt = row.request.prompt_logprobs, row.request.prompt
+        if asked is None:
+            return None
+        new = prompt[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]
+        return RowScores(id=chunk.id, logprobs=tuple(_logprob(token, asked) for token in new))
+
+    def _decode(self, row_id: str, token: int | None, position: int) -> RowTokens:
+        row = self.held[row_id]
+        fed = row.picked if token is None else token
+        assert fed is not None, "nothing was picked for the row before"
+        row.sequence.append(fed)
+        prompt = row.request.prompt
+        assert tuple(row.sequence[: len(prompt)]) == prompt, "another prompt than its own"
+        assert len(row.sequence) == len(prompt) + position, "the cache holds all before this position"
+        row.picked = self.script(row.request, position)
+        asked = row.request.logprobs
+        logprobs = () if asked is None else (_logprob(row.picked, asked),)
+        return RowTokens(id=row_id, tokens=(row.picked,), logprobs=logprobs)
 
     def release(self, row_id: str) -> None:
-        self.rows.pop(row_id, None)
+        row = self.held.pop(row_id, None)
+        if row is not None and self._can.prefix_cache:
+            self._cached.append((row.request.salt, tuple(row.sequence)))
 
     def statistics(self) -> RunnerStatistics:
         return RunnerStatistics()
@@ -64,4 +140,13 @@ class ScriptedRunner:
         return {}
 
     def close(self) -> None:
-        self.rows.clear()
+        self.held.clear()
+
+
+def _logprob(token: int, top: int) -> TokenLogprob:
+    return TokenLogprob(logprob=-0.5, top=tuple((token + i, -0.5 - i) for i in range(top)))
+
+
+def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -43,12 +43,13 @@ class Sampling(Plain, frozen=True):
 class Submit(Plain, frozen=True, tag=True):
     """One sequence to generate.
 
-    `id` is unique among everything the engine has not finished. `prompt` are token ids, at least one. `max_tokens` is
-    at least 1 and already fits the context. `stop_token_ids` end the sequence (the token counts, and is reported as
-    matched), and cannot be sampled before `min_tokens` tokens were. `logprobs` is None for none, or how many of the
-    top tokens come with each chosen one (0: the chosen one alone). `max_wait_s` bounds the time from arrival to
-    admission. Sequences of one client request share a `group`: once one of them runs, the others' waits do not end.
-    A lower `priority` goes first.
+    `id` is unique among everything the engine has not finished. `prompt` are token ids, at least one. `max_tokens`
+    already fits the context; 0 only computes the prompt, for its log-probabilities. `stop_token_ids` end the sequence
+    (the token counts, and is reported as matched), and cannot be sampled before `min_tokens` tokens were. `logprobs` is
+    None for none, or how many of the top tokens come with each chosen one (0: the chosen one alone); `prompt_logprobs`
+    is the same for every prompt token but the first. What is cached of a prompt is reused by requests of the same
+    `salt` only. `max_wait_s` bounds the time from arrival to admission. Sequences of one client request share a
+    `group`: once one of them runs, the others' waits do not end. A lower `priority` goes first.
     """
 
     id: str
@@ -58,6 +59,8 @@ class Submit(Plain, frozen=True, tag=True):
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    salt: str = ""
     priority: int = 0
     max_wait_s: float = 0.0
     group: str = ""
@@ -134,7 +137,9 @@ class Output(Plain, frozen=True):
     """What one step did for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
 
     `wait_s` comes with `admitted`: how long the request waited for its slot, on the owner's clock.
-    `prompt_tokens_done` is how much of the prompt is in the cache, while it prefills.
+    `prompt_tokens_done` is how much of the prompt is in the cache, while it prefills; `cached_tokens`, told once, how
+    much of it was there before: with `admitted`, or later where the row first waits for another of its group to
+    compute the prompt they share. `prompt_logprobs` are new ones, in the prompt's order from its second token on.
     """
 
     id: str
@@ -142,6 +147,7 @@ class Output(Plain, frozen=True):
     wait_s: float = 0.0
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_tokens_done: int | None = None
     cached_tokens: int | None = None
     finish: Finish | None = None
@@ -153,6 +159,10 @@ class Capabilities(Plain, frozen=True):
     `context` is the longest sequence in tokens. A running sequence of n tokens holds about `kv_row_bytes +
     n * kv_token_bytes` bytes of cache; all of them together may hold `kv_budget_bytes` (0: not limited). Prompts are
     best read in multiples of `prefill_quantum` tokens (0: in any number).
+
+    Cache memory is given out in blocks of `kv_block` tokens, of which there are `kv_blocks` in all (0: not limited).
+    `lookahead` is how many steps may be started before the oldest of them is finished, beyond one. `kv_dtype` is how
+    keys and values are stored. `prefix_cache` says whether prompts are reused.
     """
 
     model: str
@@ -167,22 +177,42 @@ class Capabilities(Plain, frozen=True):
     kv_row_bytes: int = 0
     kv_budget_bytes: int = 0
     prefill_quantum: int = 0
+    kv_block: int = 1
+    kv_blocks: int = 0
+    kv_dtype: str = ""
+    lookahead: int = 0
+    prefix_cache: bool = False
     modalities: tuple[str, ...] = ("text",)
     path: str = "batched"  # how requests run: batched or serialized
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 
 
+class PrefixStatistics(Plain, frozen=True):
+    """The prefix cache since the owner started: tokens that were looked up, tokens found, bytes copied to reuse them,
+    tokens put in and evicted; and now: tokens held, with their bytes."""
+
+    looked_up: int = 0
+    reused: int = 0
+    copied_bytes: int = 0
+    stored: int = 0
+    evicted: int = 0
+    held: int = 0
+    held_bytes: int = 0
+
+
 class RunnerStatistics(Plain, frozen=True):
-    """Memory as the runner sees it, in bytes."""
+    """Memory as the runner sees it, in bytes; `kv_bytes` is what running rows hold."""
 
     active_bytes: int = 0
     peak_bytes: int = 0
     cache_bytes: int = 0
     kv_bytes: int = 0
+    prefix: PrefixStatistics = PrefixStatistics()
 
 
 class EngineStatistics(Plain, frozen=True):
-    """The owner's own view after a step. Counters count since the owner started; times are in seconds."""
+    """The owner's own view after a step. Counters count since the owner started; times are in seconds. `preempted` are
+    rows that gave up their cache memory for others; `cached_tokens` were reused instead of computed."""
 
     steps: int = 0
     running: int = 0
@@ -196,6 +226,8 @@ class EngineStatistics(Plain, frozen=True):
     expired: int = 0
     failed: int = 0
     recovered_steps: int = 0
+    preempted: int = 0
+    cached_tokens: int = 0
     step_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

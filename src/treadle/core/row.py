@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import Finish, FinishReason, Submit
+from .messages import Finish, FinishReason, Submit, TokenLogprob
 from .states import Event, State, advance
+
+
+@dataclass(slots=True, eq=False)
+class Trunk:
+    """A prompt that several rows of a group share. `lead` computes it; the others join once it is in the cache."""
+
+    prompt: tuple[int, ...]
+    salt: str
+    lead: Row | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -14,14 +23,21 @@ class Row:
 
     request: Submit
     order: int
-    arrived: float
+    arrived: float  # in the queue: at first, or when it was preempted
     state: State = State.WAITING
-    admitted: float = 0.0
+    told: bool = False  # that it is admitted
     tokens: list[int] = field(default_factory=list)
-    cached: int = 0  # tokens of prompt + generated that the runner's cache holds
+    cached: int = 0  # tokens of prompt + generated in the runner's cache once the steps in flight are finished
+    ahead: int = 0  # steps in flight that pick a token for it
+    decoded: int = 0  # the last step that does
+    reused: int = 0  # of `cached`, what the prefix cache held when it joined
+    fresh: int | None = None  # what it had to compute when it joined last; None until it joins
+    scored: int = 0  # prompt tokens whose log-probabilities came since it joined
+    scores_told: int = 0
     turn: int = 0  # when it last got prefill time, or came: the longest ago is served first
     joined: bool = False  # the runner has it
     suspect: bool = False  # was in a step that raised, and has not been cleared since
+    trunk: Trunk | None = None
 
     @property
     def id(self) -> str:
@@ -32,17 +48,44 @@ class Row:
         return self.state is not State.DONE
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Whose claim to memory is better: the lower. It never changes, so the best one always gets on."""
+        return self.request.priority, self.order
+
+    @property
     def reserved(self) -> int:
         """The tokens it can come to hold."""
         return len(self.request.prompt) + self.request.max_tokens
 
     @property
-    def prefill_left(self) -> int:
-        """Tokens to put into the cache before the last one can be fed as a decode row."""
-        return len(self.request.prompt) + len(self.tokens) - 1 - self.cached
+    def known(self) -> int:
+        """Tokens of prompt and completion so far."""
+        return len(self.request.prompt) + len(self.tokens)
 
     @property
-    def last_token(self) -> int:
+    def prefill_left(self) -> int:
+        """Tokens to put into the cache before the last one can be fed as a decode row."""
+        return self.known + self.ahead - 1 - self.cached
+
+    @property
+    def position(self) -> int:
+        """Of the token that the next decode row picks."""
+        return len(self.tokens) + self.ahead
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all but its last token is in the cache, and it wants more than what is in flight."""
+        return self.prefill_left == 0 and self.position < self.request.max_tokens
+
+    def decodes_after(self, step: int) -> bool:
+        """Whether it can in the step after `step`: a token that is not known has to come from just that one."""
+        return self.decodes and (not self.ahead or self.decoded == step)
+
+    @property
+    def last_token(self) -> int | None:
+        """What a decode row feeds; None while a step in flight picks it."""
+        if self.ahead:
+            return None
         return self.tokens[-1] if self.tokens else self.request.prompt[-1]
 
     def upcoming(self, count: int) -> tuple[int, ...]:
@@ -66,8 +109,24 @@ class Row:
             return Finish(reason=FinishReason.LENGTH)
         return None
 
+    def score(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+        """Those of `logprobs`, the next of its prompt, that were not told before it was rewound or preempted."""
+        new = logprobs[max(0, self.scores_told - self.scored) :]
+        self.scored += len(logprobs)
+        self.scores_told += len(new)
+        return new
+
     def rewind(self) -> None:
         """Forget the cache, keep the tokens."""
         self.on(Event.REWIND)
-        self.cached = 0
+        self._forget()
+
+    def preempt(self, now: float) -> None:
+        """Forget the cache, keep the tokens, and wait."""
+        self.on(Event.PREEMPT)
+        self._forget()
+        self.arrived = now
+
+    def _forget(self) -> None:
+        self.cached = self.reused = self.ahead = self.scored = 0
         self.joined = False

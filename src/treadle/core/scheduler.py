@@ -3,25 +3,31 @@
 First come, first served within a priority, into `max_running` slots; capacity 1 is serialized mode. What holds:
 
 - Every accepted sequence ends in exactly one terminal output.
-- A slot and its tokens are free the moment its sequence ends; the runner hears of it in the next plan's `release`.
+- A slot and its tokens are free the moment its sequence ends; the runner hears of it before the next plan (`departed`).
 - A cancel is applied before the next plan. One that comes before its Submit is remembered; a late one is dropped.
 - The head of the queue is never overtaken by a later one of its priority because that needs fewer tokens.
 - What is left of a group that has begun goes before everyone else, as its wait has no end but this one.
+- Plans may be made while earlier ones are in flight. Each is applied to the rows that it was made for, whatever has
+  become of their ids since: what a step computed for a row that has ended is dropped.
+- Where rows outgrow the cache, the newest of the worst priority are preempted. Ranks never change, so the first gets on
+  and ends. Nobody is preempted while a step in flight may still end somebody.
 - When a step raises, its rows are recomputed from their tokens and tried one at a time beside the cleared ones, so
-  that only the row which makes steps fail is failed.
+  that only the row which makes steps fail is failed. A trial has nothing else in flight.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from .composer import Composer, Reuse, nothing
+from .counts import Counts
+from .early import Absent
+from .ends import cancelled, failed, too_big
+from .memory import claims, give_way, shortage
 from .messages import (
     Cancel,
-    CancelReason,
     EngineStatistics,
     Finish,
     FinishReason,
@@ -30,45 +36,67 @@ from .messages import (
     Submit,
     TokenLogprob,
 )
+from .outputs import Outputs
 from .pace import PrefillPace
-from .plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
+from .plan import StepPlan, StepResult
+from .queue import Queue
+from .room import Promises, Reservations, Room
 from .row import Row
 from .states import Event, State
 
-EARLY_CANCEL_S = 30.0
-REMEMBERED_IDS = 4096
-BEGUN = -(2**63)  # goes before every priority that a client may ask for
+WORTH_WAITING = 64  # prompt tokens: fewer are sooner computed again than waited for
+STUCK_PLANS = 8  # in a row, without work for the rows that run: the memory they need does not come free
 
 
 @dataclass(frozen=True)
 class SchedulerLimits:
     """`max_running` slots; `prefill_tokens` a step at most, in chunks that are multiples of `prefill_quantum` (0: as
-    small as pays); `kv_tokens` that running rows may reserve (0: no limit)."""
+    small as pays). Cache memory is `kv_blocks` blocks of `kv_block` tokens; where there are 0, running rows may reserve
+    `kv_tokens` tokens (0: no limit). `prefix_cache`: the runner reuses prompts."""
 
     max_running: int
     prefill_tokens: int
     kv_tokens: int = 0
     prefill_quantum: int = 0
+    kv_block: int = 1
+    kv_blocks: int = 0
+    prefix_cache: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that one row may come to; 0: any number."""
+        return self.kv_blocks * self.kv_block or self.kv_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A plan that is started or about to be, and the rows that its ids meant."""
+
+    plan: StepPlan
+    rows: dict[str, Row]
 
 
 class Scheduler:
-    """Waiting and running sequences of one owner. Not thread safe: only the owner calls it."""
+    """Waiting and running sequences of one owner. Not thread safe: only the owner calls it.
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    `reuse` says how many tokens of a row that joins the runner holds already (`Runner.reuse`).
+    """
+
+    def __init__(self, limits: SchedulerLimits, reuse: Reuse = nothing) -> None:
         self.limits = limits
+        worth = max(WORTH_WAITING, limits.kv_block)
         self._rows: dict[str, Row] = {}
-        self._waiting: list[tuple[int, int, Row]] = []
         self._running: dict[str, Row] = {}
-        self._groups: dict[str, _Group] = {}
-        self._release: list[str] = []
-        self._early: OrderedDict[str, tuple[float, CancelReason]] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._outputs: dict[Row, _Pending] = {}
+        self._queue = Queue(worth + 1 if limits.prefix_cache else 0)
+        self._absent = Absent()
+        self._flights: deque[_Flight] = deque()
+        self._departed: list[str] = []
+        self._outputs = Outputs()
         self._pace = PrefillPace(limits.prefill_tokens, limits.prefill_quantum)
-        self._reserved = 0
         self._order = 0
-        self._turn = 0
-        self._counts = _Counts()
+        self._stuck = 0
+        self._counts = Counts()
+        self._composer = Composer(reuse, worth, self._pace, self._counts, self._outputs)
 
     # What arrives ------------------------------------------------------------------------------------------------
 
@@ -76,95 +104,124 @@ class Scheduler:
         """Queue a sequence. A live duplicate of its id is ignored: the one that runs is not touched (B4, B5)."""
         if request.id in self._rows:
             return
-        self._ended.pop(request.id, None)
         self._order += 1
         row = Row(request=request, order=self._order, arrived=now)
         self._rows[row.id] = row
-        self._group(row).live += 1
-        if (early := self._early.pop(row.id, None)) is not None and now - early[0] <= EARLY_CANCEL_S:
-            self._end(row, _cancelled(early[1]))
+        self._queue.enter(row)
+        if (early := self._absent.submitted(row.id, now)) is not None:
+            self._end(row, cancelled(early))
         elif not request.prompt:
-            self._end(row, _error("invalid_request", "the prompt is empty: send at least one token"))
-        elif self.limits.kv_tokens and row.reserved > self.limits.kv_tokens:
-            self._end(row, _too_big(row, self.limits.kv_tokens))
+            self._end(row, failed("invalid_request", "the prompt is empty: send at least one token"))
+        elif 0 < self.limits.capacity < row.reserved:
+            self._end(row, too_big(row, self.limits.capacity))
         else:
-            priority = BEGUN if self._group(row).started else request.priority
-            heapq.heappush(self._waiting, (priority, row.order, row))
+            self._queue.push(row)
 
     def cancel(self, message: Cancel, now: float) -> None:
         """Take a sequence back. Idempotent; unknown ids are remembered for EARLY_CANCEL_S, ended ones dropped."""
         row = self._rows.get(message.id)
         if row is not None:
-            self._end(row, _cancelled(message.reason))
-        elif message.id not in self._ended:
-            self._early[message.id] = (now, message.reason)
-            _trim(self._early)
+            self._end(row, cancelled(message.reason))
+        else:
+            self._absent.cancelled(message.id, message.reason, now)
 
     def end_all(self, finish: Finish) -> tuple[Output, ...]:
-        """End everything that lives, for a shutdown or a death; returns the last outputs."""
+        """End everything that lives, for a shutdown or a death; returns the last outputs. What is in flight is not
+        waited for."""
         for row in list(self._rows.values()):
             self._end(row, finish)
+        self._flights.clear()
         return self.flush()
 
     # The step ----------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> StepPlan:
-        """The next step's work: admissions, a share of prefill for each prompt, and every row that decodes."""
-        self._turn += 1
-        release, self._release = tuple(self._release), []
-        self._admit_waiting(now)
+    def departed(self) -> tuple[str, ...]:
+        """Rows that the runner is to release before the next plan is made, as that asks what room there is, and what is
+        cached for ids that may come again. Those that were not asked for are in the plan's `release`."""
+        departed, self._departed = tuple(self._departed), []
+        return departed
+
+    def plan(self, now: float, room: int | None = None) -> StepPlan:
+        """The next step's work: admissions, a share of prefill for each prompt, and every row that decodes.
+
+        `room` are the blocks that no row holds. A plan with work is in flight from now on. One without, while others
+        are, may mean that they have to be applied first.
+        """
+        space = Room(self.limits.kv_block, room if self.limits.kv_blocks else None)
+        claimants = claims(self._running.values(), self._counts.steps)
+        short = shortage(claimants, space)
+        if self._flights and (short > 0 or self._on_trial()):
+            return StepPlan(step=self._counts.steps + 1, release=self.departed())
+        if not self._preempt(give_way(self._running.values(), short, space), now):
+            self._admit_waiting(now, space)
         self._expire_waiting(now)
-        active = self._active()
-        joins = tuple(self._join(row) for row in active if not row.joined)
-        chunks = self._prefill_chunks(active)
-        decode = tuple(
-            DecodeRow(id=row.id, token=row.last_token, position=len(row.tokens))
-            for row in active
-            if row.prefill_left == 0
-        )
-        self._counts.steps += 1
-        return StepPlan(step=self._counts.steps, release=release, admit=joins, prefill=chunks, decode=decode)
+        claimants = [row for row in claimants if row.joined]
+        running = self._running.values()
+        step, release = self._counts.steps + 1, self.departed()
+        plan = self._composer.compose(step, release, running, claimants, space)
+        self._take_off(plan)
+        return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> tuple[Output, ...]:
-        """Take in what the runner did for `plan`; returns everything there is to tell since the last call."""
+        """Take in what the runner did for `plan`, the oldest in flight or one without work; returns everything there is
+        to tell since the last call."""
+        if plan.idle:
+            return self.flush()
+        flight = self._flights.popleft()
+        _agree(flight.plan is plan, "plans are applied in their order")
         self._observe(plan, result)
         for failure in result.failures:
-            if (row := self._running.get(failure.id)) is not None:
-                self._end(row, _error("engine_step_failed", failure.message))
+            if (row := flight.rows.get(failure.id)) is not None and row.live:
+                self._end(row, failed("engine_step_failed", failure.message))
+        for scores in result.scores:
+            if (row := flight.rows[scores.id]).live:
+                self._outputs.of(row).prompt_logprobs.extend(row.score(scores.logprobs))
+        for admit in plan.admit:
+            self._filled(flight.rows[admit.request.id], admit.cached)
         for chunk in plan.prefill:
-            if (row := self._running.get(chunk.id)) is not None:
-                self._prefilled(row)
-        for gained in result.rows:
-            if (row := self._running.get(gained.id)) is not None:
-                self._gain(row, gained.tokens, gained.logprobs)
+            self._filled(flight.rows[chunk.id], chunk.start + len(chunk.tokens))
+        gained = {row.id: row for row in result.rows}
+        for decode in plan.decode:
+            if (row := flight.rows[decode.id]).live:
+                _agree(decode.id in gained, "a row that decodes gains or fails")
+                self._gain(row, gained[decode.id].tokens, gained[decode.id].logprobs)
         return self.flush()
 
     def recover(self, plan: StepPlan, message: str) -> tuple[Output, ...]:
-        """`plan` raised: fail the row that is to blame, or put its rows back and find out which one is (B7)."""
+        """`plan` raised, and with those after it it is void: fail the row that is to blame, or put their rows back and
+        find out which one is (B7)."""
         self._counts.recovered_steps += 1
-        rows = [self._running[i] for i in _row_ids(plan) if i in self._running]
+        rows = [row for row in self._void(plan) if row.live]
         guilty = [row for row in rows if row.suspect]
         for row in rows:
             if row in guilty:
-                self._end(row, _error("engine_step_failed", f"the step failed on this request: {message}"))
+                self._end(row, failed("engine_step_failed", f"the step failed on this request: {message}"))
             else:
                 row.rewind()
                 row.suspect = not guilty
-                self._release.append(row.id)
+                self._departed.append(row.id)
         return self.flush()
 
     def flush(self) -> tuple[Output, ...]:
         """Everything there is to tell since the last call."""
-        outputs = tuple(pending.output(row.id) for row, pending in self._outputs.items())
-        self._outputs = {}
-        return outputs
+        return self._outputs.flush()
 
     # What it says of itself ---------------------------------------------------------------------------------------
 
     @property
+    def in_flight(self) -> int:
+        """Plans with work that are neither applied nor recovered."""
+        return len(self._flights)
+
+    @property
+    def oldest(self) -> StepPlan:
+        """Of the plans in flight."""
+        return self._flights[0].plan
+
+    @property
     def has_work(self) -> bool:
-        """Whether a plan made now would hold anything for the runner."""
-        return bool(self._rows or self._release)
+        """Whether anything is left to plan, to apply or to release."""
+        return bool(self._rows or self._departed or self._flights)
 
     @property
     def live(self) -> int:
@@ -172,144 +229,94 @@ class Scheduler:
 
     def statistics(self, now: float, runner: RunnerStatistics, step_s: float = 0.0) -> EngineStatistics:
         """A frozen snapshot of counts and times."""
-        waits = [now - row.arrived for _, _, row in self._waiting if row.live]
-        count = self._counts
-        return EngineStatistics(
-            steps=count.steps,
-            running=len(self._running),
-            prefilling=sum(row.state is State.PREFILL for row in self._running.values()),
-            waiting=len(waits),
-            oldest_wait_s=max(waits, default=0.0),
-            prompt_tokens=count.prompt_tokens,
-            completion_tokens=count.completion_tokens,
-            finished=count.finished,
-            cancelled=count.cancelled,
-            expired=count.expired,
-            failed=count.failed,
-            recovered_steps=count.recovered_steps,
-            step_s=step_s,
-            prefill_s=count.prefill_s,
-            decode_s=count.decode_s,
-            runner=runner,
-        )
+        waits_s = [now - row.arrived for row in self._queue.waiting]
+        return self._counts.statistics(self._running.values(), waits_s, runner, step_s)
+
+    def _on_trial(self) -> bool:
+        return any(row.suspect for row in self._running.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the books don't agree; when idle nothing may be left."""
-        waiting = {row.id for _, _, row in self._waiting if row.live}
+        waiting = {row.id for row in self._queue.waiting}
+        decoding = [flight.rows[decode.id] for flight in self._flights for decode in flight.plan.decode]
         _agree(waiting | self._running.keys() == self._rows.keys(), "each live row waits or runs")
         _agree(not waiting & self._running.keys(), "no row both waits and runs")
         _agree(len(self._running) <= self.limits.max_running, "no more rows than slots")
-        _agree(self._reserved == sum(r.reserved for r in self._running.values()), "reserved tokens add up")
-        _agree(sum(g.live for g in self._groups.values()) == len(self._rows), "groups count their rows")
-        _agree(all(g.live > 0 for g in self._groups.values()), "no empty group is kept")
+        _agree(self._queue.check(len(self._rows)), "groups count their rows")
+        _agree(all(row.ahead == decoding.count(row) for row in self._rows.values()), "rows count what is in flight")
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, now: float) -> None:
-        if any(row.suspect for row in self._running.values()):
+    def _take_off(self, plan: StepPlan) -> None:
+        """A plan with work is in flight. One without, again and again, is the end of the first row that waits for
+        memory: none will come free."""
+        if not plan.idle:
+            self._counts.steps += 1
+            self._flights.append(_Flight(plan, {id_: self._running[id_] for id_ in _row_ids(plan)}))
+        stuck = self._running and not (self._flights or plan.release)
+        self._stuck = self._stuck + 1 if stuck else 0
+        if self._stuck > STUCK_PLANS:
+            first = min(self._running.values(), key=lambda row: row.rank)
+            self._end(first, failed("engine_step_failed", "the cache has no room for its next token, and gets none"))
+
+    # Who comes and goes --------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, now: float, space: Room) -> None:
+        if self._on_trial():
             return  # a newcomer in a suspect's trial could be the one to blame
-        while self._waiting and len(self._running) < self.limits.max_running:
-            row = self._waiting[0][2]
-            if row.live and self.limits.kv_tokens and self._reserved + row.reserved > self.limits.kv_tokens:
+        running = self._running.values()
+        promises = Promises(space, running) if self.limits.kv_blocks else Reservations(self.limits.kv_tokens, running)
+        while len(running) < self.limits.max_running and (row := self._queue.head()) is not None:
+            if not promises.admits(row):
                 return
-            heapq.heappop(self._waiting)
-            if row.live:
-                self._start(row, now)
+            self._queue.pop()
+            self._start(row, now)
 
     def _start(self, row: Row, now: float) -> None:
         row.on(Event.ADMIT)
-        row.admitted = now
-        row.turn = self._turn - 1  # behind nobody who is served in this step
+        row.turn = self._counts.steps  # behind nobody who is served in this step
         self._running[row.id] = row
-        self._reserved += row.reserved
-        self._begin_group(row)
-        pending = self._pending(row)
-        pending.admitted, pending.wait_s = True, now - row.arrived
-
-    def _begin_group(self, row: Row) -> None:
-        """The rest of its group, which may no longer be refused, goes first from now on."""
-        group, key = self._group(row), _group_key(row)
-        if not group.started and group.live > 1:
-            self._waiting = [(BEGUN if _group_key(r) == key else p, order, r) for p, order, r in self._waiting]
-            heapq.heapify(self._waiting)
-        group.started = True
+        if not row.told:
+            row.told = True
+            pending = self._outputs.of(row)
+            pending.admitted, pending.wait_s = True, now - row.arrived
 
     def _expire_waiting(self, now: float) -> None:
-        """End the waits that are over, except those of a request that has begun: it may not turn into an error (D2).
-
-        What ended while it waited leaves the queue here.
-        """
-        over = [
-            row
-            for _, _, row in self._waiting
-            if row.live and now - row.arrived >= row.request.max_wait_s and not self._group(row).started
-        ]
-        for row in over:
+        """End the waits that are over. What ended while it waited leaves the queue here."""
+        for row in self._queue.expired(now):
             self._end(row, Finish(reason=FinishReason.EXPIRED, code="text_generation_busy"))
-        if any(not row.live for _, _, row in self._waiting):
-            self._waiting = [entry for entry in self._waiting if entry[2].live]
-            heapq.heapify(self._waiting)
+        self._queue.sweep()
 
-    def _active(self) -> list[Row]:
-        """The rows of the next step: all that run, but of the suspects only the first."""
-        rows = list(self._running.values())
-        suspect = next((row for row in rows if row.suspect), None)
-        return [row for row in rows if not row.suspect or row is suspect]
-
-    def _join(self, row: Row) -> Admit:
-        row.joined = True
-        return Admit(request=row.request, history=tuple(row.tokens))
-
-    def _prefill_chunks(self, active: list[Row]) -> tuple[PrefillChunk, ...]:
-        rows = [row for row in active if row.prefill_left > 0]
-        if not rows:
-            return ()
-        rows.sort(key=lambda row: (row.turn, row.order))
-        shares = self._pace.split([row.prefill_left for row in rows], decoding=len(active) - len(rows))
-        return tuple(self._chunk(row, count) for row, count in zip(rows, shares, strict=True) if count)
-
-    def _chunk(self, row: Row, count: int) -> PrefillChunk:
-        chunk = PrefillChunk(id=row.id, start=row.cached, tokens=row.upcoming(count))
-        row.cached += count
-        row.turn = self._turn
-        self._counts.prompt_tokens += count
-        return chunk
-
-    def _prefilled(self, row: Row) -> None:
-        self._pending(row).prompt_done = min(row.cached, len(row.request.prompt))
-
-    def _gain(self, row: Row, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        row.suspect = False
-        out = self._pending(row)
-        if row.state is State.PREFILL:
-            row.on(Event.PROMPT_DONE)
-            self._counts.prompt_tokens += 1  # the last one went in as a decode row
-            out.prompt_done = len(row.request.prompt)
-        for i, token in enumerate(tokens):
-            finish = row.take(token)
-            row.cached += 1
-            self._counts.completion_tokens += 1
-            out.tokens.append(token)
-            out.logprobs.extend(logprobs[i : i + 1])
-            if finish is not None:
-                self._end(row, finish)
-                return
+    def _preempt(self, rows: list[Row], now: float) -> bool:
+        """Send `rows` back to wait for their memory; whether there are any."""
+        for row in rows:
+            row.preempt(now)
+            del self._running[row.id]
+            self._departed.append(row.id)
+            self._queue.push(row)
+            self._counts.preempted += 1
+        return bool(rows)
 
     def _end(self, row: Row, finish: Finish) -> None:
         row.on(Event.END)
-        self._pending(row).finish = finish
+        self._outputs.of(row).finish = finish
         self._counts.ended(finish.reason)
         del self._rows[row.id]
-        self._ended[row.id] = None
-        _trim(self._ended)
-        if self._running.pop(row.id, None) is not None:
-            self._reserved -= row.reserved
-            if row.joined:
-                self._release.append(row.id)
-        group = self._group(row)
-        group.live -= 1
-        if group.live == 0:
-            del self._groups[_group_key(row)]
+        self._absent.ended(row.id)
+        if self._running.pop(row.id, None) is not None and row.joined:
+            self._departed.append(row.id)
+        self._queue.leave(row)
+
+    def _void(self, plan: StepPlan) -> dict[Row, None]:
+        """Take `plan` and those after it out of flight; their rows, each once."""
+        rows: dict[Row, None] = {}
+        while True:
+            flight = self._flights.pop()
+            rows = dict.fromkeys((*flight.rows.values(), *rows))
+            if flight.plan is plan:
+                return rows
+
+    # What became of a step -----------------------------------------------------------------------------------------
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         prefilled = sum(len(chunk.tokens) for chunk in plan.prefill)
@@ -317,97 +324,38 @@ class Scheduler:
         self._counts.prefill_s += result.prefill_s
         self._counts.decode_s += result.decode_s
 
-    def _group(self, row: Row) -> _Group:
-        return self._groups.setdefault(_group_key(row), _Group())
+    def _filled(self, row: Row, cached: int) -> None:
+        """A step has brought what is cached of `row` to `cached` tokens."""
+        if not row.live:
+            return
+        self._outputs.of(row).prompt_done = min(cached, len(row.request.prompt))
+        if row.request.max_tokens == 0 and cached == row.known - 1:
+            self._end(row, Finish(reason=FinishReason.LENGTH))
 
-    def _pending(self, row: Row) -> _Pending:
-        return self._outputs.setdefault(row, _Pending())
-
-
-@dataclass(slots=True)
-class _Group:
-    live: int = 0
-    started: bool = False
-
-
-@dataclass(slots=True)
-class _Counts:
-    steps: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    failed: int = 0
-    recovered_steps: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-
-    def ended(self, reason: FinishReason) -> None:
-        match reason:
-            case FinishReason.STOP | FinishReason.LENGTH:
-                self.finished += 1
-            case FinishReason.CANCELLED:
-                self.cancelled += 1
-            case FinishReason.EXPIRED:
-                self.expired += 1
-            case _:
-                self.failed += 1
-
-
-class _Pending:
-    """What is to be told about one row in the next report."""
-
-    __slots__ = ("admitted", "finish", "logprobs", "prompt_done", "tokens", "wait_s")
-
-    def __init__(self) -> None:
-        self.admitted = False
-        self.wait_s = 0.0
-        self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.prompt_done: int | None = None
-        self.finish: Finish | None = None
-
-    def output(self, id_: str) -> Output:
-        return Output(
-            id=id_,
-            admitted=self.admitted,
-            wait_s=self.wait_s,
-            tokens=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            prompt_tokens_done=self.prompt_done,
-            finish=self.finish,
-        )
-
-
-def _group_key(row: Row) -> str:
-    return row.request.group or row.id
+    def _gain(self, row: Row, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+        row.suspect = False
+        row.ahead -= 1
+        _agree(len(tokens) == 1 or not row.ahead, "several tokens a step are not planned ahead of")
+        out = self._outputs.of(row)
+        if row.state is State.PREFILL:
+            row.on(Event.PROMPT_DONE)
+            self._counts.prompt_tokens += 1  # the last one went in as a decode row
+            out.prompt_done = len(row.request.prompt)
+        row.cached += len(tokens) - 1
+        for i, token in enumerate(tokens):
+            finish = row.take(token)
+            self._counts.completion_tokens += 1
+            out.tokens.append(token)
+            out.logprobs.extend(logprobs[i : i + 1])
+            if finish is not None:
+                self._end(row, finish)
+                return
 
 
 def _row_ids(plan: StepPlan) -> Iterable[str]:
     """Each row that takes part in `plan`, once."""
     admitted = (admit.request.id for admit in plan.admit)
     return dict.fromkeys((*admitted, *(c.id for c in plan.prefill), *(d.id for d in plan.decode)))
-
-
-def _cancelled(reason: CancelReason) -> Finish:
-    if reason is CancelReason.STOP:
-        return Finish(reason=FinishReason.STOP)
-    return Finish(reason=FinishReason.CANCELLED, code=reason.value)
-
-
-def _error(code: str, message: str) -> Finish:
-    return Finish(reason=FinishReason.ERROR, code=code, message=message)
-
-
-def _too_big(row: Row, limit: int) -> Finish:
-    needs = f"prompt and completion may come to {row.reserved} tokens, and the cache holds {limit}"
-    return _error("context_length_exceeded", f"{needs}: ask for fewer tokens, or raise the server's memory budget")
-
-
-def _trim(remembered: OrderedDict[str, Any]) -> None:
-    while len(remembered) > REMEMBERED_IDS:
-        remembered.popitem(last=False)
 
 
 def _agree(holds: bool, what: str) -> None:

@@ -6,6 +6,7 @@ tokens, then DONE. Three rules hold whatever happens:
 1. Only the arrows in TRANSITIONS exist; any other is a bug of ours and raises.
 2. DONE is reached once, by END, and END is the one terminal event that the client hears of.
 3. REWIND keeps the tokens a sequence has gained and puts it back to PREFILL, to recompute its cache from them.
+   PREEMPT keeps them too and puts it back to WAITING: it gives its slot and its cache memory to others.
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ class Event(Enum):
     ADMIT = "admit"
     PROMPT_DONE = "prompt_done"
     REWIND = "rewind"
+    PREEMPT = "preempt"
     END = "end"
 
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.WAITING: {Event.ADMIT: State.PREFILL, Event.END: State.DONE},
-    State.PREFILL: {Event.PROMPT_DONE: State.DECODE, Event.REWIND: State.PREFILL, Event.END: State.DONE},
-    State.DECODE: {Event.REWIND: State.PREFILL, Event.END: State.DONE},
+    State.PREFILL: {
+        Event.PROMPT_DONE: State.DECODE,
+        Event.REWIND: State.PREFILL,
+        Event.PREEMPT: State.WAITING,
+        Event.END: State.DONE,
+    },
+    State.DECODE: {Event.REWIND: State.PREFILL, Event.PREEMPT: State.WAITING, Event.END: State.DONE},
     State.DONE: {},
 }
 

@@ -46,6 +46,8 @@ from .waits import bound_wait
 
 log = logging.getLogger(__name__)
 
+EXPECTED_COMPLETION = 1024  # tokens
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -155,7 +157,12 @@ class EngineClient:
             raise
 
     def _completion(self, asked: int | None, prompt_tokens: int) -> int:
-        left = max(1, self.capabilities.context - prompt_tokens) if self.capabilities else 1
+        """Tokens to reserve for one row's completion. Where rows that outgrow the cache can wait for others' ends, no
+        more than EXPECTED_COMPLETION: few that ask for many get there."""
+        can = self.capabilities
+        left = max(1, can.context - prompt_tokens) if can else 1
+        if can and can.kv_blocks:
+            left = min(left, EXPECTED_COMPLETION)
         return left if asked is None else min(asked, left)
 
     def _submit(self, request: Submit, visit: Visit, kind: str, tag: str) -> Generation:
@@ -325,7 +332,10 @@ class Reservation:
         reserved). Raises Busy when it no longer fits, InvalidRequest when it never can."""
         rows = self._visit.rows
         completion = rows * self._client._completion(None, prompt_tokens // rows)
-        tokens = prompt_tokens + (completion if completion_tokens is None else completion_tokens)
+        if completion_tokens is not None:
+            can = self._client.capabilities
+            completion = min(completion_tokens, completion) if can and can.kv_blocks else completion_tokens
+        tokens = prompt_tokens + completion
         client = self._client
         with client._counting():
             client.gate.correct(self._visit, tokens=tokens, now=client.clock())

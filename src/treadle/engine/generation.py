@@ -14,11 +14,13 @@ MAX_UNREAD_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new since the last one: `tokens` (with one of `logprobs` each, when asked for), how much of the prompt
-    is computed, and on the last delta how the sequence finished (STOP or LENGTH; every other end raises)."""
+    """What is new since the last one: `tokens` (with one of `logprobs` each, when asked for), `prompt_logprobs` of the
+    prompt from its second token on, how much of the prompt is computed, and on the last delta how the sequence finished
+    (STOP or LENGTH; every other end raises)."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_tokens_done: int | None = None
     cached_tokens: int | None = None
     finish: Finish | None = None
@@ -46,6 +48,7 @@ class Generation:
         self._cancelled: CancelReason | None = None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] = []
         self._news = False
         self._finish: Finish | None = None
         self._error: TreadleError | None = None
@@ -110,6 +113,7 @@ class Generation:
             self.completion_tokens += len(output.tokens)
             self._tokens.extend(output.tokens)
             self._logprobs.extend(output.logprobs)
+        self._prompt_logprobs.extend(output.prompt_logprobs)
         if output.finish is not None:
             self._end(output.finish)
         elif len(self._tokens) > MAX_UNREAD_TOKENS:
@@ -139,12 +143,14 @@ class Generation:
         delta = Delta(
             tokens=tuple(self._tokens),
             logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self._prompt_logprobs),
             prompt_tokens_done=self.prompt_tokens_done,
             cached_tokens=self.cached_tokens,
             finish=finish,
         )
         self._tokens.clear()
         self._logprobs.clear()
+        self._prompt_logprobs.clear()
         self._news = False
         return delta
 

@@ -49,7 +49,8 @@ class InlineOwner:
         if self.runner is None:
             return
         can = self.runner.capabilities()
-        self.loop = EngineLoop(self.runner, scheduler_for(can, self._limits), self.mailbox, self._tell, self._clock)
+        scheduler = scheduler_for(can, self._limits, self.runner.reuse)
+        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._tell, self._clock)
         self._tell(Ready(capabilities=can, pid=os.getpid()))
 
     def send(self, message: ToOwner) -> None:

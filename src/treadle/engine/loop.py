@@ -1,8 +1,11 @@
-"""The owner's loop. `run_once` is the whole engine: take, plan, execute, apply, flush.
+"""The owner's loop. `run_once` is the whole engine: take, plan, start, finish and apply, flush.
 
 Invariants:
 - Everything here runs on the owner; other threads reach it through the mailbox alone.
-- One step is one call of the runner; between two steps every cancel that has arrived is applied (B3).
+- A step is started before the one before it is finished, where the runner can look ahead: never more steps than that
+  are in flight, and they are finished in their order. A job finds none in flight.
+- Between two steps every cancel that has arrived is applied (B3), and the runner has forgotten all rows that ended
+  before it is asked what room there is.
 - Every message that asks for something is answered by exactly one terminal event, also on the way down (C3).
 - A step that raises costs the row to blame; a runner that is broken, or a step that goes on raising, ends this owner
   with Failed, and whoever supervises it starts another (B7).
@@ -74,9 +77,13 @@ class EngineLoop:
         self.stopped = False
         self._send = send
         self._clock = clock
+        can = runner.capabilities()
+        self._lookahead = can.lookahead
+        self._counts_room = can.kv_blocks > 0
         self._jobs: deque[RunJob] = deque()
         self._step = 0
         self._step_s = 0.0
+        self._last_result = 0.0
         self._memory = RunnerStatistics()
         self._failing = 0
         self._unreleased: dict[str, int] = {}
@@ -92,8 +99,8 @@ class EngineLoop:
         self._take(0.0 if self.has_work else wait_s)
         if self.stopped:
             return
-        plan = self.scheduler.plan(self._clock())
-        outputs = self._execute(plan)
+        plan = self._plan()
+        outputs = self._advance(plan)
         self._flush(outputs)
 
     def beat(self) -> None:
@@ -115,6 +122,7 @@ class EngineLoop:
         if any(isinstance(message, Stop) for message in messages):
             self._stop()
         elif self._jobs:
+            self._flush(self._finish_until(0))
             self._run_job(self._jobs.popleft())
 
     def _accept(self, message: ToOwner) -> None:
@@ -151,36 +159,67 @@ class EngineLoop:
             log.exception("job %s failed", job.name)
             return JobDone(id=job.id, code="engine_job_failed", message=f"{type(error).__name__}: {error}")
 
-    # Executing ---------------------------------------------------------------------------------------------------
+    # Stepping ----------------------------------------------------------------------------------------------------
 
-    def _execute(self, plan: StepPlan) -> tuple[Output, ...]:
-        self._release(plan)
-        if not (plan.admit or plan.prefill or plan.decode):
-            return self.scheduler.flush()
-        started = self._clock()
+    def _plan(self) -> StepPlan:
+        self._release((*self._unreleased, *self.scheduler.departed()))
+        plan = self.scheduler.plan(self._clock(), self.runner.room() if self._counts_room else None)
+        self._release(plan.release)
+        for admit in plan.admit:
+            if admit.request.id in self._unreleased:
+                raise RunnerBroken(f"row {admit.request.id} can't be released, and would run twice")
+        return plan
+
+    def _advance(self, plan: StepPlan) -> tuple[Output, ...]:
+        """Start `plan`, and finish what may not be in flight any longer beside it; the oldest, where `plan` is idle."""
+        if plan.idle:
+            return self._finish_until(max(0, self.scheduler.in_flight - 1))
+        if self.scheduler.in_flight == 1:
+            self._last_result = self._clock()
         try:
-            result = self.runner.execute(plan)
+            self.runner.start(plan)
         except RunnerBroken:
             raise
         except Exception as error:
-            log.exception("step %d raised; its rows are recomputed", plan.step)
-            return self._failed_step(plan, error)
+            return self._not_started(plan, error)
+        return self._finish_until(self._lookahead)
+
+    def _finish_until(self, in_flight: int) -> tuple[Output, ...]:
+        """Finish the oldest steps until no more than `in_flight` are left; everything there is to tell."""
+        outputs: tuple[Output, ...] = ()
+        while self.scheduler.in_flight > in_flight:
+            outputs += self._finish(self.scheduler.oldest)
+        return outputs + self.scheduler.flush()
+
+    def _finish(self, plan: StepPlan) -> tuple[Output, ...]:
+        try:
+            result = self.runner.finish()
+        except RunnerBroken:
+            raise
+        except Exception as error:
+            return self._recover(plan, error)
         self._failing = 0
-        self._step_s = self._clock() - started
+        now = self._clock()
+        self._step_s, self._last_result = now - self._last_result, now
         self._memory = self.runner.statistics()
         return self.scheduler.apply(plan, result)
 
-    def _failed_step(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
+    def _not_started(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
+        """Those before it are as good as they were, unless one of them raises too."""
+        outputs = self._finish_until(1)
+        return outputs + self._recover(plan, error) if self.scheduler.in_flight else outputs
+
+    def _recover(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
+        log.error("step %d raised; its rows are recomputed", plan.step, exc_info=error)
         self._failing += 1
         if self._failing >= MAX_FAILING_STEPS:
             raise RunnerBroken(f"{self._failing} steps in a row raised; the last: {error}") from error
         self.beat()
         return self.scheduler.recover(plan, f"{type(error).__name__}: {error}")
 
-    def _release(self, plan: StepPlan) -> None:
+    def _release(self, row_ids: tuple[str, ...]) -> None:
         """Each row by itself: one that can't be removed is tried again, and does not keep the others (B5)."""
-        rejoining = {admit.request.id for admit in plan.admit}
-        for row_id in (*self._unreleased, *plan.release):
+        for row_id in row_ids:
             try:
                 self.runner.release(row_id)
             except RunnerBroken:
@@ -188,7 +227,7 @@ class EngineLoop:
             except Exception as error:
                 log.exception("row %s could not be released", row_id)
                 tries = self._unreleased[row_id] = self._unreleased.get(row_id, 0) + 1
-                if tries >= MAX_RELEASE_TRIES or row_id in rejoining:
+                if tries >= MAX_RELEASE_TRIES:
                     raise RunnerBroken(f"row {row_id} can't be released: {error}") from error
             else:
                 self._unreleased.pop(row_id, None)

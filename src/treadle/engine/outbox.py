@@ -55,8 +55,8 @@ class Outbox:
 
 def merge(first: StepReport, second: StepReport) -> StepReport:
     """One report that says what two in a row said."""
-    outputs = {output.id: output for output in first.outputs}
-    for output in second.outputs:
+    outputs: dict[str, Output] = {}
+    for output in (*first.outputs, *second.outputs):
         earlier = outputs.get(output.id)
         outputs[output.id] = output if earlier is None else _join(earlier, output)
     return StepReport(step=second.step, outputs=tuple(outputs.values()), statistics=second.statistics)
@@ -69,6 +69,7 @@ def _join(a: Output, b: Output) -> Output:
         wait_s=a.wait_s or b.wait_s,
         tokens=a.tokens + b.tokens,
         logprobs=a.logprobs + b.logprobs,
+        prompt_logprobs=a.prompt_logprobs + b.prompt_logprobs,
         prompt_tokens_done=a.prompt_tokens_done if b.prompt_tokens_done is None else b.prompt_tokens_done,
         cached_tokens=a.cached_tokens if b.cached_tokens is None else b.cached_tokens,
         finish=b.finish or a.finish,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..core.composer import Reuse, nothing
 from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..errors import TreadleError
@@ -45,7 +46,8 @@ def run_owner(
     if runner is None:
         return False
     try:
-        loop = EngineLoop(runner, scheduler_for(runner.capabilities(), limits), mailbox, send, clock)
+        scheduler = scheduler_for(runner.capabilities(), limits, runner.reuse)
+        loop = EngineLoop(runner, scheduler, mailbox, send, clock)
         send(Ready(capabilities=runner.capabilities(), pid=os.getpid(), load_s=clock() - started))
         return serve(loop)
     finally:
@@ -81,20 +83,26 @@ def build_runner(build: RunnerFactory, send: Send) -> Runner | None:
     return runner
 
 
-def scheduler_for(can: Capabilities, limits: OwnerLimits) -> Scheduler:
-    """A scheduler whose running rows fit the runner's cache budget."""
+def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = nothing) -> Scheduler:
+    """A scheduler whose running rows fit the runner's cache memory, and join with what `reuse` says of them."""
     return Scheduler(
         SchedulerLimits(
             max_running=limits.max_running,
             prefill_tokens=limits.prefill_tokens,
             kv_tokens=kv_tokens(can, limits.max_running),
             prefill_quantum=can.prefill_quantum,
-        )
+            kv_block=can.kv_block,
+            kv_blocks=can.kv_blocks,
+            prefix_cache=can.prefix_cache,
+        ),
+        reuse,
     )
 
 
 def kv_tokens(can: Capabilities, max_running: int) -> int:
     """How many tokens `max_running` rows may hold together; 0 where the runner names no budget."""
+    if can.kv_blocks:
+        return can.kv_blocks * can.kv_block
     if not can.kv_budget_bytes or not can.kv_token_bytes:
         return 0
     return max(1, (can.kv_budget_bytes - max_running * can.kv_row_bytes) // can.kv_token_bytes)

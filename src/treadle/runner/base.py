@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ..core.messages import Capabilities, RunnerStatistics
-from ..core.plan import StepPlan, StepResult
+from ..core.plan import Admit, StepPlan, StepResult
 
 
 class RunnerBroken(Exception):
     """The runner's state can't be trusted any more (a fault of MLX's runtime): the owner must be replaced.
 
-    Any other exception out of `execute` is taken as the fault of a row in that plan: the rows of the plan are
-    released, recomputed from their tokens, and the guilty one found and failed alone.
+    Any other exception out of `start` or `finish` is taken as the fault of a row in that plan: the rows of the plan are
+    released, recomputed from their tokens, and the guilty one found and failed alone. After one out of `start` that
+    step does not exist, and those before it are finished as usual. After one out of `finish` no step exists any more:
+    all that were started are void, and the rows of all of them are released.
     """
 
 
@@ -40,15 +42,33 @@ class Runner(Protocol):
         """Run every kind of step once and leave nothing behind, also when it raises (C2)."""
         ...
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Do the plan's work. `plan.release` was already passed to `release` and is not looked at here.
+    def room(self) -> int:
+        """Blocks of cache memory that no row holds, of `Capabilities.kv_blocks`; what only the prefix cache holds
+        counts as free, and what steps that were started take counts as held. Not asked where `kv_blocks` is 0."""
+        ...
 
+    def reuse(self, admit: Admit) -> int:
+        """How many tokens of the row's prompt and history, all but the last at most, the prefix cache holds. They are
+        the row's until it is released, and take no more blocks than there is `room`. The plan that is being made admits
+        the row with this number (one with `prompt_logprobs` without asking, with 0)."""
+        ...
+
+    def start(self, plan: StepPlan) -> None:
+        """Begin the plan's work. `plan.release` was already passed to `release` and is not looked at here.
+
+        Up to `Capabilities.lookahead` more steps may be started before `finish` is called for the first of them. A row
+        that fails in one of those may be in the next ones: there it fails again, or is left out of the result.
         Raises RunnerBroken when nothing can be trusted any more; any other exception fails this plan's rows only.
         """
         ...
 
+    def finish(self) -> StepResult:
+        """Wait for the oldest step that was started and not finished; what it did. Raises like `start`."""
+        ...
+
     def release(self, row_id: str) -> None:
-        """Forget one row, wherever it stands. An unknown id is harmless."""
+        """Forget one row, wherever it stands. An unknown id is harmless. Steps in flight may hold the row: their
+        results may still name it, and the id may be admitted anew before they are finished."""
         ...
 
     def statistics(self) -> RunnerStatistics:
@@ -56,11 +76,11 @@ class Runner(Protocol):
         ...
 
     def jobs(self) -> Mapping[str, Job]:
-        """The named pieces of work that may be run between steps."""
+        """The named pieces of work that may be run between steps; none is in flight then."""
         ...
 
     def close(self) -> None:
-        """Free everything. Nothing is called after it."""
+        """Free everything, also with steps in flight. Nothing is called after it."""
         ...
 
 

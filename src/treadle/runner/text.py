@@ -54,6 +54,7 @@ class TextRunner:
         self._rows: dict[str, _Row] = {}
         self._own: dict[str, Caches] = {}  # caches of rows that are not in the batch
         self._batch = DecodeBatch()
+        self._result = StepResult()
         if not model.batched:
             _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
 
@@ -112,6 +113,22 @@ class TextRunner:
                 start += size
         finally:
             self.release(request.id)
+
+    def room(self) -> int:
+        """Nothing limits rows here but what the scheduler reserves."""
+        return 0
+
+    def reuse(self, admit: Admit) -> int:
+        """Nothing is kept of rows that have gone."""
+        return 0
+
+    def start(self, plan: StepPlan) -> None:
+        """Do the plan's work."""
+        self._result = self.execute(plan)
+
+    def finish(self) -> StepResult:
+        """What the last step did."""
+        return self._result
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the plan's work: admissions, prefill one row at a time, one decode step of all its decode rows.

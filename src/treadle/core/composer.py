@@ -1,0 +1,113 @@
+"""What the rows that run do in the next step: who joins, how far prompts go, who decodes.
+
+Everything that a row is planned to do counts as done here, as the next plan may be made before this one is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import msgspec
+
+from .counts import Counts
+from .memory import grow
+from .outputs import Outputs
+from .pace import PrefillPace
+from .plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from .room import Room
+from .row import Row
+from .states import State
+
+Reuse = Callable[[Admit], int]
+
+
+def nothing(admit: Admit) -> int:
+    """What a runner holds of a new row that keeps nothing of the old ones."""
+    return 0
+
+
+class Composer:
+    """`reuse` says what the runner holds of a row that joins. Rows of a group that share a prompt wait for the first of
+    them to compute it, where that has at least `worth_waiting` tokens to compute."""
+
+    def __init__(self, reuse: Reuse, worth_waiting: int, pace: PrefillPace, counts: Counts, outputs: Outputs) -> None:
+        self._reuse = reuse
+        self._worth_waiting = worth_waiting
+        self._pace = pace
+        self._counts = counts
+        self._outputs = outputs
+
+    def compose(
+        self, step: int, release: tuple[str, ...], running: Collection[Row], claimants: Sequence[Row], room: Room
+    ) -> StepPlan:
+        """Step number `step` of the rows that are `running`, in which `claimants` grow first."""
+        growing = grow(claimants, room)
+        held = {row for row in claimants if row.decodes} - growing
+        active = self._active(running)
+        joins = tuple(self._join(row, room) for row in active if not row.joined)
+        chunks = tuple(self._chunks(active, room, step))
+        newly = (row for row in active if row not in held and row not in growing and row.decodes_after(step - 1))
+        growing.update(row for row in newly if room.take(row.cached))
+        decode = tuple(self._decode(row, step) for row in active if row in growing)
+        return StepPlan(step=step, release=release, admit=joins, prefill=chunks, decode=decode)
+
+    def _active(self, running: Collection[Row]) -> list[Row]:
+        """All that run, but those that wait for a prompt which another one computes; in a trial the cleared ones and
+        the first suspect."""
+        suspect = next((row for row in running if row.suspect), None)
+        if suspect is None:
+            return [row for row in running if row.joined or not self._follows(row)]
+        return [row for row in running if row is suspect or (row.joined and not row.suspect)]
+
+    def _follows(self, row: Row) -> bool:
+        """Whether another one computes the long prompt of `row`, which never joined. Takes the lead where none does."""
+        trunk = row.trunk
+        if trunk is None or row.fresh is not None:
+            return False
+        lead = trunk.lead
+        if lead is None or lead.state in (State.WAITING, State.DONE):
+            trunk.lead = row
+            return False
+        return lead.state is State.PREFILL and (lead.fresh is None or lead.fresh >= self._worth_waiting)
+
+    def _join(self, row: Row, room: Room) -> Admit:
+        """`row` joins, with what is cached of it. Who wants the log-probabilities of its prompt computes all of it."""
+        admit = Admit(request=row.request, history=tuple(row.tokens))
+        cached = self._reuse(admit) if row.request.prompt_logprobs is None else 0
+        if not 0 <= cached < row.known:
+            raise AssertionError(f"of {row.known} tokens all but the last may be reused, and {cached} were")
+        if row.fresh is None:
+            self._outputs.of(row).cached = cached
+        row.joined = True
+        row.cached = row.reused = cached
+        row.fresh = row.prefill_left
+        room.left = max(0, room.left - room.blocks(cached))
+        self._counts.cached_tokens += cached
+        return msgspec.structs.replace(admit, cached=cached)
+
+    def _chunks(self, active: Collection[Row], room: Room, step: int) -> Iterable[PrefillChunk]:
+        rows = [row for row in active if row.prefill_left > 0]
+        if not rows:
+            return
+        rows.sort(key=lambda row: (row.turn, row.order))
+        decoding = sum(row.decodes for row in active)
+        for row, share in zip(
+            rows, self._pace.split([row.prefill_left for row in rows], decoding=decoding), strict=True
+        ):
+            if count := min(share, room.most(row.cached)):
+                room.take(row.cached, count)
+                yield self._chunk(row, count, step)
+
+    def _chunk(self, row: Row, count: int, step: int) -> PrefillChunk:
+        chunk = PrefillChunk(id=row.id, start=row.cached, tokens=row.upcoming(count))
+        row.cached += count
+        row.turn = step
+        self._counts.prompt_tokens += count
+        return chunk
+
+    def _decode(self, row: Row, step: int) -> DecodeRow:
+        decode = DecodeRow(id=row.id, token=row.last_token, position=row.position)
+        row.cached += 1
+        row.ahead += 1
+        row.decoded = step
+        return decode

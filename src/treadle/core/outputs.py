@@ -1,0 +1,54 @@
+"""What is to be told of each row in the next report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .messages import Finish, Output, TokenLogprob
+from .row import Row
+
+
+@dataclass(slots=True)
+class Pending:
+    """News of one row. See `Output`."""
+
+    admitted: bool = False
+    wait_s: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_done: int | None = None
+    cached: int | None = None
+    finish: Finish | None = None
+
+    def output(self, id_: str) -> Output:
+        return Output(
+            id=id_,
+            admitted=self.admitted,
+            wait_s=self.wait_s,
+            tokens=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_tokens_done=self.prompt_done,
+            cached_tokens=self.cached,
+            finish=self.finish,
+        )
+
+
+class Outputs:
+    """News by row, in the order in which rows came up. Rows, not ids: an id may come again at once."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Row, Pending] = {}
+
+    def of(self, row: Row) -> Pending:
+        return self._pending.setdefault(row, Pending())
+
+    def flush(self) -> tuple[Output, ...]:
+        """Everything there is to tell since the last call."""
+        outputs = tuple(pending.output(row.id) for row, pending in self._pending.items())
+        self._pending = {}
+        return outputs
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)

@@ -1,0 +1,76 @@
+"""What fits into the cache: blocks of tokens within one plan, and who may come in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from .row import Row
+
+EXPECTED = 256  # tokens that a row is expected to generate; it may go on past them while there is room
+
+
+class Room:
+    """Blocks of `block` tokens that one plan may still give out; `left` None: as many as it likes."""
+
+    def __init__(self, block: int, left: int | None) -> None:
+        self.block = block
+        self.left = sys.maxsize if left is None else left
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block)
+
+    def growth(self, held: int, more: int = 1) -> int:
+        """Blocks that a row of `held` tokens takes for `more`."""
+        return self.blocks(held + more) - self.blocks(held)
+
+    def take(self, held: int, more: int = 1) -> bool:
+        """Give a row of `held` tokens what it takes for `more`, if there is that much."""
+        growth = self.growth(held, more)
+        if growth > self.left:
+            return False
+        self.left -= growth
+        return True
+
+    def most(self, held: int) -> int:
+        """How many tokens a row of `held` tokens can be given."""
+        return max(0, (self.left + self.blocks(held)) * self.block - held)
+
+
+class Promises:
+    """Room that is spoken for, as rows come in one by one.
+
+    A row is promised its prompt and what it has generated, and a block to grow by. It comes in where there is room for
+    that and for EXPECTED tokens more beside the promises to others; what it then grows beyond, it may have to give
+    back. Where nothing else runs it comes in, as it fits alone.
+    """
+
+    def __init__(self, room: Room, running: Iterable[Row]) -> None:
+        self._room = room
+        self._promised = sum(map(self._promise, running))
+
+    def admits(self, row: Row) -> bool:
+        more = min(row.request.max_tokens - len(row.tokens), EXPECTED)
+        if self._promised and self._promised + self._room.blocks(row.known + more) > self._room.left:
+            return False
+        self._promised += self._promise(row)
+        return True
+
+    def _promise(self, row: Row) -> int:
+        return max(0, self._room.blocks(row.known) - self._room.blocks(row.cached)) + 1
+
+
+class Reservations:
+    """The same where memory is not given out in blocks: each row is promised all that it may come to hold, of `limit`
+    tokens in all (0: no limit)."""
+
+    def __init__(self, limit: int, running: Iterable[Row]) -> None:
+        self._limit = limit
+        self._reserved = sum(row.reserved for row in running) if limit else 0
+
+    def admits(self, row: Row) -> bool:
+        if self._limit and self._reserved + row.reserved > self._limit:
+            return False
+        self._reserved += row.reserved
+        return True
