@@ -31,6 +31,7 @@ from .errors import ConfigError, EngineUnavailable, StartFailed
 
 if TYPE_CHECKING:
     from .fronts.rpc.server import RpcServer
+    from .fronts.salts import Salts
     from .models.folder import ModelFolder
     from .runner.base import Progress, Runner, RunnerFactory
     from .telemetry.metrics import Metrics
@@ -57,6 +58,8 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     prefill_tokens: int
     context: int | None
     memory: int | None
+    prefix_cache: bool
+    kv_bits: int | None
     threads: int | None
     log_level: str
 
@@ -69,6 +72,8 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         prefill_tokens=settings.prefill_tokens,
         context=settings.context,
         memory=settings.memory,
+        prefix_cache=settings.prefix_cache,
+        kv_bits=settings.kv_bits,
         threads=settings.threads,
         log_level=settings.log_level,
     )
@@ -185,6 +190,7 @@ class Server:
 
     async def run(self, shutdown: asyncio.Event) -> int:
         """Serve until `shutdown` is set, drain, and return 0. Raises TreadleError when it can't start or go on."""
+        from .fronts.salts import Salts
         from .fronts.web.app import create_app, model_names
         from .fronts.web.serving import WebServer
         from .telemetry import Telemetry
@@ -192,17 +198,17 @@ class Server:
         settings = self.settings
         sock = listen(settings.host, settings.port)
         url = url_of(sock, settings.host)
-        telemetry, texts = Telemetry(), Texts()
+        telemetry, texts, salts = Telemetry(), Texts(), Salts()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])
         telemetry.metrics.watch(engine)
-        app = create_app(engine, texts, settings, telemetry)
+        app = create_app(engine, texts, settings, telemetry, salts)
         web = WebServer(app, stall_s=settings.stall_s, max_connections=self._max_connections)
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
         lag = asyncio.create_task(telemetry.lag.run(), name="treadle-lag")
         rpc: RpcServer | None = None
         try:
             if settings.grpc_port is not None:
-                rpc = self._rpc(engine, texts, telemetry.metrics, model_names(settings)[0])
+                rpc = self._rpc(engine, texts, telemetry.metrics, salts)
             self._say.listening(url, *([] if rpc is None else [await rpc.start()]))
             prepare = self._prepare(engine, texts, url, model_names(settings)[0])
             await until(prepare, shutdown, serving)
@@ -221,10 +227,11 @@ class Server:
         self._say.stopped()
         return 0
 
-    def _rpc(self, engine: EngineClient, texts: Texts, metrics: Metrics, name: str) -> RpcServer:
+    def _rpc(self, engine: EngineClient, texts: Texts, metrics: Metrics, salts: Salts) -> RpcServer:
         from .fronts.rpc.server import RpcServer
+        from .fronts.web.app import model_names
 
-        return RpcServer(engine, texts, self.settings, metrics, name)
+        return RpcServer(engine, texts, self.settings, metrics, model_names(self.settings)[0], salts)
 
     def kill(self) -> None:
         """End the child at once; for a second signal."""

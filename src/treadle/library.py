@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,12 +25,14 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished generation. `finish_reason` is "stop" or "length"; counts are in tokens."""
+    """A finished generation. `finish_reason` is "stop" or "length"; counts are in tokens. `cached_tokens` of the
+    prompt's were reused; equal answers may differ in it."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str
     prompt_tokens: int
+    cached_tokens: int = field(default=0, compare=False)
 
 
 class Engine:
@@ -43,7 +45,9 @@ class Engine:
 
     Keyword arguments are settings by the names of the settings file. Calls may run at the same time: they are batched.
     Leaving a stream early cancels it. Sampling arguments are those of the HTTP API (`temperature`, `top_p`, `stop`,
-    `seed`, `max_tokens`, ...) and raise InvalidRequest out of range; a full engine raises Busy.
+    `seed`, `max_tokens`, ...) and raise InvalidRequest out of range; a full engine raises Busy. With `prompt_logprobs`
+    the first piece scores the prompt, and `max_tokens=0` does nothing else. Prompts are cached for others that begin
+    alike; those with a `cache_salt` for others with the same one.
     """
 
     def __init__(
@@ -107,13 +111,14 @@ class Engine:
         texts: list[str] = []
         tokens: list[int] = []
         finish_reason = ""
-        prompt_tokens = 0
+        prompt_tokens = cached_tokens = 0
         async with aclosing(self._answer(prompt, sampling)) as answer:
-            async for prompt_tokens, piece in answer:  # noqa: B007 - the last one is returned
+            async for row, piece in answer:
                 texts.append(piece.text)
                 tokens.extend(piece.token_ids)
                 finish_reason = piece.finish_reason or finish_reason
-        return Completion("".join(texts), tuple(tokens), finish_reason, prompt_tokens)
+                prompt_tokens, cached_tokens = len(row.generation.request.prompt), row.cached_tokens
+        return Completion("".join(texts), tuple(tokens), finish_reason, prompt_tokens, cached_tokens)
 
     async def stream(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[str, None]:
         """Text, as soon as it is certain."""
@@ -135,11 +140,13 @@ class Engine:
             async for _, piece in answer:
                 yield piece
 
-    async def _answer(self, prompt: Prompt, sampling: Mapping[str, Any]) -> AsyncGenerator[tuple[int, Piece], None]:
-        """The prompt's length in tokens with each piece. Room is asked for before anything is tokenized, as in HTTP."""
+    async def _answer(self, prompt: Prompt, sampling: Mapping[str, Any]) -> AsyncGenerator[tuple[Row, Piece], None]:
+        """The row with each of its pieces. Room is asked for before anything is tokenized, as in HTTP."""
         client, model = self.client, self._texts.model()
         limits = limits_of(model, client.capabilities, self.settings.max_tokens)
-        checked = with_stops(check(_wanted(sampling), limits), model, chat=_is_chat(prompt))
+        wanted = _wanted(sampling)
+        least_tokens = 1 if wanted.prompt_logprobs is None else 0
+        checked = with_stops(check(wanted, limits, least_tokens=least_tokens), model, chat=_is_chat(prompt))
         if checked.n != 1:
             raise InvalidRequest("n must be 1 here: call again for more", param="n")
         with client.reserve(
@@ -150,13 +157,14 @@ class Engine:
             tag="library",
         ) as reservation:
             ids = await self._texts.pool.run(_token_ids, model, prompt)
-            (request,) = submits(checked, [ids], limits, lambda: secrets.randbits(63))
+            salt = checked.cache_salt or ""
+            (request,) = submits(checked, [ids], limits, lambda: secrets.randbits(63), salt=salt)
             reservation.correct(prompt_tokens=len(ids), completion_tokens=request.max_tokens)
             (generation,) = reservation.submit([request])
             row = Row(generation, TextStream(model, checked.stop, min_tokens=checked.min_tokens))
             async with aclosing(row.pieces()) as pieces:
                 async for piece in pieces:
-                    yield len(ids), piece
+                    yield row, piece
 
 
 def _estimate(prompt: Prompt, model: TextModel) -> int:
@@ -172,7 +180,7 @@ def _estimate(prompt: Prompt, model: TextModel) -> int:
 def _wanted(sampling: Mapping[str, Any]) -> Wanted:
     stop = sampling.get("stop")
     wanted = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
-    if unknown := wanted.keys() - {field.name for field in fields(Wanted)}:
+    if unknown := wanted.keys() - {known.name for known in fields(Wanted)}:
         raise InvalidRequest(f"unknown sampling argument '{min(unknown)}'", param=min(unknown))
     return Wanted(**wanted)
 

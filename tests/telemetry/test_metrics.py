@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treadle.core.messages import EngineStatistics, RunnerStatistics, StepReport
+from treadle.core.messages import EngineStatistics, PrefixStatistics, RunnerStatistics, StepReport
 from treadle.engine.supervisor import EngineState
 from treadle.telemetry.metrics import STATES, Metrics
 
@@ -62,6 +62,26 @@ def test_memory_is_shown_by_kind() -> None:
     metrics = Metrics()
     metrics.step(StepReport(step=1, statistics=EngineStatistics(runner=RunnerStatistics(peak_bytes=5))))
     assert metrics.value("treadle_memory_bytes", {"kind": "peak"}) == 5
+
+
+def prefixes(**counts: int) -> StepReport:
+    runner = RunnerStatistics(prefix=PrefixStatistics(**counts))
+    return StepReport(step=1, statistics=EngineStatistics(cached_tokens=counts["reused"], preempted=2, runner=runner))
+
+
+def test_the_prefix_cache_is_counted_over_a_restart() -> None:
+    metrics = Metrics()
+    counted = {"looked_up": 100, "reused": 60, "copied_bytes": 7, "stored": 40, "evicted": 3}
+    metrics.step(prefixes(**counted, held=37, held_bytes=370))
+    metrics.restarted()
+    metrics.step(prefixes(**counted, held=1, held_bytes=10))
+    for name, unit in (("looked_up", "_tokens"), ("reused", "_tokens"), ("stored", "_tokens"), ("evicted", "_tokens")):
+        assert metrics.value(f"treadle_prefix_cache_{name}{unit}_total") == 2 * counted[name]
+    assert metrics.value("treadle_prefix_cache_copied_bytes_total") == 14
+    assert metrics.value("treadle_prefix_cache_held_tokens") == 1
+    assert metrics.value("treadle_prefix_cache_held_bytes") == 10
+    assert metrics.value("treadle_cached_tokens_total") == 120
+    assert metrics.value("treadle_preempted_total") == 4
 
 
 @dataclass

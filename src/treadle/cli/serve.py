@@ -55,6 +55,7 @@ class Announcer:
         memory = f"{can.weight_bytes / 1e9:.2f} GB of weights"
         if can.kv_budget_bytes:
             memory += f", up to {can.kv_budget_bytes / 1e9:.2f} GB of KV cache"
+            memory += f" in {can.kv_dtype}" if can.kv_dtype else ""
         rows = {
             "model": f"{name} ({can.architecture}, {count(can.parameters)} parameters, {can.dtype})",
             "device": ", ".join([can.device, *(f"{k} {v}" if k != "device" else v for k, v in can.details.items())]),

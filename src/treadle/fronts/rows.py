@@ -9,31 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.messages import CancelReason, Finish, FinishReason
+from ..core.messages import CancelReason, Finish, FinishReason, TokenLogprob
 from ..engine.generation import Delta, Generation
 from ..text import TextDelta, TextStream, TokenEntry
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one choice. `finish_reason` is set on the last one: stop or length."""
+    """What is new of one choice. The first one has the prompt's log-probabilities, from its second token on, where
+    they were asked for. `finish_reason` is set on the last one: stop or length."""
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Row:
-    """Reads one generation to its end."""
+    """Reads one generation to its end. Where the prompt is scored, every token of the completion is, also a stop token
+    that shows no text: who sums log-probabilities counts on one for each."""
 
     def __init__(self, generation: Generation, text: TextStream) -> None:
         self.generation = generation
         self.cached_tokens = 0
         self._text = text
+        self._shown = 0
+        self._scores: list[TokenLogprob] | None = None if generation.request.prompt_logprobs is None else []
 
     @property
     def completion_tokens(self) -> int:
@@ -44,11 +49,25 @@ class Row:
         """The choice, piece by piece; the last one has its finish_reason. Raises what ended it badly."""
         async with contextlib.aclosing(aiter(self.generation)) as deltas:
             async for delta in deltas:
-                piece = self._take(delta)
+                piece = self._take(delta) if self._scores is None else self._scored(delta, self._scores)
                 if piece.token_ids or piece.finish_reason:
                     yield piece
                 if piece.finish_reason is not None:
                     return
+
+    def _scored(self, delta: Delta, scores: list[TokenLogprob]) -> Piece:
+        """The first piece takes along what came while the prompt was read, the last one its stop token."""
+        piece = self._take(delta)
+        scores += delta.prompt_logprobs
+        self._shown += len(piece.text)
+        entries = piece.entries
+        if delta.logprobs and self._text.stop is None and _ends_with_stop_token(delta):
+            entries += (TokenEntry(delta.tokens[-1], delta.logprobs[-1], self._shown),)
+        if not (piece.token_ids or piece.finish_reason):
+            return piece
+        taken = tuple(scores)
+        scores.clear()
+        return replace(piece, entries=entries, prompt_logprobs=taken)
 
     def _take(self, delta: Delta) -> Piece:
         if delta.cached_tokens is not None:

@@ -23,6 +23,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PRIORITY = 1000
+MAX_CACHE_SALT_CHARS = 256
 MAX_TOKENS = 2**31 - 1
 HOPELESS = 16
 GREEDY_BELOW = 1e-4  # a temperature this small only overflows: it is greedy
@@ -49,7 +50,9 @@ class Wanted:
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +71,8 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave.
-    `ignore_eos`: nothing of the model's own ends the answer."""
+    """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave; 0: the
+    prompt alone is computed. `ignore_eos`: nothing of the model's own ends the answer."""
 
     sampling: Sampling
     seed: int | None
@@ -80,13 +83,17 @@ class Checked:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     priority: int
+    cache_salt: str | None
 
 
-def check(wanted: Wanted, limits: Limits) -> Checked:
-    """The parameters, in range and with the defaults filled in. Raises InvalidRequest with the field in `param`."""
-    max_tokens = _max_tokens(wanted.max_tokens, limits)
-    most = max_tokens or min(limits.context, limits.max_tokens or limits.context)
+def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1) -> Checked:
+    """The parameters, in range and with the defaults filled in. `least_tokens` is 0 where an answer may be the prompt
+    alone. Raises InvalidRequest with the field in `param`."""
+    max_tokens = _max_tokens(wanted.max_tokens, limits, least_tokens)
+    most = min(limits.context, limits.max_tokens or limits.context) if max_tokens is None else max_tokens
+    top = min(MAX_TOP_LOGPROBS, limits.vocabulary)
     return Checked(
         sampling=_sampling(wanted, limits),
         seed=_whole("seed", wanted.seed, -(2**63), 2**63 - 1),
@@ -96,8 +103,10 @@ def check(wanted: Wanted, limits: Limits) -> Checked:
         stop=_stop(wanted.stop or ()),
         stop_token_ids=_stop_token_ids(wanted, limits),
         ignore_eos=bool(wanted.ignore_eos),
-        logprobs=_whole("logprobs", wanted.logprobs, 0, min(MAX_TOP_LOGPROBS, limits.vocabulary)),
+        logprobs=_whole("logprobs", wanted.logprobs, 0, top),
+        prompt_logprobs=_whole("prompt_logprobs", wanted.prompt_logprobs, 0, top),
         priority=_whole("priority", wanted.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        cache_salt=_cache_salt(wanted.cache_salt),
     )
 
 
@@ -129,7 +138,7 @@ def check_size(estimate: int, prompts: int, limits: Limits, param: str = "prompt
 def room(checked: Checked, prompt_tokens: int, limits: Limits, param: str = "prompt") -> int:
     """How many tokens may follow a prompt of this length. Raises ContextLengthExceeded when they do not fit."""
     left = limits.context - prompt_tokens
-    if left < 1:
+    if left < (0 if checked.max_tokens == 0 else 1):
         raise ContextLengthExceeded(
             f"the prompt has {prompt_tokens} tokens and the model's context is {limits.context}, which must also hold "
             "at least one token of the answer: shorten the prompt",
@@ -157,8 +166,11 @@ def submits(
     limits: Limits,
     draw_seed: Callable[[], int],
     param: str = "prompt",
+    *,
+    salt: str = "",
 ) -> list[Submit]:
-    """One Submit for each choice of each prompt: all choices of the first prompt, then of the second.
+    """One Submit for each choice of each prompt: all choices of the first prompt, then of the second. `salt` is what
+    their prompts are cached under.
 
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
@@ -179,6 +191,8 @@ def submits(
                     stop_token_ids=checked.stop_token_ids,
                     min_tokens=checked.min_tokens,
                     logprobs=checked.logprobs,
+                    prompt_logprobs=checked.prompt_logprobs,
+                    salt=salt,
                     priority=checked.priority,
                 )
             )
@@ -209,8 +223,8 @@ def _sampling(wanted: Wanted, limits: Limits) -> Sampling:
     )
 
 
-def _max_tokens(value: Any, limits: Limits) -> int | None:
-    most = _whole("max_tokens", value, 1, MAX_TOKENS)
+def _max_tokens(value: Any, limits: Limits, least: int) -> int | None:
+    most = _whole("max_tokens", value, least, MAX_TOKENS)
     if most is not None and limits.max_tokens is not None and most > limits.max_tokens:
         raise InvalidRequest(
             f"max_tokens is {most} and this server allows {limits.max_tokens}: ask for fewer, or leave it out",
@@ -223,6 +237,19 @@ def _max_tokens(value: Any, limits: Limits) -> int | None:
             param="max_tokens",
         )
     return most
+
+
+def _cache_salt(value: Any) -> str | None:
+    if value is None:
+        return None
+    fits = isinstance(value, str) and 1 <= len(value) <= MAX_CACHE_SALT_CHARS and value.isprintable()
+    if not fits:
+        shown = f"a string of {len(value)} characters" if isinstance(value, str) else _shown(value)
+        raise InvalidRequest(
+            f"cache_salt is {shown}: it must be a string of 1 to {MAX_CACHE_SALT_CHARS} printable characters",
+            param="cache_salt",
+        )
+    return str(value)
 
 
 def _stop(stops: Sequence[str]) -> tuple[str, ...]:

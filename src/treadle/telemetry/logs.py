@@ -30,6 +30,7 @@ class RequestRecord:
     rows: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     wait_s: float | None = None
     ttft_s: float | None = None
     error: str = ""
@@ -40,6 +41,8 @@ class RequestRecord:
         if self.public_id:
             line |= {"id": self.public_id, "rows": self.rows}
             line |= {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+        if self.cached_tokens:
+            line["cached_tokens"] = self.cached_tokens
         if self.wait_s is not None:
             line["wait_s"] = round(self.wait_s, 4)
         if self.ttft_s is not None:

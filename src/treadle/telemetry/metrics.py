@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..core.messages import EngineStatistics, StepReport
+from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
 LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -47,6 +47,7 @@ class Metrics:
         self._last = EngineStatistics()
         self._requests()
         self._engine()
+        self._prefixes = _Prefixes(self.registry)
         self._front()
 
     def _requests(self) -> None:
@@ -95,6 +96,10 @@ class Metrics:
         self._steps = Counter("treadle_steps", "Engine steps", registry=registry)
         self._prompt = Counter("treadle_prompt_tokens", "Prompt tokens computed", registry=registry)
         self._completion = Counter("treadle_completion_tokens", "Tokens generated", registry=registry)
+        self._cached = Counter("treadle_cached_tokens", "Prompt tokens reused instead of computed", registry=registry)
+        self._preempted = Counter(
+            "treadle_preempted", "Times a sequence gave its cache memory to others", registry=registry
+        )
         self._restarts = Counter("treadle_engine_restarts", "Times the engine was replaced", registry=registry)
         self._running = Gauge("treadle_running", "Sequences running, prefill included", registry=registry)
         self._prefilling = Gauge("treadle_prefilling", "Sequences whose prompt is being read", registry=registry)
@@ -155,6 +160,9 @@ class Metrics:
         self._steps.inc(steps)
         self._prompt.inc(_grown(self._last.prompt_tokens, now.prompt_tokens))
         self._completion.inc(_grown(self._last.completion_tokens, now.completion_tokens))
+        self._cached.inc(_grown(self._last.cached_tokens, now.cached_tokens))
+        self._preempted.inc(_grown(self._last.preempted, now.preempted))
+        self._prefixes.step(self._last.runner.prefix, now.runner.prefix)
         self._last = now
         if steps:
             self._step.observe(now.step_s)
@@ -192,6 +200,30 @@ class Metrics:
     def value(self, name: str, labels: Mapping[str, str] | None = None) -> float | None:
         """One sample's value, or None where there is none (yet)."""
         return self.registry.get_sample_value(name, dict(labels or {}))
+
+
+class _Prefixes:
+    """The prefix cache's metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counters = {
+            name: Counter(f"treadle_prefix_cache_{unit}", f"Prefix cache: {what}", registry=registry)
+            for name, unit, what in (
+                ("looked_up", "looked_up_tokens", "prompt tokens that were looked up"),
+                ("reused", "reused_tokens", "prompt tokens found and reused"),
+                ("copied_bytes", "copied_bytes", "bytes copied to reuse them"),
+                ("stored", "stored_tokens", "tokens put in"),
+                ("evicted", "evicted_tokens", "tokens that gave way to others"),
+            )
+        }
+        self._held = Gauge("treadle_prefix_cache_held_tokens", "Prefix cache: tokens held", registry=registry)
+        self._bytes = Gauge("treadle_prefix_cache_held_bytes", "Prefix cache: bytes held", registry=registry)
+
+    def step(self, before: PrefixStatistics, now: PrefixStatistics) -> None:
+        for name, counter in self._counters.items():
+            counter.inc(_grown(getattr(before, name), getattr(now, name)))
+        self._held.set(now.held)
+        self._bytes.set(now.held_bytes)
 
 
 class _HealthCollector(Collector):

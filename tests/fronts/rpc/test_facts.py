@@ -176,7 +176,6 @@ async def test_what_is_not_there_yet_says_so() -> None:
         pb, stub = w.vllm.pb, w.vllm.stub
         for call in (
             stub.Embed(pb.EmbedRequest()),
-            stub.FlushCache(common_pb2.FlushCacheRequest()),
             stub.StartProfile(common_pb2.StartProfileRequest()),
             stub.StopProfile(common_pb2.StopProfileRequest()),
         ):
@@ -293,3 +292,45 @@ async def _started(w: Scene, settings: Settings) -> None:
     finally:
         await server.stop(0)
         await asyncio.sleep(0)
+
+
+@in_loop
+async def test_the_cache_of_prompts_is_shown_and_flushed() -> None:
+    async with worker(prefix_cache=True) as w:
+        both = [(await w.wire(name).answer(name, prompt=b"hello there")).end.cached_tokens for name in WIRES]
+        assert both == [0, 10]
+        (load,) = (await w.vllm.stub.GetLoads(w.vllm.pb.GetLoadsRequest())).loads
+        assert load.cache_hit_rate == pytest.approx(10 / 22)
+        flushed = await w.vllm.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))
+        assert flushed.success
+        assert "dropped" in flushed.message
+        assert (await w.vllm.answer("again", prompt=b"hello there")).end.cached_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@both
+@in_loop
+async def test_every_message_says_what_was_reused(name: str, stream: bool) -> None:
+    async with worker(prefix_cache=True) as w:
+        for i, reused in enumerate((0, 4)):
+            answer = await w.wire(name).answer(f"r{i}", prompt=b"abcde", stream=stream)
+            assert {message.cached_tokens for message in (*answer.chunks, *answer.completes)} == {reused}
+
+
+@in_loop
+async def test_flushing_needs_an_engine_and_no_cache() -> None:
+    async with worker() as w:
+        assert (await w.vllm.stub.FlushCache(common_pb2.FlushCacheRequest())).success
+        await w.engine.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await w.vllm.stub.FlushCache(common_pb2.FlushCacheRequest())
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@in_loop
+async def test_both_wires_cache_as_those_without_a_key() -> None:
+    async with worker() as w:
+        for name in WIRES:
+            await w.wire(name).answer(name)
+        (salt,) = {request.salt for request in w.runner.seen}
+        assert len(salt) == 32

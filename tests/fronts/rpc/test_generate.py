@@ -225,7 +225,6 @@ async def test_more_than_one_message_can_hold_is_refused_before_it_breaks_the_ga
         ({"json_schema": "{}"}, "structured output"),
         ({"regex": "a*"}, "structured output"),
         ({"json_object": True}, "structured output"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ],
 )
@@ -243,6 +242,8 @@ async def test_what_is_not_there_yet_is_unimplemented_by_name(asked: dict[str, A
     [
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens is 9 and the answer has at most 3"),
         ({"n": 200}, "n is 200"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
         ({"stop": ["a"] * 17}, "stop has 17"),
         ({"stop": [""]}, "empty string"),
     ],

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 from smg_grpc_proto import mlx_engine_pb2, mlx_engine_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 
+from tests.fronts.runner import FrontRunner
 from tests.fronts.web.server import ANSWER, says
 from tests.support.bytes_text import VOCABULARY, BytesTexts, bytes_text
-from tests.support.scripted import ScriptedRunner
 from treadle.config import Settings
 from treadle.core.messages import Submit
 from treadle.engine.client import Admission, EngineClient
@@ -100,7 +100,7 @@ async def refused(call: Any) -> Any:
 @dataclass
 class Scene:
     engine: EngineClient
-    runner: ScriptedRunner
+    runner: FrontRunner
     owner: InlineOwner
     texts: BytesTexts
     metrics: Metrics
@@ -138,9 +138,10 @@ async def worker(
     max_wait_s: float = 60.0,
     context: int = 4096,
     default_sampling: dict[str, float] | None = None,
+    prefix_cache: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
-    runner = ScriptedRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context)
+    runner = FrontRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache)
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s))
     texts = BytesTexts(bytes_text(context, default_sampling))

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fronts.runner import FrontRunner
 from tests.support.asgi import Client, get, post
 from tests.support.bytes_text import EOS, VOCABULARY, BytesTexts, bytes_text
-from tests.support.scripted import ScriptedRunner
 from treadle.config import Settings
 from treadle.core.messages import Submit
 from treadle.engine.client import Admission, EngineClient
@@ -38,7 +38,7 @@ class Front:
 
     app: Any
     engine: EngineClient
-    runner: ScriptedRunner
+    runner: FrontRunner
     owner: InlineOwner
     texts: BytesTexts
     telemetry: Telemetry
@@ -84,9 +84,10 @@ async def front(
     max_wait_s: float = 60.0,
     context: int = 4096,
     default_sampling: dict[str, float] | None = None,
+    prefix_cache: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Front]:
-    runner = ScriptedRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context)
+    runner = FrontRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache)
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     telemetry = Telemetry()
     engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s), observers=[telemetry.metrics])

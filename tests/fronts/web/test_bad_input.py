@@ -115,7 +115,14 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
     (TEXT, {"prompt": "a", "logprobs": -1}, "logprobs"),
     (TEXT, {"prompt": "a", "messages": []}, "messages"),
-    (TEXT, {"prompt": "a", "max_tokens": 0, "echo": True}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 0, "echo": False, "logprobs": 1}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
+    (TEXT, {"prompt": "a", "cache_salt": ""}, "cache_salt"),
+    (TEXT, {"prompt": "a", "cache_salt": "x" * 257}, "cache_salt"),
+    (TEXT, {"prompt": "a", "cache_salt": "a\nb"}, "cache_salt"),
+    (TEXT, {"prompt": "a", "cache_salt": 5}, "cache_salt"),
 ]
 
 
@@ -230,14 +237,6 @@ async def test_a_known_field_that_is_not_honoured_is_refused_by_name(name: str, 
     async with front() as f:
         client = await f.chat(**{name: value})
         refused(client, 400, name, name)
-        assert client.json["error"]["code"] == "unsupported_parameter"
-
-
-@in_loop
-async def test_echo_with_logprobs_is_refused_by_name() -> None:
-    async with front() as f:
-        client = await f.complete(echo=True, logprobs=1)
-        refused(client, 400, "echo", "logprobs")
         assert client.json["error"]["code"] == "unsupported_parameter"
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from smg_grpc_proto.generated import common_pb2 as common
 
+from ...core.messages import EngineStatistics
 from ...engine.client import EngineClient
 from ...errors import EngineUnavailable
 from ...text.folder import read_object
+from ..prefixes import hit_rate
 from ..text import Texts, health_of
 from .bundle import bundle_of, chunks_of
 from .wires import Context, refuse
@@ -28,6 +30,8 @@ class ModelFacts:
     context: int
     vocabulary: int
     dtype: str
+    kv_dtype: str
+    kv_block: int
     model_type: str
     architectures: tuple[str, ...]
     eos_token_ids: tuple[int, ...]
@@ -38,7 +42,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Load:
-    """How much there is to do. Tokens are those that requests hold of the cache, or wait with."""
+    """How much there is to do. Tokens are those that requests hold of the cache, or wait with: how many of the waiting
+    ones are cached is known when they run. `cache_hit_rate` is the part of all prompt tokens that was reused."""
 
     running: int
     waiting: int
@@ -47,6 +52,7 @@ class Load:
     max_tokens: int
     waiting_tokens: int
     tokens_per_s: float
+    cache_hit_rate: float
 
     @property
     def token_usage(self) -> float:
@@ -103,6 +109,8 @@ class Facts:
             context=min(text.context, can.context),
             vocabulary=min(text.vocabulary, can.vocabulary),
             dtype=can.dtype,
+            kv_dtype=can.kv_dtype,
+            kv_block=can.kv_block,
             model_type=str(config.get("model_type", "")),
             architectures=tuple(str(name) for name in config.get("architectures") or ()),
             eos_token_ids=text.eos_token_ids,
@@ -122,12 +130,13 @@ class Facts:
             used_tokens=admission["tokens_reserved"],
             max_tokens=admission["max_tokens_reserved"],
             waiting_tokens=sum(request["prompt_tokens"] for request in waiting),
-            tokens_per_s=self._rate.of(self._completion_tokens(), self._clock()),
+            tokens_per_s=self._rate.of(self._statistics().completion_tokens, self._clock()),
+            cache_hit_rate=hit_rate(self._statistics().runner.prefix),
         )
 
-    def _completion_tokens(self) -> int:
+    def _statistics(self) -> EngineStatistics:
         report = self._engine.report
-        return 0 if report is None else report.statistics.completion_tokens
+        return EngineStatistics() if report is None else report.statistics
 
     async def tokenizer(self) -> AsyncIterator[Any]:
         """The model's text side as a zip in chunks; the last one has the sha256 of it all."""

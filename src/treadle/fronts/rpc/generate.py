@@ -24,6 +24,7 @@ from ...telemetry.logs import GRPC, RequestRecord, log_access
 from ...telemetry.metrics import Metrics
 from ...text import StopSet, TextModel, TextStream
 from ..rows import together
+from ..salts import Salts
 from ..text import Texts, limits_of, with_stops
 from ..validate import Checked, Limits, check, check_prompt_ids, check_size, room, submits
 from .ask import MAX_REQUEST_ID_CHARS, Ask
@@ -48,6 +49,7 @@ class Worker:
     calls: Calls
     metrics: Metrics
     clock: Callable[[], float]
+    salts: Salts
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
 
     async def generate(
@@ -122,7 +124,10 @@ class _Run:
         except RequestCancelled:
             await self._aborted(context, writer)
             return
-        choices = [Choice(i, self.record.prompt_tokens) for i in range(len(generations))]
+        choices = [
+            Choice(i, self.record.prompt_tokens, prompt=generation.request.prompt)
+            for i, generation in enumerate(generations)
+        ]
         try:
             await together(
                 self._forward(context, writer, generation, choice)
@@ -130,13 +135,15 @@ class _Run:
             )
         finally:
             self.record.completion_tokens = sum(choice.completion_tokens for choice in choices)
+            self.record.cached_tokens = choices[0].cached_tokens
 
     async def _begin(self) -> list[Generation]:
         """Tokenize, submit, and return once the scheduler has admitted the first choice."""
         prompt = await self._prompt()
         checked = self._within(prompt)
         self.record.rows, self.record.prompt_tokens = checked.n, len(prompt)
-        requests = submits(checked, [prompt], self.limits, self.worker.draw_seed, "input")
+        salt = self.worker.salts.salt(self.worker.salts.tenant())
+        requests = submits(checked, [prompt], self.limits, self.worker.draw_seed, "input", salt=salt)
         self.reservation.correct(
             prompt_tokens=len(prompt) * checked.n,
             completion_tokens=sum(request.max_tokens for request in requests),
@@ -157,6 +164,12 @@ class _Run:
 
     def _within(self, prompt: Sequence[int]) -> Checked:
         """With as many tokens as were asked for, or as are left."""
+        if _bytes_of(len(prompt), self.checked.prompt_logprobs) > MAX_MESSAGE_BYTES:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, whose log-probabilities do not fit one message of 4 MiB: ask "
+                "for fewer, or send a shorter prompt",
+                param="prompt_logprobs",
+            )
         left = room(self.checked, len(prompt), self.limits, "input")
         most = left if self.ask.max_tokens is None else min(self.ask.max_tokens, left)
         if self.checked.min_tokens > most:
@@ -196,8 +209,8 @@ class _Run:
 
     def _keep(self, choice: Choice, part: Part) -> None:
         choice.keep(part)
-        each = 5 if self.checked.logprobs is None else 5 + 12 + 10 * self.checked.logprobs
-        if len(choice.tokens) * each > MAX_MESSAGE_BYTES:
+        size = _bytes_of(len(choice.tokens), self.checked.logprobs)
+        if size + _bytes_of(len(choice.prompt_logprobs), self.checked.prompt_logprobs) > MAX_MESSAGE_BYTES:
             raise InvalidRequest(
                 f"the answer has {len(choice.tokens)} tokens, which with their log-probabilities do not fit one "
                 "message of 4 MiB: stream it, or ask for fewer tokens or log-probabilities",
@@ -213,6 +226,11 @@ class _Run:
         except TimeoutError:
             self.reservation.cancel(CancelReason.STALLED)
             raise ReaderStalled(f"the client has not read for {stall_s:g} s") from None
+
+
+def _bytes_of(tokens: int, logprobs: int | None) -> int:
+    """At most so many bytes of a message are these tokens with that many log-probabilities each."""
+    return tokens * (5 if logprobs is None else 5 + 12 + 10 * logprobs)
 
 
 def _size(ask: Ask, model: TextModel, limits: Limits) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field, replace
 
 from ...core.messages import CancelReason, FinishReason, TokenLogprob
 from ...engine.generation import Delta, Generation
@@ -17,13 +18,15 @@ STOP, LENGTH, ABORT = "stop", "length", "abort"
 @dataclass(frozen=True, slots=True)
 class Part:
     """What is new of one choice: `tokens` with one of `logprobs` each, where they were asked for. The last part has
-    the `finish_reason`, and the token or the string that stopped it."""
+    the `finish_reason`, and the token or the string that stopped it. `prompt_logprobs` are the prompt's, from its
+    second token on, and all of them come with the first part."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str = ""
     stop_token_id: int | None = None
     stop_string: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True)
@@ -36,6 +39,8 @@ class Choice:
     completion_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt: Tokens[int] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def count(self, part: Part) -> None:
         self.completion_tokens += len(part.tokens)
@@ -44,6 +49,7 @@ class Choice:
         """Hold on to it, for an answer in one message."""
         self.tokens += part.tokens
         self.logprobs += part.logprobs
+        self.prompt_logprobs += part.prompt_logprobs
 
 
 class Sequence:
@@ -52,15 +58,17 @@ class Sequence:
     def __init__(self, generation: Generation, text: TextStream | None) -> None:
         self.generation = generation
         self._text = text
+        self._scores: list[TokenLogprob] = []
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """The choice, part by part; one that was aborted ends with that reason. Raises what ended it badly."""
         try:
             async with contextlib.aclosing(aiter(self.generation)) as deltas:
                 async for delta in deltas:
+                    self._scores += delta.prompt_logprobs
                     part = self._part(delta)
                     if part.tokens or part.finish_reason:
-                        yield part
+                        yield self._scored(part)
                     if part.finish_reason:
                         return
         except RequestCancelled as error:
@@ -74,6 +82,12 @@ class Sequence:
             return self._until_stop(delta, Part(delta.tokens, delta.logprobs))
         reason = STOP if finish.reason is FinishReason.STOP else LENGTH
         return self._until_stop(delta, Part(delta.tokens, delta.logprobs, reason, finish.stop_token_id))
+
+    def _scored(self, part: Part) -> Part:
+        if not self._scores:
+            return part
+        scores, self._scores = tuple(self._scores), []
+        return replace(part, prompt_logprobs=scores)
 
     def _until_stop(self, delta: Delta, part: Part) -> Part:
         """`part`, cut after the token that completed a stop string, if one did."""

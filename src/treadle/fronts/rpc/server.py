@@ -16,6 +16,7 @@ from ...config import Settings
 from ...engine.client import EngineClient
 from ...errors import ConfigError
 from ...telemetry.metrics import Metrics
+from ..salts import Salts
 from ..text import Texts
 from . import health, mlx, vllm
 from .calls import Calls
@@ -35,13 +36,15 @@ class RpcServer:
         settings: Settings,
         metrics: Metrics,
         name: str,
+        salts: Salts | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`salts` are shared with the server's other fronts, where it has some."""
         self.calls = Calls(clock)
         self._settings = settings
         facts = Facts(engine, texts, name, settings.chat_template is not None, clock)
-        worker = Worker(engine, texts, settings, self.calls, metrics, clock)
+        worker = Worker(engine, texts, settings, self.calls, metrics, clock, salts or Salts())
         self._server = grpc.aio.server(options=_options(settings))
         services = _add_wires(self._server, settings.grpc_wire, worker, facts)
         health_pb2_grpc.add_HealthServicer_to_server(

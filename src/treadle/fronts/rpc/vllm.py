@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2 as common
 
-from ...errors import UnsupportedParameter
+from ...core.messages import TokenLogprob
+from ...errors import TreadleError, UnsupportedParameter
+from ..prefixes import reset_prefixes
 from .ask import Ask
 from .sequence import Choice, Part
-from .service import EngineService, ask_of
-from .wires import Context, NotImplementedHere
+from .service import EngineService, ask_of, given
+from .wires import Context, NotImplementedHere, refuse
 from .writer import MessageWriter
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
@@ -31,7 +34,13 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
     def ask(self, request: Any) -> Ask:
         _refuse_unimplemented(request)
         params = request.sampling_params
-        ask = ask_of(request, n=params.n or 1, min_tokens=params.min_tokens, stop=tuple(params.stop))
+        ask = ask_of(
+            request,
+            n=params.n or 1,
+            min_tokens=params.min_tokens,
+            stop=tuple(params.stop),
+            prompt_logprobs=given(params, "prompt_logprobs"),
+        )
         return dataclasses.replace(ask, skip_special_tokens=params.skip_special_tokens)
 
     def writer(self) -> MessageWriter:
@@ -45,7 +54,7 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
     def server_info(self) -> dict[str, Any]:
         load, model = self._facts.load(), self._facts.model()
         more = {"data_parallel_size": 1, "model_dtype": model.dtype, "max_num_seqs": load.max_running}
-        return super().server_info() | more
+        return super().server_info() | more | {"kv_cache_dtype": model.kv_dtype, "block_size": model.kv_block}
 
     async def GetLoads(self, request: Any, context: Context) -> Any:
         await self._facts.check_ready(context)
@@ -58,6 +67,7 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
             max_total_num_tokens=load.max_tokens,
             token_usage=load.token_usage,
             gen_throughput=load.tokens_per_s,
+            cache_hit_rate=load.cache_hit_rate,
             utilization=load.running / load.max_running,
             max_running_requests=load.max_running,
             num_waiting_uncached_tokens=load.waiting_tokens,
@@ -73,10 +83,16 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
         await _not_here(context, "embeddings are not supported by this worker yet: use another one for them")
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
-        await _not_here(context, "this worker keeps no prefix cache yet: there is nothing to flush")
+        """Running requests keep what they hold of the cache, so nothing has to be idle and there is no wait."""
+        await self._facts.check_ready(context)
+        try:
+            dropped = await reset_prefixes(self._worker.engine)
+        except TreadleError as error:
+            await refuse(context, error)
+        return common.FlushCacheResponse(success=True, message=f"{dropped} tokens of cached prompts dropped")
 
     async def SubscribeKvEvents(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        await _not_here(context, "this worker keeps no prefix cache yet: it has no events of one")
+        await _not_here(context, "this worker tells of no cache events: route by prompts instead")
         yield  # a generator, as the method streams
 
     async def StartProfile(self, request: Any, context: Context) -> Any:
@@ -91,6 +107,18 @@ class VllmWriter(MessageWriter):
 
     def counted(self, choice: Choice, part: Part) -> int:
         return len(part.tokens)
+
+    def scores(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """One entry a prompt token; the first has no value, as nothing comes before it."""
+        if not logprobs:
+            return {}
+        value, top = self._messages.InputTokenLogProb, self._messages.TopLogProbs
+        entries = self._messages.InputLogProbs(
+            token_logprobs=[value(), *(value(value=entry.logprob) for entry in logprobs)],
+            token_ids=choice.prompt,
+            top_logprobs=[top(), *(self._top(entry) for entry in logprobs)],
+        )
+        return {"input_logprobs": entries}
 
     def stopped(self, part: Part) -> dict[str, Any]:
         if part.stop_string is not None:
@@ -109,9 +137,10 @@ def _refuse_unimplemented(request: Any) -> None:
         raise NotImplementedHere(
             "structured output is not supported by this worker yet: leave the constraint out", param=constraint
         )
-    for name in ("prompt_logprobs", "truncate_prompt_tokens"):
-        if params.HasField(name):
-            raise NotImplementedHere(f"{name} is not supported by this worker: leave it out", param=name)
+    if params.HasField("truncate_prompt_tokens"):
+        raise NotImplementedHere(
+            "truncate_prompt_tokens is not supported by this worker: leave it out", param="truncate_prompt_tokens"
+        )
     for name in ("mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_params_json"):
         if request.HasField(name):
             raise NotImplementedHere(f"{name} is not supported by this worker: send it to another", param=name)

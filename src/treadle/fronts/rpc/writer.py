@@ -23,6 +23,7 @@ class MessageWriter:
             token_ids=part.tokens,
             completion_tokens=self.counted(choice, part),
             output_logprobs=self._logprobs(part.tokens, part.logprobs),
+            **self.scores(choice, part.prompt_logprobs),
             **_counts(choice),
         )
         return self._messages.GenerateResponse(chunk=chunk)
@@ -34,6 +35,7 @@ class MessageWriter:
             finish_reason=part.finish_reason,
             completion_tokens=choice.completion_tokens,
             output_logprobs=self._logprobs(choice.tokens, choice.logprobs),
+            **self.scores(choice, choice.prompt_logprobs),
             **_counts(choice),
             **self.stopped(part),
         )
@@ -43,6 +45,10 @@ class MessageWriter:
         """The completion tokens that a chunk tells of."""
         return choice.completion_tokens
 
+    def scores(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The field that has the prompt's log-probabilities, on the wire that has one."""
+        return {}
+
     def stopped(self, part: Part) -> dict[str, Any]:
         """The field that says what stopped a choice."""
         return {"matched_stop_token_id": part.stop_token_id}
@@ -51,13 +57,15 @@ class MessageWriter:
         """One entry a token, best first; None where none were asked for."""
         if not logprobs:
             return None
-        top = self._messages.TopLogProbs
         return self._messages.OutputLogProbs(
             token_logprobs=[entry.logprob for entry in logprobs],
             token_ids=tokens,
-            top_logprobs=[
-                top(values=[p for _, p in entry.top], token_ids=[token for token, _ in entry.top]) for entry in logprobs
-            ],
+            top_logprobs=[self._top(entry) for entry in logprobs],
+        )
+
+    def _top(self, entry: TokenLogprob) -> Any:
+        return self._messages.TopLogProbs(
+            values=[logprob for _, logprob in entry.top], token_ids=[token for token, _ in entry.top]
         )
 
 

@@ -18,6 +18,7 @@ from ...config import Settings
 from ...engine.client import EngineClient
 from ...errors import TreadleError
 from ...telemetry import Telemetry
+from ..salts import Salts
 from ..text import Texts
 from .access import AccessLog
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
@@ -38,10 +39,13 @@ GENERATION: dict[str, tuple[Callable[[dict[str, Any]], Ask], str, str]] = {
 }
 
 
-def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry) -> FastAPI:
-    """The whole HTTP front over one engine. Nothing is started: serve it with `serving.WebServer`."""
-    names = model_names(settings)
-    server = Server(engine, texts, settings, names, fingerprint=_fingerprint(engine, names[0]))
+def create_app(
+    engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry, salts: Salts | None = None
+) -> FastAPI:
+    """The whole HTTP front over one engine; `salts` are shared with the server's other fronts, where it has some.
+    Nothing is started: serve it with `serving.WebServer`."""
+    names, salts = model_names(settings), salts or Salts()
+    server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), salts)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
     routers = (Models(names, lambda: _context(engine)).router(), Probes(engine, texts, telemetry, names[0]).router())
@@ -52,7 +56,7 @@ def create_app(engine: EngineClient, texts: Texts, settings: Settings, telemetry
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(Turnstile, check_room=engine.check_room, paths=GENERATION)
-    app.add_middleware(Guard, api_key=settings.api_key, host=settings.host)
+    app.add_middleware(Guard, api_key=settings.api_key, host=settings.host, salts=salts)
     app.add_middleware(ErrorEnvelope)
     app.add_middleware(AccessLog, metrics=telemetry.metrics, routes=paths)
     return app
@@ -122,7 +126,7 @@ def _fingerprint(engine: EngineClient, model: str) -> Callable[[], str]:
 
     def fingerprint() -> str:
         can = engine.capabilities
-        what = (VERSION, model) if can is None else (VERSION, model, can.architecture, can.dtype, can.device)
+        what = (VERSION, model) if can is None else (VERSION, model, can.architecture, can.dtype, can.device, can.kv_dtype)
         return "fp_" + hashlib.sha256("|".join(what).encode()).hexdigest()[:12]
 
     return fingerprint

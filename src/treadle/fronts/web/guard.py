@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import NotAuthenticated
+from ..salts import Salts
 from .errors import ForeignSite, send_error
 
 OPEN_PATH = b"/health/live"
 READING = ("GET", "HEAD")
 HOST = re.compile(r"[A-Za-z0-9._~:%\[\]-]*")
 NOBODY = "invalid.host"
+TENANT = "treadle.tenant"
 
 
 class Guard:
@@ -27,10 +29,13 @@ class Guard:
 
     Without a key, a server bound to this machine only (`host`) is reached by address or plain name, not through a
     public domain name that someone let point here.
+
+    Handlers find in `scope[TENANT]` who it is, as `salts` knows them: the key itself goes no further.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str, salts: Salts) -> None:
         self._app = app
+        self._salts = salts
         self._key = None if api_key is None else _digest(api_key.encode())
         self._local_only = api_key is None and _is_local(host)
 
@@ -48,17 +53,22 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name, value)
         self._check_site(scope, headers)
-        if self._key is not None and not _is_open(scope) and not self._has_key(headers):
+        key = self._key_of(headers)
+        if key is None and not _is_open(scope):
             raise NotAuthenticated(
                 "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             )
+        scope[TENANT] = self._salts.tenant(key or b"")
 
-    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
-        assert self._key is not None
+    def _key_of(self, headers: dict[bytes, bytes]) -> bytes | None:
+        """The key that the client came with, maybe b""; None where a certain one is needed and this is not it."""
         scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
         bearer = token.strip() if scheme.lower() == b"bearer" else b""
-        fits = [hmac.compare_digest(_digest(given), self._key) for given in (bearer, headers.get(b"x-api-key", b""))]
-        return any(fits)
+        given = (bearer, headers.get(b"x-api-key", b""))
+        if self._key is None:
+            return given[0] or given[1]
+        fits = [hmac.compare_digest(_digest(key), self._key) for key in given]
+        return given[fits.index(True)] if any(fits) else None
 
     def _check_site(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         host = _host_name(headers.get(b"host", b"").decode("latin-1"))
@@ -73,6 +83,13 @@ class Guard:
                 f"requests from the web site '{_short(origin)}' are not taken: call the server from a program, or "
                 "serve the page from the same host"
             )
+
+
+def tenant_of(scope: Scope) -> bytes:
+    """Who sent this request, as the guard found."""
+    tenant = scope[TENANT]
+    assert isinstance(tenant, bytes)
+    return tenant
 
 
 def _is_open(scope: Scope) -> bool:

@@ -1,4 +1,5 @@
-"""What the server says of itself: health, status, metrics and the models it serves. Nothing here asks the engine."""
+"""What the server says of itself: health, status, metrics and the models it serves. None of it asks the engine. And
+the one order that it takes: to drop the cached prompts."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from ...engine.client import EngineClient, Health
 from ...errors import EngineUnavailable, ModelNotFound
 from ...telemetry import Telemetry
+from ..prefixes import prefix_status, reset_prefixes
 from ..text import Texts, health_of
 from .errors import envelope, headers_of
 
@@ -42,6 +44,7 @@ class Probes:
             add(path, answer, methods=["HEAD"], include_in_schema=False)
         add("/v1/status", self.status, summary="Admission, running requests, engine")
         add("/metrics", self.metrics, summary="Prometheus metrics")
+        add("/v1/prefix_cache/reset", self.reset_prefixes, methods=["POST"], summary="Drop all cached prompts")
         return router
 
     async def live(self) -> Response:
@@ -59,7 +62,11 @@ class Probes:
         status["model"] = self._model
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
+        status["prefix_cache"] = prefix_status(self._engine)
         return _json(status)
+
+    async def reset_prefixes(self) -> Response:
+        return _json({"dropped_tokens": await reset_prefixes(self._engine)})
 
     async def metrics(self) -> Response:
         return Response(self._telemetry.metrics.render(), media_type=METRICS_TYPE)

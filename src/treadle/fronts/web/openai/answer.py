@@ -23,12 +23,14 @@ from ....engine.client import EngineClient, Reservation
 from ....errors import ModelNotFound, ReaderStalled, TreadleError
 from ....telemetry.logs import RequestRecord
 from ....text import StopSet, TextModel, TextStream
-from ...rows import Row, together
+from ...rows import Piece, Row, together
+from ...salts import Salts
 from ...text import Texts, limits_of, with_stops
 from ...validate import Checked, Limits, check, check_size, submits
 from ..access import record_of
 from ..body import BodyBudget, parse_json, read_body
 from ..errors import internal_error, send_json
+from ..guard import tenant_of
 from ..sse import EventStream, while_connected
 from .dialect import Ask
 from .wire import Choice, ChunkWriter, Head, Usage
@@ -49,6 +51,7 @@ class Server:
     settings: Settings
     model_names: tuple[str, ...]
     fingerprint: Callable[[], str]
+    salts: Salts
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
@@ -91,7 +94,7 @@ class Answer:
         model = server.texts.model()
         limits = server.limits(model)
         ask.check_ids(limits)
-        checked = check(ask.wanted, limits)
+        checked = check(ask.wanted, limits, least_tokens=ask.least_tokens)
         checked = with_stops(checked, model, chat=ask.kind == "chat", hide_special=ask.skip_special_tokens)
         size = ask.size(model)
         check_size(size, ask.prompts, limits, ask.prompt_param)
@@ -105,7 +108,8 @@ class Answer:
             tag=public_id,
         ) as reservation:
             head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
-            await _Run(server, ask, checked, limits, model, reservation, head, record).run(scope, send)
+            salt = server.salts.salt(tenant_of(scope), checked.cache_salt)
+            await _Run(server, ask, checked, limits, model, reservation, head, record, salt).run(scope, send)
 
     async def _asked(self, body: bytes) -> Ask:
         if len(body) <= PARSE_IN_POOL_BYTES:
@@ -128,6 +132,7 @@ class _Run:
     reservation: Reservation
     head: Head
     record: RequestRecord
+    salt: str
 
     async def run(self, scope: Scope, send: Send) -> None:
         rows = await self._begin()
@@ -143,7 +148,8 @@ class _Run:
         """Tokenize, submit, and return once the scheduler has admitted the first sequence."""
         ask, model = self.ask, self.model
         prompts = await self.server.texts.pool.run(ask.tokenize, model)
-        requests = submits(self.checked, prompts, self.limits, self.server.draw_seed, ask.prompt_param)
+        draw, param = self.server.draw_seed, ask.prompt_param
+        requests = submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
         self.record.prompt_tokens = sum(map(len, prompts))
         self.reservation.correct(
             prompt_tokens=self.record.prompt_tokens * self.checked.n,
@@ -169,11 +175,16 @@ class _Run:
         await send_json(send, 200, await self._written(choices, self._usage(rows)))
 
     async def _written(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """The answer's JSON; long log-probabilities are written on a thread: the loop has others to serve."""
+        """The answer's JSON."""
         parts = (self.head, choices, usage, self.model)
-        if sum(len(choice.entries) for choice in choices) * (1 + (self.checked.logprobs or 0)) < WRITE_ASIDE_ENTRIES:
-            return self.ask.whole(*parts)
-        return await asyncio.to_thread(self.ask.whole, *parts)
+        entries = sum(len(choice.entries) + len(choice.prompt_logprobs) for choice in choices)
+        return await self._write(entries, self.ask.whole, *parts)
+
+    async def _write(self, entries: int, write: Callable[..., bytes], *parts: Any) -> bytes:
+        """`write(*parts)`; many log-probabilities are written on a thread: the loop has others to serve."""
+        if entries * (1 + (self.checked.logprobs or 0)) < WRITE_ASIDE_ENTRIES:
+            return write(*parts)
+        return await asyncio.to_thread(write, *parts)
 
     async def _collect(self, row: Row, choice: Choice) -> None:
         async for piece in row.pieces():
@@ -212,10 +223,13 @@ class _Run:
             self._note_first()
             events = self.ask.events(writer, index, piece, self.model)
             if not begun:
-                events = self.ask.first_events(writer, index, self.model) + events
+                events = await self._first_events(writer, index, piece) + events
                 begun = True
             if events:
                 await stream.write(events)
+
+    async def _first_events(self, writer: ChunkWriter, index: int, piece: Piece) -> bytes:
+        return await self._write(len(piece.prompt_logprobs), self.ask.first_events, writer, index, piece, self.model)
 
     # Books -------------------------------------------------------------------------------------------------------
 
@@ -223,8 +237,12 @@ class _Run:
         return Usage(
             prompt_tokens=self.record.prompt_tokens,
             completion_tokens=sum(row.completion_tokens for row in rows),
-            cached_tokens=sum(row.cached_tokens for row in rows[:: self.checked.n]),
+            cached_tokens=self._cached_tokens(rows),
         )
+
+    def _cached_tokens(self, rows: Sequence[Row]) -> int:
+        """As prompt tokens are counted: of each prompt once, as its first choice found it."""
+        return sum(row.cached_tokens for row in rows[:: self.checked.n])
 
     def _note_first(self) -> None:
         if self.record.ttft_s is None:
@@ -232,3 +250,4 @@ class _Run:
 
     def _note_usage(self, rows: Sequence[Row]) -> None:
         self.record.completion_tokens = sum(row.completion_tokens for row in rows)
+        self.record.cached_tokens = self._cached_tokens(rows)

@@ -59,7 +59,7 @@ class ChatAsk(Ask):
     def chunks(self, head: Head) -> ChunkWriter:
         return ChunkWriter(head, "chat.completion.chunk", with_usage=self.include_usage)
 
-    def first_events(self, writer: ChunkWriter, row: int, model: TextModel) -> bytes:
+    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
         delta = {"role": "assistant", "content": ""}
         return writer.choice({"index": row, "delta": delta, "logprobs": None, "finish_reason": None})
 

@@ -10,6 +10,7 @@ from ....text import TextModel
 from ...rows import Piece
 from ...validate import Limits, check_prompt_ids
 from .dialect import Ask, wanted_of
+from .echo import Echo, echo_ids, echo_text, joined
 from .neutral import COMPLETION_NEUTRAL, refuse_beyond_neutral
 from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest, read
 from .wire import Choice, ChunkWriter, Head, Usage, encode, legacy_logprobs
@@ -32,11 +33,10 @@ class CompletionAsk(Ask):
         self.inputs = _prompts(body)
         self.echo = bool(body.echo)
         self.add_special_tokens = body.add_special_tokens is not False
-        self.wanted = wanted_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
-        if self.echo and body.logprobs is not None:
-            raise UnsupportedParameter(
-                "echo together with logprobs is not supported here: leave one of them out", param="echo"
-            )
+        scores = body.logprobs if self.echo else None
+        self.wanted = wanted_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
+        self.least_tokens = 0 if self.echo else 1
+        self._echoes: list[Echo] = []
         _check_best_of(body)
 
     @property
@@ -53,7 +53,10 @@ class CompletionAsk(Ask):
         return ids + self.tokens_of(sum(len(p.encode()) for p in self.inputs if isinstance(p, str)), model)
 
     def tokenize(self, model: TextModel) -> list[Sequence[int]]:
-        return [self._ids(prompt, model) for prompt in self.inputs]
+        prompts = [self._ids(prompt, model) for prompt in self.inputs]
+        if self.echo:
+            self._echoes = [self._echo(*both, model) for both in zip(self.inputs, prompts, strict=True)]
+        return prompts
 
     def _ids(self, prompt: Prompt, model: TextModel) -> Sequence[int]:
         return model.encode(prompt, add_special_tokens=self.add_special_tokens) if isinstance(prompt, str) else prompt
@@ -63,11 +66,12 @@ class CompletionAsk(Ask):
     def chunks(self, head: Head) -> ChunkWriter:
         return ChunkWriter(head, "text_completion", with_usage=self.include_usage)
 
-    def first_events(self, writer: ChunkWriter, row: int, model: TextModel) -> bytes:
+    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
         if not self.echo:
             return b""
-        text = self._echoed(row, model)
-        return writer.choice({"index": row, "text": text, "logprobs": None, "finish_reason": None})
+        echo = self._echo_of(row)
+        choice = {"index": row, "text": echo.text, "logprobs": self._echoed_logprobs(echo, piece, model)}
+        return writer.choice(choice | {"finish_reason": None})
 
     def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
         if not (piece.text or piece.entries or piece.finish_reason or (self.return_token_ids and piece.token_ids)):
@@ -81,18 +85,35 @@ class CompletionAsk(Ask):
         return encode(answer)
 
     def _whole_choice(self, row: int, choice: Choice, model: TextModel) -> dict[str, Any]:
-        text = (self._echoed(row, model) if self.echo else "") + "".join(choice.text)
-        return self._choice(row, text, choice, model)
+        text = "".join(choice.text)
+        if not self.echo:
+            return self._choice(row, text, choice, model)
+        echo = self._echo_of(row)
+        whole = self._choice(row, echo.text + text, choice, model)
+        before = self._echoed_logprobs(echo, choice, model)
+        return whole if before is None else whole | {"logprobs": joined(before, whole["logprobs"])}
 
     def _choice(self, row: int, text: str, part: Piece | Choice, model: TextModel) -> dict[str, Any]:
         top = self.wanted.logprobs
-        logprobs = None if top is None else legacy_logprobs(part.entries, model, top=top > 0)
+        offset = len(self._echo_of(row).text) if self.echo else 0
+        logprobs = None if top is None else legacy_logprobs(part.entries, model, top=top > 0, offset=offset)
         choice = {"index": row, "text": text, "logprobs": logprobs, "finish_reason": part.finish_reason}
         return choice | {"token_ids": part.token_ids} if self.return_token_ids else choice
 
-    def _echoed(self, row: int, model: TextModel) -> str:
-        prompt = self.inputs[row // (self.wanted.n or 1)]
-        return prompt if isinstance(prompt, str) else model.decode(prompt)
+    # The prompt before the answer --------------------------------------------------------------------------------
+
+    def _echo(self, prompt: Prompt, ids: Sequence[int], model: TextModel) -> Echo:
+        if isinstance(prompt, str):
+            scored = self.wanted.prompt_logprobs is not None
+            return echo_text(prompt, ids, model, special=self.add_special_tokens) if scored else Echo(prompt)
+        return echo_ids(ids, model, skip_special_tokens=self.skip_special_tokens)
+
+    def _echo_of(self, row: int) -> Echo:
+        return self._echoes[row // (self.wanted.n or 1)]
+
+    def _echoed_logprobs(self, echo: Echo, part: Piece | Choice, model: TextModel) -> dict[str, Any] | None:
+        top = self.wanted.prompt_logprobs
+        return None if top is None else echo.logprobs(part.prompt_logprobs, model, top=top > 0)
 
 
 def _check_counts(prompt: Any) -> None:

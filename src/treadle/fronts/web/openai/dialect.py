@@ -24,6 +24,7 @@ class Ask(ABC):
     prompt_param: ClassVar[str]
 
     wanted: Wanted
+    least_tokens: int = 1  # that may be asked for
     spellings: Mapping[str, str] = {}  # the validator's name of a field to the one that this request used
 
     def __init__(self, body: Generate) -> None:
@@ -56,8 +57,8 @@ class Ask(ABC):
     def chunks(self, head: Head) -> ChunkWriter: ...
 
     @abstractmethod
-    def first_events(self, writer: ChunkWriter, row: int, model: TextModel) -> bytes:
-        """What a choice's stream begins with, together with its first tokens."""
+    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+        """What a choice's stream begins with, before the events of `piece`, its first."""
 
     @abstractmethod
     def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
@@ -88,8 +89,8 @@ class Ask(ABC):
         return max(1, math.ceil(size_bytes / model.bytes_per_token))
 
 
-def wanted_of(body: Generate, *, max_tokens: int | None, logprobs: int | None) -> Wanted:
-    """The shared fields as the validator knows them."""
+def wanted_of(body: Generate, **own: Any) -> Wanted:
+    """The shared fields as the validator knows them; `own` are those that a route reads in its own way."""
     same: dict[str, Any] = {
         name: getattr(body, name)
         for name in (
@@ -107,7 +108,8 @@ def wanted_of(body: Generate, *, max_tokens: int | None, logprobs: int | None) -
             "stop_token_ids",
             "ignore_eos",
             "priority",
+            "cache_salt",
         )
     }
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    return Wanted(**same, stop=stop, max_tokens=max_tokens, logprobs=logprobs)
+    return Wanted(**same, stop=stop, **own)

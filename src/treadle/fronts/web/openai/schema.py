@@ -67,7 +67,9 @@ class Generate(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, description="How many choices, 1 to 128.")
-    max_tokens: int | None = Field(None, description="At least 1; left out, what the cap and the context leave.")
+    max_tokens: int | None = Field(
+        None, description="At least 1, with echo 0; left out, what the cap and the context leave."
+    )
     temperature: float | None = Field(None, description="0 (greedy) to 2.")
     top_p: float | None = Field(None, description="Above 0, at most 1.")
     top_k: int | None = Field(None, description="0 or -1 for off.")
@@ -84,6 +86,9 @@ class Generate(Strict):
     priority: int | None = Field(None, description="Lower goes first; 0 is normal.")
     skip_special_tokens: bool | None = Field(None, description="False shows special tokens in the text.")
     return_token_ids: bool | None = Field(None, description="Adds `token_ids` to every choice.")
+    cache_salt: str | None = Field(
+        None, description="Only requests of the same key and salt reuse each other's cached prompts."
+    )
 
 
 class ChatFields(Generate):
@@ -106,7 +111,7 @@ class CompletionFields(Generate):
     ) = Field(None, description="A string, strings, token ids, or lists of token ids.")
     logprobs: int | None = Field(None, description="0 to 20.")
     best_of: int | None = Field(None, description="Only as many as n.")
-    echo: bool | None = Field(None, description="Repeat the prompt before the answer; not together with logprobs.")
+    echo: bool | None = Field(None, description="Repeat the prompt before the answer, with its logprobs.")
     add_special_tokens: bool | None = Field(None, description="False tokenizes the prompt without BOS and the like.")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ....core.messages import TokenLogprob
 from ....text import TextModel, TokenEntry
 from ...rows import Piece
 
@@ -74,8 +75,10 @@ class Choice:
     entries: list[TokenEntry] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, piece: Piece) -> None:
+        self.prompt_logprobs += piece.prompt_logprobs
         self.text.append(piece.text)
         self.entries.extend(piece.entries)
         self.token_ids.extend(piece.token_ids)

@@ -1,0 +1,29 @@
+"""Whose cached prompts a request may reuse: those of its own API key and `cache_salt`, and nobody else's.
+
+A salt is a keyed hash under a secret of this process. So no client can name another's, whatever it sends, and neither
+keys nor salts can be read from what reaches the engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Salts:
+    """Made once per server, for all its fronts."""
+
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def tenant(self, api_key: bytes = b"") -> bytes:
+        """Stands for the client with this API key; b"" is everyone who came without one."""
+        return blake2b(api_key, key=self.secret, digest_size=32, person=b"tenant").digest()
+
+    def salt(self, tenant: bytes, cache_salt: str | None = None) -> str:
+        """What a tenant's prompts are cached under; with `cache_salt`, those of a part of its requests."""
+        asked = b"" if cache_salt is None else cache_salt.encode("utf-8")
+        return blake2b(tenant + asked, key=self.secret, digest_size=DIGEST_BYTES, person=b"salt").hexdigest()

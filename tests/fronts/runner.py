@@ -1,0 +1,63 @@
+"""The scripted runner as the fronts' tests want it: each prompt token has a score of its own, and the cache of prompts
+is counted and can be emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tests.support.scripted import Script, ScriptedRunner
+from treadle.core.messages import PrefixStatistics, RunnerStatistics, TokenLogprob
+from treadle.core.plan import Admit, RowScores, StepPlan, StepResult
+from treadle.runner.base import Job, JobContext
+
+
+def prompt_score(prompt: Sequence[int], at: int, top: int) -> TokenLogprob:
+    """What the runner says of the prompt's token at this place."""
+    logprob = -float(at) / 4
+    return TokenLogprob(logprob=logprob, top=tuple((prompt[at] + i, logprob - i) for i in range(top)))
+
+
+class FrontRunner(ScriptedRunner):
+    """`prefix_cache` reuses prompts of rows that have ended."""
+
+    def __init__(self, script: Script, *, vocabulary: int, context: int = 4096, prefix_cache: bool = False) -> None:
+        super().__init__(script, vocabulary=vocabulary, context=context)
+        self._can = msgspec.structs.replace(
+            self._can, prefix_cache=prefix_cache, kv_block=1 if prefix_cache else self._can.kv_block
+        )
+        self.looked_up = self.reused = 0
+
+    def reuse(self, admit: Admit) -> int:
+        found = super().reuse(admit)
+        self.looked_up += len(admit.request.prompt)
+        self.reused += found
+        return found
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        starts = {chunk.id: chunk.start for chunk in plan.prefill}
+        scores = tuple(self._scored(of, starts[of.id]) for of in result.scores)
+        return msgspec.structs.replace(result, scores=scores)
+
+    def _scored(self, scores: RowScores, start: int) -> RowScores:
+        request = self.held[scores.id].request
+        top = request.prompt_logprobs
+        assert top is not None
+        places = range(start + 1, start + 1 + len(scores.logprobs))
+        return RowScores(id=scores.id, logprobs=tuple(prompt_score(request.prompt, at, top) for at in places))
+
+    def statistics(self) -> RunnerStatistics:
+        held = sum(len(tokens) for _, tokens in self._cached)
+        prefix = PrefixStatistics(looked_up=self.looked_up, reused=self.reused, held=held, held_bytes=10 * held)
+        return RunnerStatistics(prefix=prefix)
+
+    def jobs(self) -> Mapping[str, Job]:
+        return {"reset_prefix_cache": self._reset} if self._can.prefix_cache else {}
+
+    def _reset(self, context: JobContext, args: Mapping[str, Any]) -> int:
+        dropped = self.statistics().prefix.held
+        self._cached.clear()
+        return dropped
