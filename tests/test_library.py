@@ -133,6 +133,8 @@ async def test_what_is_wrong_is_said_and_costs_nothing(folder: Path) -> None:
         ("Hello", {"temperature": -1}, "temperature"),
         ("Hello", {"max_tokens": 0}, "max_tokens"),
         ("Hello", {"n": 2}, "n must be 1"),
+        ("Hello", {"cache_salt": ""}, "cache_salt"),
+        ("Hello", {"prompt_logprobs": 21}, "prompt_logprobs"),
         ("", {}, "empty"),
         ([], {}, "empty"),
         ([261], {}, "261"),

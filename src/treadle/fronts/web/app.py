@@ -122,11 +122,11 @@ def _context(engine: EngineClient) -> int | None:
 
 
 def _fingerprint(engine: EngineClient, model: str) -> Callable[[], str]:
-    """Changes when the same seed may give another answer: with the model, its number format or this software."""
+    """Changes when the same seed may give another answer: with the model, its number formats or this software."""
 
     def fingerprint() -> str:
         can = engine.capabilities
-        what = (VERSION, model) if can is None else (VERSION, model, can.architecture, can.dtype, can.device, can.kv_dtype)
-        return "fp_" + hashlib.sha256("|".join(what).encode()).hexdigest()[:12]
+        ran = () if can is None else (can.architecture, can.dtype, can.device, can.kv_dtype)
+        return "fp_" + hashlib.sha256("|".join((VERSION, model, *ran)).encode()).hexdigest()[:12]
 
     return fingerprint
