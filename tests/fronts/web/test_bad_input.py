@@ -227,6 +227,7 @@ REFUSED_BY_NAME: list[tuple[str, Any]] = [
     ("web_search_options", {}),
     ("chat_template", "{{ x }}"),
     ("best_of", 2),
+    ("prompt_logprobs", 0),
     ("continue_final_message", True),
 ]
 
@@ -240,7 +241,10 @@ async def test_a_known_field_that_is_not_honoured_is_refused_by_name(name: str, 
         assert client.json["error"]["code"] == "unsupported_parameter"
 
 
-@pytest.mark.parametrize("fields", [{"suffix": "x"}, {"best_of": 3}, {"response_format": {"type": "json_object"}}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"suffix": "x"}, {"best_of": 3}, {"response_format": {"type": "json_object"}}, {"prompt_logprobs": 1}],
+)
 @in_loop
 async def test_completions_refuse_what_they_do_not_honour(fields: dict[str, Any]) -> None:
     async with front() as f:

@@ -42,7 +42,7 @@ CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "include_stop_str_in_output": (False,),
     "spaces_between_special_tokens": (True,),
-    "prompt_logprobs": (0,),
+    "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
     "chat_template": (),
     "documents": ([],),
@@ -67,6 +67,7 @@ COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 HINTS = {
     "chat_template": "templates come from the server's operator, never from a request",
+    "prompt_logprobs": "ask /v1/completions with echo and logprobs for a prompt's log-probabilities",
     "reasoning_effort": "give what the model's template knows in chat_template_kwargs",
 }
 
