@@ -1,0 +1,172 @@
+"""Seeded random lives: the index finds, keeps and gives up exactly what a search through a list does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.cache.oracle import Entry, Oracle, Tokens
+from treadle.cache.events import Removed, Stored
+from treadle.cache.index import Freed, PrefixIndex
+from treadle.cache.node import Node, Place
+
+SALTS = ("", "a", "b")
+
+
+class Life:
+    """One seed's random operations."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.block = self.chance.choice((1, 2, 3, 4, 8))
+        self.letters = self.chance.choice((2, 3, 50))
+        self.index = PrefixIndex(self.block, events=True)
+        self.oracle = Oracle(self.block)
+        self.nodes: dict[int, Node] = {}  # by handle, gone ones too
+        self.rows: list[list[Node]] = []
+        self.handles = 0
+        self.heard: set[int] = set()
+
+    def run(self, operations: int) -> None:
+        steps = (self.match, self.match, self.request, self.request, self.request, self.end, self.end, self.evict)
+        for _ in range(operations):
+            self.chance.choice(steps)()
+            if self.chance.random() < 0.02:
+                self.clear()
+            self.check()
+        while self.rows:
+            self.end()
+        assert self.index.evictable == self.index.size
+        assert {handle for handle, _ in self.index.evict(self.index.size)} == set(self.oracle.evict(10**9))
+        self.check()
+        assert (self.index.size, self.index.nodes, self.index.tokens, self.index.salts) == (0, 0, 0, 0)
+        assert not self.heard
+
+    # Operations
+
+    def tokens(self) -> Tokens:
+        """New ones, or a way that is stored and more."""
+        more = tuple(self.chance.choices(range(self.letters), k=self.chance.randint(0, 3 * self.block + 2)))
+        stored = list(self.oracle.present.values())
+        if not stored or self.chance.random() < 0.3:
+            return more
+        path = self.chance.choice(stored).path
+        return path[: self.chance.randint(0, len(path))] + more
+
+    def match(self) -> tuple[str, Tokens, str, list[Node], Node | None]:
+        salt, request, tokens = self.chance.choice(SALTS), self.chance.choice(("", "x", "y", "z")), self.tokens()
+        longest = self.oracle.longest(salt, tokens)
+        found = self.index.match(salt, tokens, request)
+        assert found.tokens == longest == self.block * len(found.nodes) + found.agree
+        full = [self.entry(node) for node in found.nodes]
+        for number, entry in enumerate(full, 1):
+            assert (entry.salt, entry.path) == (salt, tokens[: number * self.block])
+        last = None if found.last is None else self.entry(found.last)
+        if last is not None:
+            assert last.salt == salt
+            assert last.above is (full[-1] if full else None)
+            assert last.path[:longest] == tokens[:longest]
+        assert (last is None) == (found.agree == 0)
+        self.oracle.matched(last, found.agree, full[-1] if full else None, request)
+        return salt, tokens, request, list(found.path), found.nodes[-1] if found.nodes else None
+
+    def request(self) -> None:
+        """Find, hold, and store the rest as it is computed; others may come between."""
+        salt, tokens, request, path, parent = self.match()
+        row: list[Node] = []
+        self.rows.append(row)
+        self.hold(row, path if self.chance.random() < 0.5 else path[-1:])
+        done = 0 if parent is None else len(self.entry(parent).path)
+        for start in range(done, len(tokens), self.block):
+            if self.chance.random() < 0.1:
+                self.evict()
+            node = self.insert(parent, salt, tokens[start : start + self.block], request)
+            if node is None or node.tokens < self.block:
+                return
+            self.hold(row, [node])
+            parent = node
+
+    def insert(self, parent: Node | None, salt: str, tokens: Tokens, request: str) -> Node | None:
+        self.handles += 1
+        handle, size = self.handles, self.chance.randint(1, 3)
+        result = self.index.insert(parent, salt, tokens, handle, size, request)
+        if parent is not None and parent.place is not Place.LINKED:
+            assert result == (None, False, ())
+            return None
+        above = None if parent is None else self.entry(parent)
+        assert result.node is not None
+        if covering := self.oracle.covering(above, salt, tokens):
+            assert not result.stored
+            assert self.entry(result.node) in covering
+            self.oracle.refresh(self.entry(result.node))
+        else:
+            assert result.stored
+            assert result.node.handle == handle
+            self.nodes[handle] = result.node
+            freed = self.oracle.store(above, salt, tokens, handle, size, request)
+            assert {handle for handle, _ in result.freed} == freed
+        return result.node
+
+    def hold(self, row: list[Node], nodes: list[Node]) -> None:
+        self.index.hold(nodes)
+        self.oracle.held.update(self.entry(node) for node in nodes)
+        row += nodes
+
+    def end(self) -> None:
+        if self.rows:
+            row = self.rows.pop(self.chance.randrange(len(self.rows)))
+            self.chance.shuffle(row)
+            entries = [self.entry(node) for node in row]
+            assert {handle for handle, _ in self.index.let_go(row)} == self.oracle.let_go(entries)
+
+    def evict(self) -> None:
+        amount = self.chance.choice((0, 1, 2, 5, 20))
+        freed = self.index.evict(amount)
+        assert [handle for handle, _ in freed] == self.oracle.evict(amount)
+        self.check_sizes(freed)
+
+    def clear(self) -> None:
+        salt = self.chance.choice((None, *SALTS))
+        freed = self.index.clear(salt)
+        assert {handle for handle, _ in freed} == self.oracle.clear(salt)
+        self.check_sizes(freed)
+
+    # Checks
+
+    def entry(self, node: Node) -> Entry:
+        assert self.nodes[node.handle] is node
+        return self.oracle.present[node.handle]
+
+    def check_sizes(self, freed: list[Freed]) -> None:
+        assert len({handle for handle, _ in freed}) == len(freed)
+        assert all(self.nodes[handle].size == size for handle, size in freed)
+
+    def check(self) -> None:
+        self.index.check(node for row in self.rows for node in row)
+        present = self.oracle.present.values()
+        assert self.index.size == sum(entry.size for entry in present)
+        assert self.index.size - self.index.evictable == sum(entry.size for entry in self.oracle.pinned())
+        assert self.index.nodes == len(present)
+        assert self.index.tokens == sum(len(entry.tokens) for entry in present)
+        assert self.index.evicted_tokens == self.oracle.evicted
+        assert self.index.salts == len({entry.salt for entry in self.oracle.linked()})
+        self.listen()
+
+    def listen(self) -> None:
+        """Whoever hears the events knows what can be found."""
+        for event in self.index.drain_events():
+            match event:
+                case Stored(id, parent):
+                    assert parent == 0 or parent in self.heard
+                    assert id not in self.heard
+                    self.heard.add(id)
+                case Removed(id):
+                    self.heard.remove(id)
+        assert self.heard == {self.nodes[entry.handle].id for entry in self.oracle.linked()}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_index_does_what_a_search_through_a_list_does(seed: int) -> None:
+    """F6"""
+    Life(seed).run(120)
