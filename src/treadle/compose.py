@@ -106,6 +106,8 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
             name=spec.name,
             context=spec.context,
             memory=spec.memory,
+            prefix_cache=spec.prefix_cache,
+            kv_bits=spec.kv_bits,
             blas=report,
             max_running=spec.max_running,
             progress=progress,

@@ -24,6 +24,8 @@ def build(
     name: str = "",
     context: int | None = None,
     memory: int | None = None,
+    prefix_cache: bool = True,
+    kv_bits: int | None = None,
     blas: BlasReport | None = None,
     max_running: int = 1,
     progress: Progress = lambda stage: None,
@@ -31,7 +33,8 @@ def build(
     """The text runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `name` is the model's public name (the folder's by default), `context` shortens the model's own, `memory` is the
-    byte budget of all caches, and `blas` is what `blas.prepare` said: it is shown, and its warning logged.
+    byte budget of all caches, `prefix_cache` keeps prompts for others that begin alike, `kv_bits` (8 or 4) stores keys
+    and values quantized, and `blas` is what `blas.prepare` said: it is shown, and its warning logged.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
