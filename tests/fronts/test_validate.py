@@ -135,6 +135,26 @@ def test_without_a_seed_every_row_draws_one() -> None:
     assert [row.sampling.seed for row in rows] == [40, 41]
 
 
+def test_the_prompt_alone_may_be_all_where_the_front_allows_it() -> None:
+    checked = check(Wanted(max_tokens=0, prompt_logprobs=1), LIMITS, least_tokens=0)
+    (row,) = submits(checked, [[1] * 50], LIMITS, lambda: 0, salt="s")
+    assert (row.max_tokens, row.prompt_logprobs, row.salt) == (0, 1, "s")
+    with pytest.raises(ContextLengthExceeded):
+        submits(checked, [[1] * 51], LIMITS, lambda: 0)
+
+
+def test_more_scores_than_can_be_kept_are_refused() -> None:
+    limits = Limits(vocabulary=100, context=50_000)
+    for n, top, tokens, fits in ((1, 19, 50_000, True), (1, 20, 50_000, False), (2, 19, 25_001, False)):
+        checked = check(Wanted(max_tokens=0, prompt_logprobs=top, n=n), limits, least_tokens=0)
+        if fits:
+            assert len(submits(checked, [[1] * tokens], limits, lambda: 0)) == n
+            continue
+        with pytest.raises(InvalidRequest, match="1000000") as caught:
+            submits(checked, [[1] * tokens], limits, lambda: 0)
+        assert caught.value.param == "prompt_logprobs"
+
+
 SCALARS = sorted({name for name, _ in REFUSED} - {"stop", "stop_token_ids", "logit_bias"})
 
 anything = st.one_of(

@@ -9,8 +9,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
+
+from ..errors import InvalidRequest
 
 DIGEST_BYTES = 16
+MAX_CHARS = 256
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,16 @@ class Salts:
         """What a tenant's prompts are cached under; with `cache_salt`, those of a part of its requests."""
         asked = b"" if cache_salt is None else cache_salt.encode("utf-8")
         return blake2b(tenant + asked, key=self.secret, digest_size=DIGEST_BYTES, person=b"salt").hexdigest()
+
+
+def check_cache_salt(value: Any) -> str | None:
+    """The salt that a client asked for, if it did. Raises InvalidRequest unless it is 1 to MAX_CHARS printable
+    characters."""
+    if value is None:
+        return None
+    if isinstance(value, str) and 1 <= len(value) <= MAX_CHARS and value.isprintable():
+        return value
+    what = f"a string of {len(value)} characters" if isinstance(value, str) else "no string"
+    raise InvalidRequest(
+        f"cache_salt is {what}: it must be a string of 1 to {MAX_CHARS} printable characters", param="cache_salt"
+    )

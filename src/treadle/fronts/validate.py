@@ -15,6 +15,7 @@ import msgspec
 
 from ..core.messages import Sampling, Submit
 from ..errors import ContextLengthExceeded, InvalidRequest
+from .salts import check_cache_salt
 
 MAX_N = 128
 MAX_STOPS = 16
@@ -23,7 +24,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PRIORITY = 1000
-MAX_CACHE_SALT_CHARS = 256
+MAX_PROMPT_SCORES = 1_000_000  # they are kept until the first token comes
 MAX_TOKENS = 2**31 - 1
 HOPELESS = 16
 GREEDY_BELOW = 1e-4  # a temperature this small only overflows: it is greedy
@@ -106,7 +107,7 @@ def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1) -> Checked:
         logprobs=_whole("logprobs", wanted.logprobs, 0, top),
         prompt_logprobs=_whole("prompt_logprobs", wanted.prompt_logprobs, 0, top),
         priority=_whole("priority", wanted.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
-        cache_salt=_cache_salt(wanted.cache_salt),
+        cache_salt=check_cache_salt(wanted.cache_salt),
     )
 
 
@@ -175,6 +176,7 @@ def submits(
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
     """
+    _check_scores(checked, sum(map(len, prompts)))
     rows = []
     for prompt in prompts:
         check_prompt_ids(prompt, limits, param)
@@ -239,17 +241,16 @@ def _max_tokens(value: Any, limits: Limits, least: int) -> int | None:
     return most
 
 
-def _cache_salt(value: Any) -> str | None:
-    if value is None:
-        return None
-    fits = isinstance(value, str) and 1 <= len(value) <= MAX_CACHE_SALT_CHARS and value.isprintable()
-    if not fits:
-        shown = f"a string of {len(value)} characters" if isinstance(value, str) else _shown(value)
+def _check_scores(checked: Checked, prompt_tokens: int) -> None:
+    if checked.prompt_logprobs is None:
+        return
+    scores = prompt_tokens * (1 + checked.prompt_logprobs) * checked.n
+    if scores > MAX_PROMPT_SCORES:
         raise InvalidRequest(
-            f"cache_salt is {shown}: it must be a string of 1 to {MAX_CACHE_SALT_CHARS} printable characters",
-            param="cache_salt",
+            f"prompt_logprobs of {prompt_tokens} prompt tokens would be {scores} numbers: ask for at most "
+            f"{MAX_PROMPT_SCORES}, with fewer for each token or in several requests",
+            param="prompt_logprobs",
         )
-    return str(value)
 
 
 def _stop(stops: Sequence[str]) -> tuple[str, ...]:

@@ -155,6 +155,15 @@ async def test_long_scores_are_the_same_scores(stream: bool) -> None:
         assert choice["logprobs"]["tokens"] == list(bytes(prompt).decode())
 
 
+@in_loop
+async def test_too_many_scores_are_refused_in_the_words_of_the_request() -> None:
+    async with front(context=100_000) as f:
+        client = await f.complete(prompt=[97] * 60_000, echo=True, logprobs=20, max_tokens=0)
+        assert (client.status, client.json["error"]["param"]) == (400, "logprobs")
+        assert "prompt_logprobs" not in client.json["error"]["message"]
+        assert f.idle()
+
+
 def test_offsets_point_into_the_text_that_is_shown() -> None:
     model = replace(bytes_text(), prefix=(BOS,))
     text = "é!"

@@ -36,6 +36,7 @@ class CompletionAsk(Ask):
         scores = body.logprobs if self.echo else None
         self.wanted = wanted_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
         self.least_tokens = 0 if self.echo else 1
+        self.spellings = {"prompt_logprobs": "logprobs"}
         self._echoes: list[Echo] = []
         _check_best_of(body)
 
