@@ -42,7 +42,16 @@ def build(
         _log.warning("%s", blas.warning)
     govern = _governor(blas)
     try:
-        model = load(Path(folder), name=name, context=context, memory=memory, details=details, progress=progress)
+        model = load(
+            Path(folder),
+            name=name,
+            context=context,
+            memory=memory,
+            max_running=max_running,
+            prefix_cache=prefix_cache,
+            details=details,
+            progress=progress,
+        )
         _check_budget(model, max_running)
         return TextRunner(model, before_step=govern)
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +18,11 @@ from . import memory as mem
 from .base import Progress, RunnerBroken
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
+from .own import stock
 from .prefill import can_share
 from .probe import probe
+
+_log = logging.getLogger(__name__)
 
 UNKNOWN_CONTEXT = 32768
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
@@ -31,14 +35,17 @@ def load(
     name: str = "",
     context: int | None = None,
     memory: int | None = None,
+    max_running: int = 1,
+    prefix_cache: bool = True,
     details: Mapping[str, str] | None = None,
     progress: Progress = lambda stage: None,
 ) -> LoadedModel:
     """Load the model, its weights included, and measure what the runner must know.
 
     `context` shortens the model's own; `memory` is the byte budget of all caches (a share of what the weights leave
-    by default); `details` are shown to people beside what is found here. Raises StartFailed when mlx-lm does not fit,
-    ModelError when the model can't be loaded or run, ConfigError when `context` is longer than the model's.
+    by default) for up to `max_running` rows; `prefix_cache` keeps prompts for others; `details` are shown to people
+    beside what is found here. Raises StartFailed when mlx-lm does not fit, ModelError when the model can't be loaded or
+    run, ConfigError when `context` is longer than the model's.
     """
     progress("loading mlx-lm")
     library = connect()
@@ -54,7 +61,12 @@ def load(
     progress("measuring the model")
     with _model_errors(folder):
         found = probe(library, module, length)
-        shares_prefill = not found.why_not and can_share(library, module)
+        budget = mem.kv_budget(memory, device.kind)
+        blocks = mem.blocks(found.kv, budget, max_running)
+        own = stock(library, module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
+        shares_prefill = isinstance(own, str) and not found.why_not and can_share(library, module)
+    if isinstance(own, str):
+        _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, own)
     mx.clear_cache()
     return LoadedModel(
         name=name or folder.name,
@@ -68,16 +80,20 @@ def load(
         parameters=parameters,
         weight_bytes=weight_bytes,
         kv=found.kv,
-        kv_budget_bytes=mem.kv_budget(memory, device.kind),
-        batched=not found.why_not,
+        kv_budget_bytes=budget,
+        batched=not (isinstance(own, str) and found.why_not),
         shares_prefill=shares_prefill,
+        own=None if isinstance(own, str) else own,
+        kv_dtype=_dtype(module),
+        keeps_prefixes=prefix_cache and not isinstance(own, str),
         details={
             "device": device.name,
             "mlx": metadata.version("mlx"),
             "mlx-lm": library.version,
             **({"quantization": stored} if (stored := _quantization(config)) else {}),
             **({"context": "not in config.json: assumed"} if assumed else {}),
-            **({"not batched": found.why_not} if found.why_not else {}),
+            **({"own rows": own} if isinstance(own, str) else {}),
+            **({"not batched": found.why_not} if isinstance(own, str) and found.why_not else {}),
             **(details or {}),
         },
     )

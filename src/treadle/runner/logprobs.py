@@ -12,6 +12,26 @@ from .sampling import SamplingRow
 from .vocabulary import log_sum_exp, top_indices
 
 
+class PromptScores:
+    """Log-probabilities of `targets`, each after what `logits` (n, V) were computed from: evaluate `arrays`, `read`."""
+
+    def __init__(self, logits: Any, targets: Sequence[int], count: int) -> None:
+        self._count = count
+        logits = logits.astype(mx.float32)
+        total = log_sum_exp(logits)
+        chosen = mx.take_along_axis(logits, mx.array(list(targets), mx.int32)[:, None], axis=-1) - total
+        best = top_indices(logits, min(max(count, 1), logits.shape[-1]))
+        self.arrays = [chosen[:, 0], best, mx.take_along_axis(logits, best, axis=-1) - total]
+
+    def read(self) -> tuple[TokenLogprob, ...]:
+        """One for each target."""
+        chosen, best, values = (array.tolist() for array in self.arrays)
+        return tuple(
+            TokenLogprob(logprob=c, top=tuple(zip(b[: self._count], v[: self._count], strict=True)))
+            for c, b, v in zip(chosen, best, values, strict=True)
+        )
+
+
 class Logprobs:
     """Log-probabilities of the tokens (B,) picked from `logits` (B, V): evaluate `arrays`, then `read` them."""
 

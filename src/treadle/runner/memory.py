@@ -10,6 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from .stock.buffer import STEP
+
 BUDGET_SHARE = 0.5
 """Of what the weights leave: a row that joins a batch makes a second copy of it for a moment, and rows are padded."""
 
@@ -87,6 +89,13 @@ def kv_budget(asked: int | None, kind: str) -> int:
     return max(1, int((total - mx.get_active_memory()) * BUDGET_SHARE)) if total else 0
 
 
+def blocks(cost: KvCost, budget: int, rows: int) -> int:
+    """How many blocks of STEP tokens `rows` rows may hold within `budget` bytes; 0 where nothing limits them."""
+    if not budget or not cost.token_bytes:
+        return 0
+    return max(1, (budget - rows * cost.row_bytes) // (STEP * cost.token_bytes))
+
+
 def limit_free_pool(kind: str) -> None:
     """Bound what MLX keeps of freed buffers: enough to reuse a step's, not enough to crowd out the rest."""
     total = usable_bytes(kind)
@@ -123,13 +132,12 @@ def _token_bytes(cache: Any, tokens: int) -> int:
     return -(-int(cache.nbytes) // max(1, tokens))
 
 
-def statistics_of(kv_bytes: int) -> dict[str, int]:
-    """MLX's own counters beside the bytes of all rows' caches."""
+def statistics_of() -> dict[str, int]:
+    """MLX's own counters."""
     return {
         "active_bytes": mx.get_active_memory(),
         "peak_bytes": mx.get_peak_memory(),
         "cache_bytes": mx.get_cache_memory(),
-        "kv_bytes": kv_bytes,
     }
 
 

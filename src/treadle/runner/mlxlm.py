@@ -10,20 +10,64 @@ from __future__ import annotations
 import importlib
 import inspect
 import resource
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ..errors import StartFailed
 
 SUPPORTED = ((0, 32, 2), (0, 33))
 Caches = list[Any]
 """One cache per layer: of one row, or of a batch of rows along each array's first axis."""
+
+_NORMS = (
+    "model.norm",
+    "language_model.model.norm",
+    "model.final_layernorm",
+    "model.embedding_norm",
+    "transformer.ln_f",
+)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Stands for a mask where a layer's cache attends itself: each token sees the last `size` up to itself."""
+
+    size: int
+
+
+@dataclass
+class Selection:
+    """The tokens of a pass (T, 1, D) that go on to the model's head: those at `rows`, or all."""
+
+    rows: Any | None = None
+
+
+class SelectingNorm(nn.Module):  # type: ignore[misc]
+    """A model's last norm, which lets only a selection through: the head behind it is the largest layer, and most
+    tokens of a prompt need nothing of it."""
+
+    def __init__(self, norm: Any, selection: Selection) -> None:
+        super().__init__()
+        self.norm = norm
+        self._selection = selection
+
+    def __call__(self, x: Any) -> Any:
+        x, rows = self.norm(x), self._selection.rows
+        return x if rows is None else x[rows]
+
+    @property
+    def selection(self) -> Selection:
+        return self._selection
+
 
 _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "mlx_lm.utils": {
@@ -32,6 +76,9 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "dequantize_model": ("model",),
     },
     "mlx_lm.models.cache": {"make_prompt_cache": ("model",)},
+    "mlx_lm.models.base": {
+        "scaled_dot_product_attention": ("queries", "keys", "values", "cache", "scale", "mask", "sinks")
+    },
 }
 _BATCHED = ("state", "nbytes", "merge", "extend", "filter", "extract", "prepare", "finalize")
 _CLASSES: dict[str, tuple[str, ...]] = {
@@ -47,10 +94,11 @@ _CLASSES: dict[str, tuple[str, ...]] = {
 class MlxLm:
     """What this server uses of mlx-lm. Build it with `connect`."""
 
-    def __init__(self, utils: ModuleType, cache: ModuleType, version: str) -> None:
+    def __init__(self, utils: ModuleType, cache: ModuleType, base: ModuleType, version: str) -> None:
         self.version = version
         self._utils = utils
         self._cache = cache
+        self._base = base
 
     def load(self, folder: Path) -> tuple[Any, dict[str, Any]]:
         """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder."""
@@ -79,6 +127,46 @@ class MlxLm:
         if getattr(cache, "keep", 0):
             return False  # a batch of rotating caches forgets which first tokens it had to keep
         return hasattr(cache, "merge")
+
+    def windows(self, model: Any) -> list[int] | None:
+        """How far back each layer of `model` sees, 0 for everything; None where it keeps more than keys and values."""
+        found = []
+        for cache in self.new_caches(model):
+            if type(cache) is self._cache.KVCache:
+                found.append(0)
+            elif type(cache) is self._cache.RotatingKVCache and not cache.keep:
+                found.append(int(cache.max_size))
+            else:
+                return None
+        return found
+
+    def route_attention(self, model: Any) -> bool:
+        """Let caches that have an `attend` of their own do the attention of `model`'s layers; others are served as
+        before. False where the model's attention does not go through mlx-lm's function."""
+        shared = self._base.scaled_dot_product_attention
+        routed = False
+        for module in {sys.modules[type(layer).__module__] for layer in model.modules()}:
+            found = getattr(module, "scaled_dot_product_attention", None)
+            if found is not None and found is shared:
+                module.scaled_dot_product_attention = _routed(shared)  # type: ignore[attr-defined]
+            routed = routed or found is shared or hasattr(found, "routes")
+        return routed
+
+    def selection(self, model: Any) -> Selection | None:
+        """What chooses the tokens that the model's head sees; None where it is not known what comes before the head."""
+        for path in _NORMS:
+            *parents, name = path.split(".")
+            parent = model
+            for part in parents:
+                parent = getattr(parent, part, None)
+            norm = getattr(parent, name, None)
+            if isinstance(norm, SelectingNorm):
+                return norm.selection
+            if isinstance(norm, nn.Module):
+                selection = Selection()
+                setattr(parent, name, SelectingNorm(norm, selection))
+                return selection
+        return None
 
     def leaves(self, caches: Caches) -> list[Any]:
         """The caches with lists of caches opened."""
@@ -152,17 +240,35 @@ def connect() -> MlxLm:
     try:
         version = metadata.version("mlx-lm")
         with _file_limit_kept():
-            utils, cache = (importlib.import_module(name) for name in ("mlx_lm.utils", "mlx_lm.models.cache"))
+            names = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
+            utils, cache, base = (importlib.import_module(name) for name in names)
     except (ImportError, metadata.PackageNotFoundError) as error:
         raise StartFailed(f"mlx-lm can't be imported ({error}): pip install 'mlx-lm>=0.32.2,<0.33'") from error
-    problems = [*_version_problems(version), *_missing({"mlx_lm.utils": utils, "mlx_lm.models.cache": cache})]
+    problems = [*_version_problems(version), *_missing(dict(zip(names, (utils, cache, base), strict=True)))]
     problems += [] if problems else _wrong_behaviour(cache)
     if problems:
         raise StartFailed(
             f"mlx-lm {version} is not one this server can use: {'; '.join(problems)}. "
             "Install one that fits: pip install 'mlx-lm>=0.32.2,<0.33'"
         )
-    return MlxLm(utils, cache, version)
+    return MlxLm(utils, cache, base, version)
+
+
+def _routed(shared: Callable[..., Any]) -> Callable[..., Any]:
+    """mlx-lm's attention function, for caches that do not attend themselves; the others are asked."""
+
+    def attention(
+        queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any | None = None
+    ) -> Any:
+        attend = getattr(cache, "attend", None)
+        if attend is None:
+            return shared(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        if mask is not None and not isinstance(mask, Window):
+            raise NotImplementedError("the model makes a mask of its own")
+        return attend(queries, scale, mask.size if mask is not None else 0, sinks)
+
+    attention.routes = True  # type: ignore[attr-defined]
+    return attention
 
 
 @contextmanager

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from . import mlxlm
+from .body import Body
 from .memory import KvCost
+from .merged import MergedRows
 from .mlxlm import Caches, MlxLm
+from .own import Own
 
 CUDA_QUANTUM = 256
 CUDA_PAD = 64
@@ -18,8 +21,9 @@ CUDA_PAD = 64
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches.
-    `shares_prefill` says whether several prompts may."""
+    """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches. `own` is how
+    their keys and values are kept; None where they are in mlx-lm's caches, and `shares_prefill` says whether several
+    prompts may share a pass there. `kv_dtype` is how they are stored."""
 
     name: str
     module: Any
@@ -35,18 +39,30 @@ class LoadedModel:
     kv_budget_bytes: int
     batched: bool
     shares_prefill: bool
+    own: Own | None = None
+    kv_dtype: str = ""
+    keeps_prefixes: bool = False
     details: dict[str, str] = field(default_factory=dict)
 
     @property
     def prefill_quantum(self) -> int:
         """What chunks of a prompt should be multiples of; 0: any number will do. On CUDA attention is planned anew for
         every length of a chunk and of what is before it: about 45 ms on an H200, where the pass itself takes 6."""
-        return CUDA_QUANTUM if self.device == "cuda" else 0
+        return CUDA_QUANTUM if self.device == "cuda" and self._planned else 0
 
     @property
     def pad_to(self) -> int:
         """What the length of a pass should be a multiple of, for the same reason."""
         return CUDA_PAD if self.device == "cuda" else 1
+
+    @property
+    def _planned(self) -> bool:
+        """Whether attention is MLX's own, which plans for lengths."""
+        return self.own is None or self.own.kind != "pages"
+
+    def new_body(self, clock: Callable[[], float]) -> Body:
+        """Rows of this model, none yet."""
+        return MergedRows(self, clock) if self.own is None else self.own.new_rows(self.module)
 
     def new_caches(self) -> Caches:
         """Empty caches for one row."""
@@ -61,6 +77,12 @@ class LoadedModel:
         if extra:
             mlxlm.trim(caches, extra)
         mx.eval(mlxlm.states(caches))
+
+    def score(self, tokens: Sequence[int], caches: Caches) -> Any:
+        """Like `prefill`; logits (n, V) of all of them, evaluated."""
+        logits = self.module(mx.array([list(tokens)], mx.int32), cache=caches)[0]
+        mx.eval(logits, mlxlm.states(caches))
+        return logits
 
     def decode(self, tokens: Sequence[int], caches: Caches) -> Any:
         """Logits (B, V), not evaluated, of one more token a row."""

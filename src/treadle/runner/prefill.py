@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..core.plan import PrefillChunk
 from . import mlxlm
+from .flat import Piece
 from .mlxlm import Caches, MlxLm
 
 MAX_SHARED_TOKENS = 512  # that a row's cache may hold afterwards
@@ -21,11 +21,11 @@ MAX_PADDED = 2  # the longest chunk of a pass over its shortest
 _TOLERANCE = 0.05
 
 
-def passes(chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
+def passes(chunks: Sequence[Piece]) -> list[list[Piece]]:
     """The chunks by the pass that computes them, each in exactly one."""
     alone = [[chunk] for chunk in chunks if chunk.start + len(chunk.tokens) > MAX_SHARED_TOKENS]
     short = [chunk for chunk in chunks if chunk.start + len(chunk.tokens) <= MAX_SHARED_TOKENS]
-    shared: list[list[PrefillChunk]] = []
+    shared: list[list[Piece]] = []
     for chunk in sorted(short, key=lambda chunk: -len(chunk.tokens)):
         if shared and len(shared[-1][0].tokens) <= MAX_PADDED * len(chunk.tokens):
             shared[-1].append(chunk)

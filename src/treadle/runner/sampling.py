@@ -44,11 +44,15 @@ class SamplingRow:
         self.top_k = self.sampling.top_k if self.sampling.top_k < vocabulary else 0
         self.narrow = not self.greedy and (self.top_k > 0 or self.sampling.top_p < 1)
 
-    def fed(self, token: int, position: int) -> None:
-        """`token` is about to be fed for `position`: count it, unless it is of the prompt or counted already."""
-        seen = self.edits.seen
-        if seen is not None and position > seen.generated:
-            seen.add(token)
+    @property
+    def remembers(self) -> bool:
+        """Whether the next pick depends on the last one."""
+        return self.edits.seen is not None
+
+    def picked(self, token: int) -> None:
+        """`token` was generated: count it where that matters."""
+        if self.edits.seen is not None:
+            self.edits.seen.add(token)
 
 
 def check(sampling: Sampling) -> None:

@@ -1,41 +1,66 @@
 """The text runner: rows of tokens through one model, as a plan says.
 
-Rules: the plan decides which rows prefill how far and which decode; all rows that decode share one forward pass (or
-run one by one where the model's caches can't be merged). Everything a step computes is evaluated within it, caches
-included, so no graph outlives a step. After an exception the rows of the plan are lost until they are released and
-admitted again; the others are as they were.
+Rules: the plan decides which rows compute how many tokens of their prompts and which of them gain one. What a step
+picks is read when the step is finished; the next one may be started before, and then takes the picks where they
+are, on the device. After an exception the rows of the steps that were not finished are lost until they are released
+and admitted again; the others are as they were.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from ..core.messages import Capabilities, RunnerStatistics, Sampling, Submit
-from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowTokens, StepPlan, StepResult
-from . import memory, mlxlm
+from ..core.messages import Capabilities, RunnerStatistics, Submit
+from ..core.plan import Admit, DecodeRow, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from . import memory
 from .base import Job, JobContext
-from .batch import DecodeBatch, own_bytes
+from .body import Body, Computed
+from .flat import Piece
 from .guard import OwnerThread, leave_thread, mlx_runtime
-from .logprobs import Logprobs
-from .mlxlm import Caches
+from .logprobs import Logprobs, PromptScores
 from .model import LoadedModel
-from .prefill import passes, together
-from .sampling import SamplingRow, draw
+from .sampling import Draw, SamplingRow, draw
+from .warmup import warm_up
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
+    """`tokens` are all that are known: the prompt and what was generated. The caches hold `cached` tokens, with what
+    was started and is not finished yet."""
+
     request: Submit
     sampling: SamplingRow
-    cached: int = 0
+    tokens: list[int]
+    cached: int
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A step that was started: who takes part, which of them pick a token, and what is to be read."""
+
+    began: float
+    pieces: list[Piece]
+    rows: dict[str, _Row]
+    picks: list[DecodeRow]
+    failed: dict[str, str]
+    computed: Computed = field(default_factory=Computed)
+    drawn: Draw | None = None
+    logprobs: Logprobs | None = None
+    scores: dict[str, PromptScores] = field(default_factory=dict)
+
+    @property
+    def picked(self) -> Any | None:
+        """The picks (P,), on the device."""
+        return None if self.drawn is None else self.drawn.tokens
 
 
 class TextRunner:
@@ -52,16 +77,16 @@ class TextRunner:
         self._clock = clock
         self._before_step = before_step
         self._rows: dict[str, _Row] = {}
-        self._own: dict[str, Caches] = {}  # caches of rows that are not in the batch
-        self._batch = DecodeBatch()
-        self._result = StepResult()
+        self._body: Body = model.new_body(clock)
+        self._started: deque[_Step] = deque()
+        self._finished_at = 0.0
         if not model.batched:
             _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
 
     def capabilities(self) -> Capabilities:
         """What this runner can do."""
         self._owner.check()
-        model = self._model
+        model, body = self._model, self._body
         return Capabilities(
             model=model.name,
             architecture=model.architecture,
@@ -74,137 +99,157 @@ class TextRunner:
             kv_token_bytes=model.kv.token_bytes,
             kv_row_bytes=model.kv.row_bytes,
             kv_budget_bytes=model.kv_budget_bytes,
+            kv_block=body.block,
+            kv_blocks=body.blocks,
+            kv_dtype=model.kv_dtype,
+            lookahead=body.lookahead,
+            prefix_cache=model.keeps_prefixes,
             prefill_quantum=model.prefill_quantum,
             path="batched" if model.batched else "serialized",
             details=model.details,
         )
 
     def warm_up(self) -> None:
-        """Prefill and decode two rows, one greedy and one with every stage of sampling; leaves nothing behind (C2).
-        Where passes have usual lengths, those are tried too, so that the first prompt does not wait for their plans."""
+        """Run every kind of step; leaves nothing behind (C2)."""
         self._owner.check()
-        self._warm_passes()
-        requests = [Submit(id=f"warm-up {i}", prompt=(0, 1, 0), max_tokens=2) for i in range(2)]
-        sampling = Sampling(temperature=1.0, top_p=0.9, top_k=8, repetition_penalty=1.1)
-        requests[1] = Submit(id="warm-up 1", prompt=(0, 1, 0), max_tokens=2, sampling=sampling, logprobs=1)
-        ids = [request.id for request in requests]
-        try:
-            chunks = tuple(PrefillChunk(id=id_, start=0, tokens=(0, 1)) for id_ in ids)
-            decode = tuple(DecodeRow(id=id_, token=0, position=0) for id_ in ids)
-            admit = tuple(Admit(request=request) for request in requests)
-            result = self.execute(StepPlan(step=0, admit=admit, prefill=chunks, decode=decode))
-            if result.failures:
-                raise ValueError(result.failures[0].message)
-        finally:
-            for id_ in ids:
-                self.release(id_)
-
-    def _warm_passes(self) -> None:
-        quantum = self._model.prefill_quantum
-        sizes = (quantum, quantum, self._model.pad_to)
-        if not quantum or sum(sizes) >= self._model.context:
-            return
-        request = Submit(id="warm-up", prompt=(0,) * (sum(sizes) + 1), max_tokens=2)
-        try:
-            start = 0
-            for size in sizes:
-                chunk = PrefillChunk(id=request.id, start=start, tokens=request.prompt[start : start + size])
-                self.execute(StepPlan(step=0, admit=() if start else (Admit(request=request),), prefill=(chunk,)))
-                start += size
-        finally:
-            self.release(request.id)
+        warm_up(self, self._model)
 
     def room(self) -> int:
-        """Nothing limits rows here but what the scheduler reserves."""
-        return 0
+        """Blocks of cache memory that no row holds."""
+        return self._body.room()
 
     def reuse(self, admit: Admit) -> int:
-        """Nothing is kept of rows that have gone."""
-        return 0
-
-    def start(self, plan: StepPlan) -> None:
-        """Do the plan's work."""
-        self._result = self.execute(plan)
-
-    def finish(self) -> StepResult:
-        """What the last step did."""
-        return self._result
+        """How many of the row's tokens, all but the last at most, are kept from others; they are the row's now."""
+        self._owner.check()
+        request = admit.request
+        tokens = (*request.prompt, *admit.history)
+        with mlx_runtime("reusing a prompt"):
+            return self._body.reuse(request.id, request.salt, tokens[:-1])
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Do the plan's work: admissions, prefill one row at a time, one decode step of all its decode rows.
+        """Start a step and finish it; nothing else may be started."""
+        assert not self._started
+        self.start(plan)
+        return self.finish()
 
-        Raises RunnerBroken when MLX's runtime failed. Any other exception leaves the plan's rows lost.
-        """
+    def start(self, plan: StepPlan) -> None:
+        """Begin the plan's work. Raises RunnerBroken when MLX's runtime failed; any other exception leaves the rows of
+        the plan lost."""
         self._owner.check()
         self._before_step()
-        failed: dict[str, str] = {}
-        began = self._clock()
-        for admit in plan.admit:
-            self._admit(admit, failed)
-        self._prefill_all(plan.prefill, failed)
-        middle = self._clock()
-        rows = self._decode(plan.decode, failed)
-        ended = self._clock()
-        return StepResult(
-            rows=rows,
-            failures=tuple(RowFailure(id=id_, message=message) for id_, message in failed.items()),
-            prefill_s=middle - began if plan.prefill else 0.0,
-            decode_s=ended - middle if plan.decode else 0.0,
-        )
+        step = self._step(plan)
+        self._started.append(step)
+        try:
+            self._launch(step, self._started[-2] if len(self._started) > 1 else None)
+        except BaseException:
+            self._started.pop()
+            self._body.lose([piece.id for piece in step.pieces])
+            raise
+
+    def finish(self) -> StepResult:
+        """Wait for the oldest step that was started and not finished; what it did. An exception leaves the rows of all
+        such steps lost, and none of them is finished any more."""
+        self._owner.check()
+        step = self._started[0]
+        try:
+            result = self._read(step)
+        except BaseException:
+            for lost in self._started:
+                self._body.lose([piece.id for piece in lost.pieces])
+            self._started.clear()
+            raise
+        self._started.popleft()
+        return result
 
     def release(self, row_id: str) -> None:
         """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
         self._owner.check()
-        if self._rows.pop(row_id, None) is None:
-            return
-        self._own.pop(row_id, None)
-        if not any(id_ in self._rows for id_ in self._batch.ids):
-            self._batch.drop()
-        if not self._rows:
+        self._body.release(row_id)
+        if self._rows.pop(row_id, None) is not None and not self._rows:
             memory.give_back()
 
     def statistics(self) -> RunnerStatistics:
         """Memory in use."""
         self._owner.check()
-        return RunnerStatistics(**memory.statistics_of(self._batch.kv_bytes + own_bytes(self._own)))
+        kv_bytes = self._body.row_bytes()
+        return RunnerStatistics(**memory.statistics_of(), kv_bytes=kv_bytes, prefix=self._body.statistics())
 
     def jobs(self) -> Mapping[str, Job]:
-        """`memory` answers with bytes by kind; `release_memory` gives freed buffers back and says how many bytes."""
-        return {"memory": self._memory_job, "release_memory": self._release_memory_job}
+        """`memory` answers with bytes by kind; `release_memory` gives freed buffers back and says how many bytes;
+        `reset_prefix_cache` forgets what is kept of rows that have gone and says how many tokens."""
+        return {
+            "memory": self._memory_job,
+            "release_memory": self._release_memory_job,
+            "reset_prefix_cache": self._reset_job,
+        }
 
     def close(self) -> None:
         """Free rows, caches and weights, and end MLX on this thread unless it is the main one."""
         self._owner.check()
+        self._started.clear()
         self._rows.clear()
-        self._own.clear()
-        self._batch.drop()
-        del self._model
+        self._body.close()
+        del self._model, self._body
         memory.give_back()
         leave_thread()
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Jobs ----------------------------------------------------------------------------------------------------------
 
     def _memory_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
         self._owner.check()
-        return memory.statistics_of(self._batch.kv_bytes + own_bytes(self._own))
+        return {**memory.statistics_of(), "kv_bytes": self._body.row_bytes()}
 
     def _release_memory_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
         self._owner.check()
         return {"released_bytes": memory.give_back()}
 
+    def _reset_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
+        self._owner.check()
+        return {"tokens": self._body.reset()}
+
+    # Starting ------------------------------------------------------------------------------------------------------
+
+    def _step(self, plan: StepPlan) -> _Step:
+        failed: dict[str, str] = {}
+        for admit in plan.admit:
+            self._admit(admit, failed)
+        before = {pick.id: i for i, pick in enumerate(self._started[-1].picks)} if self._started else {}
+        chunks = {chunk.id: chunk for chunk in plan.prefill if chunk.id not in failed}
+        picks = [decode for decode in plan.decode if decode.id not in failed]
+        pieces = []
+        for id_ in dict.fromkeys((*chunks, *(pick.id for pick in picks))):
+            row = self._rows.get(id_)
+            if row is None:
+                failed[id_] = "the runner holds no cache for this request"
+                continue
+            decode = next((pick for pick in picks if pick.id == id_), None)
+            pieces.append(_piece(row, chunks[id_].tokens if id_ in chunks else (), decode, before))
+        step = _Step(
+            began=self._clock(),
+            pieces=self._checked(pieces, failed),
+            rows={},
+            picks=[pick for pick in picks if pick.id not in failed],
+            failed=failed,
+        )
+        step.rows = {piece.id: self._rows[piece.id] for piece in step.pieces}
+        return step
+
     def _admit(self, admit: Admit, failed: dict[str, str]) -> None:
         request = admit.request
-        self.release(request.id)
+        if not admit.cached or request.id in self._rows:
+            self.release(request.id)
+        tokens = [*request.prompt, *admit.history]
         try:
-            self._check_tokens((*request.prompt, *admit.history))
+            self._check_tokens(tokens)
             sampling = SamplingRow(request, admit.history, self._model.vocabulary)
         except (ValueError, TypeError, OverflowError) as error:
             failed[request.id] = str(error)
+            self._body.release(request.id)
             return
-        self._rows[request.id] = _Row(request, sampling)
-        self._own[request.id] = self._model.new_caches()
+        self._rows[request.id] = _Row(request, sampling, tokens, admit.cached)
+        self._body.admit(request.id, request.salt)
 
-    def _check_tokens(self, tokens: tuple[int, ...]) -> None:
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
         """Out of range ids are read from outside the embedding table on some devices."""
         if not tokens:
             raise ValueError("the prompt is empty")
@@ -213,111 +258,146 @@ class TextRunner:
             wrong = low if low < 0 else high
             raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._model.vocabulary}")
 
-    def _prefill_all(self, chunks: Sequence[PrefillChunk], failed: dict[str, str]) -> None:
-        """Several short chunks in one pass where the model can, the others one by one."""
-        for group in passes(chunks) if self._model.shares_prefill else [[chunk] for chunk in chunks]:
-            if len(group) == 1 or not self._prefill_together(group):
-                for chunk in group:
-                    self._prefill(chunk, failed)
-
-    def _prefill_together(self, chunks: Sequence[PrefillChunk]) -> bool:
-        """Compute `chunks` in one pass. False, with nothing changed, where one of them has to be looked at alone."""
-        if any(chunk.id not in self._own for chunk in chunks):
-            return False
-        try:
-            for chunk in chunks:
-                self._check_tokens(chunk.tokens)
-            with mlx_runtime("reading prompts"):
-                caches = together(
-                    self._model.module,
-                    [chunk.tokens for chunk in chunks],
-                    [self._own[chunk.id] for chunk in chunks],
-                    pad_to=self._model.pad_to,
-                )
-        except (ValueError, TypeError, IndexError, OverflowError):
-            return False
-        for chunk, own in zip(chunks, caches, strict=True):
-            self._own[chunk.id] = own
-            self._rows[chunk.id].cached += len(chunk.tokens)
-        return True
-
-    def _prefill(self, chunk: PrefillChunk, failed: dict[str, str]) -> None:
-        if chunk.id in failed:
-            return
-        row, caches = self._rows.get(chunk.id), self._own.get(chunk.id)
-        if row is None or caches is None:
-            self._fail(chunk.id, "the runner holds no cache to prefill for this request", failed)
-            return
-        assert chunk.start == row.cached, f"chunk starts at {chunk.start}, the cache holds {row.cached}"
-        try:
-            self._check_tokens(chunk.tokens)
-            with mlx_runtime("reading a prompt"):
-                self._model.prefill(chunk.tokens, caches)
-        except (ValueError, TypeError, IndexError, OverflowError) as error:
-            self._fail(chunk.id, f"the prompt can't be read: {error}", failed)
-            return
-        row.cached += len(chunk.tokens)
-
-    def _fail(self, row_id: str, message: str, failed: dict[str, str]) -> None:
-        self.release(row_id)
-        failed[row_id] = message
-
-    def _decode(self, plan: Sequence[DecodeRow], failed: dict[str, str]) -> tuple[RowTokens, ...]:
-        wanted = {}
-        for decode in plan:
-            if decode.id in failed:
-                continue
-            if decode.id in self._own or (decode.id in self._rows and decode.id in self._batch.ids):
-                wanted[decode.id] = decode
+    def _checked(self, pieces: Iterable[Piece], failed: dict[str, str]) -> list[Piece]:
+        good = []
+        for piece in pieces:
+            row = self._rows[piece.id]
+            assert piece.start == row.cached, f"a piece starts at {piece.start}, the cache holds {row.cached}"
+            try:
+                self._check_tokens(piece.tokens)
+            except (ValueError, TypeError, OverflowError) as error:
+                self.release(piece.id)
+                failed[piece.id] = f"the prompt can't be read: {error}"
             else:
-                self._fail(decode.id, "the runner holds no cache to decode this request from", failed)
-        if not wanted:
-            return ()
-        try:
-            with mlx_runtime("decoding"):
-                gained = self._step(wanted)
-        except BaseException:
-            self._lose(wanted)
-            raise
-        return tuple(gained[id_] for id_ in wanted)
+                row.cached = piece.end
+                good.append(piece)
+        return good
 
-    def _lose(self, ids: Mapping[str, DecodeRow]) -> None:
-        """The caches of these rows may have advanced in some layers only."""
-        self._batch.drop()
-        for id_ in ids:
-            self._own.pop(id_, None)
+    def _launch(self, step: _Step, before: _Step | None) -> None:
+        """Build the step's graph and hand it to the device."""
+        with mlx_runtime("computing a step"):
+            done = step.computed = self._body.compute(step.pieces, None if before is None else before.picked)
+            for id_, message in done.refused.items():
+                self.release(id_)
+                step.failed[id_] = message
+            step.picks = [pick for pick in step.picks if pick.id not in step.failed]
+            step.scores = self._scores(step)
+            step.drawn = step.logprobs = None
+            if before is None or not any(step.rows[pick.id].sampling.remembers for pick in step.picks):
+                self._draw(step)
+            elif done.logits is not None:  # what to pick from depends on picks that are not known yet
+                mx.async_eval(done.logits)  # type: ignore[no-untyped-call]
 
-    def _step(self, wanted: Mapping[str, DecodeRow]) -> dict[str, RowTokens]:
-        """One token for each row."""
-        logits, ids, caches = self._forward(wanted)
-        rows = [self._rows[id_] for id_ in ids]
-        positions = [wanted[id_].position for id_ in ids]
-        for row, id_ in zip(rows, ids, strict=True):
-            self._feed(row, wanted[id_])
-        sampling = [row.sampling for row in rows]
-        picked = draw(logits, sampling, positions)
-        logprobs = Logprobs(logits, picked.tokens, sampling)
-        mx.eval(picked.arrays, logprobs.arrays, mlxlm.states(caches))
-        tokens, redrawn = picked.settle()
-        if redrawn:
-            logprobs = Logprobs(logits, mx.array(tokens, mx.int32), sampling)
-        found = logprobs.read()
-        return {
-            id_: RowTokens(id=id_, tokens=(tokens[i],), logprobs=(found[i],) if i in found else ())
-            for i, id_ in enumerate(ids)
-        }
+    def _scores(self, step: _Step) -> dict[str, PromptScores]:
+        scores = {}
+        for piece in step.pieces:
+            row = step.rows[piece.id]
+            if row.request.prompt_logprobs is not None and piece.id in step.computed.places:
+                first, count = step.computed.places[piece.id]
+                targets = row.request.prompt[piece.start + 1 : piece.start + 1 + count]
+                if targets:
+                    logits = step.computed.logits[first : first + len(targets)]  # type: ignore[index]
+                    scores[piece.id] = PromptScores(logits, targets, row.request.prompt_logprobs)
+        return scores
 
-    def _forward(self, wanted: Mapping[str, DecodeRow]) -> tuple[Any, list[str], Caches]:
-        """Logits (B, V), not evaluated, with the rows' ids in their order and all caches that they change."""
-        if self._model.batched:
-            self._batch.arrange(list(wanted), self._rows, self._own)
-            ids = list(self._batch.ids)
-            return self._model.decode([wanted[id_].token for id_ in ids], self._batch.caches), ids, self._batch.caches
-        logits = [self._model.decode([row.token], self._own[id_]) for id_, row in wanted.items()]
-        caches = [cache for id_ in wanted for cache in self._own[id_]]
-        return mx.concatenate(logits), list(wanted), caches
+    def _draw(self, step: _Step) -> None:
+        """Pick a token for each row that gains one; nothing is waited for where steps may run ahead."""
+        arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
+        if step.picks:
+            rows = [step.rows[pick.id].sampling for pick in step.picks]
+            logits = self._picked_from(step)
+            step.drawn = draw(logits, rows, [pick.position for pick in step.picks])
+            step.logprobs = Logprobs(logits, step.drawn.tokens, rows)
+            arrays += [*step.drawn.arrays, *step.logprobs.arrays]
+        if self._body.lookahead:
+            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+        else:
+            mx.eval(arrays)
 
-    def _feed(self, row: _Row, decode: DecodeRow) -> None:
-        assert len(row.request.prompt) + decode.position == row.cached + 1, "the prompt must be in the cache"
-        row.sampling.fed(decode.token, decode.position)
-        row.cached += 1
+    def _picked_from(self, step: _Step) -> Any:
+        """Logits (P, V) of the last token of each row that picks."""
+        logits, places = step.computed.logits, [step.computed.places[pick.id] for pick in step.picks]
+        last = [first + count - 1 for first, count in places]
+        assert logits is not None
+        return logits if last == list(range(logits.shape[0])) else logits[mx.array(last)]
+
+    # Finishing -----------------------------------------------------------------------------------------------------
+
+    def _read(self, step: _Step) -> StepResult:
+        with mlx_runtime("finishing a step"):
+            tokens, redrawn = ([], False) if step.drawn is None else step.drawn.settle()
+            if step.drawn is None or not step.picks:
+                mx.eval(step.computed.arrays)
+            found = self._logprobs(step, tokens, redrawn)
+            scores = {id_: score.read() for id_, score in step.scores.items()}
+            self._advance(step, tokens)
+            if redrawn:
+                step.drawn.tokens = mx.array(tokens, mx.int32)  # type: ignore[union-attr]
+            self._go_on(step, redrawn)
+        ended = self._clock()
+        seconds = ended - max(step.began, self._finished_at)
+        self._finished_at = ended
+        gained = {pick.id: (tokens[i], found.get(i)) for i, pick in enumerate(step.picks)}
+        return StepResult(
+            rows=tuple(
+                RowTokens(id=id_, tokens=(token,), logprobs=() if logprob is None else (logprob,))
+                for id_, (token, logprob) in gained.items()
+            ),
+            scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
+            failures=tuple(RowFailure(id=id_, message=message) for id_, message in step.failed.items()),
+            **_times(step, seconds),
+        )
+
+    def _logprobs(self, step: _Step, tokens: list[int], redrawn: bool) -> dict[int, Any]:
+        if step.logprobs is None:
+            return {}
+        if not redrawn:
+            return step.logprobs.read()
+        rows = [step.rows[pick.id].sampling for pick in step.picks]
+        return Logprobs(self._picked_from(step), mx.array(tokens, mx.int32), rows).read()
+
+    def _advance(self, step: _Step, tokens: list[int]) -> None:
+        """What was picked is known, and what was computed can be reused by others."""
+        settled = {piece.id: piece.end for piece in step.pieces}
+        for pick, token in zip(step.picks, tokens, strict=True):
+            row = step.rows[pick.id]
+            row.sampling.picked(token)
+            row.tokens.append(token)
+        for id_, row in step.rows.items():
+            if self._rows.get(id_) is row:
+                self._body.settle(id_, row.tokens[: settled[id_]])
+
+    def _go_on(self, step: _Step, redrawn: bool) -> None:
+        """Steps that were started on this one's picks: those that waited for them are drawn; if a pick has changed
+        since, they are computed again, which writes over what they wrote."""
+        before = step
+        for later in list(self._started)[1:]:
+            if redrawn:
+                self._launch(later, before)
+            if later.drawn is None and later.picks:
+                self._draw(later)
+            before = later
+
+
+def _piece(row: _Row, tokens: Sequence[int], decode: DecodeRow | None, before: Mapping[str, int]) -> Piece:
+    """What `row` computes: a chunk of its prompt, the token that goes before its next pick, or one after the other."""
+    request, start = row.request, row.cached
+    previous = -1
+    if decode is not None:
+        if decode.token is None:
+            previous = before[row.request.id]
+        tokens = (*tokens, 0 if decode.token is None else decode.token)
+        assert len(request.prompt) + decode.position == start + len(tokens), "the prompt must be in the cache"
+    scored = request.prompt_logprobs is not None and start < len(request.prompt) - 1
+    wants = len(tokens) if scored else 1 if decode is not None else 0
+    return Piece(request.id, tokens, start, wants=wants, picks=decode is not None, previous=previous)
+
+
+def _times(step: _Step, seconds: float) -> dict[str, float]:
+    """Seconds for prompts and for decoding, as far as they can be told apart."""
+    prompts, picks = any(len(p.tokens) > 1 or not p.picks for p in step.pieces), bool(step.picks)
+    if step.computed.prefill_s is not None:
+        return {"prefill_s": step.computed.prefill_s, "decode_s": seconds - step.computed.prefill_s if picks else 0.0}
+    if picks:
+        return {"prefill_s": 0.0, "decode_s": seconds}
+    return {"prefill_s": seconds if prompts else 0.0, "decode_s": 0.0}

@@ -1,0 +1,151 @@
+"""What the text runner stands on: rows with caches, and a pass over the model for some of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..core.messages import PrefixStatistics
+from .flat import FlatPass, Layout, Piece
+
+
+@dataclass
+class Computed:
+    """What a pass gives, not evaluated: `logits` (N, V), of which row `id` has `places[id]` as (first, count), and
+    `arrays` to evaluate with whatever is made of them. `refused` rows can't go on, and why; they were not computed.
+    `prefill_s` are seconds spent on prompts alone, where they had a pass of their own."""
+
+    logits: Any | None = None
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    arrays: list[Any] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    prefill_s: float | None = None
+
+
+class Body(Protocol):
+    """Rows and their caches. `block`, `blocks`, `lookahead`, `room` and `reuse` are what the runner's are."""
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def lookahead(self) -> int: ...
+
+    def room(self) -> int: ...
+
+    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int: ...
+
+    def admit(self, row: str, salt: str) -> None:
+        """A row that holds what `reuse` gave it, or nothing."""
+        ...
+
+    def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
+        """A pass for `pieces`, one a row; `previous` (P,) int32 are what the step before picked."""
+        ...
+
+    def settle(self, row: str, tokens: Sequence[int]) -> None:
+        """`tokens` are all that the row's cache holds, computed and known."""
+        ...
+
+    def release(self, row: str) -> None:
+        """Forget a row. An unknown one is harmless."""
+        ...
+
+    def lose(self, rows: Sequence[str]) -> None:
+        """A pass for `rows` failed: what their caches hold can't be trusted."""
+        ...
+
+    def reset(self) -> int:
+        """Forget what is kept of rows that have gone; how many tokens that were."""
+        ...
+
+    def row_bytes(self) -> int:
+        """Bytes that rows hold."""
+        ...
+
+    def statistics(self) -> PrefixStatistics: ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class FlatRows:
+    """Rows of a model that keeps keys and values only, in a layout of this server's own, all in one pass."""
+
+    def __init__(self, layout: Layout, flat: FlatPass) -> None:
+        self._layout = layout
+        self._flat = flat
+        self._cached: dict[str, int] = {}
+
+    @property
+    def block(self) -> int:
+        return self._layout.block
+
+    @property
+    def blocks(self) -> int:
+        return self._layout.blocks
+
+    @property
+    def lookahead(self) -> int:
+        return self._layout.lookahead
+
+    def room(self) -> int:
+        return self._layout.room()
+
+    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
+        found = self._cached[row] = self._layout.reuse(row, salt, tokens)
+        return found
+
+    def admit(self, row: str, salt: str) -> None:
+        self._layout.admit(row, salt)
+        self._cached.setdefault(row, 0)
+
+    def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
+        done = Computed()
+        some = []
+        for piece in pieces:
+            if piece.id in self._cached:
+                some.append(piece)
+            else:
+                done.refused[piece.id] = "the runner holds no cache for this request"
+        if not some:
+            return done
+        done.logits, ordered = self._flat.run(some, previous)
+        first = 0
+        for piece in ordered:
+            self._cached[piece.id] = piece.end
+            if piece.wants:
+                done.places[piece.id] = (first, piece.wants)
+                first += piece.wants
+        done.arrays = self._layout.written()
+        return done
+
+    def settle(self, row: str, tokens: Sequence[int]) -> None:
+        self._layout.settle(row, tokens)
+
+    def release(self, row: str) -> None:
+        if self._cached.pop(row, None) is not None:
+            self._layout.release(row)
+
+    def lose(self, rows: Sequence[str]) -> None:
+        for row in rows:
+            if self._cached.pop(row, None) is not None:
+                self._layout.lose(row)
+
+    def reset(self) -> int:
+        return self._layout.reset()
+
+    def row_bytes(self) -> int:
+        return self._layout.row_bytes()
+
+    def statistics(self) -> PrefixStatistics:
+        return self._layout.statistics()
+
+    def close(self) -> None:
+        self._cached.clear()
+        self._layout.close()

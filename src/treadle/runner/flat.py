@@ -1,0 +1,184 @@
+"""One pass over the model for all that a step computes: the tokens of all rows side by side, each at its position.
+
+The model sees T tokens as a batch of T sequences of one token (T, 1), so its linear layers read their weights once
+for prompts and decoding rows alike. Attention alone has to know which token belongs to whom; it is taken over by
+the layers' caches (`mlxlm.route_attention`), behind which a `Layout` keeps keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ..core.messages import PrefixStatistics
+from .mlxlm import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one row computes in a step: `tokens`, the first of them at position `start` of its sequence.
+
+    Where `previous` is not negative, the last token is what the step before picks, at that place among its picks, and
+    whatever stands for it here is not looked at. `wants` is for how many of the last tokens logits are wanted: none,
+    one, or all; with `picks` the last one's pick the row's next token.
+    """
+
+    id: str
+    tokens: Sequence[int]
+    start: int
+    wants: int = 0
+    picks: bool = False
+    previous: int = -1
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens, which must all be known."""
+        assert self.previous < 0, "a token that is not known yet"
+        return list(self.tokens)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A piece in a pass: its tokens are `first` to `first + count` of it, and stand at `start` in row `id`."""
+
+    id: str
+    first: int
+    count: int
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+class Layout(Protocol):
+    """Where the keys and values of all rows are. Memory is given out in `blocks` blocks of `block` tokens (0 blocks:
+    as many as it takes)."""
+
+    block: int
+    blocks: int
+    lookahead: int
+
+    def layers(self) -> list[Any]:
+        """What the model is given as its caches."""
+        ...
+
+    def room(self) -> int:
+        """Blocks that no row holds."""
+        ...
+
+    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
+        """How many of `tokens` are kept already; they are the row's from now on."""
+        ...
+
+    def admit(self, row: str, salt: str) -> None:
+        """A row that holds what `reuse` gave it, or nothing."""
+        ...
+
+    def order(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """The order that suits attention best."""
+        ...
+
+    def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
+        """The next pass computes this. Raises MemoryError where there is no block left."""
+        ...
+
+    def written(self) -> list[Any]:
+        """What to evaluate so that the pass's keys and values are kept."""
+        ...
+
+    def settle(self, row: str, tokens: Sequence[int]) -> None:
+        """`tokens` are all that the row holds, computed and known: others may reuse them."""
+        ...
+
+    def release(self, row: str) -> None:
+        """Forget a row."""
+        ...
+
+    def lose(self, row: str) -> None:
+        """Nothing that the row holds can be trusted any more."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+    def reset(self) -> int:
+        """Forget everything that only waits to be reused; how many tokens that were."""
+        ...
+
+    def row_bytes(self) -> int:
+        """Bytes that rows hold."""
+        ...
+
+    def statistics(self) -> PrefixStatistics:
+        """What was reused, and is kept to be."""
+        ...
+
+
+class FlatPass:
+    """Runs pieces through `module`, whose caches are `layout`'s; `select` says what its head sees."""
+
+    def __init__(self, module: Any, layout: Layout, select: Selection | None) -> None:
+        self._module = module
+        self._layout = layout
+        self._select = select
+        self._layers = layout.layers()
+
+    def run(self, pieces: Sequence[Piece], previous: Any | None) -> tuple[Any | None, list[Piece]]:
+        """Logits (N, V), not evaluated, of all tokens that are wanted, and the pieces in the order they stand in; None
+        where none are. `previous` (P,) are the picks of the step before, where a piece needs them."""
+        pieces = self._layout.order(pieces)
+        placed, first = [], 0
+        for piece in pieces:
+            placed.append(Placed(piece.id, first, len(piece.tokens), piece.start))
+            first += len(piece.tokens)
+        positions = np.concatenate([np.arange(p.start, p.end, dtype=np.int32) for p in placed])
+        self._layout.begin(placed, positions)
+        wanted = [
+            np.arange(place.first + place.count - piece.wants, place.first + place.count, dtype=np.int32)
+            for piece, place in zip(pieces, placed, strict=True)
+            if piece.wants
+        ]
+        rows = np.concatenate(wanted) if wanted else np.empty(0, np.int32)
+        return self._logits(_tokens(pieces, placed, first, previous), rows, first), pieces
+
+    def _logits(self, tokens: Any, rows: npt.NDArray[np.int32], count: int) -> Any | None:
+        some = 0 < len(rows) < count
+        try:
+            if self._select is not None and some:
+                self._select.rows = mx.array(rows)
+            logits = self._module(tokens[:, None], cache=self._layers)
+        finally:
+            if self._select is not None:
+                self._select.rows = None
+        if not len(rows):
+            return None
+        logits = logits[:, -1, :]
+        return logits[mx.array(rows)] if some and self._select is None else logits
+
+
+def _tokens(pieces: Sequence[Piece], placed: Sequence[Placed], count: int, previous: Any | None) -> Any:
+    """The pass's tokens (T,) int32, on the device."""
+    if previous is not None and len(pieces) == count == previous.shape[0]:
+        source = [piece.previous for piece in pieces]
+        if source == list(range(count)):
+            return previous
+    host = np.zeros(count, np.int32)
+    source_of = np.full(count, -1, np.int32)
+    for piece, place in zip(pieces, placed, strict=True):
+        host[place.first : place.first + place.count] = piece.tokens
+        if piece.previous >= 0:
+            source_of[place.first + place.count - 1] = piece.previous
+    if previous is None or (source_of < 0).all():
+        return mx.array(host)
+    return mx.where(mx.array(source_of >= 0), previous[mx.array(np.maximum(source_of, 0))], mx.array(host))

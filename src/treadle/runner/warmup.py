@@ -1,0 +1,58 @@
+"""Every kind of step once, before anyone waits for one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..core.messages import Sampling, Submit
+from ..core.plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
+from .model import LoadedModel
+
+_PROMPT = (0, 1, 0)
+
+
+class Warmable(Protocol):
+    """What is warmed up."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+    def release(self, row_id: str) -> None: ...
+
+
+def warm_up(runner: Warmable, model: LoadedModel) -> None:
+    """Prefill and decode two rows, one greedy and one with every stage of sampling; leaves nothing behind, also when it
+    raises. Where passes have usual lengths, those are tried too, so that the first prompt does not wait for them."""
+    _warm_passes(runner, model)
+    every = Sampling(temperature=1.0, top_p=0.9, top_k=8, repetition_penalty=1.1)
+    requests = [
+        Submit(id="warm-up 0", prompt=_PROMPT, max_tokens=3, salt="warm-up"),
+        Submit(id="warm-up 1", prompt=_PROMPT, max_tokens=3, sampling=every, logprobs=1, salt="warm-up"),
+    ]
+    try:
+        chunks = tuple(PrefillChunk(id=request.id, start=0, tokens=_PROMPT[:-1]) for request in requests)
+        first = tuple(DecodeRow(id=request.id, token=_PROMPT[-1], position=0) for request in requests)
+        admit = tuple(Admit(request=request) for request in requests)
+        result = runner.execute(StepPlan(step=0, admit=admit, prefill=chunks, decode=first))
+        if result.failures:
+            raise ValueError(result.failures[0].message)
+        second = tuple(DecodeRow(id=row.id, token=row.tokens[0], position=1) for row in result.rows)
+        runner.execute(StepPlan(step=0, decode=second))
+    finally:
+        for request in requests:
+            runner.release(request.id)
+
+
+def _warm_passes(runner: Warmable, model: LoadedModel) -> None:
+    quantum = model.prefill_quantum
+    sizes = (quantum, quantum, model.pad_to)
+    if not quantum or sum(sizes) >= model.context:
+        return
+    request = Submit(id="warm-up", prompt=(0,) * (sum(sizes) + 1), max_tokens=2, salt="warm-up")
+    try:
+        start = 0
+        for size in sizes:
+            chunk = PrefillChunk(id=request.id, start=start, tokens=request.prompt[start : start + size])
+            runner.execute(StepPlan(step=0, admit=() if start else (Admit(request=request),), prefill=(chunk,)))
+            start += size
+    finally:
+        runner.release(request.id)
