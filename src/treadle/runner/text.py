@@ -203,9 +203,9 @@ class TextRunner:
         self._owner.check()
         return {"released_bytes": memory.give_back()}
 
-    def _reset_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
+    def _reset_job(self, context: JobContext, args: Mapping[str, Any]) -> int:
         self._owner.check()
-        return {"tokens": self._body.reset()}
+        return self._body.reset()
 
     # Starting ------------------------------------------------------------------------------------------------------
 
