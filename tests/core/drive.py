@@ -82,6 +82,7 @@ class HashRunner:
         self.failures: dict[str, str] = {}
         self.cost: Callable[[int, int], tuple[float, float]] = lambda prefill, decode: (0.0, 0.0)
         self.lost: set[str] = set()
+        self.failed: set[str] = set()
         self.shape = shape
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.stored: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -132,9 +133,10 @@ class HashRunner:
 
     def release(self, row_id: str) -> None:
         row = self.rows.pop(row_id, None)
-        if row is not None and row_id not in self.lost and self.shape.cache:
+        if row is not None and row_id not in self.lost | self.failed and self.shape.cache:
             self._store(row)
         self.lost.discard(row_id)
+        self.failed.discard(row_id)
 
     # Steps
 
@@ -156,11 +158,11 @@ class HashRunner:
         assert len(self.rows) <= self._max_running, "more rows than slots"
         assert not ids & self.lost, "a lost row was used before it was released"
         assert len({chunk.id for chunk in plan.prefill}) == len(plan.prefill), "two chunks for one row"
-        scores = [self._prefill(chunk) for chunk in plan.prefill]
+        assert self.in_flight or not ids & self.failed, "a row that is known to have failed"
+        scores = [self._prefill(chunk) for chunk in plan.prefill if chunk.id not in self.failed]
         failed = tuple(RowFailure(id=i, message=self.failures.pop(i)) for i in sorted(ids) if i in self.failures)
-        for failure in failed:
-            self.lost.add(failure.id)
-        rows = tuple(self._decode(row) for row in plan.decode if row.id not in self.lost)
+        self.failed.update(failure.id for failure in failed)
+        rows = tuple(self._decode(row) for row in plan.decode if row.id not in self.failed)
         if self.shape.blocks:
             self.least_room = min(self.least_room, self.room())
             assert self.least_room >= 0, "more blocks than there are"
@@ -366,7 +368,7 @@ class Bench:
         assert not any(kept), kept
         assert not scheduler._queue._heap
         assert not self.runner.rows
-        assert not self.runner.lost
+        assert not self.runner.lost | self.runner.failed
 
     def assert_undisturbed(self, request: Submit) -> None:
         """The request got what it would have got alone."""

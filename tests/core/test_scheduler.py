@@ -7,6 +7,7 @@ import pytest
 from tests.core.drive import Bench, expected
 from treadle.core.early import EARLY_CANCEL_S, REMEMBERED_IDS
 from treadle.core.messages import (
+    Cancel,
     CancelReason,
     Finish,
     FinishReason,
@@ -15,6 +16,7 @@ from treadle.core.messages import (
     TokenLogprob,
 )
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
+from treadle.core.scheduler import Scheduler, SchedulerLimits
 
 CANCELLED = Finish(reason=FinishReason.CANCELLED, code="client")
 SHUTDOWN = Finish(reason=FinishReason.ERROR, code="server_stopping", message="the server is stopping")
@@ -585,3 +587,14 @@ def test_integrity_notices_books_that_do_not_agree() -> None:
     bench.scheduler._rows["a"].ahead += 1
     with pytest.raises(AssertionError, match="rows count what is in flight"):
         bench.scheduler.check_integrity()
+
+
+def test_a_plan_without_work_is_applied_without_harm() -> None:
+    """And a scheduler that is told of no runner's memory reuses nothing and counts nothing."""
+    scheduler = Scheduler(SchedulerLimits(max_running=1, prefill_tokens=16))
+    scheduler.submit(Submit(id="a", prompt=(1, 2), max_tokens=0), 0.0)
+    scheduler.cancel(Cancel(id="a"), 0.0)
+    (output,) = scheduler.apply(scheduler.plan(0.0), StepResult())
+    assert output.finish == CANCELLED
+    scheduler.submit(Submit(id="b", prompt=(1, 2), max_tokens=1), 0.0)
+    assert scheduler.plan(0.0).admit[0].cached == 0

@@ -20,9 +20,10 @@ from treadle.core.messages import (
     StepReport,
     Stop,
     Submit,
+    TokenLogprob,
 )
 from treadle.engine import supervisor as supervisor_module
-from treadle.engine.client import Admission, EngineClient, Reservation
+from treadle.engine.client import EXPECTED_COMPLETION, Admission, EngineClient, Reservation
 from treadle.engine.generation import MAX_UNREAD_TOKENS, Delta, Generation
 from treadle.engine.supervisor import Patience
 from treadle.errors import (
@@ -339,6 +340,23 @@ async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estima
 
 
 @in_loop
+async def test_where_rows_can_wait_for_memory_they_reserve_what_is_expected_of_them():
+    """D2: clients that always ask for the most there is are not refused for it."""
+    can = msgspec.structs.replace(CAN, context=40_000, kv_block=16, kv_blocks=1000)
+    scene = await Scene(running=2, waiting=1).begin(can)
+    assert scene.client.gate.limits.tokens == 24_000
+    with scene.reserve(prompt=100, completion=32_000) as reservation:
+        assert scene.client.gate.tokens == 100 + EXPECTED_COMPLETION
+        reservation.correct(prompt_tokens=90, completion_tokens=32_000)
+        assert scene.client.gate.tokens == 90 + EXPECTED_COMPLETION
+        reservation.correct(prompt_tokens=90, completion_tokens=7)
+        assert scene.client.gate.tokens == 97
+    with scene.reserve(prompt=100, completion=None):
+        assert scene.client.gate.tokens == 100 + EXPECTED_COMPLETION
+    await scene.client.stop()
+
+
+@in_loop
 async def test_without_a_limit_a_row_reserves_what_the_context_leaves():
     scene = await Scene().begin()
     with scene.reserve(rows=2, prompt=60, completion=None):
@@ -577,6 +595,21 @@ async def test_deltas_that_nobody_read_merge_and_a_reader_wakes_for_each_news():
         assert (await anext(deltas)).finish is not None
         with pytest.raises(StopAsyncIteration):
             await anext(deltas)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_scores_of_a_prompt_merge_like_tokens_and_come_once():
+    scene = await Scene().begin()
+    scores = [TokenLogprob(logprob=-float(i)) for i in range(3)]
+    with scene.reserve() as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.admit(generation, prompt_logprobs=(scores[0],))
+        scene.say(Output(id=generation.id, prompt_logprobs=(scores[1],)))
+        deltas = aiter(generation)
+        assert (await anext(deltas)).prompt_logprobs == tuple(scores[:2])
+        scene.say(Output(id=generation.id, prompt_logprobs=(scores[2],)))
+        assert (await anext(deltas)).prompt_logprobs == (scores[2],)
     await scene.client.stop()
 
 

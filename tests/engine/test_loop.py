@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.faults import Faults, FaultyRunner, plain
+from treadle.core import room
 from treadle.core.messages import (
     Cancel,
     CancelJob,
@@ -23,23 +24,23 @@ from treadle.core.messages import (
     Stopped,
     Submit,
 )
-from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, EngineLoop
 from treadle.engine.mailbox import Mailbox
-from treadle.engine.owner import serve
+from treadle.engine.owner import OwnerLimits, scheduler_for, serve
 from treadle.runner.base import RunnerBroken
 
 
 class Hand:
     """A loop, its faulty runner, and everything it has said."""
 
-    def __init__(self, max_running: int = 4, **faults: Any) -> None:
+    def __init__(self, max_running: int = 4, can: dict[str, Any] | None = None, **faults: Any) -> None:
         self.now = 0.0
         self.faults = Faults(**faults)
-        self.runner = FaultyRunner(self.faults)
+        self.runner = FaultyRunner(self.faults, can=can)
         self.mailbox = Mailbox()
         self.said: list[FromOwner] = []
-        scheduler = Scheduler(SchedulerLimits(max_running=max_running, prefill_tokens=64))
+        limits = OwnerLimits(max_running=max_running, prefill_tokens=64)
+        scheduler = scheduler_for(self.runner.capabilities(), limits, self.runner.reuse)
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self.said.append, lambda: self.now)
 
     def put(self, *messages: Any) -> Hand:
@@ -297,6 +298,155 @@ def test_an_owner_whose_books_are_broken_still_says_that_it_failed(monkeypatch):
     assert hand.said == [Failed(code="engine_died", message="the engine failed and is replaced: scheduler books")]
 
 
+# Steps in flight ---------------------------------------------------------------------------------------------------
+
+AHEAD = {"lookahead": 1}
+
+
+def test_a_step_is_started_before_the_one_before_it_is_finished():
+    hand = Hand(can=AHEAD).put(ask("a", 4)).step()
+    assert (hand.runner.steps, hand.runner.finished) == (1, 0)
+    assert hand.tokens("a") == ()
+    hand.step()
+    assert (hand.runner.steps, hand.runner.finished) == (2, 1)
+    assert len(hand.tokens("a")) == 1
+    hand.until_idle()
+    assert hand.runner.most_in_flight == 2
+    assert hand.tokens("a") == expected(ask("a", 4))
+
+
+def test_a_runner_that_cannot_look_ahead_is_stepped_one_by_one():
+    hand = Hand().put(ask("a", 4)).step().until_idle()
+    assert hand.runner.most_in_flight == 1
+
+
+def test_each_row_is_told_of_once_in_a_report():
+    hand = Hand(can=AHEAD).put(ask("a", 4), ask("b", 2)).step().until_idle()
+    for report in hand.said:
+        named = [output.id for output in report.outputs]  # type: ignore[union-attr]
+        assert len(set(named)) == len(named)
+
+
+def test_the_time_of_a_step_is_from_result_to_result():
+    hand = Hand(can=AHEAD)
+
+    def work(step: int) -> None:
+        hand.now += 2.0
+
+    hand.faults.before_step = work
+    hand.now = 5.0
+    hand.put(ask("a", 4)).step(2)
+    assert hand.said[-1].statistics.step_s == 4.0, "the first, from its start"  # type: ignore[union-attr]
+    hand.step()
+    assert hand.said[-1].statistics.step_s == 2.0  # type: ignore[union-attr]
+
+
+def test_a_cancel_leaves_its_slot_though_its_step_is_in_flight():
+    """B3, B6"""
+    hand = Hand(max_running=1, can=AHEAD).put(ask("a", 50), ask("b", 3)).step(3)
+    told = hand.tokens("a")
+    hand.put(Cancel(id="a")).step()
+    assert hand.end("a").reason is FinishReason.CANCELLED
+    assert hand.tokens("a") == told
+    assert [admit.request.id for admit in hand.runner.plans[-1].admit] == ["b"]
+    hand.until_idle()
+    assert hand.tokens("b") == expected(ask("b", 3))
+
+
+def test_an_id_that_comes_again_while_its_old_self_is_in_flight_gets_its_own_tokens():
+    hand = Hand(can=AHEAD).put(ask("a", 50, prompt=(3, 4))).step(3)
+    hand.put(Cancel(id="a")).step()
+    hand.said.clear()
+    again = ask("a", 4, prompt=(8, 9))
+    hand.put(again).step().until_idle()
+    assert hand.tokens("a") == expected(again)
+
+
+@pytest.mark.parametrize("where", ["steps", "finishes"])
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_fault_at_either_end_of_a_step_fails_nobody_and_changes_no_token(where, at):
+    """B7"""
+    requests = [ask(f"r{i}", 4 + i, prompt=(i, 3)) for i in range(4)]
+    hand = Hand(can=AHEAD, **{where: {at: ValueError("hiccup")}}).put(*requests).step().until_idle()
+    for request in requests:
+        assert hand.tokens(request.id) == expected(request)
+        assert hand.end(request.id).reason is FinishReason.LENGTH
+    assert hand.said[-1].statistics.recovered_steps == 1  # type: ignore[union-attr]
+    assert not hand.runner.rows
+
+
+def test_a_start_that_raises_and_then_the_finish_before_it_is_one_recovery():
+    """B7: the step in flight takes the one that was not started with it."""
+    requests = [ask(f"r{i}", 5, prompt=(i, 3)) for i in range(2)]
+    hand = Hand(can=AHEAD, steps={3: ValueError("start")}, finishes={2: ValueError("finish")})
+    hand.put(*requests).step().until_idle()
+    assert hand.said[-1].statistics.recovered_steps == 1  # type: ignore[union-attr]
+    for request in requests:
+        assert hand.tokens(request.id) == expected(request)
+
+
+def test_a_broken_runner_in_a_finish_is_the_end():
+    """B7"""
+    hand = Hand(can=AHEAD, finishes={2: RunnerBroken("the device is lost")}).put(ask("a", 9))
+    assert not serve(hand.loop)
+    assert hand.end("a").code == "engine_died"
+    assert isinstance(hand.said[-1], Failed)
+
+
+def test_a_stop_ends_rows_with_steps_in_flight():
+    """C3"""
+    hand = Hand(can=AHEAD).put(ask("a", 9)).step(2).put(Stop()).step()
+    assert hand.end("a").code == "server_stopping"
+    assert isinstance(hand.said[-1], Stopped)
+
+
+def test_a_job_finds_no_step_in_flight_and_comes_after_what_those_had_to_say():
+    hand = Hand(can=AHEAD)
+    seen: list[tuple[int, int]] = []
+    hand.faults.jobs = {"job": lambda context, args: seen.append((len(hand.runner.in_flight), len(hand.tokens("a"))))}
+    hand.put(ask("a", 9)).step(2)
+    hand.put(RunJob(id="j", name="job")).step()
+    assert seen == [(0, 2)]
+    hand.until_idle()
+    assert hand.tokens("a") == expected(ask("a", 9))
+
+
+@pytest.fixture
+def greedy(monkeypatch):
+    """Few tokens are expected of rows, so that more come in than fit in the end."""
+    monkeypatch.setattr(room, "EXPECTED", 1)
+
+
+@pytest.mark.usefixtures("greedy")
+def test_rows_that_outgrow_the_runners_blocks_take_turns():
+    hand = Hand(can={**AHEAD, "kv_block": 2, "kv_blocks": 12, "prefix_cache": True})
+    requests = [ask(f"r{i}", 16, prompt=(i, 3, 5)) for i in range(4)]
+    hand.put(*requests).step().until_idle(2000)
+    for request in requests:
+        assert hand.tokens(request.id) == expected(request)
+    statistics = hand.said[-1].statistics  # type: ignore[union-attr]
+    assert statistics.preempted > 0
+    assert statistics.cached_tokens > 0
+
+
+@pytest.mark.usefixtures("greedy")
+def test_a_row_that_outgrew_the_blocks_is_released_before_others_grow():
+    """What the runner holds is never more than there is: it checks that itself."""
+    released: list[str] = []
+    hand = Hand(can={"kv_block": 2, "kv_blocks": 12}, on_release=lambda row: released.append(row))
+    hand.put(*(ask(f"r{i}", 16, prompt=(i, 3, 5)) for i in range(4))).step().until_idle(2000)
+    assert len(released) > 4
+
+
+def test_scores_of_a_prompt_are_told_and_a_request_for_no_tokens_ends():
+    request = ask("a", 0, prompt=(5, 6, 7), prompt_logprobs=1)
+    hand = Hand(can=AHEAD).put(request).step().until_idle()
+    scores = [score for output in hand.outputs for score in output.prompt_logprobs]
+    assert [score.top[0][0] for score in scores] == [6, 7]
+    assert hand.tokens("a") == ()
+    assert hand.end("a").reason is FinishReason.LENGTH
+
+
 # Jobs --------------------------------------------------------------------------------------------------------------
 
 
@@ -449,9 +599,10 @@ def test_a_stop_during_a_job_is_seen_by_it_and_applied_after_it():
     assert isinstance(hand.said[-1], Stopped)
 
 
+@pytest.mark.usefixtures("greedy")
 def test_random_operations_end_everyone_once_and_agree_with_the_oracle():
     """B1 to B7, D5: whatever the order, tokens are those of the request alone or a prefix of them."""
-    for seed in range(60):
+    for seed in range(120):
         _random_run(seed)
 
 
@@ -459,9 +610,12 @@ def _random_run(seed: int) -> None:
     chance = random.Random(seed)
     hiccups = seed % 2 == 0
     poison = set() if hiccups else {f"r{i}" for i in range(12) if chance.random() < 0.15}
+    tight = {"kv_block": 2, "kv_blocks": chance.randint(5, 9), "prefix_cache": chance.random() < 0.5}
     hand = Hand(
         max_running=chance.randint(1, 4),
+        can={"lookahead": chance.choice((0, 1, 2)), **(tight if chance.random() < 0.5 else {})},
         steps={k: ValueError("hiccup") for k in range(1, 60) if hiccups and chance.random() < 0.1},
+        finishes={k: ValueError("late hiccup") for k in range(1, 60) if hiccups and chance.random() < 0.1},
         on_row=lambda row: ValueError("poison") if row in poison else None,
     )
     requests = {f"r{i}": ask(f"r{i}", chance.randint(1, 6), prompt=(i, 1, 2)) for i in range(12)}

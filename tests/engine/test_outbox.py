@@ -43,6 +43,7 @@ def _histories() -> st.SearchStrategy[list[StepReport]]:
                         wait_s=0.5 if row not in begun else 0.0,
                         tokens=tuple(draw(st.integers(0, 99)) for _ in range(count)),
                         logprobs=tuple(TokenLogprob(logprob=-float(i)) for i in range(count)),
+                        prompt_logprobs=tuple(TokenLogprob(logprob=-float(step)) for _ in range(3 - count)),
                         prompt_tokens_done=draw(st.none() | st.integers(0, 9)),
                         cached_tokens=draw(st.none() | st.integers(0, 9)),
                         finish=finish,
@@ -61,13 +62,14 @@ def _seen(reports: list[StepReport]) -> dict[str, tuple[object, ...]]:
     """What a client ends up knowing of each row."""
     known: dict[str, list[object]] = {}
     for output in (output for report in reports for output in report.outputs):
-        row = known.setdefault(output.id, [0, 0.0, (), (), None, None, []])
+        row = known.setdefault(output.id, [0, 0.0, (), (), None, None, [], ()])
         row[0] += output.admitted  # type: ignore[operator]
         row[1] += output.wait_s  # type: ignore[operator]
         row[2] += output.tokens  # type: ignore[operator]
         row[3] += output.logprobs  # type: ignore[operator]
         row[4] = row[4] if output.prompt_tokens_done is None else output.prompt_tokens_done
         row[5] = row[5] if output.cached_tokens is None else output.cached_tokens
+        row[7] += output.prompt_logprobs  # type: ignore[operator]
         if output.finish:
             row[6].append(output.finish)  # type: ignore[attr-defined]
     return {key: tuple(row) for key, row in known.items()}
@@ -91,6 +93,11 @@ def test_two_reports_are_merged_without_touching_them():
     second = StepReport(step=2, outputs=(Output(id="b", tokens=(2,)), Output(id="a", tokens=(3,))))
     assert merge(first, second).outputs == (Output(id="a", tokens=(1, 3)), Output(id="b", tokens=(2,)))
     assert first.outputs == (Output(id="a", tokens=(1,)),)
+
+
+def test_news_of_one_row_in_two_parts_of_a_report_are_not_lost():
+    first = StepReport(step=1, outputs=(Output(id="a", tokens=(1,)), Output(id="a", tokens=(2,))))
+    assert merge(first, StepReport(step=2)).outputs == (Output(id="a", tokens=(1, 2)),)
 
 
 def test_only_reports_merge_and_the_order_stays():

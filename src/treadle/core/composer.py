@@ -44,7 +44,8 @@ class Composer:
         growing = grow(claimants, room)
         held = {row for row in claimants if row.decodes} - growing
         active = self._active(running)
-        joins = tuple(self._join(row, room) for row in active if not row.joined)
+        joins = tuple(self._joins(active, room))
+        active = [row for row in active if row.joined]
         chunks = tuple(self._chunks(active, room, step))
         newly = (row for row in active if row not in held and row not in growing and row.decodes_after(step - 1))
         growing.update(row for row in newly if room.take(row.cached))
@@ -69,6 +70,14 @@ class Composer:
             trunk.lead = row
             return False
         return lead.state is State.PREFILL and (lead.fresh is None or lead.fresh >= self._worth_waiting)
+
+    def _joins(self, active: Collection[Row], room: Room) -> Iterable[Admit]:
+        """Whoever is new, while there is room for all that may be reused; it is not known before it is taken."""
+        alone = not any(row.joined for row in active)
+        for row in active:
+            if not row.joined and (alone or room.blocks(row.known - 1) <= room.left):
+                alone = False
+                yield self._join(row, room)
 
     def _join(self, row: Row, room: Room) -> Admit:
         """`row` joins, with what is cached of it. Who wants the log-probabilities of its prompt computes all of it."""
