@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from .row import Row
 
@@ -41,24 +41,27 @@ class Room:
 class Promises:
     """Room that is spoken for, as rows come in one by one.
 
-    A row is promised its prompt and what it has generated, and a block to grow by. It comes in where there is room for
-    that and for EXPECTED tokens more beside the promises to others; what it then grows beyond, it may have to give
-    back. Where nothing else runs it comes in, as it fits alone.
+    A row is promised its prompt and what it has generated, and a block's tokens to grow by if it may come to them. It
+    comes in where there is room for EXPECTED tokens of it beside the promises to others; what it then grows beyond, it
+    may have to give back. Where nothing else runs it comes in, as it fits alone.
     """
 
-    def __init__(self, room: Room, running: Iterable[Row]) -> None:
+    def __init__(self, room: Room, running: Collection[Row]) -> None:
         self._room = room
+        self._alone = not running
         self._promised = sum(map(self._promise, running))
 
     def admits(self, row: Row) -> bool:
-        more = min(row.request.max_tokens - len(row.tokens), EXPECTED)
-        if self._promised and self._promised + self._room.blocks(row.known + more) > self._room.left:
+        need = self._room.blocks(min(row.known + EXPECTED, row.reserved))
+        if not self._alone and self._promised + need > self._room.left:
             return False
+        self._alone = False
         self._promised += self._promise(row)
         return True
 
     def _promise(self, row: Row) -> int:
-        return max(0, self._room.blocks(row.known) - self._room.blocks(row.cached)) + 1
+        soon = min(row.known + self._room.block, row.reserved)
+        return max(0, self._room.blocks(soon) - self._room.blocks(row.cached))
 
 
 class Reservations:
