@@ -7,7 +7,7 @@ back get caches of their own again, evaluated at once, so that the next forward 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import mlx.core as mx
 
@@ -16,10 +16,10 @@ from .mlxlm import Caches
 
 
 class DecodeBatch:
-    """`ids` are the rows inside, in the order of the caches' first axis."""
+    """`ids` are the rows inside, in the order of the caches' first axis; None is one that has left."""
 
     def __init__(self) -> None:
-        self.ids: list[str] = []
+        self.ids: list[str | None] = []
         self.caches: Caches = []
 
     @property
@@ -30,17 +30,23 @@ class DecodeBatch:
         """Forget everything inside."""
         self.ids, self.caches = [], []
 
-    def arrange(self, wanted: Sequence[str], alive: Iterable[str], own: MutableMapping[str, Caches]) -> None:
+    def forget(self, row: str) -> None:
+        """The row has left, and its id may come back as another's. The last one's caches go at once."""
+        self.ids = [None if id_ == row else id_ for id_ in self.ids]
+        if not any(id_ is not None for id_ in self.ids):
+            self.drop()
+
+    def arrange(self, wanted: Sequence[str], own: MutableMapping[str, Caches]) -> None:
         """Hold exactly the rows `wanted`, in any order.
 
-        Newcomers are taken out of `own`; rows inside that are `alive` but not wanted are put there. On an exception
-        the batch is empty, so no row is left in it half-way: those not in `own` are lost.
+        Newcomers are taken out of `own`; rows inside that are not wanted are put there. On an exception the batch is
+        empty, so no row is left in it half-way: those not in `own` are lost.
         """
         if set(wanted) == set(self.ids):
             return
         ids, caches = self.ids, self.caches
         self.drop()
-        _split_off(ids, caches, set(alive) - set(wanted), own)
+        _split_off(ids, caches, set(wanted), own)
         stay = [i for i, id_ in enumerate(ids) if id_ in set(wanted)]
         staying = {ids[i] for i in stay}
         join = [id_ for id_ in wanted if id_ not in staying]
@@ -49,12 +55,12 @@ class DecodeBatch:
         elif 1 < len(stay) < len(ids):
             mlxlm.keep_rows(caches, stay)
         self.caches = _joined(caches if stay else [], len(stay), [own.pop(id_) for id_ in join])
-        self.ids = [ids[i] for i in stay] + join
+        self.ids = [*(ids[i] for i in stay), *join]
 
 
-def _split_off(ids: list[str], caches: Caches, leaving: set[str], own: MutableMapping[str, Caches]) -> None:
+def _split_off(ids: list[str | None], caches: Caches, wanted: set[str], own: MutableMapping[str, Caches]) -> None:
     for place, id_ in enumerate(ids):
-        if id_ in leaving:
+        if id_ is not None and id_ not in wanted:
             own[id_] = mlxlm.extract(caches, place) if len(ids) > 1 else caches
             mx.eval(mlxlm.states(own[id_]))
 

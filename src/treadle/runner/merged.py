@@ -60,14 +60,13 @@ class MergedRows:
         """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
         self._cached.pop(row, None)
         self._own.pop(row, None)
-        if not any(id_ in self._cached for id_ in self._batch.ids):
-            self._batch.drop()
+        self._batch.forget(row)
 
     def lose(self, rows: Sequence[str]) -> None:
-        """The caches of these rows may have advanced in some layers only."""
-        self._batch.drop()
+        """The caches of these rows may have advanced in some layers only. Where a pass over the batch failed, these are
+        all that are in it."""
         for row in rows:
-            self._own.pop(row, None)
+            self.release(row)
 
     def settle(self, row: str, tokens: Sequence[int]) -> None:
         """Nothing is kept."""
@@ -178,8 +177,8 @@ class MergedRows:
         with mlx_runtime("decoding"):
             if not self._model.batched:
                 return self._one_by_one(wanted, done)
-            self._batch.arrange(list(wanted), self._cached, self._own)
-            ids = self._batch.ids
+            self._batch.arrange(list(wanted), self._own)
+            ids = [id_ for id_ in self._batch.ids if id_ is not None]
             logits = self._model.decode([wanted[id_].known[-1] for id_ in ids], self._batch.caches)
         done.arrays.extend(mlxlm.states(self._batch.caches))
         return {id_: logits[i : i + 1] for i, id_ in enumerate(ids)}

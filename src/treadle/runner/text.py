@@ -57,6 +57,13 @@ class _Step:
     logprobs: Logprobs | None = None
     scores: dict[str, PromptScores] = field(default_factory=dict)
 
+    def drop(self, ids: Sequence[str]) -> None:
+        """Leave rows out of it."""
+        if ids:
+            self.pieces = [piece for piece in self.pieces if piece.id not in ids]
+            self.picks = [pick for pick in self.picks if pick.id not in ids]
+            self.rows = {id_: row for id_, row in self.rows.items() if id_ not in ids}
+
     @property
     def picked(self) -> Any | None:
         """The picks (P,), on the device."""
@@ -136,6 +143,7 @@ class TextRunner:
         """Begin the plan's work. Raises RunnerBroken when MLX's runtime failed; any other exception leaves the rows of
         the plan lost."""
         self._owner.check()
+        assert len(self._started) <= self._body.lookahead <= 1, "one step at most runs ahead"
         self._before_step()
         step = self._step(plan)
         self._started.append(step)
@@ -143,7 +151,7 @@ class TextRunner:
             self._launch(step, self._started[-2] if len(self._started) > 1 else None)
         except BaseException:
             self._started.pop()
-            self._body.lose([piece.id for piece in step.pieces])
+            self._lose(step)
             raise
 
     def finish(self) -> StepResult:
@@ -155,7 +163,7 @@ class TextRunner:
             result = self._read(step)
         except BaseException:
             for lost in self._started:
-                self._body.lose([piece.id for piece in lost.pieces])
+                self._lose(lost)
             self._started.clear()
             raise
         self._started.popleft()
@@ -165,8 +173,7 @@ class TextRunner:
         """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
         self._owner.check()
         self._body.release(row_id)
-        if self._rows.pop(row_id, None) is not None and not self._rows:
-            memory.give_back()
+        self._forget(row_id)
 
     def statistics(self) -> RunnerStatistics:
         """Memory in use."""
@@ -273,6 +280,17 @@ class TextRunner:
                 good.append(piece)
         return good
 
+    def _lose(self, step: _Step) -> None:
+        """The step failed. Rows that took part and have gone since, whatever their ids mean now, are not touched."""
+        lost = [id_ for id_, row in step.rows.items() if self._rows.get(id_) is row]
+        self._body.lose(lost)
+        for id_ in lost:
+            self._forget(id_)
+
+    def _forget(self, row_id: str) -> None:
+        if self._rows.pop(row_id, None) is not None and not self._rows:
+            memory.give_back()
+
     def _launch(self, step: _Step, before: _Step | None) -> None:
         """Build the step's graph and hand it to the device."""
         with mlx_runtime("computing a step"):
@@ -373,6 +391,7 @@ class TextRunner:
         before = step
         for later in list(self._started)[1:]:
             if redrawn:
+                later.drop([id_ for id_, row in later.rows.items() if self._rows.get(id_) is not row])
                 self._launch(later, before)
             if later.drawn is None and later.picks:
                 self._draw(later)

@@ -48,6 +48,11 @@ class Buffer:
         self.values = mx.concatenate([*values, _room(values[0], more)], axis=2)
         self.base, self.end = base, base + count
 
+    def cut(self, end: int) -> None:
+        """Forget the tokens from `end` on."""
+        assert self.base <= end <= self.end
+        self.end = end
+
     def last(self, count: int) -> tuple[Any, Any]:
         """Keys and values of the last `count` tokens."""
         return self.between(self.end - count, self.end)

@@ -109,6 +109,7 @@ class StockLayout:
 
     def lose(self, row: str) -> None:
         self.release(row)
+        self._step.rows = {}  # the pass that failed never came to `written`
 
     # Passes ------------------------------------------------------------------------------------------------------
 
@@ -119,6 +120,9 @@ class StockLayout:
         self._step.placed = placed
         self._step.positions = mx.array(positions)
         self._step.rows = {piece.id: self._rows[piece.id].buffers for piece in placed}
+        for piece in placed:  # a pass that is computed again writes over what it wrote
+            for buffer in self._step.rows[piece.id]:
+                buffer.cut(piece.start)
 
     def written(self) -> list[Any]:
         arrays = [(b.keys, b.values) for buffers in self._step.rows.values() for b in buffers]
