@@ -5,12 +5,12 @@ Everything that a row is planned to do counts as done here, as the next plan may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
 from .counts import Counts
-from .memory import grow
+from .memory import Claims, grow
 from .outputs import Outputs
 from .pace import PrefillPace
 from .plan import Admit, DecodeRow, PrefillChunk, StepPlan
@@ -38,18 +38,21 @@ class Composer:
         self._outputs = outputs
 
     def compose(
-        self, step: int, release: tuple[str, ...], running: Collection[Row], claimants: Sequence[Row], room: Room
+        self, step: int, release: tuple[str, ...], running: Collection[Row], claimed: Claims, room: Room
     ) -> StepPlan:
-        """Step number `step` of the rows that are `running`, in which `claimants` grow first."""
-        growing = grow(claimants, room)
-        held = {row for row in claimants if row.decodes} - growing
+        """Step number `step` of the rows that are `running`, of which those in `claimed` grow first."""
+        decoding = grow(claimed, room)
         active = self._active(running)
-        joins = tuple(self._joins(active, room))
-        active = [row for row in active if row.joined]
-        chunks = tuple(self._chunks(active, room, step))
-        newly = (row for row in active if row not in held and row not in growing and row.decodes_after(step - 1))
-        growing.update(row for row in newly if room.take(row.cached))
-        decode = tuple(self._decode(row, step) for row in active if row in growing)
+        joins: tuple[Admit, ...] = ()
+        chunks: tuple[PrefillChunk, ...] = ()
+        if len(decoding) < len(active):
+            ready = set(claimed.rows)
+            joins = tuple(self._joins(active, room))
+            active = [row for row in active if row.joined]
+            chunks = tuple(self._chunks(active, room, step))
+            newly = (row for row in active if row not in ready and row.decodes_after(step - 1))
+            decoding.update(row for row in newly if room.take(row.cached))
+        decode = tuple(self._decode(row, step) for row in active if row in decoding)
         return StepPlan(step=step, release=release, admit=joins, prefill=chunks, decode=decode)
 
     def _active(self, running: Collection[Row]) -> list[Row]:

@@ -1,35 +1,53 @@
 """Who may grow in a step, and who gives way where there is too little room.
 
-Decoding rows grow first, those with the best claim before others. The row with the best claim of all counts wherever it
-stands: a prompt that the newer ones' growth leaves no room would otherwise wait for their ends.
+Every decoding row claims the room for its next token. The row with the best claim of all counts wherever it stands: a
+prompt that the newer ones' growth leaves no room would otherwise wait for their ends. Where there is too little, those
+with the best claims grow and the others are held back for the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from .room import Room
 from .row import Row
 
 
-def claims(rows: Iterable[Row], last_step: int) -> list[Row]:
-    """Those of `rows` that have to grow by a token in the step after `last_step`, the best claim first."""
-    joined = sorted((row for row in rows if row.joined), key=lambda row: row.rank)
-    return [row for i, row in enumerate(joined) if row.decodes_after(last_step) or (i == 0 and row.prefill_left > 0)]
+@dataclass(slots=True)
+class Claims:
+    """`rows` decode in the next step if there are `need` blocks; `kept` more are for a first row that prefills."""
+
+    rows: list[Row]
+    need: int
+    kept: int
+
+    def short(self, room: Room) -> int:
+        """Blocks that are missing; none are where it is not positive."""
+        return self.need + self.kept - room.left
 
 
-def shortage(claimants: Iterable[Row], room: Room) -> int:
-    """Blocks that are missing for all of them to grow; none are where it is not positive."""
-    return sum(room.growth(row.cached) for row in claimants) - room.left
+def claims(running: Collection[Row], last_step: int, room: Room) -> Claims:
+    """What the rows need to go on in the step after `last_step`."""
+    rows = [row for row in running if row.decodes_after(last_step) and row.joined]
+    block = room.block
+    need = sum(row.cached % block == 0 for row in rows)
+    kept = 0
+    if room.limited and len(rows) < len(running):
+        first = min((row for row in running if row.joined), key=_rank, default=None)
+        kept = room.growth(first.cached) if first is not None and first.prefill_left > 0 else 0
+    return Claims(rows, need, kept)
 
 
-def give_way(rows: Iterable[Row], short: int, room: Room) -> list[Row]:
+def give_way(running: Iterable[Row], short: int, room: Room) -> list[Row]:
     """Rows whose memory makes up for `short` blocks, the worst claim first; never the one with the best.
 
     What they share with others does not come free, so what they hold is an estimate: there may be less room than hoped
     for in the next plan, and then others follow them.
     """
-    holders = sorted((row for row in rows if row.joined), key=lambda row: row.rank)
+    if short <= 0:
+        return []
+    holders = sorted((row for row in running if row.joined), key=_rank)
     leaving = []
     while short > 0 and len(holders) > 1:
         row = holders.pop()
@@ -38,15 +56,16 @@ def give_way(rows: Iterable[Row], short: int, room: Room) -> list[Row]:
     return leaving
 
 
-def grow(claimants: Sequence[Row], room: Room) -> set[Row]:
-    """Take a token's room for each of them that decodes, while there is some; who got it. What a first one that
-    prefills will need is left for it."""
-    kept, growing = 0, set()
-    for row in claimants:
-        if not row.decodes:
-            kept = room.growth(row.cached)
-            room.left -= kept
-        elif room.take(row.cached):
-            growing.add(row)
-    room.left += kept
+def grow(claimed: Claims, room: Room) -> set[Row]:
+    """Take a token's room for the rows that have not given way, while there is some; who got it."""
+    if claimed.short(room) <= 0:
+        room.left -= claimed.need
+        return set(claimed.rows)
+    room.left -= claimed.kept
+    growing = {row for row in sorted(claimed.rows, key=_rank) if row.joined and room.take(row.cached)}
+    room.left += claimed.kept
     return growing
+
+
+def _rank(row: Row) -> tuple[int, int]:
+    return row.rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .messages import Finish, Output, TokenLogprob
 from .row import Row
@@ -14,9 +14,9 @@ class Pending:
 
     admitted: bool = False
     wait_s: float = 0.0
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_done: int | None = None
     cached: int | None = None
     finish: Finish | None = None
@@ -26,9 +26,9 @@ class Pending:
             id=id_,
             admitted=self.admitted,
             wait_s=self.wait_s,
-            tokens=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            prompt_logprobs=tuple(self.prompt_logprobs),
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             prompt_tokens_done=self.prompt_done,
             cached_tokens=self.cached,
             finish=self.finish,
@@ -42,7 +42,10 @@ class Outputs:
         self._pending: dict[Row, Pending] = {}
 
     def of(self, row: Row) -> Pending:
-        return self._pending.setdefault(row, Pending())
+        pending = self._pending.get(row)
+        if pending is None:
+            pending = self._pending[row] = Pending()
+        return pending
 
     def flush(self) -> tuple[Output, ...]:
         """Everything there is to tell since the last call."""

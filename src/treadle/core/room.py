@@ -15,6 +15,7 @@ class Room:
 
     def __init__(self, block: int, left: int | None) -> None:
         self.block = block
+        self.limited = left is not None
         self.left = sys.maxsize if left is None else left
 
     def blocks(self, tokens: int) -> int:

@@ -79,7 +79,12 @@ class Row:
 
     def decodes_after(self, step: int) -> bool:
         """Whether it can in the step after `step`: a token that is not known has to come from just that one."""
-        return self.decodes and (not self.ahead or self.decoded == step)
+        position = len(self.tokens) + self.ahead  # as `decodes`, for every row of every step
+        return (
+            len(self.request.prompt) + position - 1 == self.cached
+            and position < self.request.max_tokens
+            and (not self.ahead or self.decoded == step)
+        )
 
     @property
     def last_token(self) -> int | None:

@@ -25,7 +25,7 @@ from .composer import Composer, Reuse, nothing
 from .counts import Counts
 from .early import Absent
 from .ends import cancelled, failed, too_big
-from .memory import claims, give_way, shortage
+from .memory import claims, give_way
 from .messages import (
     Cancel,
     EngineStatistics,
@@ -34,11 +34,10 @@ from .messages import (
     Output,
     RunnerStatistics,
     Submit,
-    TokenLogprob,
 )
 from .outputs import Outputs
 from .pace import PrefillPace
-from .plan import StepPlan, StepResult
+from .plan import RowTokens, StepPlan, StepResult
 from .queue import Queue
 from .room import Promises, Reservations, Room
 from .row import Row
@@ -148,17 +147,15 @@ class Scheduler:
         are, may mean that they have to be applied first.
         """
         space = Room(self.limits.kv_block, room if self.limits.kv_blocks else None)
-        claimants = claims(self._running.values(), self._counts.steps)
-        short = shortage(claimants, space)
+        running = self._running.values()
+        claimed = claims(running, self._counts.steps, space)
+        short = claimed.short(space)
         if self._flights and (short > 0 or self._on_trial()):
             return StepPlan(step=self._counts.steps + 1, release=self.departed())
-        if not self._preempt(give_way(self._running.values(), short, space), now):
+        if not self._preempt(give_way(running, short, space), now):
             self._admit_waiting(now, space)
         self._expire_waiting(now)
-        claimants = [row for row in claimants if row.joined]
-        running = self._running.values()
-        step, release = self._counts.steps + 1, self.departed()
-        plan = self._composer.compose(step, release, running, claimants, space)
+        plan = self._composer.compose(self._counts.steps + 1, self.departed(), running, claimed, space)
         self._take_off(plan)
         return plan
 
@@ -175,7 +172,7 @@ class Scheduler:
                 self._end(row, failed("engine_step_failed", failure.message))
         for scores in result.scores:
             if (row := flight.rows[scores.id]).live:
-                self._outputs.of(row).prompt_logprobs.extend(row.score(scores.logprobs))
+                self._outputs.of(row).prompt_logprobs += row.score(scores.logprobs)
         for admit in plan.admit:
             self._filled(flight.rows[admit.request.id], admit.cached)
         for chunk in plan.prefill:
@@ -184,7 +181,7 @@ class Scheduler:
         for decode in plan.decode:
             if (row := flight.rows[decode.id]).live:
                 _agree(decode.id in gained, "a row that decodes gains or fails")
-                self._gain(row, gained[decode.id].tokens, gained[decode.id].logprobs)
+                self._gain(row, gained[decode.id])
         return self.flush()
 
     def recover(self, plan: StepPlan, message: str) -> tuple[Output, ...]:
@@ -262,9 +259,9 @@ class Scheduler:
     # Who comes and goes --------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, now: float, space: Room) -> None:
-        if self._on_trial():
-            return  # a newcomer in a suspect's trial could be the one to blame
         running = self._running.values()
+        if self._queue.head() is None or len(running) >= self.limits.max_running or self._on_trial():
+            return  # in a suspect's trial a newcomer could be the one to blame
         promises = Promises(space, running) if self.limits.kv_blocks else Reservations(self.limits.kv_tokens, running)
         while len(running) < self.limits.max_running and (row := self._queue.head()) is not None:
             if not promises.admits(row):
@@ -332,7 +329,8 @@ class Scheduler:
         if row.request.max_tokens == 0 and cached == row.known - 1:
             self._end(row, Finish(reason=FinishReason.LENGTH))
 
-    def _gain(self, row: Row, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+    def _gain(self, row: Row, gained: RowTokens) -> None:
+        tokens = gained.tokens
         row.suspect = False
         row.ahead -= 1
         _agree(len(tokens) == 1 or not row.ahead, "several tokens a step are not planned ahead of")
@@ -342,14 +340,16 @@ class Scheduler:
             self._counts.prompt_tokens += 1  # the last one went in as a decode row
             out.prompt_done = len(row.request.prompt)
         row.cached += len(tokens) - 1
-        for i, token in enumerate(tokens):
-            finish = row.take(token)
-            self._counts.completion_tokens += 1
-            out.tokens.append(token)
-            out.logprobs.extend(logprobs[i : i + 1])
-            if finish is not None:
-                self._end(row, finish)
-                return
+        finish, before = None, len(row.tokens)
+        for token in tokens:
+            if (finish := row.take(token)) is not None:
+                break
+        count = len(row.tokens) - before  # what comes after the end is dropped
+        self._counts.completion_tokens += count
+        out.tokens += tokens[:count]
+        out.logprobs += gained.logprobs[:count]
+        if finish is not None:
+            self._end(row, finish)
 
 
 def _row_ids(plan: StepPlan) -> Iterable[str]:
