@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from tests.runner.families import make_family
 from tests.support.tiny import Architecture, make_tiny
 from treadle.runner.loader import load
 from treadle.runner.model import LoadedModel
@@ -16,19 +17,34 @@ Tiny = Callable[..., LoadedModel]
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """Loads a tiny random model by architecture, once for each."""
+    """Loads a tiny random model by architecture or family, with what else `load` takes; once for each."""
     known: dict[Any, LoadedModel] = {}
+    folders: dict[str, Path] = {}
 
-    def get(architecture: Architecture = "llama") -> LoadedModel:
-        if architecture not in known:
-            folder: Path = tmp_path_factory.mktemp("model") / architecture
-            known[architecture] = load(make_tiny(folder, architecture=architecture))
-        return known[architecture]
+    def get(architecture: str = "llama", **options: Any) -> LoadedModel:
+        key = (architecture, *sorted(options.items()))
+        if key not in known:
+            if architecture not in folders:
+                folders[architecture] = _make(tmp_path_factory.mktemp("model") / architecture, architecture)
+            known[key] = load(folders[architecture], **options)
+        return known[key]
 
     return get
 
 
+def _make(folder: Path, architecture: str) -> Path:
+    if architecture in get_args(Architecture):
+        return make_tiny(folder, architecture=architecture)  # type: ignore[arg-type]
+    return make_family(folder, architecture)
+
+
+@pytest.fixture(params=[True, False], ids=["own", "merged"])
+def either(request: pytest.FixtureRequest, tiny: Tiny) -> Tiny:
+    """The same, on both paths: rows of our own, and mlx-lm's caches."""
+    return lambda architecture="llama", **options: tiny(architecture, own=request.param, **options)
+
+
 @pytest.fixture
-def runner(tiny: Tiny) -> TextRunner:
-    """A runner over the tiny llama."""
-    return TextRunner(tiny("llama"))
+def runner(either: Tiny) -> TextRunner:
+    """A runner over the tiny llama, on both paths."""
+    return TextRunner(either("llama"))

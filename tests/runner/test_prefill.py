@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from treadle.core.messages import Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.runner.flat import Piece
 from treadle.runner.prefill import MAX_PADDED, MAX_SHARED_TOKENS, passes
 from treadle.runner.text import TextRunner
 
 from .conftest import Tiny
 
 
-def chunk(name: str, start: int, length: int) -> PrefillChunk:
-    return PrefillChunk(id=name, start=start, tokens=tuple(range(1, length + 1)))
+def chunk(name: str, start: int, length: int) -> Piece:
+    return Piece(id=name, start=start, tokens=tuple(range(1, length + 1)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 600), st.integers(1, 600)), max_size=12))
@@ -55,7 +56,7 @@ PROMPTS = {"a": tuple(range(3, 50)), "b": tuple(range(90, 60, -1)), "c": (9, 8, 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
 def test_prompts_read_in_one_pass_give_the_tokens_of_prompts_read_alone(tiny: Tiny, family: str) -> None:
     """Greedy, token for token, with a sliding window shorter than the prompts (gemma3)."""
-    model = tiny(family)
+    model = tiny(family, own=False)
     assert model.shares_prefill
     shared = steps(TextRunner(model), PROMPTS, 4)
     alone = {
@@ -65,8 +66,8 @@ def test_prompts_read_in_one_pass_give_the_tokens_of_prompts_read_alone(tiny: Ti
     assert shared == alone
 
 
-def test_a_bad_prompt_among_those_of_a_pass_fails_alone(tiny: Tiny) -> None:
-    model = tiny("llama")
+def test_a_bad_prompt_among_those_of_a_pass_fails_alone(either: Tiny) -> None:
+    model = either("llama")
     runner = TextRunner(model)
     good, bad = (
         Submit(id="good", prompt=(1, 2, 3, 4), max_tokens=12),
@@ -88,7 +89,7 @@ def test_a_bad_prompt_among_those_of_a_pass_fails_alone(tiny: Tiny) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
 def test_passes_that_are_padded_for_cuda_give_the_same_tokens(tiny: Tiny, family: str, shared: bool) -> None:
     """Few lengths for the device to plan for; sliding windows are read as they are where they can't be padded."""
-    model = replace(tiny(family), shares_prefill=shared)
+    model = replace(tiny(family, own=False), shares_prefill=shared)
     padded = replace(model, device="cuda")
     assert (padded.prefill_quantum, padded.pad_to) == (256, 64)
     assert (model.prefill_quantum, model.pad_to) == (0, 1)

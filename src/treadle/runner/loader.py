@@ -18,7 +18,7 @@ from . import memory as mem
 from .base import Progress, RunnerBroken
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
-from .own import stock
+from .own import Own, stock
 from .prefill import can_share
 from .probe import probe
 
@@ -37,15 +37,17 @@ def load(
     memory: int | None = None,
     max_running: int = 1,
     prefix_cache: bool = True,
+    own: bool = True,
     details: Mapping[str, str] | None = None,
     progress: Progress = lambda stage: None,
 ) -> LoadedModel:
     """Load the model, its weights included, and measure what the runner must know.
 
     `context` shortens the model's own; `memory` is the byte budget of all caches (a share of what the weights leave
-    by default) for up to `max_running` rows; `prefix_cache` keeps prompts for others; `details` are shown to people
-    beside what is found here. Raises StartFailed when mlx-lm does not fit, ModelError when the model can't be loaded or
-    run, ConfigError when `context` is longer than the model's.
+    by default) for up to `max_running` rows; `prefix_cache` keeps prompts for others; without `own` rows are in
+    mlx-lm's caches, whatever the model; `details` are shown to people beside what is found here. Raises StartFailed
+    when mlx-lm does not fit, ModelError when the model can't be loaded or run, ConfigError when `context` is longer
+    than the model's.
     """
     progress("loading mlx-lm")
     library = connect()
@@ -63,10 +65,12 @@ def load(
         found = probe(library, module, length)
         budget = mem.kv_budget(memory, device.kind)
         blocks = mem.blocks(found.kv, budget, max_running)
-        own = stock(library, module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
-        shares_prefill = isinstance(own, str) and not found.why_not and can_share(library, module)
-    if isinstance(own, str):
-        _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, own)
+        layout: Own | str = "not asked for"
+        if own:
+            layout = stock(library, module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
+        shares_prefill = isinstance(layout, str) and not found.why_not and can_share(library, module)
+    if own and isinstance(layout, str):
+        _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, layout)
     mx.clear_cache()
     return LoadedModel(
         name=name or folder.name,
@@ -81,19 +85,19 @@ def load(
         weight_bytes=weight_bytes,
         kv=found.kv,
         kv_budget_bytes=budget,
-        batched=not (isinstance(own, str) and found.why_not),
+        batched=not (isinstance(layout, str) and found.why_not),
         shares_prefill=shares_prefill,
-        own=None if isinstance(own, str) else own,
+        own=None if isinstance(layout, str) else layout,
         kv_dtype=_dtype(module),
-        keeps_prefixes=prefix_cache and not isinstance(own, str),
+        keeps_prefixes=prefix_cache and not isinstance(layout, str),
         details={
             "device": device.name,
             "mlx": metadata.version("mlx"),
             "mlx-lm": library.version,
             **({"quantization": stored} if (stored := _quantization(config)) else {}),
             **({"context": "not in config.json: assumed"} if assumed else {}),
-            **({"own rows": own} if isinstance(own, str) else {}),
-            **({"not batched": found.why_not} if isinstance(own, str) and found.why_not else {}),
+            **({"own rows": layout} if isinstance(layout, str) else {}),
+            **({"not batched": found.why_not} if isinstance(layout, str) and found.why_not else {}),
             **(details or {}),
         },
     )

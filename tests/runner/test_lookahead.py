@@ -1,0 +1,194 @@
+"""Steps that are started before the one before them is finished: the same for every request as in lock-step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.runner.conftest import Tiny
+from tests.runner.looped import Looped
+from tests.runner.reference import reference
+from treadle.core.messages import FinishReason, Sampling, Submit, TokenLogprob
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.runner import sampling
+from treadle.runner.model import LoadedModel
+from treadle.runner.stock.layout import StockLayout
+from treadle.runner.text import TextRunner
+
+
+class AheadLayout(StockLayout):
+    lookahead = 1
+
+
+def ahead(model: LoadedModel) -> LoadedModel:
+    """The same model, one step ahead."""
+    windows = model.library.windows(model.module)
+    assert model.own is not None
+    assert windows is not None
+    return replace(model, own=replace(model.own, new_layout=lambda: AheadLayout(windows)))
+
+
+KINDS = {
+    "greedy": Sampling(),
+    "drawn": Sampling(temperature=1.0, seed=1),
+    "nucleus": Sampling(temperature=2.0, top_p=0.95, seed=2),
+    "narrow": Sampling(temperature=1.2, top_k=20, min_p=0.01, seed=3),
+    "penalised": Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, seed=4),
+    "greedy, penalised": Sampling(presence_penalty=0.5, frequency_penalty=0.2),
+    "biased": Sampling(logit_bias=((42, 3.0), (7, -100.0))),
+}
+
+
+def requests(dice: random.Random, kinds: Sequence[str] = tuple(KINDS), count: int = 14) -> list[Submit]:
+    trunk = tuple(dice.randrange(256) for _ in range(40))
+    some = []
+    for i in range(count):
+        fresh = tuple(dice.randrange(256) for _ in range(dice.choice([1, 2, 20, 70])))
+        some.append(
+            Submit(
+                id=f"r{i}",
+                prompt=trunk + fresh if dice.random() < 0.3 else fresh,
+                max_tokens=dice.randint(1, 40),
+                sampling=msgspec.structs.replace(KINDS[kinds[i % len(kinds)]], seed=i),
+                stop_token_ids=tuple(dice.sample(range(256), 6)),
+                min_tokens=dice.choice([0, 5]),
+                logprobs=dice.choice([None, 0, 3]),
+                prompt_logprobs=dice.choice([None, None, 2]),
+                max_wait_s=1e9,
+            )
+        )
+    return some
+
+
+def assert_alike(found: list[Any], wanted: list[Any]) -> None:
+    """The same tokens and end; log-probabilities as near as other batches let them be."""
+    assert (found[0], found[3]) == (wanted[0], wanted[3])
+    for mine, theirs in zip(found[1:3], wanted[1:3], strict=True):
+        assert [_numbers(one) for one in mine] == [pytest.approx(_numbers(one), abs=1e-3) for one in theirs]
+
+
+def _numbers(one: TokenLogprob) -> list[float]:
+    return [one.logprob, *(value for _, value in one.top)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_every_request_is_what_it_is_in_lock_step(tiny: Tiny, architecture: str, seed: int) -> None:
+    model = tiny(architecture)
+    some = requests(random.Random(seed))
+    step, run = Looped(TextRunner(model)), Looped(TextRunner(ahead(model)))
+    assert run.runner.capabilities().lookahead == 1
+    step.run(*some)
+    run.run(*some)
+    for request in some:
+        assert_alike(run.everything(request.id), step.everything(request.id))
+    assert run.runner.statistics().kv_bytes == 0
+
+
+@pytest.mark.parametrize("kinds", [("nucleus",), ("nucleus", "greedy", "penalised", "drawn")], ids=["all", "some"])
+def test_a_pick_that_changes_late_changes_what_was_built_on_it(
+    tiny: Tiny, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nucleus that is wider than its candidates is drawn again when the next step is under way."""
+    model = tiny("gemma3")
+    some = requests(random.Random(7), kinds)
+    step = Looped(TextRunner(model))
+    step.run(*some)
+    monkeypatch.setattr(sampling, "CANDIDATES", 4)
+    relaunched = _count(monkeypatch)
+    run = Looped(TextRunner(ahead(model)))
+    run.run(*some)
+    assert relaunched
+    for request in some:
+        assert_alike(run.everything(request.id), step.everything(request.id))
+
+
+def _count(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Counts the steps that were computed again."""
+    real, seen = TextRunner._go_on, []
+
+    def counting(self: TextRunner, step: Any, redrawn: bool) -> None:
+        if redrawn and len(self._started) > 1:
+            seen.append(True)
+        real(self, step, redrawn)
+
+    monkeypatch.setattr(TextRunner, "_go_on", counting)
+    return seen
+
+
+class LateFault(TextRunner):
+    """Raises at the start and at the end of steps now and then."""
+
+    dice = random.Random(0)
+
+    def _launch(self, step: Any, before: Any) -> None:
+        super()._launch(step, before)
+        if self.dice.random() < 0.03:
+            raise ArithmeticError("early")
+
+    def _read(self, step: Any) -> Any:
+        if self.dice.random() < 0.03:
+            raise ArithmeticError("late")
+        return super()._read(step)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_steps_that_raise_ahead_change_nobodys_tokens(tiny: Tiny, architecture: str, seed: int) -> None:
+    """B7: whatever was in flight is void, and every row goes on as if nothing had happened. A row that is tried alone
+    may be taken for the guilty one; it fails, and the others don't."""
+    model = tiny(architecture)
+    dice = random.Random(seed)
+    some = requests(dice)
+    step = Looped(TextRunner(model))
+    step.run(*some)
+    runner = LateFault(ahead(model))
+    runner.dice = dice
+    loop = Looped(runner)
+    waiting, cancelled = list(some), set()
+    while waiting or loop.has_work:
+        if waiting and dice.random() < 0.5:
+            loop.submit(waiting.pop())
+        if dice.random() < 0.05:
+            victim = dice.choice(some).id
+            loop.cancel(victim)
+            cancelled.add(victim)
+        loop.step()
+    ends = {request.id: loop.finish(request.id) for request in some}
+    assert sum(end is FinishReason.ERROR for end in ends.values()) < 5
+    for id_, end in ends.items():
+        wanted, got = step.tokens(id_), loop.tokens(id_)
+        assert got == wanted[: len(got)]
+        assert len(got) == len(wanted) or end is FinishReason.ERROR or id_ in cancelled
+    assert runner.statistics().kv_bytes == 0
+    assert not runner._rows
+
+
+def test_a_row_whose_id_came_back_is_left_alone_when_a_step_is_computed_again(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contract lets a row leave while two steps are in flight, and its id come back at once."""
+    model = tiny()
+    monkeypatch.setattr(sampling, "CANDIDATES", 2)
+    runner = TextRunner(ahead(model))
+    wide = Submit(id="wide", prompt=(5,), max_tokens=9, sampling=KINDS["nucleus"])
+    gone, back = (Submit(id="a", prompt=prompt, max_tokens=9) for prompt in ((1, 2, 3), (9, 8, 7, 6)))
+    wanted = reference(model, back)
+    redrawn = _count(monkeypatch)
+    admit = (Admit(request=wide), Admit(request=gone))
+    first = (DecodeRow("wide", 5, 0), DecodeRow("a", 3, 0))
+    runner.start(StepPlan(step=1, admit=admit, prefill=(PrefillChunk("a", 0, (1, 2)),), decode=first))
+    runner.start(StepPlan(step=2, decode=(DecodeRow("wide", None, 1), DecodeRow("a", None, 1))))
+    runner.release("a")
+    assert runner.reuse(Admit(request=back)) == 0
+    runner.finish()
+    assert redrawn
+    assert [row.id for row in runner.finish().rows] == ["wide"]
+    chunk = PrefillChunk("a", 0, (9, 8, 7))
+    plan = StepPlan(step=3, admit=(Admit(request=back),), prefill=(chunk,), decode=(DecodeRow("a", 6, 0),))
+    assert runner.execute(plan).rows[0].tokens == (wanted[0],)
