@@ -360,7 +360,7 @@ def test_stop_tokens_do_not_come_before_their_time(runner: TextRunner) -> None:
 
 
 def test_seconds_are_measured_for_prefill_and_for_decode(either: Tiny) -> None:
-    """A prompt's piece in a pass of its own has its own time; one beside a decoding row's is that row's time."""
+    """The token after a prompt comes with the prompt's pass, or with one of its own."""
     ticks = iter(range(100))
     model = either()
     runner = TextRunner(model, clock=lambda: float(next(ticks)))
@@ -370,7 +370,7 @@ def test_seconds_are_measured_for_prefill_and_for_decode(either: Tiny) -> None:
     third = drive.step(everyone(drive))
     assert [(r.prefill_s > 0, r.decode_s > 0) for r in (first, second, third)] == [
         (True, False),
-        (not own(model), True),
+        (True, not own(model)),
         (False, True),
     ]
 

@@ -153,23 +153,24 @@ class Engines:
                 f"--prompt {bench.prompt} and --tokens {bench.tokens} make {each} tokens, and the context of "
                 f"{can.model} is {can.context}: give fewer"
             )
-        room = kv_tokens(can, size)
-        if room and size * each > room:
+        room, needed = kv_tokens(can, size), size * -(-each // can.kv_block) * can.kv_block
+        if room and needed > room:
             raise BenchError(
-                f"a batch of {size} needs a cache of {size * each:,} tokens, and there is memory for {room:,}: "
+                f"a batch of {size} needs a cache of {needed:,} tokens, and there is memory for {room:,}: "
                 "give a smaller --batch, --prompt or --tokens"
             )
 
     def engine_loop(self, size: int) -> EngineLoop:
         """The owner's loop for batches of `size`, with the scheduler that a server would have."""
         limits = OwnerLimits(max_running=size, prefill_tokens=self._bench.prefill_tokens)
-        scheduler = scheduler_for(self._runner.capabilities(), limits)
+        scheduler = scheduler_for(self._runner.capabilities(), limits, self._runner.reuse)
         return EngineLoop(self._runner, scheduler, Mailbox(), self._reports.append)
 
     def watched(self, way: Callable[[Prompts], Record], wanted: Prompts) -> tuple[Record, int]:
         """What `way` did, and the most memory it took in bytes. Nothing of the last pass is left to count."""
         import mlx.core as mx
 
+        self._runner.forget_prefixes()
         mx.synchronize()
         mx.clear_cache()
         mx.reset_peak_memory()

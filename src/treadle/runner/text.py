@@ -27,6 +27,7 @@ from .guard import OwnerThread, leave_thread, mlx_runtime
 from .logprobs import Logprobs, PromptScores
 from .model import LoadedModel
 from .sampling import Draw, SamplingRow, draw
+from .times import StepTimes
 from .warmup import warm_up
 
 _log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class TextRunner:
         self._body: Body = model.new_body(clock)
         self._started: deque[_Step] = deque()
         self._finished_at = 0.0
+        self._times = StepTimes()
         if not model.batched:
             _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
 
@@ -187,7 +189,7 @@ class TextRunner:
         return {
             "memory": self._memory_job,
             "release_memory": self._release_memory_job,
-            "reset_prefix_cache": self._reset_job,
+            "reset_prefix_cache": lambda context, args: self.forget_prefixes(),
         }
 
     def close(self) -> None:
@@ -209,10 +211,6 @@ class TextRunner:
     def _release_memory_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
         self._owner.check()
         return {"released_bytes": memory.give_back()}
-
-    def _reset_job(self, context: JobContext, args: Mapping[str, Any]) -> int:
-        self._owner.check()
-        return self._body.reset()
 
     # Starting ------------------------------------------------------------------------------------------------------
 
@@ -363,8 +361,14 @@ class TextRunner:
             ),
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             failures=tuple(RowFailure(id=id_, message=message) for id_, message in step.failed.items()),
-            **_times(step, seconds),
+            **self._seconds(step, seconds),
         )
+
+    def _seconds(self, step: _Step, seconds: float) -> dict[str, float]:
+        prefill_s = step.computed.prefill_s
+        if prefill_s is None:
+            return self._times.split(step.pieces, seconds)
+        return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if step.picks else 0.0}
 
     def _logprobs(self, step: _Step, tokens: list[int], redrawn: bool) -> dict[int, Any]:
         if step.logprobs is None:
@@ -410,13 +414,3 @@ def _piece(row: _Row, tokens: Sequence[int], decode: DecodeRow | None, before: M
     scored = request.prompt_logprobs is not None and start < len(request.prompt) - 1
     wants = len(tokens) if scored else 1 if decode is not None else 0
     return Piece(request.id, tokens, start, wants=wants, picks=decode is not None, previous=previous)
-
-
-def _times(step: _Step, seconds: float) -> dict[str, float]:
-    """Seconds for prompts and for decoding, as far as they can be told apart."""
-    prompts, picks = any(len(p.tokens) > 1 or not p.picks for p in step.pieces), bool(step.picks)
-    if step.computed.prefill_s is not None:
-        return {"prefill_s": step.computed.prefill_s, "decode_s": seconds - step.computed.prefill_s if picks else 0.0}
-    if picks:
-        return {"prefill_s": 0.0, "decode_s": seconds}
-    return {"prefill_s": seconds if prompts else 0.0, "decode_s": 0.0}
