@@ -192,6 +192,11 @@ class TextRunner:
             "reset_prefix_cache": lambda context, args: self.forget_prefixes(),
         }
 
+    def forget_prefixes(self) -> int:
+        """Give up what is kept of rows that have gone; how many tokens that were."""
+        self._owner.check()
+        return self._body.reset()
+
     def close(self) -> None:
         """Free rows, caches and weights, and end MLX on this thread unless it is the main one."""
         self._owner.check()
