@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.core.drive import Bench
-from treadle.core.messages import Finish, FinishReason
+from treadle.core.memory import Claims
+from treadle.core.messages import Finish, FinishReason, Submit
+from treadle.core.room import Room
+from treadle.core.row import Row, Trunk
 from treadle.core.scheduler import WORTH_WAITING
+from treadle.core.states import Event
 
 LONG = tuple(range(200))
 LENGTH = Finish(reason=FinishReason.LENGTH)
@@ -123,6 +127,21 @@ def test_where_the_first_one_goes_the_next_one_leads() -> None:
     for request in rows[1:]:
         bench.assert_undisturbed(request)
     bench.assert_idle()
+
+
+def test_who_leads_may_have_to_wait_for_room_and_does_not_wait_for_itself() -> None:
+    bench = Bench(cache=True, block=4, blocks=100)
+    bench.submit("other", prompt=(1,), max_tokens=50)
+    bench.step()
+    running = bench.scheduler._running
+    lead = Row(Submit(id="lead", prompt=LONG, max_tokens=4), order=9, arrived=0.0, trunk=Trunk(LONG, ""))
+    lead.on(Event.ADMIT)
+    running["lead"] = lead
+    composer, claimed = bench.scheduler._composer, Claims([], 0, 0)
+    assert composer.compose(2, (), running.values(), claimed, Room(4, 10)).admit == ()
+    assert lead.trunk is not None
+    assert lead.trunk.lead is lead
+    assert composer.compose(3, (), running.values(), claimed, Room(4, 60)).admit[0].request is lead.request
 
 
 @pytest.mark.parametrize("late", [False, True])

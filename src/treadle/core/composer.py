@@ -69,8 +69,8 @@ class Composer:
         if trunk is None or row.fresh is not None:
             return False
         lead = trunk.lead
-        if lead is None or lead.state in (State.WAITING, State.DONE):
-            trunk.lead = row
+        if lead is None or lead is row or lead.state in (State.WAITING, State.DONE):
+            trunk.lead = row  # which may have to wait for room before it joins
             return False
         return lead.state is State.PREFILL and (lead.fresh is None or lead.fresh >= self._worth_waiting)
 

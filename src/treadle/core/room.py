@@ -61,7 +61,7 @@ class Promises:
         return True
 
     def _promise(self, row: Row) -> int:
-        soon = min(row.known + self._room.block, row.reserved)
+        soon = min(row.known + row.ahead + self._room.block, row.reserved)
         return max(0, self._room.blocks(soon) - self._room.blocks(row.cached))
 
 
