@@ -142,14 +142,10 @@ class FlatPass:
         for piece in pieces:
             placed.append(Placed(piece.id, first, len(piece.tokens), piece.start))
             first += len(piece.tokens)
-        positions = np.concatenate([np.arange(p.start, p.end, dtype=np.int32) for p in placed])
-        self._layout.begin(placed, positions)
-        wanted = [
-            np.arange(place.first + place.count - piece.wants, place.first + place.count, dtype=np.int32)
-            for piece, place in zip(pieces, placed, strict=True)
-            if piece.wants
-        ]
-        rows = np.concatenate(wanted) if wanted else np.empty(0, np.int32)
+        starts, counts = (np.array([getattr(p, name) for p in placed], np.int32) for name in ("start", "count"))
+        self._layout.begin(placed, _spread(starts, counts))
+        wants = np.array([piece.wants for piece in pieces], np.int32)
+        rows = _spread(np.cumsum(counts, dtype=np.int32) - wants, wants)
         return self._logits(_tokens(pieces, placed, first, previous), rows, first), pieces
 
     def _logits(self, tokens: Any, rows: npt.NDArray[np.int32], count: int) -> Any | None:
@@ -165,6 +161,13 @@ class FlatPass:
             return None
         logits = logits[:, -1, :]
         return logits[mx.array(rows)] if some and self._select is None else logits
+
+
+def _spread(starts: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """`counts[i]` numbers from `starts[i]` on, for each i, one behind the other."""
+    ends = np.cumsum(counts, dtype=np.int32)
+    spread: npt.NDArray[np.int32] = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - (ends - counts), counts)
+    return spread
 
 
 def _tokens(pieces: Sequence[Piece], placed: Sequence[Placed], count: int, previous: Any | None) -> Any:

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
+from .base import RunnerBroken
 from .body import FlatRows
 from .flat import FlatPass, Layout, Piece
+from .fused.decoder import FusedDecoder
 from .guard import mlx_runtime
 from .mlxlm import MlxLm, Selection
+from .paged.kernels import AttentionShape, Kernels, fits
+from .paged.layout import PAGE, PagedLayout
 from .stock.layout import StockLayout
+
+_log = logging.getLogger(__name__)
 
 TOLERANCE = 0.25
 """Mean difference over the logits' spread: half precision stays far below, a wrong position goes far above."""
 
-_PROMPTS = ((1, 2, 3, 4, 5, 6, 7), (8, 9), (10, 11, 12, 13))
-_SPLITS = (3, 1, 2)
+_FAULTS = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, RunnerBroken)
+"""What a model's code raises that is used in another way than its author thought of, or a kernel's compiler."""
+_PROBE_PAGES = 16
+_PROMPTS = (tuple(range(1, 38)), (8, 9), (10, 11, 12, 13))
+_SPLITS = (19, 1, 2)
 _NEXT = (14, 15, 16)
 
 
 @dataclass(frozen=True)
 class Own:
-    """How a model's rows are kept: `new_layout` makes an empty layout, `selection` says what its head sees."""
+    """How a model's rows are kept: `new_layout` makes an empty layout, `selection` says what its head sees. `decoder`
+    stands for the model in a pass, where it is not the model itself."""
 
     kind: str
     selection: Selection | None
     new_layout: Callable[[], Layout]
+    decoder: Any | None = None
 
     def new_rows(self, module: Any) -> FlatRows:
         """Rows of `module`, none yet."""
-        layout = self.new_layout()
-        return FlatRows(layout, FlatPass(module, layout, self.selection))
+        return self.rows_in(self.new_layout(), module)
+
+    def rows_in(self, layout: Layout, module: Any) -> FlatRows:
+        """Rows of `module` in an empty layout."""
+        return FlatRows(layout, FlatPass(self.decoder or module, layout, self.selection))
 
 
 def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str) -> Own | str:
@@ -45,10 +60,83 @@ def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool,
         return "its attention does not go through mlx-lm's function"
 
     def layout(keeps: bool = keeps) -> Layout:
-        return StockLayout(windows, blocks=blocks, budget=budget, keeps=keeps, group_queries=device == "cpu")
+        return StockLayout(windows, blocks=blocks, budget=budget, keeps=keeps, plain=device == "cpu")
 
     own = Own("rows", library.selection(module), layout)
     return why_not(library, module, own, lambda: layout(keeps=False)) or own
+
+
+def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool) -> Own | str:
+    """`module`'s rows in pages that kernels for CUDA read in place, or why that can't be."""
+    windows = library.windows(module)
+    if windows is None:
+        return "it keeps more than keys and values"
+    if not library.route_attention(module):
+        return "its attention does not go through mlx-lm's function"
+    try:
+        shapes = set(_shapes(module, len(windows)))
+    except _FAULTS as error:
+        return f"its attention is not known ({type(error).__name__}: {error})"
+    if len(shapes) > 1:
+        return "its layers have different heads"
+    (shape,) = shapes
+    if reason := fits(shape):
+        return reason
+    kernels = Kernels(shape.heads, shape.query_heads // shape.heads, shape.dim, PAGE, shape.dtype)
+    page_bytes = len(windows) * 2 * shape.heads * PAGE * shape.dim * shape.dtype.size
+    pages = max(_PROBE_PAGES, budget // page_bytes)
+
+    def layout(pages: int = pages, keeps: bool = keeps) -> Layout:
+        return PagedLayout(windows, kernels, pages=pages, keeps=keeps)
+
+    own = Own("pages", library.selection(module), layout)
+    small = lambda: layout(_PROBE_PAGES, False)  # noqa: E731
+    try:
+        fused = replace(own, decoder=FusedDecoder(module, PAGE, own.selection))
+    except (NotImplementedError, AttributeError) as error:
+        _log.info("the layers' kernels are not fused: %s", error)
+    else:
+        if not (reason := why_not(library, module, fused, small)):
+            return fused
+        _log.warning("the layers' kernels are not fused: %s", reason)
+    return why_not(library, module, own, small) or own
+
+
+class _Recorder:
+    """A cache that only looks at what a layer's attention is."""
+
+    offset = 0
+
+    def __init__(self) -> None:
+        self.keys: Any = None
+        self.values: Any = None
+        self.queries: Any = None
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
+        if sinks is not None:
+            raise NotImplementedError("the kernels know no attention sinks")
+        self.queries = queries
+        return queries
+
+    @property
+    def shape(self) -> AttentionShape:
+        if self.queries is None or self.values.shape != self.keys.shape:
+            raise NotImplementedError("a layer's keys and values differ in shape, or are shared")
+        _, heads, _, dim = self.keys.shape
+        return AttentionShape(heads, self.queries.shape[1], dim, self.keys.dtype)
+
+
+def _shapes(module: Any, layers: int) -> list[AttentionShape]:
+    recorders = [_Recorder() for _ in range(layers)]
+    module(mx.array([[1]], mx.int32), cache=recorders)
+    return [recorder.shape for recorder in recorders]
 
 
 def why_not(library: MlxLm, module: Any, own: Own, small: Callable[[], Layout]) -> str:
@@ -57,9 +145,9 @@ def why_not(library: MlxLm, module: Any, own: Own, small: Callable[[], Layout]) 
     try:
         with mlx_runtime("trying the model"):
             alone = [_alone(library, module, *row) for row in zip(_PROMPTS, _SPLITS, _NEXT, strict=True)]
-            together = _together(FlatRows(layout, FlatPass(module, layout, own.selection)))
+            together = _together(own.rows_in(layout, module))
             mx.eval(alone, together)
-    except (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError) as error:
+    except _FAULTS as error:
         return f"rows in one pass failed ({type(error).__name__}: {error})"
     finally:
         layout.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..cuda import CudaKernel
 from .work import FEW, MANY, Tiles
 
 HEAD_DIMS = (64, 128, 256)
@@ -64,25 +65,24 @@ class Kernels:
     def write(self, pool: Any, keys: Any, values: Any, slots: Any, count: Any) -> Any:
         """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool, of which the first `count` (1,) are
         real. What comes back says to `attend` that it is done."""
-        threads = keys.size // 8
         return self._write(
-            inputs=[keys, values, pool, slots, count],
-            template=[("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
-            grid=(threads, 1, 1),
-            threadgroup=(min(256, threads), 1, 1),
-            output_shapes=[(1,)],
-            output_dtypes=[mx.int32],
+            [keys, values, pool, slots, count],
+            [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            blocks=(-(-keys.size // 8 // 256), 1),
+            threads=256,
+            shapes=[(1,)],
+            dtypes=[mx.int32],
         )[0]
 
     def copy_page(self, pool: Any, which: Any) -> Any:
         """Copy page `which[0]` of the pool over page `which[1]`."""
         return self._copy(
-            inputs=[pool, which],
-            template=[("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
-            grid=(2 * self.heads * self.page * self.dim // 8, 1, 1),
-            threadgroup=(256, 1, 1),
-            output_shapes=[(1,)],
-            output_dtypes=[mx.int32],
+            [pool, which],
+            [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            blocks=(-(-2 * self.heads * self.page * self.dim // 8 // 256), 1),
+            threads=256,
+            shapes=[(1,)],
+            dtypes=[mx.int32],
         )[0]
 
     def attend(
@@ -104,8 +104,8 @@ class Kernels:
         count = len(tiles) * self.heads if tiles.split else 0
         kernel = self._attend(kind, rows, memory)
         return kernel(
-            inputs=[queries, pool, pages, tiles.items, self._scale(scale), counters, written],
-            template=[
+            [queries, pool, pages, tiles.items, self._scale(scale), counters, written],
+            [
                 ("T", self.dtype),
                 ("D", self.dim),
                 ("REP", self.rep),
@@ -114,10 +114,10 @@ class Kernels:
                 ("HEADS", self.heads),
                 ("ROWS", rows),
             ],
-            grid=(len(tiles) * threads, self.heads, 1),
-            threadgroup=(threads, 1, 1),
-            output_shapes=[queries.shape, (max(1, count * rows * self.dim),), (max(1, count * rows * 2),)],
-            output_dtypes=[self.dtype, mx.float32, mx.float32],
+            blocks=(len(tiles), self.heads),
+            threads=threads,
+            shapes=[queries.shape, (max(1, count * rows * self.dim),), (max(1, count * rows * 2),)],
+            dtypes=[self.dtype, mx.float32, mx.float32],
         )[0]
 
     def _shape_of(self, tiles: Tiles) -> tuple[int, int, str, int]:
@@ -133,14 +133,14 @@ class Kernels:
         return self._scales[scale]
 
     def _attend(self, kind: str, rows: int, memory: int) -> Any:
-        return self._attends.setdefault((kind, rows), None) or self._new_attend(kind, rows, memory)
+        return self._attends.get((kind, rows)) or self._new_attend(kind, rows, memory)
 
     def _new_attend(self, kind: str, rows: int, memory: int) -> Any:
         tile = _MANY_TILE[self.dim] if kind == "many" else rows
-        kernel = self._attends[kind, rows] = mx.fast.cuda_kernel(
-            name=f"treadle_attend_{kind}_{tile}",
-            input_names=_ATTEND_INPUTS,
-            output_names=["out", "partial", "scales"],
+        kernel = self._attends[kind, rows] = CudaKernel(
+            f"attend_{kind}",
+            inputs=_ATTEND_INPUTS,
+            outputs=["out", "partial", "scales"],
             header=self._header,
             source=_ATTEND_BODY.format(kind=kind, tile=tile),
             shared_memory=memory,
@@ -156,27 +156,31 @@ class Kernels:
         return resources.files(__package__).joinpath("attention.cuh").read_text(encoding="utf-8")
 
     @cached_property
-    def _write(self) -> Any:
-        return mx.fast.cuda_kernel(
-            name="treadle_write",
-            input_names=["k", "v", "pool", "slots", "count"],
-            output_names=["written"],
-            source=_WRITE_BODY,
-        )
+    def _write(self) -> CudaKernel:
+        return CudaKernel("write", ["k", "v", "pool", "slots", "count"], ["written"], _WRITE_BODY)
 
     @cached_property
-    def _copy(self) -> Any:
-        return mx.fast.cuda_kernel(
-            name="treadle_copy_page", input_names=["pool", "which"], output_names=["written"], source=_COPY_BODY
-        )
+    def _copy(self) -> CudaKernel:
+        return CudaKernel("copy_page", ["pool", "which"], ["written"], _COPY_BODY)
 
 
-def fits(heads: int, query_heads: int, dim: int, dtype: Any) -> str:
+@dataclass(frozen=True)
+class AttentionShape:
+    """A layer's attention: kv heads, query heads, dimensions of each, and the type of keys and values."""
+
+    heads: int
+    query_heads: int
+    dim: int
+    dtype: Any
+
+
+def fits(shape: AttentionShape) -> str:
     """Why these kernels can't serve such attention; empty when they can."""
-    if dtype not in DTYPES:
-        return f"attention kernels compute in bfloat16 and float16, not in {dtype}"
-    if dim not in HEAD_DIMS:
-        return f"attention kernels take heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {dim}"
-    if query_heads % heads:
-        return f"{query_heads} query heads can't share {heads} kv heads evenly"
-    return "" if query_heads // heads <= FEW[-1] else f"{query_heads // heads} query heads share a kv head"
+    if shape.dtype not in DTYPES:
+        return f"attention kernels compute in bfloat16 and float16, not in {shape.dtype}"
+    if shape.dim not in HEAD_DIMS:
+        return f"attention kernels take heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {shape.dim}"
+    if shape.query_heads % shape.heads:
+        return f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly"
+    group = shape.query_heads // shape.heads
+    return "" if group <= FEW[-1] else f"{group} query heads share a kv head, and the kernels take {FEW[-1]} at most"

@@ -1,0 +1,277 @@
+"""Decode steps on a GPU: are the tokens right, and how long is a step beside mlx-lm's BatchGenerator and the floor?
+
+    python benchmarks/gpu/steps.py [--shape 8B] [--bits 16] [--rows 1 8 32 128] [--length 640] [--long] [--ways ...]
+
+Makes a Qwen3 shape with random weights in memory. First greedy tokens of rows of many lengths at once, prompts beside
+decoding, are compared with mlx-lm's own generation of each alone; where they part for the first time, it says how far
+apart the two best logits were. Then step times: medians of pipelined steps of both engines, in one run. The floor is
+the bytes of weights and of the rows' keys and values at 4.3 TB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models import cache, qwen3
+
+from treadle.core.messages import Submit
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.runner import own as owned
+from treadle.runner.memory import KvCost
+from treadle.runner.mlxlm import connect
+from treadle.runner.model import LoadedModel
+from treadle.runner.text import TextRunner
+
+BANDWIDTH = 4.3e12
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": dict(hidden_size=512, intermediate_size=1024, num_attention_heads=8, num_hidden_layers=4),
+    "0.6B": dict(hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_hidden_layers=28),
+    "8B": dict(hidden_size=4096, intermediate_size=12288, num_attention_heads=32, num_hidden_layers=36),
+}
+
+
+def make(shape: str, bits: int) -> Any:
+    """The module, random and in memory; a louder head, so that the best tokens are not all but equal."""
+    mx.random.seed(0)
+    config = dict(
+        model_type="qwen3",
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        rope_theta=1e6,
+        tie_word_embeddings=False,
+    )
+    module = qwen3.Model(qwen3.ModelArgs.from_dict({**config, **SHAPES[shape]}))
+    module.set_dtype(mx.bfloat16)
+    module.update({"lm_head": {"weight": module.lm_head.weight * 20}})
+    if bits < 16:
+        nn.quantize(module, group_size=64, bits=bits)
+    mx.eval(module.parameters())
+    return module
+
+
+def loaded(module: Any, kind: str, tokens: int) -> LoadedModel:
+    """`module` as the loader would hand it over, with cache memory for `tokens` tokens."""
+    library = connect()
+    args = module.args
+    token_bytes = args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * 2
+    own = owned.paged(library, module, budget=tokens * token_bytes, keeps=True)
+    assert isinstance(own, owned.Own), own
+    if kind == "plain":
+        own = replace(own, decoder=None)
+    print(f"# {kind}: kind {own.kind}, fused {own.decoder is not None}", flush=True)
+    return LoadedModel(
+        name="random",
+        module=module,
+        library=library,
+        architecture="qwen3",
+        vocabulary=args.vocab_size,
+        context=args.max_position_embeddings,
+        device="cuda",
+        dtype="bfloat16",
+        parameters=0,
+        weight_bytes=0,
+        kv=KvCost(token_bytes, 0),
+        kv_budget_bytes=tokens * token_bytes,
+        batched=True,
+        shares_prefill=False,
+        own=own,
+        kv_dtype="bfloat16",
+        keeps_prefixes=True,
+    )
+
+
+def prompt(i: int, length: int) -> tuple[int, ...]:
+    return tuple((7919 * i + 104729 * j * j + 31 * j) % 150000 + 5 for j in range(length))
+
+
+class Rows:
+    """Rows of a runner, driven as the engine drives them: each step is started before the last one is finished."""
+
+    def __init__(self, runner: TextRunner, lengths: Sequence[int], chunk: int) -> None:
+        self.runner = runner
+        self.tokens: list[list[int]] = [[] for _ in lengths]
+        self.prompts = [prompt(i, length) for i, length in enumerate(lengths)]
+        self.cached = [0] * len(lengths)
+        self.flying = 0
+        self.position = [0] * len(lengths)
+        self.chunk = chunk
+        self.admitted = False
+        self.seconds: list[float] = []
+        self._last = 0.0
+
+    def start(self, limit: int) -> None:
+        """One more step; prompts in turn, a chunk a step, beside the rows that decode (no more than `limit` tokens)."""
+        admit: tuple[Admit, ...] = ()
+        if not self.admitted:
+            wanted = [Admit(request=Submit(id=str(i), prompt=p, max_tokens=9999)) for i, p in enumerate(self.prompts)]
+            self.cached = [self.runner.reuse(one) for one in wanted]
+            admit = tuple(Admit(one.request, cached=n) for one, n in zip(wanted, self.cached, strict=True))
+            self.admitted = True
+        prefill, decode, left = [], [], self.chunk
+        for i, p in enumerate(self.prompts):
+            need = len(p) - 1 - self.cached[i]
+            if need > 0:
+                take = min(need, left)
+                left -= take
+                if take:
+                    prefill.append(PrefillChunk(str(i), self.cached[i], p[self.cached[i] : self.cached[i] + take]))
+                    self.cached[i] += take
+                need -= take
+            if need <= 0 and self.position[i] < limit:
+                token: int | None = p[-1]
+                if self.position[i]:
+                    known = len(self.tokens[i]) == self.position[i]
+                    token = self.tokens[i][-1] if known else None
+                decode.append(DecodeRow(str(i), token, self.position[i]))
+                self.cached[i] += 1
+                self.position[i] += 1
+        self.runner.start(StepPlan(step=1, admit=admit, prefill=tuple(prefill), decode=tuple(decode)))
+        self.flying += 1
+
+    def finish(self) -> None:
+        result = self.runner.finish()
+        assert not result.failures, result.failures
+        self.flying -= 1
+        for row in result.rows:
+            self.tokens[int(row.id)].extend(row.tokens)
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
+
+    def run(self, limit: int) -> None:
+        while min(self.position) < limit:
+            self.start(limit)
+            while self.flying > 1:
+                self.finish()
+        while self.flying:
+            self.finish()
+
+    def release(self) -> None:
+        for i in range(len(self.prompts)):
+            self.runner.release(str(i))
+
+
+def alone(module: Any, tokens: tuple[int, ...], count: int) -> tuple[list[int], list[float]]:
+    """mlx-lm's caches, one row, greedy: its tokens, and how far apart the two best logits were each time."""
+    caches = cache.make_prompt_cache(module)
+    logits = module(mx.array([tokens]), cache=caches)[:, -1]
+    found, gaps = [], []
+    for _ in range(count):
+        best = mx.sort(logits[0].astype(mx.float32))[-2:]
+        token = mx.argmax(logits, axis=-1)
+        gaps.append((best[1] - best[0]).item())
+        found.append(int(token.item()))
+        logits = module(token[:, None], cache=caches)[:, -1]
+    return found, gaps
+
+
+def fidelity(module: Any, runner: TextRunner, lengths: Sequence[int], count: int) -> None:
+    rows = Rows(runner, lengths, 200)
+    rows.run(count)
+    rows.release()
+    again = Rows(runner, lengths, 4096)  # from the prefix cache
+    again.run(count)
+    again.release()
+    held = runner.statistics().prefix
+    for i, length in enumerate(lengths):
+        expected, gaps = alone(module, prompt(i, length), count)
+        for name, got in (("computed", rows.tokens[i]), ("reused", again.tokens[i])):
+            same = next((k for k in range(count) if got[k] != expected[k]), count)
+            note = "" if same == count else f", then the two best logits are {gaps[same]:.4f} apart"
+            print(f"row of {length:5} {name}: {same} of {count} tokens equal{note}", flush=True)
+    print(f"# prefixes: {held}", flush=True)
+
+
+@contextmanager
+def peak() -> Iterator[list[float]]:
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    found: list[float] = []
+    yield found
+    found.append(mx.get_peak_memory() / 1e9)
+
+
+def ours(model: LoadedModel, lengths: Sequence[int], steps: int) -> float:
+    runner = TextRunner(model)
+    rows = Rows(runner, lengths, 4096)
+    rows.run(steps)
+    rows.release()
+    runner._body.close()  # type: ignore[attr-defined]
+    return statistics.median(rows.seconds[-steps + 4 :]) * 1e3
+
+
+def theirs(module: Any, lengths: Sequence[int], steps: int) -> float:
+    generator = BatchGenerator(module, max_tokens=steps + 60, completion_batch_size=max(len(lengths), 8))
+    generator.insert([list(prompt(i, length)) for i, length in enumerate(lengths)])
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < steps:
+        _, gained = generator.next()
+        now = time.perf_counter()
+        if len(gained) == len(lengths):
+            times.append((now - began) * 1e3)
+        began = now
+    generator.close()
+    return statistics.median(times[4:])
+
+
+def floor_ms(module: Any, lengths: Sequence[int]) -> float:
+    args = module.args
+    weights = sum(a.nbytes for name, a in tree_flatten(module.parameters()) if "embed_tokens" not in name)
+    kv = sum(lengths) * args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * 2
+    return (weights + kv) / BANDWIDTH * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=SHAPES, default="8B")
+    parser.add_argument("--bits", type=int, default=16)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 128])
+    parser.add_argument("--length", type=int, default=640)
+    parser.add_argument("--long", action="store_true", help="8 and 32 rows of 8k, and one of 32k beside seven of 1k")
+    parser.add_argument("--ways", nargs="+", default=["fused", "generator"], help="of fused, plain, generator")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--no-fidelity", action="store_true")
+    options = parser.parse_args()
+    module = make(options.shape, options.bits)
+    cases = [[options.length - options.steps] * rows for rows in options.rows]
+    if options.long:
+        cases += [[8192] * 8, [8192] * 32, [32768, *[1024] * 7]]
+    kinds = [way for way in options.ways if way != "generator"]
+    if not options.no_fidelity:
+        for kind in kinds:
+            runner = TextRunner(loaded(module, kind, 1 << 14))
+            fidelity(module, runner, (5, 40, 333, 7, 64, 1000, 17, 2), 24)
+            runner._body.close()  # type: ignore[attr-defined]
+            del runner
+    for lengths in cases:
+        least = floor_ms(module, lengths)
+        line = f"{options.shape} {options.bits} bits, {len(lengths)} x {lengths[0]}: floor {least:.2f} ms"
+        found: dict[str, float] = {}
+        for way in options.ways:
+            with peak() as memory:
+                if way == "generator":
+                    found[way] = theirs(module, lengths, options.steps)
+                else:
+                    found[way] = ours(loaded(module, way, sum(lengths) + 96 * len(lengths)), lengths, options.steps)
+            line += f"; {way} {found[way]:.2f} ms = {least / found[way] * 100:.0f} %, peak {memory[0]:.1f} GB"
+        if "generator" in found and len(found) > 1:
+            line += f"; ratio {found[kinds[0]] / found['generator']:.2f}"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What a model takes for a layer's cache, over pages that all rows share: attention by the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ..mlxlm import Window
+from .kernels import Kernels
+from .work import COUNT, FIRST, Segments, Tiles, few_tiles, is_few, many_tiles
+
+COUNTERS = 1 << 16
+
+
+@dataclass
+class Pass:
+    """What all layers share in a step. The first `few` tokens are of segments for one kernel, the rest for the other.
+    `pages` and `slots` are where those tokens' rows are and where the tokens go, on the device."""
+
+    positions: Any = None
+    slots: Any = None
+    count: Any = None
+    pages: Any = None
+    counters: tuple[Any, Any] = (None, None)
+    few: int = 0
+    segments: Any = None
+    tiles: dict[tuple[bool, int, int, int], Tiles] | None = None
+
+    def begin(self, segments: Segments, rep: int, positions: npt.NDArray[np.int32], slots: Any, pages: Any) -> None:
+        """The next step; `segments` begin with those of few rows."""
+        if self.counters[0] is None:  # one for each kernel: they may run at the same time
+            self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
+        self.segments = segments
+        self.few = int(segments[is_few(segments[:, COUNT], rep), COUNT].sum())
+        self.positions, self.slots, self.pages = mx.array(positions), mx.array(slots), mx.array(pages)
+        self.count = mx.array([len(positions)], mx.int32)
+        self.tiles = {}
+
+    def work(self, *, few: bool, rep: int, heads: int, window: int) -> Tiles:
+        """The step's tiles for layers of such heads, made once; tokens are counted from the first of their kind."""
+        assert self.tiles is not None
+        key = (few, rep, heads, window)
+        if key not in self.tiles:
+            some = self.segments[is_few(self.segments[:, COUNT], rep) == few]
+            some[:, FIRST] -= 0 if few else self.few
+            made = (few_tiles if few else many_tiles)(some, rep=rep, heads=heads, window=window)
+            self.tiles[key] = Tiles(mx.array(made.items), made.rows, made.split, made.count)
+        return self.tiles[key]
+
+
+class PagedLayer:
+    """One layer: its `pool` and its `window`, 0 where it sees everything."""
+
+    def __init__(self, pool: Any, window: int, step: Pass, kernels: Kernels) -> None:
+        self.pool = pool
+        self.written: Any = None
+        self.step = step
+        self._window = window
+        self._kernels = kernels
+
+    @property
+    def offset(self) -> Any:
+        """Positions (T,) of the pass's tokens."""
+        return self.step.positions
+
+    def make_mask(self, count: int = 1, return_array: bool = False, window_size: int | None = None) -> Window | None:
+        """No mask: the kernels know who sees what, but for a window that only the model knows of."""
+        return None if window_size is None else Window(window_size)
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Put `keys` and `values` (T, kv heads, 1, D) where they belong."""
+        step = self.step
+        self.written = self._kernels.write(self.pool, keys, values, step.slots, step.count)
+        return keys, values
+
+    def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
+        """Attention (T, query heads, 1, D) of `queries` of that shape over each token's own row up to itself."""
+        if sinks is not None:
+            raise NotImplementedError("the kernels know no attention sinks")
+        window = min(filter(None, (window, self._window)), default=0)
+        few = self.step.few
+        if few == 0 or few == queries.shape[0]:
+            return self._attend(queries, window, scale, few=few > 0)
+        parts = [self._attend(queries[:few], window, scale, few=True)]
+        parts.append(self._attend(queries[few:], window, scale, few=False))
+        return mx.concatenate(parts)
+
+    def attend_written(self, queries: Any, scale: float) -> Any:
+        """Like `attend`, where what made `queries` has put keys and values where they belong."""
+        self.written = self.step.count
+        return self.attend(queries, scale, 0, None)
+
+    def _attend(self, queries: Any, window: int, scale: float, *, few: bool) -> Any:
+        kernels, step = self._kernels, self.step
+        tiles = step.work(few=few, rep=kernels.rep, heads=kernels.heads, window=window)
+        return kernels.attend(
+            queries, self.pool, tiles, step.pages, step.counters[few], self.written, scale=scale, window=window
+        )

@@ -1,0 +1,121 @@
+"""Rows in pages of a pool, which the attention kernels read in place: for MLX's CUDA build.
+
+A page holds PAGE tokens of one row or of many that begin alike. Rows join, grow and leave without moving a byte, and a
+prefix that is reused costs nothing but the last page, which is copied where it is not full. MLX's own batched caches
+pay for the longest row, and copy all when one joins or leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ...core.messages import PrefixStatistics
+from ..flat import Piece, Placed
+from .kernels import Kernels
+from .layer import PagedLayer, Pass
+from .pages import Pages
+from .work import COUNT, PAGES, is_few
+
+PAGE = 32
+
+
+class PagedLayout:
+    """`pages` pages for layers with `windows` (0: none) and heads as `kernels` has them; `keeps` says whether prefixes
+    are kept for others. The pools take their memory at once."""
+
+    block = PAGE
+    lookahead = 1
+
+    def __init__(self, windows: Sequence[int], kernels: Kernels, *, pages: int, keeps: bool) -> None:
+        self.blocks = pages
+        self._kernels = kernels
+        self._step = Pass()
+        shape = (pages, 2, kernels.heads, kernels.page, kernels.dim)
+        self._layers = []
+        for window in windows:
+            self._layers.append(PagedLayer(mx.zeros(shape, kernels.dtype), window, self._step, kernels))
+            mx.eval(self._layers[-1].pool)
+        self._page_bytes = sum(int(layer.pool.nbytes) for layer in self._layers) // pages
+        self._pages = Pages(pages, PAGE, self._copy, keeps=keeps)
+        self._known: dict[str, Sequence[int]] = {}
+
+    def layers(self) -> list[Any]:
+        return list(self._layers)
+
+    def room(self) -> int:
+        return self._pages.room
+
+    def row_bytes(self) -> int:
+        return self._pages.held * self._page_bytes
+
+    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
+        self._known.pop(row, None)
+        return self._pages.reuse(row, salt, tokens)
+
+    def admit(self, row: str, salt: str) -> None:
+        self._pages.admit(row, salt)
+
+    def order(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Those of few tokens first: they go to one kernel, the others to another."""
+        return sorted(pieces, key=lambda piece: not is_few(len(piece.tokens), self._kernels.rep))
+
+    def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
+        tables = []
+        for piece in placed:
+            self._pages.grow(piece.id, piece.end)
+            tables.append(self._pages[piece.id])
+        pages = np.concatenate(tables)
+        segments = np.array([(p.first, p.count, p.start, len(table)) for p, table in zip(placed, tables, strict=True)])
+        segments = segments.astype(np.int32)
+        segments[:, PAGES] = np.cumsum(segments[:, PAGES]) - segments[:, PAGES]
+        row = np.repeat(segments[:, PAGES], segments[:, COUNT])
+        slots = pages[row + positions // PAGE] * PAGE + positions % PAGE
+        self._step.begin(segments, self._kernels.rep, positions, slots, pages)
+
+    def written(self) -> list[Any]:
+        """The last layer's suffices: it was computed from all others'."""
+        return [self._layers[-1].written]
+
+    def settle(self, row: str, tokens: Sequence[int]) -> None:
+        self._known[row] = tokens
+        self._pages.settle(row, tokens)
+
+    def release(self, row: str) -> None:
+        self._pages.release(row, self._known.pop(row, ()))
+
+    def lose(self, row: str) -> None:
+        self._known.pop(row, None)
+        self._pages.lose(row)
+
+    def close(self) -> None:
+        self._known.clear()
+        for layer in self._layers:
+            layer.pool = layer.written = None
+
+    def reset(self) -> int:
+        return self._pages.reset()
+
+    def statistics(self) -> PrefixStatistics:
+        pages, index = self._pages, self._pages.index
+        if index is None:
+            return PrefixStatistics()
+        return PrefixStatistics(
+            looked_up=pages.looked_up,
+            reused=pages.reused,
+            copied_bytes=pages.copied_pages * self._page_bytes,
+            stored=index.stored_tokens,
+            evicted=index.evicted_tokens,
+            held=index.tokens,
+            held_bytes=index.size * self._page_bytes,
+        )
+
+    def _copy(self, source: int, target: int) -> None:
+        """On the device's way at once: what is computed later comes after it."""
+        which = mx.array([source, target], mx.int32)
+        copies = [self._kernels.copy_page(layer.pool, which) for layer in self._layers]
+        mx.async_eval(copies)  # type: ignore[no-untyped-call]
