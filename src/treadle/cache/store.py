@@ -13,6 +13,7 @@ class BlockStore:
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[tuple[Any, Any]]] = {}
+        self._pending: list[list[tuple[Any, Any]]] = []
         self._next = 0
         self.copied_bytes = 0
 
@@ -25,11 +26,16 @@ class BlockStore:
         return self._next
 
     def put(self, handle: int, layers: Sequence[tuple[Any, Any]]) -> None:
-        """Copy keys and values (1, kv heads, n, D) of each layer. A slice would keep all that it is a part of, and keep
-        its owner from writing in place."""
-        copies = [(keys * 1, values * 1) for keys, values in layers]
-        mx.eval(copies)
-        self._blocks[handle] = copies
+        """Copy keys and values (1, kv heads, n, D) of each layer, at the next `flush`. A slice would keep all that it
+        is a part of, and keep its owner from writing in place."""
+        copies = self._blocks[handle] = [(keys * 1, values * 1) for keys, values in layers]
+        self._pending.append(copies)
+
+    def flush(self) -> None:
+        """Make the copies. Until then they keep what they are copied from."""
+        if self._pending:
+            mx.eval(self._pending)
+            self._pending = []
 
     def drop(self, handle: int) -> None:
         """Forget a block."""

@@ -94,19 +94,26 @@ class MergedRows:
         if heads:
             done.prefill_s = self._clock() - began
         last = [piece for piece in pieces if piece.picks and piece.id not in done.refused]
-        logits = self._decode(last, done)
-        parts: list[Any] = []
-        for piece in pieces:
-            if piece.id in done.refused:
-                continue
-            own = [scores[piece.id]] if piece.id in scores else []
-            own += [logits[piece.id]] if piece.id in logits else []
-            if own:
-                count = sum(part.shape[0] for part in own)
-                done.places[piece.id] = (sum(p.shape[0] for p in parts), count)
-                parts.extend(own)
-        done.logits = mx.concatenate(parts) if len(parts) > 1 else parts[0] if parts else None
+        ids, logits = self._decode(last, done)
+        if scores:
+            picked = {} if logits is None else {id_: logits[i : i + 1] for i, id_ in enumerate(ids)}
+            self._join(pieces, scores, picked, done)
+        else:
+            done.logits, done.places = logits, {id_: (i, 1) for i, id_ in enumerate(ids)}
         return done
+
+    def _join(self, pieces: Sequence[Piece], scores: dict[str, Any], picked: dict[str, Any], done: Computed) -> None:
+        """Put a row's logits for its prompt's scores and those for its pick side by side."""
+        parts: list[Any] = []
+        first = 0
+        for piece in pieces:
+            own = [logits[piece.id] for logits in (scores, picked) if piece.id in logits]
+            if own and piece.id not in done.refused:
+                count = sum(part.shape[0] for part in own)
+                done.places[piece.id] = (first, count)
+                first += count
+                parts.extend(own)
+        done.logits = mx.concatenate(parts) if parts else None
 
     # Prompts -----------------------------------------------------------------------------------------------------
 
@@ -161,8 +168,8 @@ class MergedRows:
 
     # Decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, pieces: Sequence[Piece], done: Computed) -> dict[str, Any]:
-        """Logits (1, V) of each row's last token, not evaluated."""
+    def _decode(self, pieces: Sequence[Piece], done: Computed) -> tuple[list[str], Any | None]:
+        """Logits (B, V) of rows' last tokens, not evaluated, and whose they are."""
         wanted = {}
         for piece in pieces:
             if piece.id in self._own or (piece.id in self._cached and piece.id in self._batch.ids):
@@ -170,7 +177,7 @@ class MergedRows:
             else:
                 done.refused[piece.id] = "the runner holds no cache to decode this request from"
         if not wanted:
-            return {}
+            return [], None
         for id_, piece in wanted.items():
             assert piece.end == self._cached[id_] + 1, "the prompt must be in the cache"
             self._cached[id_] = piece.end
@@ -181,13 +188,13 @@ class MergedRows:
             ids = [id_ for id_ in self._batch.ids if id_ is not None]
             logits = self._model.decode([wanted[id_].known[-1] for id_ in ids], self._batch.caches)
         done.arrays.extend(mlxlm.states(self._batch.caches))
-        return {id_: logits[i : i + 1] for i, id_ in enumerate(ids)}
+        return ids, logits
 
-    def _one_by_one(self, wanted: dict[str, Piece], done: Computed) -> dict[str, Any]:
-        logits = {id_: self._model.decode([piece.known[-1]], self._own[id_]) for id_, piece in wanted.items()}
+    def _one_by_one(self, wanted: dict[str, Piece], done: Computed) -> tuple[list[str], Any]:
+        logits = [self._model.decode([piece.known[-1]], self._own[id_]) for id_, piece in wanted.items()]
         for id_ in wanted:
             done.arrays.extend(mlxlm.states(self._own[id_]))
-        return logits
+        return list(wanted), mx.concatenate(logits)
 
 
 def _head(piece: Piece) -> Piece | None:

@@ -21,6 +21,7 @@ from ..core.messages import Capabilities, RunnerStatistics, Submit
 from ..core.plan import Admit, DecodeRow, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from . import memory
 from .base import Job, JobContext
+from .beginning import Beginning
 from .body import Body, Computed
 from .flat import Piece
 from .guard import OwnerThread, leave_thread, mlx_runtime
@@ -226,14 +227,15 @@ class TextRunner:
         before = {pick.id: i for i, pick in enumerate(self._started[-1].picks)} if self._started else {}
         chunks = {chunk.id: chunk for chunk in plan.prefill if chunk.id not in failed}
         picks = [decode for decode in plan.decode if decode.id not in failed]
+        picked = {pick.id: pick for pick in picks}
         pieces = []
-        for id_ in dict.fromkeys((*chunks, *(pick.id for pick in picks))):
+        for id_ in {**chunks, **picked}:
             row = self._rows.get(id_)
             if row is None:
                 failed[id_] = "the runner holds no cache for this request"
                 continue
-            decode = next((pick for pick in picks if pick.id == id_), None)
-            pieces.append(_piece(row, chunks[id_].tokens if id_ in chunks else (), decode, before))
+            chunk = chunks.get(id_)
+            pieces.append(_piece(row, () if chunk is None else chunk.tokens, picked.get(id_), before))
         step = _Step(
             began=self._clock(),
             pieces=self._checked(pieces, failed),
@@ -392,7 +394,7 @@ class TextRunner:
             row.tokens.append(token)
         for id_, row in step.rows.items():
             if self._rows.get(id_) is row:
-                self._body.settle(id_, row.tokens[: settled[id_]])
+                self._body.settle(id_, Beginning(row.tokens, settled[id_]))
 
     def _go_on(self, step: _Step, redrawn: bool) -> None:
         """Steps that were started on this one's picks: those that waited for them are drawn; if a pick has changed

@@ -16,7 +16,7 @@ class Buffer:
     With a `window`, what no later token can see is let go, except for `slack` tokens more.
     """
 
-    __slots__ = ("base", "end", "keys", "slack", "values", "window")
+    __slots__ = ("base", "end", "keys", "nbytes", "slack", "values", "window")
 
     def __init__(self, window: int, slack: int) -> None:
         self.window = window
@@ -25,10 +25,7 @@ class Buffer:
         self.end = 0
         self.keys: Any = None
         self.values: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.keys is None else int(self.keys.nbytes + self.values.nbytes)
+        self.nbytes = 0
 
     def append(self, keys: Any, values: Any) -> None:
         """Put `keys` and `values` (1, kv heads, n, D) behind what is there."""
@@ -47,6 +44,7 @@ class Buffer:
         self.keys = mx.concatenate([*keys, _room(keys[0], more)], axis=2)
         self.values = mx.concatenate([*values, _room(values[0], more)], axis=2)
         self.base, self.end = base, base + count
+        self.nbytes = int(self.keys.nbytes + self.values.nbytes)
 
     def cut(self, end: int) -> None:
         """Forget the tokens from `end` on."""
@@ -65,21 +63,21 @@ class Buffer:
             return self.keys, self.values
         return self.keys[..., a:b, :], self.values[..., a:b, :]
 
-    def first_kept(self) -> int:
+    def _first_kept(self) -> int:
         """The first token that has to stay when room is made."""
         return max(self.base, self.end - (self.window - 1 + self.slack)) if self.window else self.base
 
     def _make_room(self, count: int, keys: Any, values: Any) -> None:
-        start = self.first_kept()
+        start = self._first_kept()
         kept = self.end - start
         more = self._capacity(kept + count) - kept
         self.keys = self._grown(self.keys, start, _room(keys, more))
         self.values = self._grown(self.values, start, _room(values, more))
+        self.nbytes = int(self.keys.nbytes + self.values.nbytes)
         self.base = start
 
     def _capacity(self, count: int) -> int:
-        """Room for `count` tokens, and for a window's more, so that it is seldom made."""
-        return -(-(count + self.window) // STEP) * STEP
+        return -(-count // STEP) * STEP
 
     def _grown(self, old: Any, start: int, room: Any) -> Any:
         if start == self.end:

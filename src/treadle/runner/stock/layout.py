@@ -26,12 +26,13 @@ PREFIX_BLOCK = 32
 
 
 class _Row:
-    """A row's buffers, one a layer, and where it stands in the index; `kept` tokens of it are in there."""
+    """A row's buffers, one a layer, and where it stands in the index, which has `kept` tokens of its `full` blocks."""
 
     def __init__(self, buffers: list[Buffer], salt: str) -> None:
         self.buffers = buffers
         self.salt = salt
         self.kept = 0
+        self.full = 0
         self.node: Node | None = None
         self.shares = True
 
@@ -42,7 +43,8 @@ class _Row:
 
 class StockLayout:
     """`windows` has one number a layer, 0 where it sees everything. `budget` bytes (0: no limit) hold rows and kept
-    prefixes; rows get `blocks` blocks of it. `keeps` says whether prefixes are kept at all."""
+    prefixes; rows get `blocks` blocks of it. `keeps` says whether prefixes are kept at all, `plain` how single tokens
+    attend (`layer`)."""
 
     block = STEP
     lookahead = 0
@@ -54,13 +56,13 @@ class StockLayout:
         blocks: int = 0,
         budget: int = 0,
         keeps: bool = True,
-        group_queries: bool = False,
+        plain: bool = False,
     ) -> None:
         self.blocks = blocks
         self._windows = list(windows)
         self._budget = budget
         self._step = Pass()
-        self._layers = [StockLayer(i, w, self._step, group=group_queries) for i, w in enumerate(windows)]
+        self._layers = [StockLayer(i, w, self._step, plain=plain) for i, w in enumerate(windows)]
         self._rows: dict[str, _Row] = {}
         self._index = PrefixIndex(PREFIX_BLOCK) if keeps else None
         self._store = BlockStore()
@@ -114,10 +116,12 @@ class StockLayout:
     # Passes ------------------------------------------------------------------------------------------------------
 
     def order(self, pieces: Sequence[Piece]) -> list[Piece]:
-        return list(pieces)
+        """Single tokens first."""
+        return sorted(pieces, key=lambda piece: len(piece.tokens) > 1)
 
     def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
-        self._step.placed = placed
+        self._step.singles = [piece for piece in placed if piece.count == 1]
+        self._step.longer = [piece for piece in placed if piece.count > 1]
         self._step.positions = mx.array(positions)
         self._step.rows = {piece.id: self._rows[piece.id].buffers for piece in placed}
         for piece in placed:  # a pass that is computed again writes over what it wrote
@@ -133,10 +137,12 @@ class StockLayout:
 
     def settle(self, row: str, tokens: Sequence[int]) -> None:
         mine = self._rows.get(row)
-        if mine is None or self._index is None or not mine.shares:
+        if mine is None or self._index is None or mine.full == len(tokens) // PREFIX_BLOCK:
             return
+        mine.full = len(tokens) // PREFIX_BLOCK
         while mine.shares and mine.kept + PREFIX_BLOCK <= len(tokens):
             self._keep(mine, row, tokens[mine.kept : mine.kept + PREFIX_BLOCK])
+        self._store.flush()
         self._trim()
 
     def _keep(self, mine: _Row, row: str, tokens: Sequence[int]) -> None:
