@@ -107,6 +107,21 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
       if (at < ROWS * CHUNKS) staged[(buffer * ROWS + m) * CHUNKS + swapped<BITS>(chunk, m)] = four;
     }
   };
+  constexpr int PER_LINE = BITS == 16 ? 1 : GROUPS;
+  T next_scale[2][PER_LINE], next_bias[2][PER_LINE];
+  auto load_scales = [&](int stage) {
+    struct alignas(2 * PER_LINE) Line { T of[PER_LINE]; };
+    const size_t line = K / GROUP, at = size_t(stage) * GROUPS;
+    auto get = [&](const T* from, int n) { return *reinterpret_cast<const Line*>(from + min(n, N - 1) * line + at); };
+    const Line s0 = get(scales, n0), s1 = get(scales, n1), b0 = get(biases, n0), b1 = get(biases, n1);
+#pragma unroll
+    for (int i = 0; i < PER_LINE; ++i) {
+      next_scale[0][i] = s0.of[i];
+      next_scale[1][i] = s1.of[i];
+      next_bias[0][i] = b0.of[i];
+      next_bias[1][i] = b1.of[i];
+    }
+  };
   unsigned next[2][PIECES][WORDS];
   auto load_weights = [&](int stage) {
 #pragma unroll
@@ -129,6 +144,7 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
     for (int e = 0; e < 4; ++e) sum[i][e] = 0.0f;
   if (first < last) {
     load_weights(first);
+    if (BITS != 16) load_scales(first);
     load_x(first);
     keep_x(0);
   }
@@ -142,8 +158,17 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
       for (int p = 0; p < PIECES; ++p)
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) w[r][p][i] = next[r][p][i];
+    T scale[2][PER_LINE], bias[2][PER_LINE];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < PER_LINE; ++i) {
+        scale[r][i] = next_scale[r][i];
+        bias[r][i] = next_bias[r][i];
+      }
     if (stage + 1 < last) {
       load_weights(stage + 1);
+      if (BITS != 16) load_scales(stage + 1);
       load_x(stage + 1);
     }
     const uint4* rows = staged + size_t(buffer) * ROWS * CHUNKS;
@@ -158,10 +183,6 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
           mma(sum[i], w[0][p][2], w[1][p][2], w[0][p][3], w[1][p][3], b.z, b.w, kind);
         }
     } else {
-      const size_t grouped = size_t(stage) * GROUPS;
-      const int per_line = K / GROUP;
-      const T *s0 = scales + size_t(min(n0, N - 1)) * per_line + grouped, *s1 = scales + size_t(min(n1, N - 1)) * per_line + grouped;
-      const T *b0 = biases + size_t(min(n0, N - 1)) * per_line + grouped, *b1 = biases + size_t(min(n1, N - 1)) * per_line + grouped;
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group) {
         float part[MT][4];
@@ -190,9 +211,9 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
             }
           }
         }
-        const float scale0 = widened(s0[group]), scale1 = widened(s1[group]);
-        const float bias0 = widened(b0[group]) - offset_of<BITS>(kind) * scale0;
-        const float bias1 = widened(b1[group]) - offset_of<BITS>(kind) * scale1;
+        const float scale0 = widened(scale[0][group]), scale1 = widened(scale[1][group]);
+        const float bias0 = widened(bias[0][group]) - offset_of<BITS>(kind) * scale0;
+        const float bias1 = widened(bias[1][group]) - offset_of<BITS>(kind) * scale1;
 #pragma unroll
         for (int i = 0; i < MT; ++i) {
           const float2 total = *reinterpret_cast<const float2*>(sums + (buffer * GROUPS + group) * ROWS + i * 8 + 2 * t);

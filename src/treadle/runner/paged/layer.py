@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -19,13 +19,15 @@ COUNTERS = 1 << 16
 @dataclass
 class Pass:
     """What all layers share in a step. The first `few` tokens are of segments for one kernel, the rest for the other.
-    `pages` and `slots` are where those tokens' rows are and where the tokens go, on the device."""
+    `pages` and `slots` are where those tokens' rows are and where the tokens go, on the device. `compiled` are passes
+    over these layers that were compiled."""
 
     positions: Any = None
     slots: Any = None
     count: Any = None
     pages: Any = None
     counters: tuple[Any, Any] = (None, None)
+    compiled: dict[Any, Any] = field(default_factory=dict)
     few: int = 0
     segments: Any = None
     tiles: dict[tuple[bool, int, int, int], Tiles] | None = None
@@ -36,7 +38,7 @@ class Pass:
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
         self.segments = segments
         self.few = int(segments[is_few(segments[:, COUNT], rep), COUNT].sum())
-        self.positions, self.slots, self.pages = mx.array(positions), mx.array(slots), mx.array(pages)
+        self.positions, self.slots, self.pages = mx.array(positions), mx.array(slots), _padded(pages)
         self.count = mx.array([len(positions)], mx.int32)
         self.tiles = {}
 
@@ -48,7 +50,7 @@ class Pass:
             some = self.segments[is_few(self.segments[:, COUNT], rep) == few]
             some[:, FIRST] -= 0 if few else self.few
             made = (few_tiles if few else many_tiles)(some, rep=rep, heads=heads, window=window)
-            self.tiles[key] = Tiles(mx.array(made.items), made.rows, made.split, made.count)
+            self.tiles[key] = Tiles(_padded(made.items), made.rows, made.split, made.count)
         return self.tiles[key]
 
 
@@ -59,8 +61,8 @@ class PagedLayer:
         self.pool = pool
         self.written: Any = None
         self.step = step
-        self._window = window
-        self._kernels = kernels
+        self.window = window
+        self.kernels = kernels
 
     @property
     def offset(self) -> Any:
@@ -74,14 +76,14 @@ class PagedLayer:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Put `keys` and `values` (T, kv heads, 1, D) where they belong."""
         step = self.step
-        self.written = self._kernels.write(self.pool, keys, values, step.slots, step.count)
+        self.written = self.kernels.write(self.pool, keys, values, step.slots, step.count)
         return keys, values
 
     def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
         """Attention (T, query heads, 1, D) of `queries` of that shape over each token's own row up to itself."""
         if sinks is not None:
             raise NotImplementedError("the kernels know no attention sinks")
-        window = min(filter(None, (window, self._window)), default=0)
+        window = min(filter(None, (window, self.window)), default=0)
         few = self.step.few
         if few == 0 or few == queries.shape[0]:
             return self._attend(queries, window, scale, few=few > 0)
@@ -95,8 +97,16 @@ class PagedLayer:
         return self.attend(queries, scale, 0, None)
 
     def _attend(self, queries: Any, window: int, scale: float, *, few: bool) -> Any:
-        kernels, step = self._kernels, self.step
+        kernels, step = self.kernels, self.step
         tiles = step.work(few=few, rep=kernels.rep, heads=kernels.heads, window=window)
         return kernels.attend(
             queries, self.pool, tiles, step.pages, step.counters[few], self.written, scale=scale, window=window
         )
+
+
+def _padded(array: npt.NDArray[np.int32]) -> Any:
+    """`array` (n, ...) on the device, zeros behind it, so that it comes in few sizes: a tile of zeros has no rows."""
+    count = len(array)
+    step = max(64, 1 << max(0, count.bit_length() - 3))
+    more = -count % step
+    return mx.array(np.concatenate([array, np.zeros((more, *array.shape[1:]), np.int32)]) if more else array)
