@@ -15,7 +15,7 @@ else
 BACKEND := cpu,
 endif
 
-# coverage: every line and branch of core/ and engine/.
+# coverage: every line and branch of core/, engine/ and cache/.
 
 .PHONY: install serve test coverage lint types format clean
 
@@ -35,7 +35,7 @@ test: install
 	@$(BIN)/python -m pytest $(ARGS)
 
 coverage: install
-	@$(BIN)/python -m pytest -q tests/core tests/engine --cov=treadle.core --cov=treadle.engine --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+	@$(BIN)/python -m pytest -q tests/core tests/engine tests/cache --cov=treadle.core --cov=treadle.engine --cov=treadle.cache --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 lint: install
 	@$(BIN)/ruff check .

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 MLX = ("mlx", "mlx_lm")
 MAY_IMPORT_MLX = ("runner", "cache.store", "cache.disk", "bench.inprocess")
 CORE_LIBRARIES = ("msgspec",)
-WITHOUT_MLX = ("core", "engine", "text", "fronts", "telemetry", "fleet", "compose", "library", "cli")
+WITHOUT_MLX = ("core", "cache.index", "engine", "text", "fronts", "telemetry", "fleet", "compose", "library", "cli")
 
 
 @dataclass(frozen=True)

@@ -42,5 +42,6 @@ def test_a_block_that_is_dropped_is_gone() -> None:
     store.put(handle, [(mx.zeros((1, 1, 2, 2)), mx.zeros((1, 1, 2, 2)))])
     store.drop(handle)
     store.drop(handle)
-    store.flush()
+    for _ in range(2):
+        store.flush()
     assert len(store) == 0
