@@ -12,64 +12,26 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from ..core.messages import Capabilities, RunnerStatistics, Submit
-from ..core.plan import Admit, DecodeRow, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from ..core.messages import Capabilities, RunnerStatistics
+from ..core.plan import Admit, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from . import memory
 from .base import Job, JobContext
 from .beginning import Beginning
-from .body import Body, Computed
+from .body import Body
 from .flat import Piece
 from .guard import OwnerThread, leave_thread, mlx_runtime
-from .logprobs import Logprobs, PromptScores
+from .logprobs import Logprobs
 from .model import LoadedModel
-from .sampling import Draw, SamplingRow, draw
+from .sampling import SamplingRow, draw
+from .step import Row, Step, piece_of
 from .times import StepTimes
 from .warmup import warm_up
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """`tokens` are all that are known: the prompt and what was generated. The caches hold `cached` tokens, with what
-    was started and is not finished yet."""
-
-    request: Submit
-    sampling: SamplingRow
-    tokens: list[int]
-    cached: int
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """A step that was started: who takes part, which of them pick a token, and what is to be read."""
-
-    began: float
-    pieces: list[Piece]
-    rows: dict[str, _Row]
-    picks: list[DecodeRow]
-    failed: dict[str, str]
-    computed: Computed = field(default_factory=Computed)
-    drawn: Draw | None = None
-    logprobs: Logprobs | None = None
-    scores: dict[str, PromptScores] = field(default_factory=dict)
-
-    def drop(self, ids: Sequence[str]) -> None:
-        """Leave rows out of it."""
-        if ids:
-            self.pieces = [piece for piece in self.pieces if piece.id not in ids]
-            self.picks = [pick for pick in self.picks if pick.id not in ids]
-            self.rows = {id_: row for id_, row in self.rows.items() if id_ not in ids}
-
-    @property
-    def picked(self) -> Any | None:
-        """The picks (P,), on the device."""
-        return None if self.drawn is None else self.drawn.tokens
 
 
 class TextRunner:
@@ -85,9 +47,9 @@ class TextRunner:
         self._model = model
         self._clock = clock
         self._before_step = before_step
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, Row] = {}
         self._body: Body = model.new_body(clock)
-        self._started: deque[_Step] = deque()
+        self._started: deque[Step] = deque()
         self._finished_at = 0.0
         self._times = StepTimes()
         if not model.batched:
@@ -220,7 +182,7 @@ class TextRunner:
 
     # Starting ------------------------------------------------------------------------------------------------------
 
-    def _step(self, plan: StepPlan) -> _Step:
+    def _step(self, plan: StepPlan) -> Step:
         failed: dict[str, str] = {}
         for admit in plan.admit:
             self._admit(admit, failed)
@@ -235,8 +197,8 @@ class TextRunner:
                 failed[id_] = "the runner holds no cache for this request"
                 continue
             chunk = chunks.get(id_)
-            pieces.append(_piece(row, () if chunk is None else chunk.tokens, picked.get(id_), before))
-        step = _Step(
+            pieces.append(piece_of(row, () if chunk is None else chunk.tokens, picked.get(id_), before))
+        step = Step(
             began=self._clock(),
             pieces=self._checked(pieces, failed),
             rows={},
@@ -258,7 +220,7 @@ class TextRunner:
             failed[request.id] = str(error)
             self._body.release(request.id)
             return
-        self._rows[request.id] = _Row(request, sampling, tokens, admit.cached)
+        self._rows[request.id] = Row(request, sampling, tokens, admit.cached)
         self._body.admit(request.id, request.salt)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
@@ -285,7 +247,7 @@ class TextRunner:
                 good.append(piece)
         return good
 
-    def _lose(self, step: _Step) -> None:
+    def _lose(self, step: Step) -> None:
         """The step failed. Rows that took part and have gone since, whatever their ids mean now, are not touched."""
         lost = [id_ for id_, row in step.rows.items() if self._rows.get(id_) is row]
         self._body.lose(lost)
@@ -296,7 +258,7 @@ class TextRunner:
         if self._rows.pop(row_id, None) is not None and not self._rows:
             memory.give_back()
 
-    def _launch(self, step: _Step, before: _Step | None) -> None:
+    def _launch(self, step: Step, before: Step | None) -> None:
         """Build the step's graph and hand it to the device."""
         with mlx_runtime("computing a step"):
             done = step.computed = self._body.compute(step.pieces, None if before is None else before.picked)
@@ -304,31 +266,18 @@ class TextRunner:
                 self.release(id_)
                 step.failed[id_] = message
             step.picks = [pick for pick in step.picks if pick.id not in step.failed]
-            step.scores = self._scores(step)
+            step.scores = step.prompt_scores()
             step.drawn = step.logprobs = None
-            if before is None or not any(step.rows[pick.id].sampling.remembers for pick in step.picks):
+            if before is None or not any(row.remembers for row in step.sampling):
                 self._draw(step)
             elif done.logits is not None:  # what to pick from depends on picks that are not known yet
                 mx.async_eval(done.logits)  # type: ignore[no-untyped-call]
 
-    def _scores(self, step: _Step) -> dict[str, PromptScores]:
-        scores = {}
-        for piece in step.pieces:
-            row = step.rows[piece.id]
-            if row.request.prompt_logprobs is not None and piece.id in step.computed.places:
-                first, count = step.computed.places[piece.id]
-                targets = row.request.prompt[piece.start + 1 : piece.start + 1 + count]
-                if targets:
-                    logits = step.computed.logits[first : first + len(targets)]  # type: ignore[index]
-                    scores[piece.id] = PromptScores(logits, targets, row.request.prompt_logprobs)
-        return scores
-
-    def _draw(self, step: _Step) -> None:
+    def _draw(self, step: Step) -> None:
         """Pick a token for each row that gains one; nothing is waited for where steps may run ahead."""
         arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
         if step.picks:
-            rows = [step.rows[pick.id].sampling for pick in step.picks]
-            logits = self._picked_from(step)
+            rows, logits = step.sampling, step.picked_from
             step.drawn = draw(logits, rows, [pick.position for pick in step.picks])
             step.logprobs = Logprobs(logits, step.drawn.tokens, rows)
             arrays += [*step.drawn.arrays, *step.logprobs.arrays]
@@ -337,21 +286,14 @@ class TextRunner:
         else:
             mx.eval(arrays)
 
-    def _picked_from(self, step: _Step) -> Any:
-        """Logits (P, V) of the last token of each row that picks."""
-        logits, places = step.computed.logits, [step.computed.places[pick.id] for pick in step.picks]
-        last = [first + count - 1 for first, count in places]
-        assert logits is not None
-        return logits if last == list(range(logits.shape[0])) else logits[mx.array(last)]
-
     # Finishing -----------------------------------------------------------------------------------------------------
 
-    def _read(self, step: _Step) -> StepResult:
+    def _read(self, step: Step) -> StepResult:
         with mlx_runtime("finishing a step"):
             tokens, redrawn = ([], False) if step.drawn is None else step.drawn.settle()
             if step.drawn is None or not step.picks:
                 mx.eval(step.computed.arrays)
-            found = self._logprobs(step, tokens, redrawn)
+            found = step.read_logprobs(tokens, redrawn)
             scores = {id_: score.read() for id_, score in step.scores.items()}
             self._advance(step, tokens)
             if redrawn:
@@ -371,21 +313,13 @@ class TextRunner:
             **self._seconds(step, seconds),
         )
 
-    def _seconds(self, step: _Step, seconds: float) -> dict[str, float]:
+    def _seconds(self, step: Step, seconds: float) -> dict[str, float]:
         prefill_s = step.computed.prefill_s
         if prefill_s is None:
             return self._times.split(step.pieces, seconds)
         return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if step.picks else 0.0}
 
-    def _logprobs(self, step: _Step, tokens: list[int], redrawn: bool) -> dict[int, Any]:
-        if step.logprobs is None:
-            return {}
-        if not redrawn:
-            return step.logprobs.read()
-        rows = [step.rows[pick.id].sampling for pick in step.picks]
-        return Logprobs(self._picked_from(step), mx.array(tokens, mx.int32), rows).read()
-
-    def _advance(self, step: _Step, tokens: list[int]) -> None:
+    def _advance(self, step: Step, tokens: list[int]) -> None:
         """What was picked is known, and what was computed can be reused by others."""
         settled = {piece.id: piece.end for piece in step.pieces}
         for pick, token in zip(step.picks, tokens, strict=True):
@@ -396,7 +330,7 @@ class TextRunner:
             if self._rows.get(id_) is row:
                 self._body.settle(id_, Beginning(row.tokens, settled[id_]))
 
-    def _go_on(self, step: _Step, redrawn: bool) -> None:
+    def _go_on(self, step: Step, redrawn: bool) -> None:
         """Steps that were started on this one's picks: those that waited for them are drawn; if a pick has changed
         since, they are computed again, which writes over what they wrote."""
         before = step
@@ -407,17 +341,3 @@ class TextRunner:
             if later.drawn is None and later.picks:
                 self._draw(later)
             before = later
-
-
-def _piece(row: _Row, tokens: Sequence[int], decode: DecodeRow | None, before: Mapping[str, int]) -> Piece:
-    """What `row` computes: a chunk of its prompt, the token that goes before its next pick, or one after the other."""
-    request, start = row.request, row.cached
-    previous = -1
-    if decode is not None:
-        if decode.token is None:
-            previous = before[row.request.id]
-        tokens = (*tokens, 0 if decode.token is None else decode.token)
-        assert len(request.prompt) + decode.position == start + len(tokens), "the prompt must be in the cache"
-    scored = request.prompt_logprobs is not None and start < len(request.prompt) - 1
-    wants = len(tokens) if scored else 1 if decode is not None else 0
-    return Piece(request.id, tokens, start, wants=wants, picks=decode is not None, previous=previous)

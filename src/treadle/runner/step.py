@@ -1,0 +1,103 @@
+"""A step of the text runner between its start and its end: who takes part, and what is to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from ..core.messages import Submit, TokenLogprob
+from ..core.plan import DecodeRow
+from .body import Computed
+from .flat import Piece
+from .logprobs import Logprobs, PromptScores
+from .sampling import Draw, SamplingRow
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`tokens` are all that are known: the prompt and what was generated. The caches hold `cached` tokens, with what
+    was started and is not finished yet."""
+
+    request: Submit
+    sampling: SamplingRow
+    tokens: list[int]
+    cached: int
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """`rows` compute `pieces`, and those in `picks` pick a token; `failed` are those that can't, and why."""
+
+    began: float
+    pieces: list[Piece]
+    rows: dict[str, Row]
+    picks: list[DecodeRow]
+    failed: dict[str, str]
+    computed: Computed = field(default_factory=Computed)
+    drawn: Draw | None = None
+    logprobs: Logprobs | None = None
+    scores: dict[str, PromptScores] = field(default_factory=dict)
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Leave rows out of it."""
+        if ids:
+            self.pieces = [piece for piece in self.pieces if piece.id not in ids]
+            self.picks = [pick for pick in self.picks if pick.id not in ids]
+            self.rows = {id_: row for id_, row in self.rows.items() if id_ not in ids}
+
+    @property
+    def sampling(self) -> list[SamplingRow]:
+        """How each of `picks` is picked."""
+        return [self.rows[pick.id].sampling for pick in self.picks]
+
+    @property
+    def picked(self) -> Any | None:
+        """The picks (P,), on the device."""
+        return None if self.drawn is None else self.drawn.tokens
+
+    @property
+    def picked_from(self) -> Any:
+        """Logits (P, V) of the last token of each row that picks."""
+        logits, places = self.computed.logits, [self.computed.places[pick.id] for pick in self.picks]
+        last = [first + count - 1 for first, count in places]
+        assert logits is not None
+        return logits if last == list(range(logits.shape[0])) else logits[mx.array(last)]
+
+    def prompt_scores(self) -> dict[str, PromptScores]:
+        """Log-probabilities of the prompts' tokens that come after what was computed, where they are asked for."""
+        scores = {}
+        for piece in self.pieces:
+            request = self.rows[piece.id].request
+            if request.prompt_logprobs is not None and piece.id in self.computed.places:
+                first, count = self.computed.places[piece.id]
+                targets = request.prompt[piece.start + 1 : piece.start + 1 + count]
+                if targets:
+                    logits = self.computed.logits[first : first + len(targets)]  # type: ignore[index]
+                    scores[piece.id] = PromptScores(logits, targets, request.prompt_logprobs)
+        return scores
+
+    def read_logprobs(self, tokens: Sequence[int], redrawn: bool) -> dict[int, TokenLogprob]:
+        """Log-probabilities of `tokens`, which were picked, by their place in `picks`."""
+        if self.logprobs is None:
+            return {}
+        if not redrawn:
+            return self.logprobs.read()
+        return Logprobs(self.picked_from, mx.array(list(tokens), mx.int32), self.sampling).read()
+
+
+def piece_of(row: Row, tokens: Sequence[int], decode: DecodeRow | None, before: Mapping[str, int]) -> Piece:
+    """What `row` computes: a chunk of its prompt, the token that goes before its next pick, or one after the other.
+    `before` are the places of the step before's picks, one of which may be that token."""
+    request, start = row.request, row.cached
+    previous = -1
+    if decode is not None:
+        if decode.token is None:
+            previous = before[row.request.id]
+        tokens = (*tokens, 0 if decode.token is None else decode.token)
+        assert len(request.prompt) + decode.position == start + len(tokens), "the prompt must be in the cache"
+    scored = request.prompt_logprobs is not None and start < len(request.prompt) - 1
+    wants = len(tokens) if scored else 1 if decode is not None else 0
+    return Piece(request.id, tokens, start, wants=wants, picks=decode is not None, previous=previous)
