@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -58,6 +58,10 @@ class CudaKernel:
             output_dtypes=dtypes,
         )
         return made
+
+
+NewKernel = Callable[..., CudaKernel]
+"""What makes kernels: `CudaKernel`, or a test's stand-in that takes the same."""
 
 
 def _short(text: str) -> str:

@@ -15,7 +15,7 @@ from .flat import FlatPass, Layout, Piece
 from .fused.decoder import FusedDecoder
 from .guard import mlx_runtime
 from .mlxlm import MlxLm, Selection
-from .paged.kernels import AttentionShape, Kernels, fits
+from .paged.kernels import AttentionShape, Kernels
 from .paged.layout import PAGE, PagedLayout
 from .stock.layout import StockLayout
 
@@ -66,7 +66,7 @@ def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool,
     return why_not(library, module, own, lambda: layout(keeps=False)) or own
 
 
-def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool) -> Own | str:
+def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool, using: type[Kernels] = Kernels) -> Own | str:
     """`module`'s rows in pages that kernels for CUDA read in place, or why that can't be."""
     windows = library.windows(module)
     if windows is None:
@@ -80,9 +80,9 @@ def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool) -> Own | str
     if len(shapes) > 1:
         return "its layers have different heads"
     (shape,) = shapes
-    if reason := fits(shape):
+    if reason := using.fits(shape):
         return reason
-    kernels = Kernels(shape.heads, shape.query_heads // shape.heads, shape.dim, PAGE, shape.dtype)
+    kernels = using(shape.heads, shape.query_heads // shape.heads, shape.dim, PAGE, shape.dtype)
     page_bytes = len(windows) * 2 * shape.heads * PAGE * shape.dim * shape.dtype.size
     pages = max(_PROBE_PAGES, budget // page_bytes)
 
@@ -92,7 +92,7 @@ def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool) -> Own | str
     own = Own("pages", library.selection(module), layout)
     small = lambda: layout(_PROBE_PAGES, False)  # noqa: E731
     try:
-        fused = replace(own, decoder=FusedDecoder(module, PAGE, own.selection))
+        fused = replace(own, decoder=FusedDecoder(module, kernels, own.selection))
     except (NotImplementedError, AttributeError) as error:
         _log.info("the layers' kernels are not fused: %s", error)
     else:

@@ -15,9 +15,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..mlxlm import Selection
+from ..paged.kernels import Kernels
 from ..paged.layer import PagedLayer, Pass
 from ..paged.work import Tiles
-from .kernels import Heads, add_norm, constant, rotate, swiglu
+from .kernels import Between, Heads, constant
 from .product import Product, joined
 
 _MODULES = ("mlx_lm.models.llama", "mlx_lm.models.qwen2", "mlx_lm.models.qwen3")
@@ -43,10 +44,10 @@ class _Layer:
 
 
 class FusedDecoder:
-    """Stands for `module` in a pass over pages of `page` tokens, with `selection` before its head. Raises
+    """Stands for `module` in a pass over pages that `kernels` read, with `selection` before its head. Raises
     NotImplementedError where the module is not of the plain kind."""
 
-    def __init__(self, module: Any, page: int, selection: Selection | None) -> None:
+    def __init__(self, module: Any, kernels: Kernels, selection: Selection | None) -> None:
         if type(module).__module__ not in _MODULES:
             raise NotImplementedError(f"{type(module).__module__} is not a decoder of the plain kind")
         if selection is None:
@@ -56,10 +57,11 @@ class FusedDecoder:
         self._selection = selection
         norm = getattr(inner.norm, "norm", inner.norm)
         self._norm, self._eps = norm.weight, constant(norm.eps)
-        self._layers = [_layer(layer, page) for layer in inner.layers]
+        self._between = Between(kernels.kernel)
+        self._layers = [_layer(layer, kernels) for layer in inner.layers]
         self._first_eps = inner.layers[0].input_layernorm.eps
         tied = bool(module.args.tie_word_embeddings)
-        self._head = inner.embed_tokens.as_linear if tied else joined([module.lm_head])
+        self._head = inner.embed_tokens.as_linear if tied else joined([module.lm_head], kernels.kernel)
 
     def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
         """Logits (N, 1, V) of the selected ones of `tokens` (T, 1)."""
@@ -98,25 +100,26 @@ class FusedDecoder:
     def _logits(
         self, tokens: Any, cache: Sequence[PagedLayer], step: Pass, attend: Callable[..., Any], rows: Any | None
     ) -> Any:
+        between = self._between
         x = self._embed(tokens[:, 0])
         y = mx.fast.rms_norm(x, self._layers[0].norm, self._first_eps)
         for i, (layer, pages) in enumerate(zip(self._layers, cache, strict=True)):
-            queries = rotate(
+            queries = between.rotate(
                 layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, layer.turns, step, pages.pool, layer.heads
             )
             attended = attend(pages, queries, layer.scale)
-            x, y = add_norm(x, layer.out(attended.reshape(x.shape[0], -1)), layer.second_norm, layer.eps)
+            x, y = between.add_norm(x, layer.out(attended.reshape(x.shape[0], -1)), layer.second_norm, layer.eps)
             after = self._layers[i + 1].norm if i + 1 < len(self._layers) else self._norm
-            x, y = add_norm(x, layer.down(swiglu(layer.gate_up(y))), after, layer.eps)
+            x, y = between.add_norm(x, layer.down(between.swiglu(layer.gate_up(y))), after, layer.eps)
         return self._head(y if rows is None else y[rows])[:, None]
 
 
-def _layer(layer: Any, page: int) -> _Layer:
+def _layer(layer: Any, kernels: Kernels) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     queries, kv = attention.n_heads, attention.n_kv_heads
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     norm, second = layer.input_layernorm, layer.post_attention_layernorm
-    qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+    qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj], kernels.kernel)
     dim = qkv.outputs // (queries + 2 * kv)
     return _Layer(
         norm=norm.weight,
@@ -127,11 +130,11 @@ def _layer(layer: Any, page: int) -> _Layer:
         qk_eps=constant(norm.eps if q_norm is None else q_norm.eps),
         turns=_turns(attention.rope, dim),
         scale=float(attention.scale),
-        heads=Heads(queries, kv, dim, page),
-        out=joined([attention.o_proj]),
+        heads=Heads(queries, kv, dim, kernels.page),
+        out=joined([attention.o_proj], kernels.kernel),
         second_norm=second.weight,
-        gate_up=joined([mlp.gate_proj, mlp.up_proj]),
-        down=joined([mlp.down_proj]),
+        gate_up=joined([mlp.gate_proj, mlp.up_proj], kernels.kernel),
+        down=joined([mlp.down_proj], kernels.kernel),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cuda import CudaKernel
+from ..cuda import CudaKernel, NewKernel
 
 MOST_ROWS = {16: 0, 8: 64, 4: 64}
 """By bits of a weight: more rows than these are faster through MLX."""
@@ -24,9 +24,19 @@ _BODY = """
 
 class FewRows:
     """x W^T for weights W (N, K) of `bits` bits: plain (16), or quantized with `scales` and `biases` in groups of
-    `group`. Raises NotImplementedError where the kernel does not fit them."""
+    `group`. `kernel` makes the kernel. Raises NotImplementedError where that does not fit them."""
 
-    def __init__(self, weight: Any, scales: Any | None, biases: Any | None, bits: int, group: int, dtype: Any) -> None:
+    def __init__(
+        self,
+        weight: Any,
+        scales: Any | None,
+        biases: Any | None,
+        bits: int,
+        group: int,
+        dtype: Any,
+        kernel: NewKernel = CudaKernel,
+    ) -> None:
+        self._kernel = kernel
         self._weight = weight
         self._scales = weight if scales is None else scales
         self._biases = weight if biases is None else biases
@@ -55,7 +65,7 @@ class FewRows:
         rows, columns = x.shape[0], _COLUMNS[self._bits]
         tiles = next(n for n in (1, 2, 4, 8) if rows <= 8 * n)
         partial = self._splits * rows * self.outputs if self._splits > 1 else 1
-        return _kernel(tiles, self._bits, columns)(
+        return _made(self._kernel, tiles, self._bits, columns)(
             [x, self._weight, self._scales, self._biases, self._counters, self._split],
             [("T", x.dtype), ("MT", tiles), ("BITS", self._bits), ("GROUP", self._group or 64), ("KB", columns)],
             blocks=(-(-self.outputs // 64), self._splits),
@@ -66,10 +76,10 @@ class FewRows:
 
 
 @cache
-def _kernel(tiles: int, bits: int, columns: int) -> CudaKernel:
+def _made(kernel: NewKernel, tiles: int, bits: int, columns: int) -> CudaKernel:
     staged = 2 * tiles * 8 * columns * 2
     sums = 0 if bits == 16 else 2 * (columns // 64) * tiles * 8 * 4
-    return CudaKernel(
+    return kernel(
         "few_rows",
         ["x", "w", "s", "b", "counters", "splits"],
         ["out", "partial"],

@@ -7,12 +7,11 @@ starting them. With these it is nine, four of them matrix products.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from ..cuda import CudaKernel
+from ..cuda import NewKernel
 
 _TYPES = """
 namespace treadle {
@@ -130,22 +129,6 @@ _SWIGLU = """
 """
 
 
-@cache
-def _rotate() -> CudaKernel:
-    names = ["qkv", "q_norm", "k_norm", "eps", "positions", "turns", "slots", "pool"]
-    return CudaKernel("rotate", names, ["q"], _ROTATE, header=_TYPES)
-
-
-@cache
-def _add_norm() -> CudaKernel:
-    return CudaKernel("add_norm", ["x", "r", "weight", "eps"], ["h", "y"], _ADD_NORM, header=_TYPES)
-
-
-@cache
-def _swiglu() -> CudaKernel:
-    return CudaKernel("swiglu", ["both"], ["out"], _SWIGLU, header=_TYPES)
-
-
 @dataclass(frozen=True)
 class Heads:
     """A layer's heads and where their keys and values go."""
@@ -156,56 +139,64 @@ class Heads:
     page: int
 
 
-def rotate(
-    qkv: Any, q_norm: Any | None, k_norm: Any | None, eps: Any, turns: Any, step: Any, pool: Any, heads: Heads
-) -> Any:
-    """Queries (T, query heads, 1, D) out of `qkv` (T, (query + 2 kv heads) * D): normed by `q_norm` (D,) where there is
-    one, and turned by their positions times `turns` (D / 2,); keys likewise, and with the values put into `pool`."""
-    rows, count = qkv.shape[0], qkv.shape[0] * (heads.queries + 2 * heads.kv)
-    norms = (qkv, qkv) if q_norm is None else (q_norm, k_norm)
-    return _rotate()(
-        [qkv, norms[0], norms[1], eps, step.positions, turns, step.slots, pool],
-        [
-            ("T", qkv.dtype),
-            ("D", heads.dim),
-            ("HQ", heads.queries),
-            ("HKV", heads.kv),
-            ("PAGE", heads.page),
-            ("NORM", q_norm is not None),
-        ],
-        blocks=(-(-count // 4), 1),
-        threads=128,
-        shapes=[(rows, heads.queries, 1, heads.dim)],
-        dtypes=[qkv.dtype],
-    )[0]
+class Between:
+    """The kernels between a layer's matrix products, made by `kernel`."""
 
+    def __init__(self, kernel: NewKernel) -> None:
+        names = ["qkv", "q_norm", "k_norm", "eps", "positions", "turns", "slots", "pool"]
+        self._rotate = kernel("rotate", names, ["q"], _ROTATE, header=_TYPES)
+        self._add_norm = kernel("add_norm", ["x", "r", "weight", "eps"], ["h", "y"], _ADD_NORM, header=_TYPES)
+        self._swiglu = kernel("swiglu", ["both"], ["out"], _SWIGLU, header=_TYPES)
 
-def add_norm(x: Any, r: Any, weight: Any, eps: Any) -> tuple[Any, Any]:
-    """`x + r` (T, W) and its root mean square norm times `weight` (W,); W is a multiple of 8."""
-    rows, width = x.shape
-    threads = min(512, -(-width // 256) * 32)
-    h, y = _add_norm()(
-        [x, r, weight, eps],
-        [("T", x.dtype), ("WIDTH", width), ("THREADS", threads)],
-        blocks=(rows, 1),
-        threads=threads,
-        shapes=[x.shape, x.shape],
-        dtypes=[x.dtype, x.dtype],
-    )
-    return h, y
+    def rotate(
+        self, qkv: Any, q_norm: Any | None, k_norm: Any | None, eps: Any, turns: Any, step: Any, pool: Any, heads: Heads
+    ) -> Any:
+        """Queries (T, query heads, 1, D) out of `qkv` (T, (query + 2 kv heads) * D): normed by `q_norm` (D,) where
+        there is one, and turned by their positions times `turns` (D / 2,); keys likewise, and with the values put into
+        `pool`."""
+        rows, count = qkv.shape[0], qkv.shape[0] * (heads.queries + 2 * heads.kv)
+        norms = (qkv, qkv) if q_norm is None else (q_norm, k_norm)
+        return self._rotate(
+            [qkv, norms[0], norms[1], eps, step.positions, turns, step.slots, pool],
+            [
+                ("T", qkv.dtype),
+                ("D", heads.dim),
+                ("HQ", heads.queries),
+                ("HKV", heads.kv),
+                ("PAGE", heads.page),
+                ("NORM", q_norm is not None),
+            ],
+            blocks=(-(-count // 4), 1),
+            threads=128,
+            shapes=[(rows, heads.queries, 1, heads.dim)],
+            dtypes=[qkv.dtype],
+        )[0]
 
+    def add_norm(self, x: Any, r: Any, weight: Any, eps: Any) -> tuple[Any, Any]:
+        """`x + r` (T, W) and its root mean square norm times `weight` (W,); W is a multiple of 8."""
+        rows, width = x.shape
+        threads = min(512, -(-width // 256) * 32)
+        h, y = self._add_norm(
+            [x, r, weight, eps],
+            [("T", x.dtype), ("WIDTH", width), ("THREADS", threads)],
+            blocks=(rows, 1),
+            threads=threads,
+            shapes=[x.shape, x.shape],
+            dtypes=[x.dtype, x.dtype],
+        )
+        return h, y
 
-def swiglu(both: Any) -> Any:
-    """silu(gate) * up (T, W) of `both` (T, 2 W), gate then up; W is a multiple of 8."""
-    rows, width = both.shape[0], both.shape[1] // 2
-    return _swiglu()(
-        [both],
-        [("T", both.dtype), ("WIDTH", width)],
-        blocks=(-(-rows * width // 8 // 256), 1),
-        threads=256,
-        shapes=[(rows, width)],
-        dtypes=[both.dtype],
-    )[0]
+    def swiglu(self, both: Any) -> Any:
+        """silu(gate) * up (T, W) of `both` (T, 2 W), gate then up; W is a multiple of 8."""
+        rows, width = both.shape[0], both.shape[1] // 2
+        return self._swiglu(
+            [both],
+            [("T", both.dtype), ("WIDTH", width)],
+            blocks=(-(-rows * width // 8 // 256), 1),
+            threads=256,
+            shapes=[(rows, width)],
+            dtypes=[both.dtype],
+        )[0]
 
 
 def constant(value: float) -> Any:

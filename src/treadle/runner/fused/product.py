@@ -10,13 +10,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..cuda import NewKernel
 from .few_rows import FewRows
 
 
 @dataclass
 class Product:
-    """x W^T + b with W (N, K) plain, or quantized by `scales` and `biases` to `bits` in groups of `group`."""
+    """x W^T + b with W (N, K) plain, or quantized by `scales` and `biases` to `bits` in groups of `group`;
+    few rows of x by a kernel that `kernel` makes."""
 
+    kernel: NewKernel
     weight: Any
     scales: Any | None
     biases: Any | None
@@ -32,7 +35,7 @@ class Product:
     def _few(self) -> FewRows | None:
         dtype = self.weight.dtype if self.scales is None else self.scales.dtype
         try:
-            return FewRows(self.weight, self.scales, self.biases, self.bits, self.group, dtype)
+            return FewRows(self.weight, self.scales, self.biases, self.bits, self.group, dtype, self.kernel)
         except NotImplementedError:
             return None
 
@@ -50,12 +53,12 @@ class Product:
         return y if self.bias is None else y + self.bias
 
 
-def joined(layers: Sequence[Any]) -> Product:
+def joined(layers: Sequence[Any], kernel: NewKernel) -> Product:
     """The layers' weights in one product; the layers keep views of it. Raises NotImplementedError where they differ in
     kind."""
     kinds = {type(layer) for layer in layers}
     if kinds == {nn.Linear}:
-        return Product(_side_by_side(layers, "weight"), None, None, _side_by_side(layers, "bias"))
+        return Product(kernel, _side_by_side(layers, "weight"), None, None, _side_by_side(layers, "bias"))
     if kinds != {nn.QuantizedLinear}:
         raise NotImplementedError(f"linear layers of {', '.join(kind.__name__ for kind in kinds)}")
     ways = {(layer.bits, layer.group_size, getattr(layer, "mode", "affine")) for layer in layers}
@@ -65,6 +68,7 @@ def joined(layers: Sequence[Any]) -> Product:
     if mode != "affine":
         raise NotImplementedError(f"weights quantized as {mode}")
     return Product(
+        kernel,
         _side_by_side(layers, "weight"),
         _side_by_side(layers, "scales"),
         _side_by_side(layers, "biases"),

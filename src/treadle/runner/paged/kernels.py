@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
@@ -18,7 +18,6 @@ from ..cuda import CudaKernel
 from .work import FEW, MANY, Tiles
 
 HEAD_DIMS = (64, 128, 256)
-DTYPES = (mx.bfloat16, mx.float16)
 _LOG2_E = 1.4426950408889634
 _MANY_TILE = {64: 64, 128: 64, 256: 32}
 _ATTEND_INPUTS = ["q", "pool", "pages", "items", "scale", "counters", "written"]
@@ -48,12 +47,26 @@ _COPY_BODY = """
 """
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """A layer's attention: kv heads, query heads, dimensions of each, and the type of keys and values."""
+
+    heads: int
+    query_heads: int
+    dim: int
+    dtype: Any
+
+
 @dataclass
 class Kernels:
     """The kernels for pools of `heads` kv heads of `dim` dimensions, `rep` query heads each, in pages of `page` tokens.
 
-    Compiled at their first use; what the compiler says then comes as a RuntimeError out of the evaluation.
+    Compiled at their first use; what the compiler says then comes as a RuntimeError out of the evaluation. `kernel` is
+    what they are made of, and `dtypes` what they compute in.
     """
+
+    kernel: ClassVar[type[CudaKernel]] = CudaKernel
+    dtypes: ClassVar[tuple[Any, ...]] = (mx.bfloat16, mx.float16)
 
     heads: int
     rep: int
@@ -61,6 +74,19 @@ class Kernels:
     page: int
     dtype: Any
     _scales: dict[float, Any] = field(default_factory=dict)
+
+    @classmethod
+    def fits(cls, shape: AttentionShape) -> str:
+        """Why these kernels can't serve such attention; empty when they can."""
+        if shape.dtype not in cls.dtypes:
+            return f"attention kernels compute in bfloat16 and float16, not in {shape.dtype}"
+        if shape.dim not in HEAD_DIMS:
+            return f"attention kernels take heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {shape.dim}"
+        if shape.query_heads % shape.heads:
+            return f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly"
+        if (group := shape.query_heads // shape.heads) > FEW[-1]:
+            return f"{group} query heads share a kv head, and the kernels take {FEW[-1]} at most"
+        return ""
 
     def write(self, pool: Any, keys: Any, values: Any, slots: Any, count: Any) -> Any:
         """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool, of which the first `count` (1,) are
@@ -137,7 +163,7 @@ class Kernels:
 
     def _new_attend(self, kind: str, rows: int, memory: int) -> Any:
         tile = _MANY_TILE[self.dim] if kind == "many" else rows
-        kernel = self._attends[kind, rows] = CudaKernel(
+        kernel = self._attends[kind, rows] = self.kernel(
             f"attend_{kind}",
             inputs=_ATTEND_INPUTS,
             outputs=["out", "partial", "scales"],
@@ -157,30 +183,8 @@ class Kernels:
 
     @cached_property
     def _write(self) -> CudaKernel:
-        return CudaKernel("write", ["k", "v", "pool", "slots", "count"], ["written"], _WRITE_BODY)
+        return self.kernel("write", ["k", "v", "pool", "slots", "count"], ["written"], _WRITE_BODY)
 
     @cached_property
     def _copy(self) -> CudaKernel:
-        return CudaKernel("copy_page", ["pool", "which"], ["written"], _COPY_BODY)
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """A layer's attention: kv heads, query heads, dimensions of each, and the type of keys and values."""
-
-    heads: int
-    query_heads: int
-    dim: int
-    dtype: Any
-
-
-def fits(shape: AttentionShape) -> str:
-    """Why these kernels can't serve such attention; empty when they can."""
-    if shape.dtype not in DTYPES:
-        return f"attention kernels compute in bfloat16 and float16, not in {shape.dtype}"
-    if shape.dim not in HEAD_DIMS:
-        return f"attention kernels take heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {shape.dim}"
-    if shape.query_heads % shape.heads:
-        return f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly"
-    group = shape.query_heads // shape.heads
-    return "" if group <= FEW[-1] else f"{group} query heads share a kv head, and the kernels take {FEW[-1]} at most"
+        return self.kernel("copy_page", ["pool", "which"], ["written"], _COPY_BODY)
