@@ -18,7 +18,7 @@ from . import memory as mem
 from .base import Progress, RunnerBroken
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
-from .own import Own, stock
+from .own import Own, paged, stock
 from .prefill import can_share
 from .probe import probe
 
@@ -67,7 +67,7 @@ def load(
         blocks = mem.blocks(found.kv, budget, max_running)
         layout: Own | str = "not asked for"
         if own:
-            layout = stock(library, module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
+            layout = _own(library, module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
         shares_prefill = isinstance(layout, str) and not found.why_not and can_share(library, module)
     if own and isinstance(layout, str):
         _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, layout)
@@ -101,6 +101,16 @@ def load(
             **(details or {}),
         },
     )
+
+
+def _own(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str) -> Own | str:
+    """How the model's rows are kept: in pages where the kernels can read them, in buffers of their own elsewhere."""
+    if device == "cuda":
+        own = paged(library, module, budget=budget, keeps=keeps)
+        if isinstance(own, Own):
+            return own
+        _log.warning("attention kernels are not used: %s", own)
+    return stock(library, module, blocks=blocks, budget=budget, keeps=keeps, device=device)
 
 
 def _for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
