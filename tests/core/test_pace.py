@@ -15,8 +15,10 @@ from treadle.core.pace import (
     CHUNK_S,
     FIRST_CHUNK,
     LEAST_SHARE,
+    LONGEST_CHUNK_S,
     MIN_CHUNK,
     MOST_SHARE,
+    WORTH_OVERHEADS,
     ChunkCost,
     PrefillPace,
 )
@@ -287,6 +289,34 @@ def test_alone_a_chunk_takes_about_as_long_as_a_cancel_may_wait() -> None:
     assert 0.01 + 0.0005 * tokens == pytest.approx(CHUNK_S, rel=0.05)
 
 
+def test_alone_a_chunk_is_worth_reading_the_weights_for() -> None:
+    """Where that alone takes a tenth of a second: found out though the first chunks are of one size."""
+    pace = PrefillPace(100_000)
+    for _ in range(12):
+        tokens = pace.budget(prefilling=1, decoding=0)
+        pace.observe(prefill_tokens=tokens, prefill_s=0.11 + 0.0014 * tokens, decode_s=0.0)
+    assert 0.11 + 0.0014 * tokens == pytest.approx(WORTH_OVERHEADS * 0.11, rel=0.05)
+    pace = PrefillPace(100_000)
+    for _ in range(12):
+        tokens = pace.budget(prefilling=1, decoding=0)
+        pace.observe(prefill_tokens=tokens, prefill_s=0.5 + 0.0014 * tokens, decode_s=0.0)
+    assert 0.5 + 0.0014 * tokens == pytest.approx(LONGEST_CHUNK_S, rel=0.05)
+
+
+def test_beside_decoding_rows_the_weights_are_read_anyway() -> None:
+    """What a pass of its own costs says little of what the same tokens cost beside decoding rows, and is kept apart."""
+    pace = PrefillPace(512)
+    for tokens in (64, 200, 300):
+        pace.budget(prefilling=1, decoding=0)
+        pace.observe(prefill_tokens=tokens, prefill_s=0.11 + 0.0014 * tokens, decode_s=0.0)
+    alone = pace.budget(prefilling=1, decoding=0)
+    for _ in range(40):
+        tokens = pace.budget(prefilling=1, decoding=4)
+        pace.observe(prefill_tokens=tokens, prefill_s=0.0014 * tokens, decode_s=0.15)
+    assert 0.0014 * tokens == pytest.approx(LEAST_SHARE * 0.15, rel=0.1)
+    assert pace.budget(prefilling=1, decoding=0) == alone
+
+
 def test_a_budget_is_never_above_what_a_step_may_take() -> None:
     pace = PrefillPace(10)
     pace.observe(prefill_tokens=10, prefill_s=0.001, decode_s=0.001)
@@ -321,7 +351,7 @@ def test_alone_it_recovers_from_a_first_measurement_that_misleads(factor: float)
             prefill_tokens=tokens, prefill_s=(factor if i == 0 else 1) * SMALL_OVERHEAD.chunk_s(tokens), decode_s=0
         )
         sizes.append(tokens)
-    assert SMALL_OVERHEAD.chunk_s(sizes[-1]) == pytest.approx(CHUNK_S, rel=0.2)
+    assert SMALL_OVERHEAD.chunk_s(sizes[-1]) == pytest.approx(CHUNK_S, rel=0.3)
 
 
 # The cost of a chunk

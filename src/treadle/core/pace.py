@@ -4,10 +4,12 @@ Prefill time is paid from a credit that every decode step earns: a share of its 
 while no more rows prefill than decode, so that running rows keep 1 / (1 + LEAST_SHARE) of their rate beside a long
 prompt; where more wait than run, as at the start of a burst, it grows with their ratio up to MOST_SHARE, and a step is
 at most three times a plain decode step: short waits for many are worth a few slow tokens of few. Where nothing decodes,
-a chunk is bounded by `CHUNK_S` alone, which bounds how long a cancel or a newcomer waits. A chunk's cost is taken as
-`overhead + tokens * per_token`, fitted to what the runner measured. Where the overhead alone is about a decode step, as
-a pass over the weights is on an accelerator, a chunk takes as many tokens as hardly cost more than it, and what it
-costs beyond its credit is paid back before the next.
+a chunk is bounded by `CHUNK_S`, which bounds how long a cancel or a newcomer waits, or by a few times the overhead of a
+pass, up to `LONGEST_CHUNK_S`: where reading the weights alone takes a tenth of a second, shorter chunks would do little
+else. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner measured, apart for chunks
+that had a pass of their own and those beside decoding rows, which read the weights anyway. Where the overhead alone is
+about a decode step, a chunk takes as many tokens as hardly cost more than it, and what it costs beyond its credit is
+paid back before the next.
 
 A prompt so short that one step can end it beside the decoding rows is quick: it goes in at once and on no credit, as
 each such row is paid for once, while a long prompt takes its share in every step. So a staggered burst gets its first
@@ -20,11 +22,14 @@ tokens, costs several times its computing once, as its attention is planned anew
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 LEAST_SHARE = 0.4
 MOST_SHARE = 2.0
 CHUNK_CEILING = 0.75  # of a decode step, for one chunk at LEAST_SHARE
 CHUNK_S = 0.2
+LONGEST_CHUNK_S = 0.6
+WORTH_OVERHEADS = 4.0  # a chunk that nobody decodes beside takes as long as this many overheads
 MIN_CHUNK = 16
 FIRST_CHUNK = 64
 OVER_OVERHEAD = 1.15  # a chunk may cost this many overheads, also where that is over the ceiling
@@ -43,6 +48,7 @@ class ChunkCost:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._overhead = 0.0
         self._tried = 0.0
+        self.told_apart = False  # sizes have differed enough to tell the overhead from the tokens
 
     def observe(self, tokens: int, seconds: float) -> None:
         keep = FORGET
@@ -67,6 +73,7 @@ class ChunkCost:
         """Sizes that hardly differ tell nothing of the overhead: it stays what it was found to be."""
         spread = self._weight * self._xx - self._x * self._x
         if spread > 0.01 * self._xx * self._weight:
+            self.told_apart = True
             per_token = (self._weight * self._xy - self._x * self._y) / spread
             if per_token > 0:
                 self._overhead = max(0.0, (self._y - per_token * self._x) / self._weight)
@@ -81,6 +88,12 @@ class ChunkCost:
         overhead, per_token = self.line()
         return overhead + per_token * tokens
 
+    def tokens_alone(self) -> int:
+        """How many tokens a chunk should have that nobody decodes beside. While all sizes were alike, another one."""
+        overhead, _ = self.line()
+        tokens = self.tokens(max(CHUNK_S, min(LONGEST_CHUNK_S, WORTH_OVERHEADS * overhead)))
+        return tokens if self.told_apart else max(tokens, int(2 * self._tried))
+
     def tokens(self, seconds: float) -> int:
         """How many tokens `seconds` pay for; at most twice as many as were tried of late, as the line may mislead."""
         overhead, per_token = self.line()
@@ -94,20 +107,21 @@ class PrefillPace:
     def __init__(self, max_tokens: int, quantum: int = MIN_CHUNK) -> None:
         self.max_tokens = max_tokens
         self._quantum = min(max(quantum, MIN_CHUNK), max_tokens)
-        self._cost = ChunkCost()
+        self._costs = {False: ChunkCost(), True: ChunkCost()}  # by whether rows decoded beside the chunk
         self._decode_s = 0.0
         self._credit_s = 0.0
         self._share = LEAST_SHARE
         self._beside = False
         self._on_credit = 1.0  # the part of the step's prompt tokens that is paid from the credit
 
-    def split(self, remaining: list[int], *, decoding: int) -> list[int]:
+    def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0) -> list[int]:
         """Prompt tokens that the next step computes of each prefill, of which `remaining` tokens are left, in turn
-        order, beside `decoding` rows that decode."""
+        order, beside `decoding` rows that decode; `awaiting` more rows wait for what these compute."""
         self._on_credit = 1.0
+        self._beside = decoding > 0
         room = self._room(decoding)
         quick = [i for i, need in enumerate(remaining) if need <= room]
-        budget = self.budget(prefilling=max(1, len(remaining) - len(quick)), decoding=decoding)
+        budget = self.budget(prefilling=max(1, len(remaining) - len(quick)) + awaiting, decoding=decoding)
         if not quick:
             return share(budget, remaining, self._quantum)
         budget = min(budget, max(room // 2, self._quantum), self.max_tokens - remaining[quick[0]])
@@ -139,16 +153,26 @@ class PrefillPace:
         if not self._cost.known:
             return min(self.max_tokens, max(FIRST_CHUNK, self._quantum))
         if not decoding or self._decode_s == 0:
-            return self._clamp(self._cost.tokens(CHUNK_S))
+            return self._clamp(self._cost.tokens_alone())
         self._share = min(MOST_SHARE, LEAST_SHARE * max(1.0, prefilling / decoding))
         chunk = self._clamp(self._cost.tokens(self._target_s()))
         price = min(self._cost.seconds(chunk), self._ceiling_s)
         return chunk if self._credit_s >= price * 0.999 else 0
 
-    def observe(self, *, prefill_tokens: int, prefill_s: float, decode_s: float) -> None:
-        """Learn from a finished step: what it computed and how long each part took."""
+    @property
+    def _cost(self) -> ChunkCost:
+        """What chunks cost as the next one is computed, or as far as that is not known, as others are."""
+        cost = self._costs[self._beside]
+        return cost if cost.known else self._costs[not self._beside]
+
+    def observe(self, *, prefill_tokens: int, prefill_s: float, decode_s: float, beside: bool | None = None) -> None:
+        """Learn from a finished step: what it computed and how long each part took, and whether rows decoded beside the
+        chunks (None: as the last budget was made for)."""
         if prefill_tokens and prefill_s > 0:
-            self._cost.observe(prefill_tokens, prefill_s)
+            own = self._beside if beside is None else beside
+            if not self._costs[own].known:
+                self._costs[own] = copy(self._costs[not own])
+            self._costs[own].observe(prefill_tokens, prefill_s)
             self._credit_s -= prefill_s * self._on_credit
         if decode_s > 0:
             self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s

@@ -83,10 +83,10 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, reuse: Reuse = nothing) -> None:
         self.limits = limits
-        worth = max(WORTH_WAITING, limits.kv_block)
+        worth = WORTH_WAITING if limits.prefix_cache else 0
         self._rows: dict[str, Row] = {}
         self._running: dict[str, Row] = {}
-        self._queue = Queue(worth + 1 if limits.prefix_cache else 0)
+        self._queue = Queue()
         self._absent = Absent()
         self._flights: deque[_Flight] = deque()
         self._departed: list[str] = []
@@ -316,8 +316,13 @@ class Scheduler:
     # What became of a step -----------------------------------------------------------------------------------------
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
-        prefilled = sum(len(chunk.tokens) for chunk in plan.prefill)
-        self._pace.observe(prefill_tokens=prefilled, prefill_s=result.prefill_s, decode_s=result.decode_s)
+        chunks = {chunk.id: len(chunk.tokens) for chunk in plan.prefill}
+        self._pace.observe(
+            prefill_tokens=sum(chunks.values()),
+            prefill_s=result.prefill_s,
+            decode_s=result.decode_s,
+            beside=any(decode.id not in chunks for decode in plan.decode),
+        )
         self._counts.prefill_s += result.prefill_s
         self._counts.decode_s += result.decode_s
 
@@ -325,6 +330,7 @@ class Scheduler:
         """A step has brought what is cached of `row` to `cached` tokens."""
         if not row.live:
             return
+        row.kept = cached
         self._outputs.of(row).prompt_done = min(cached, len(row.request.prompt))
         if row.request.max_tokens == 0 and cached == row.known - 1:
             self._end(row, Finish(reason=FinishReason.LENGTH))
