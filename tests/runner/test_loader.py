@@ -255,3 +255,9 @@ def test_several_weight_files_are_one_model(folder: Path, tmp_path: Path) -> Non
         mx.save_safetensors(str(split / f"model-{i}.safetensors"), {name: weights[name] for name in part})
     request = Submit(id="a", prompt=(1, 2), max_tokens=5)
     assert run_alone(TextRunner(load(split)), request) == run_alone(TextRunner(load(folder)), request)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_keys_and_values_are_refused_by_name(tmp_path: Path, bits: int) -> None:
+    with pytest.raises(ConfigError, match=f"can't be stored in {bits} bits here: leave kv_bits out"):
+        build(make_tiny(tmp_path / "model"), kv_bits=bits)
