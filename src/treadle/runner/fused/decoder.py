@@ -81,8 +81,10 @@ class FusedDecoder:
         tiles = step.work(few=True, rep=kernels.rep, heads=kernels.heads, window=window)
         key = (tiles.rows, tiles.split)
         if key not in step.compiled:
-            step.compiled[key] = mx.compile(self._program(cache, step.counters[True], *key))
-        return step.compiled[key](tokens, step.positions, step.slots, step.pages, tiles.items)
+            step.compiled[key] = kernels.compile(self._program(cache, step.counters[True], *key))
+        logits = step.compiled[key](tokens, step.positions, step.slots, step.pages, tiles.items)
+        cache[-1].written = logits  # all keys and values are, once it is computed
+        return logits
 
     def _program(self, cache: Sequence[PagedLayer], counters: Any, rows: int, split: bool) -> Callable[..., Any]:
         def program(tokens: Any, positions: Any, slots: Any, pages: Any, items: Any) -> Any:

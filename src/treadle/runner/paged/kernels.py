@@ -7,6 +7,7 @@ MLX does not know of: it only sees that they read it. What keeps the order right
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -62,11 +63,12 @@ class Kernels:
     """The kernels for pools of `heads` kv heads of `dim` dimensions, `rep` query heads each, in pages of `page` tokens.
 
     Compiled at their first use; what the compiler says then comes as a RuntimeError out of the evaluation. `kernel` is
-    what they are made of, and `dtypes` what they compute in.
+    what they are made of, `dtypes` what they compute in, and `compile` compiles programs that use them.
     """
 
     kernel: ClassVar[type[CudaKernel]] = CudaKernel
     dtypes: ClassVar[tuple[Any, ...]] = (mx.bfloat16, mx.float16)
+    compile: ClassVar[Callable[..., Any]] = staticmethod(mx.compile)
 
     heads: int
     rep: int

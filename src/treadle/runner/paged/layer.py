@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 from ..mlxlm import Window
 from .kernels import Kernels
-from .work import COUNT, FIRST, Segments, Tiles, few_tiles, is_few, many_tiles
-
-COUNTERS = 1 << 16
+from .work import COUNT, COUNTERS, FIRST, Segments, Tiles, few_tiles, is_few, many_tiles
 
 
 @dataclass
@@ -94,7 +92,9 @@ class PagedLayer:
     def attend_written(self, queries: Any, scale: float) -> Any:
         """Like `attend`, where what made `queries` has put keys and values where they belong."""
         self.written = self.step.count
-        return self.attend(queries, scale, 0, None)
+        attended = self.attend(queries, scale, 0, None)
+        self.written = queries
+        return attended
 
     def _attend(self, queries: Any, window: int, scale: float, *, few: bool) -> Any:
         kernels, step = self.kernels, self.step

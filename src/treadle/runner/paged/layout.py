@@ -94,6 +94,7 @@ class PagedLayout:
 
     def close(self) -> None:
         self._known.clear()
+        self._step.compiled.clear()  # what is compiled holds the pools
         for layer in self._layers:
             layer.pool = layer.written = None
 

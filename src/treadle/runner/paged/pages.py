@@ -87,18 +87,25 @@ class Pages:
         for node in found.nodes:
             mine.append(node.handle)
         reused = mine.count * self.size
-        if found.last is not None:  # a row writes behind what it has: it can't do so in a page of others
-            try:
-                page = self._take()
-                self._copy(found.last.handle, page)
-                mine.append(page)
-                self.copied_pages += 1
-                reused = found.tokens
-            except MemoryError:
-                pass
-            self._give(self.index.let_go([found.last]))
+        if found.last is not None and self._begin_like(mine, found.last):
+            reused = found.tokens
         self.reused += reused
         return reused
+
+    def _begin_like(self, mine: RowPages, last: Node) -> bool:
+        """Give the row a page that holds what `last` does, if there is one, and let go of that: a row writes behind
+        what it has, which it can't do in a page of others."""
+        assert self.index is not None
+        try:
+            if not self._free and not self.index.evictable:
+                return False
+            page = self._take()
+            mine.append(page)  # before anything can raise: what a row has is freed with it
+            self._copy(last.handle, page)
+            self.copied_pages += 1
+            return True
+        finally:
+            self._give(self.index.let_go([last]))
 
     def admit(self, row: str, salt: str) -> None:
         """A new row, if `reuse` did not make it."""

@@ -25,6 +25,8 @@ MANY = 128
 FEW_BLOCKS = 1056
 MANY_BLOCKS = 396
 """Blocks that a launch should have at least, all kv heads counted: a few for each of a large GPU's multiprocessors."""
+COUNTERS = 1 << 16
+"""Blocks of a launch whose partial results may be merged."""
 _STEP = 64
 _FEW_LEAST, _MANY_LEAST = 64, 512
 _MOST_SPLITS = 256
@@ -94,6 +96,8 @@ def _split(tiles: Segments, rows: int, heads: int, blocks: int, least: int) -> T
     """The tiles with long ranges in several parts, side by side."""
     seen = tiles[:, 5] - tiles[:, 4]
     part = max(least, int(seen.sum(dtype=np.int64)) * heads // blocks, -(-int(seen.max()) // _MOST_SPLITS))
+    if len(tiles) * heads + 2 * blocks > COUNTERS:  # enough of them as they are
+        part = int(seen.max())
     part = -(-part // _STEP) * _STEP
     splits = np.maximum(1, -(-seen // part))
     split = bool((splits > 1).any())

@@ -1,0 +1,121 @@
+"""Small random models with heads that the paged kernels take, and how a loader would hand them over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+
+from tests.support.cuda import ReferenceKernels
+from treadle.runner.memory import KvCost
+from treadle.runner.mlxlm import connect
+from treadle.runner.model import LoadedModel
+from treadle.runner.own import Own, paged
+from treadle.runner.paged.kernels import Kernels
+from treadle.runner.paged.layout import PAGE
+
+VOCABULARY = 261
+LAYERS, KV_HEADS, DIM = 2, 2, 64
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": DIM,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_MODELS: dict[str, dict[str, Any]] = {
+    "llama": {**_COMMON, "model_type": "llama"},
+    "llama3": {**_COMMON, "model_type": "llama", "rope_scaling": _LLAMA3_ROPE},
+    "llama tied": {**_COMMON, "model_type": "llama", "tie_word_embeddings": True},
+    "llama biased": {**_COMMON, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama yarn": {**_COMMON, "model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    "qwen2": {**_COMMON, "model_type": "qwen2", "hidden_size": 256},
+    "qwen3": {**_COMMON, "model_type": "qwen3"},
+    "qwen3_moe": {
+        **_COMMON,
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+    "gemma3": {
+        **_COMMON,
+        "model_type": "gemma3_text",
+        "query_pre_attn_scalar": DIM,
+        "sliding_window": 32,
+        "sliding_window_pattern": 2,
+    },
+}
+
+
+def make(name: str, *, dtype: Any = mx.float32, **changed: Any) -> Any:
+    """The module, with weights larger than usual for varied greedy text, and biases that are not zero."""
+    connect()
+    from mlx.utils import tree_map_with_path
+    from mlx_lm.utils import _get_classes
+
+    mx.random.seed(0)
+    config = {**_MODELS[name], **changed}
+    model_class, arguments = _get_classes(config)
+    module = model_class(arguments.from_dict(config))
+    module.update(tree_map_with_path(_louder, module.parameters()))
+    module.set_dtype(dtype)
+    mx.eval(module.parameters())
+    return module
+
+
+def _louder(path: str, weight: Any) -> Any:
+    if path.endswith(".bias"):
+        return mx.random.normal(weight.shape)
+    return weight * 3 if weight.ndim > 1 else weight + 0.2 * mx.random.normal(weight.shape)
+
+
+def own_of(module: Any, *, pages: int = 256, keeps: bool = True, using: type[Kernels] = ReferenceKernels) -> Own | str:
+    """The module's rows in `pages` pages, as the loader asks for them."""
+    size = mx.float16.size if module.model.embed_tokens.weight.dtype == mx.float16 else mx.float32.size
+    return paged(connect(), module, budget=pages * _page_bytes(size), keeps=keeps, using=using)
+
+
+def _page_bytes(size: int) -> int:
+    return LAYERS * 2 * KV_HEADS * PAGE * DIM * size
+
+
+def loaded(module: Any, own: Own | str, *, fused: bool = True) -> LoadedModel:
+    """`module` with its rows in pages; without `fused` its own layers compute."""
+    assert isinstance(own, Own), own
+    return LoadedModel(
+        name="random",
+        module=module,
+        library=connect(),
+        architecture="any",
+        vocabulary=VOCABULARY,
+        context=2048,
+        device="cpu",
+        dtype="float32",
+        parameters=0,
+        weight_bytes=0,
+        kv=KvCost(_page_bytes(4) // PAGE, 0),
+        kv_budget_bytes=0,
+        batched=True,
+        shares_prefill=False,
+        own=own if fused else replace(own, decoder=None),
+        kv_dtype="float32",
+        keeps_prefixes=True,
+    )

@@ -1,0 +1,100 @@
+"""A layer's attention over pages, every token's own row up to itself, against plain attention of each row."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.runner.paged.models import PAGE
+from tests.support.cuda import ReferenceKernels
+from treadle.runner.flat import Piece, Placed
+from treadle.runner.mlxlm import Window
+from treadle.runner.paged.layout import PagedLayout
+
+DIM = 64
+
+
+class Rows:
+    """Rows of random keys and values in a layout of one layer, and again as plain arrays. The `window` is known to the
+    layer, or only to the `model`."""
+
+    def __init__(self, dice: random.Random, window: int, *, model: bool) -> None:
+        self.heads, self.rep = dice.choice([(1, 1), (2, 2), (2, 5), (1, 16), (4, 3)])
+        kernels = ReferenceKernels(self.heads, self.rep, DIM, PAGE, mx.float32)
+        self.layout = PagedLayout([0 if model else window], kernels, pages=400, keeps=False)
+        self.window = window
+        self.asks = window if model else 0
+        self.keys: dict[str, mx.array] = {}
+        self.values: dict[str, mx.array] = {}
+
+    def step(self, counts: dict[str, int]) -> None:
+        """Each row gains so many tokens, in one pass; check what they see."""
+        pieces = []
+        for id_, count in counts.items():
+            if id_ not in self.keys:
+                self.layout.admit(id_, "")
+                self.keys[id_] = self.values[id_] = mx.zeros((self.heads, 0, DIM))
+            pieces.append(Piece(id_, (0,) * count, self.keys[id_].shape[1]))
+        placed, total = [], 0
+        for piece in self.layout.order(pieces):
+            placed.append(Placed(piece.id, total, len(piece.tokens), piece.start))
+            total += len(piece.tokens)
+        positions = np.concatenate([np.arange(p.start, p.end) for p in placed]).astype(np.int32)
+        keys, values = (mx.random.normal((total, self.heads, 1, DIM)) for _ in range(2))
+        queries = mx.random.normal((total, self.heads * self.rep, 1, DIM))
+        self.layout.begin(placed, positions)
+        (layer,) = self.layout.layers()
+        assert layer.offset.tolist() == positions.tolist()
+        layer.update_and_fetch(keys, values)
+        found = layer.attend(queries, DIM**-0.5, self.asks, None)
+        for piece in placed:
+            own = slice(piece.first, piece.first + piece.count)
+            self.keys[piece.id] = mx.concatenate([self.keys[piece.id], keys[own, :, 0].transpose(1, 0, 2)], axis=1)
+            self.values[piece.id] = mx.concatenate(
+                [self.values[piece.id], values[own, :, 0].transpose(1, 0, 2)], axis=1
+            )
+            wanted = self.plain(queries[own, :, 0].transpose(1, 0, 2)[None], piece)
+            assert mx.allclose(found[own, :, 0], wanted[0].transpose(1, 0, 2), atol=1e-5).item()
+
+    def plain(self, queries: mx.array, piece: Placed) -> mx.array:
+        seen, here = mx.arange(piece.end), mx.arange(piece.start, piece.end)[:, None]
+        mask = seen <= here
+        if self.window:
+            mask = mask & (seen > here - self.window)
+        keys, values = self.keys[piece.id][None], self.values[piece.id][None]
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=DIM**-0.5, mask=mask)
+
+
+@pytest.mark.parametrize("window", [0, 1, 20, 48, 300])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_token_sees_its_own_row_up_to_itself(seed: int, window: int) -> None:
+    """Prompts in pieces beside rows that decode, long rows beside short ones, in pages that were others' before."""
+    dice = random.Random(seed)
+    mx.random.seed(seed)
+    rows = Rows(dice, window, model=seed == 1)
+    ids = [f"r{i}" for i in range(5)]
+    for _ in range(5):
+        some = dice.sample(ids, dice.randint(1, len(ids)))
+        rows.step({id_: dice.choice([1, 1, 1, 2, 5, 16, 17, 130, 400]) for id_ in some})
+        if dice.random() < 0.3:
+            gone = dice.choice(list(rows.keys))
+            rows.layout.release(gone)
+            del rows.keys[gone], rows.values[gone]
+
+
+def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
+    kernels = ReferenceKernels(1, 1, DIM, PAGE, mx.float32)
+    (layer,) = PagedLayout([0], kernels, pages=4, keeps=False).layers()
+    assert layer.make_mask(1) is None
+    assert layer.make_mask(1, window_size=5) == Window(5)
+
+
+def test_attention_sinks_are_refused() -> None:
+    """The kernels would leave them out, and the answer would be another one."""
+    kernels = ReferenceKernels(1, 1, DIM, PAGE, mx.float32)
+    (layer,) = PagedLayout([0], kernels, pages=4, keeps=False).layers()
+    with pytest.raises(NotImplementedError, match="sinks"):
+        layer.attend(mx.zeros((1, 1, 1, DIM)), 1.0, 0, mx.zeros(1))

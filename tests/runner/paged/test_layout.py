@@ -1,0 +1,139 @@
+"""Rows in pages: what a pass gives, what has to be evaluated for it, and what is left when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.paged.models import LAYERS, make, own_of
+from tests.support.cuda import ReferenceKernel, ReferenceKernels
+from treadle.runner.body import FlatRows
+from treadle.runner.flat import Piece
+from treadle.runner.own import Own
+
+PAGES = 16
+
+
+class Marked(ReferenceKernel):
+    """Makes what the last layer's keys and values are written with out of marks, once it is told to."""
+
+    on = False
+    writes = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        made = super().__call__(*args, **kwargs)
+        if not Marked.on or self.name not in ("write", "rotate"):
+            return made
+        Marked.writes += 1
+        return [mx.full(made[0].shape, 7) if made[0].dtype == mx.int32 else made[0] * mx.nan]
+
+
+class MarkedKernels(ReferenceKernels):
+    kernel = Marked
+
+
+def rows_of(using: type[ReferenceKernels] = ReferenceKernels, *, fused: bool = True) -> tuple[Own, FlatRows]:
+    module = make("qwen3")
+    own = own_of(module, pages=PAGES, using=using)
+    assert isinstance(own, Own)
+    own = own if fused else Own(own.kind, own.selection, own.new_layout)
+    return own, own.new_rows(module)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("counts", [(1,), (40,), (1, 40)], ids=["few", "many", "both"])
+def test_a_pass_that_nobody_wants_anything_of_is_computed(
+    fused: bool, counts: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk in the middle of a prompt gives no logits: what is evaluated in their place needs the last layer's keys
+    and values, which need all others'."""
+    _, rows = rows_of(MarkedKernels, fused=fused)
+    pieces = [Piece(str(i), tuple(range(count)), 0) for i, count in enumerate(counts)]
+    for piece in pieces:
+        rows.admit(piece.id, "")
+    monkeypatch.setattr(Marked, "on", True)
+    monkeypatch.setattr(Marked, "writes", 0)
+    done = rows.compute(pieces, None)
+    assert Marked.writes == LAYERS
+    assert done.logits is None
+    marks = [array[0].flatten()[0].item() for array in done.arrays]
+    assert marks
+    assert all(mark == 7 or mark != mark for mark in marks)
+
+
+def test_a_passes_logits_are_those_that_are_wanted() -> None:
+    """All of one row's tokens, the last of another's, and none of a third's."""
+    _, rows = rows_of()
+    module = make("qwen3")
+    tokens = {"a": (1, 2, 3), "b": tuple(range(30)), "c": (4, 5)}
+    for id_ in tokens:
+        rows.admit(id_, "")
+    wants = {"a": 3, "b": 1, "c": 0}
+    done = rows.compute([Piece(id_, tokens[id_], 0, wants=wants[id_]) for id_ in tokens], None)
+    assert done.logits is not None
+    assert sorted(done.places) == ["a", "b"]
+    for id_, (first, count) in done.places.items():
+        wanted = module(mx.array([tokens[id_]]))[0, -count:]
+        assert count == wants[id_]
+        assert mx.allclose(done.logits[first : first + count], wanted, atol=1e-3).item()
+
+
+def test_who_has_few_tokens_goes_first() -> None:
+    own, _ = rows_of()
+    pieces = [Piece(id_, (0,) * count, 0) for id_, count in [("a", 9), ("b", 8), ("c", 1), ("d", 500)]]
+    assert [piece.id for piece in own.new_layout().order(pieces)] == ["b", "c", "a", "d"]
+
+
+def test_a_pass_over_more_pages_than_there_are_raises_and_others_keep_theirs() -> None:
+    own, rows = rows_of()
+    layout = own.new_layout()
+    for id_ in "ab":
+        rows.admit(id_, "")
+    rows.compute([Piece("a", (1,) * 32 * (PAGES - 1), 0)], None)
+    with pytest.raises(MemoryError, match="all 16 pages"):
+        rows.compute([Piece("b", (2,) * 64, 0)], None)
+    rows.lose(["b"])
+    assert rows.room() == 1
+    done = rows.compute([Piece("a", (3,), 32 * (PAGES - 1), wants=1)], None)
+    assert done.logits is not None
+    assert not mx.isnan(done.logits).any().item()
+    assert layout.room() == PAGES
+
+
+def test_closing_gives_the_memory_back() -> None:
+    """Also with passes that were compiled, which hold the pools."""
+    own, _ = rows_of()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    layout = own.new_layout()
+    size = mx.get_active_memory() - before
+    rows = own.rows_in(layout, None)
+    rows.admit("a", "")
+    rows.compute([Piece("a", (1,), 0, wants=1)], None)
+    assert layout._step.compiled
+    layout.close()
+    assert not layout._step.compiled
+    assert size >= PAGES * 32 * LAYERS * 2 * 2 * 64 * 4
+    assert mx.get_active_memory() - before < size / 2
+
+
+def test_statistics_tell_what_was_reused_copied_and_kept() -> None:
+    own, _ = rows_of()
+    layout = own.new_layout()
+    page_bytes = LAYERS * 2 * 2 * 32 * 64 * 4
+    tokens = tuple(range(70))
+    layout.admit("a", "")
+    layout._pages.grow("a", 70)
+    layout.settle("a", tokens)
+    assert layout.row_bytes() == 3 * page_bytes
+    layout.release("a")
+    assert layout.reuse("b", "", tokens[:69]) == 69
+    found = layout.statistics()
+    assert (found.looked_up, found.reused, found.stored, found.held) == (69, 69, 70, 70)
+    assert found.copied_bytes == page_bytes
+    assert found.held_bytes == 3 * page_bytes
+    assert layout.reset() == 70
+    assert layout.statistics().held == 70 - 6  # the row holds two blocks of it still

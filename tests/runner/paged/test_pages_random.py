@@ -1,0 +1,167 @@
+"""Pages under random lives of rows, against what each page really holds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from tests.runner.paged.checks import check
+from treadle.runner.paged.pages import Pages
+
+SIZE = 4
+Content = list[int | None]
+
+
+@dataclass
+class Living:
+    """A row: its prompt, how many of its tokens are computed, how many of those are known to be so, and its pages as
+    the last step that was started saw them."""
+
+    salt: str
+    tokens: list[int]
+    computed: int
+    settled: int
+    in_flight: tuple[int, ...] = ()
+
+
+class World:
+    """Rows over pages that hold tokens instead of keys and values. A step that computes a token writes it."""
+
+    def __init__(self, seed: int, count: int, *, keeps: bool = True) -> None:
+        self.dice = random.Random(seed)
+        self.memory: list[Content] = [[None] * SIZE for _ in range(count)]
+        self.pages = Pages(count, SIZE, self._copy, keeps=keeps)
+        self.rows: dict[str, Living] = {}
+        self.said: list[tuple[str, list[int]]] = []
+        self.born = self.refused = self.reused = self.failing = 0
+
+    def _copy(self, source: int, target: int) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise ArithmeticError("no copy today")
+        self.memory[target] = list(self.memory[source])
+
+    def prompt(self) -> tuple[str, list[int]]:
+        """Some are another's beginning, or go on from it."""
+        fresh = [self.dice.randrange(3) for _ in range(self.dice.randint(1, 20))]
+        if not self.said or self.dice.random() < 0.3:
+            return self.dice.choice(["", "a", "b"]), fresh
+        salt, trunk = self.dice.choice(self.said)
+        return salt, (trunk[: self.dice.randint(0, len(trunk))] + fresh[: self.dice.randint(0, 9)]) or fresh
+
+    def join(self) -> None:
+        self.born += 1
+        id_, (salt, tokens) = f"r{self.born % 6}", self.prompt()
+        room = self.pages.room
+        gone = self.rows.pop(id_, None)
+        reused = self.pages.reuse(id_, salt, tokens[:-1])
+        self.pages.admit(id_, salt)
+        assert 0 <= reused < len(tokens)
+        assert gone is not None or room - self.pages.room <= -(-reused // SIZE), "more than there is room for it"
+        self.rows[id_] = Living(salt, tokens, reused, reused)
+        self.reused += reused
+        self.see(id_, reused)
+
+    def see(self, id_: str, count: int) -> None:
+        """Its pages hold its first `count` tokens, in order."""
+        row, table = self.rows[id_], self.pages[id_].tolist()
+        found = [token for page in table for token in self.memory[page]][:count]
+        assert found == row.tokens[:count]
+
+    def start(self, id_: str) -> None:
+        """Compute some tokens, those before the last first; a row at its end gains one first."""
+        row = self.rows[id_]
+        if row.computed == len(row.tokens):
+            row.tokens.append(self.dice.randrange(3))
+        target = min(len(row.tokens), row.computed + self.dice.choice([1, 1, 3, 9]))
+        try:
+            self.pages.grow(id_, target)
+        except MemoryError:
+            assert self.pages.room == 0
+            self.refused += 1
+            return
+        table = self.pages[id_].tolist()
+        others = [page for other in self.rows if other != id_ for page in self.pages[other].tolist()]
+        for place in range(row.computed, target):
+            page = table[place // SIZE]
+            assert place // SIZE >= self.pages._rows[id_].shared, "a row writes to a page of the index"
+            assert page not in others, "a row writes to another's page"
+            self.memory[page][place % SIZE] = row.tokens[place]
+        row.computed = target
+        self.see(id_, target)
+
+    def settle(self, id_: str) -> None:
+        """Steps are finished: all or some of what was computed is known."""
+        row = self.rows[id_]
+        row.settled = self.dice.randint(row.settled, row.computed)
+        self.pages.settle(id_, row.tokens[: row.settled])
+        self.see(id_, row.computed)
+
+    def leave(self, id_: str) -> None:
+        row = self.rows.pop(id_)
+        self.said.append((row.salt, row.tokens))
+        self.pages.release(id_, row.tokens[: row.settled])
+        assert id_ not in self.pages
+
+    def lose(self, id_: str) -> None:
+        """A step failed: what it wrote is anything."""
+        own = self.pages[id_][self.pages._rows[id_].shared :].tolist()
+        for page in own:
+            self.memory[page] = [9] * SIZE
+        del self.rows[id_]
+        self.pages.lose(id_)
+
+    def reset(self) -> None:
+        held = 0 if self.pages.index is None else self.pages.index.tokens
+        assert self.pages.reset() == held
+        if self.pages.index is not None:
+            assert self.pages.index.match("", [0, 1, 2]).tokens == 0
+
+    def step(self) -> None:
+        some = list(self.rows)
+        act = self.dice.choices(["join", "start", "settle", "leave", "lose", "reset"], [4, 14, 6, 3, 0.3, 0.1])[0]
+        if act == "reset":
+            self.reset()
+        elif act == "join" or not some:
+            self.join()
+        else:
+            getattr(self, act)(self.dice.choice(some))
+        check(self.pages)
+        for id_, row in self.rows.items():
+            self.see(id_, row.computed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_find_their_own_tokens_whatever_others_do(seed: int) -> None:
+    world = World(seed, count=random.Random(seed).choice([6, 12, 40]))
+    for _ in range(600):
+        world.step()
+    assert world.reused > 0
+    for id_ in list(world.rows):
+        world.leave(id_)
+        check(world.pages)
+    assert world.pages.held == 0
+    assert world.pages.room == world.pages.count
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_an_index_nothing_is_kept(seed: int) -> None:
+    world = World(seed, count=12, keeps=False)
+    for _ in range(300):
+        world.step()
+    assert world.reused == 0
+    for id_ in list(world.rows):
+        world.leave(id_)
+    assert world.pages.room == 12
+
+
+def test_the_random_lives_run_out_of_pages_and_give_some_up() -> None:
+    """Else they would show little."""
+    world = World(0, count=8)
+    for _ in range(1500):
+        world.step()
+    index = world.pages.index
+    assert index is not None
+    assert min(world.refused, index.evicted_tokens, world.pages.copied_pages) > 0

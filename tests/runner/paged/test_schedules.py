@@ -1,0 +1,229 @@
+"""Rows in pages under the engine's own loop, a step ahead of itself, whatever arrives, leaves, fails or has to wait.
+
+Each sequence is what mlx-lm's own single-sequence generation gives, or what the stock path gives in lock-step.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.runner.looped import Looped
+from tests.runner.paged.checks import check
+from tests.runner.paged.conftest import Paged
+from tests.runner.reference import reference
+from tests.runner.test_lookahead import LateFault, assert_alike, requests
+from treadle.core import room
+from treadle.core.messages import FinishReason, Sampling, Submit
+from treadle.runner import sampling
+from treadle.runner.model import LoadedModel
+from treadle.runner.own import Own, stock
+from treadle.runner.paged.layout import PAGE, PagedLayout
+from treadle.runner.text import TextRunner
+
+WAYS = [("llama", True), ("llama", False), ("qwen3", True), ("gemma3", False), ("qwen3_moe", False)]
+
+
+class Watched(Looped):
+    """Checks the pages after every step, and that no token goes to a page that anybody else may read."""
+
+    def __init__(self, runner: TextRunner, **limits: Any) -> None:
+        super().__init__(runner, **limits)
+        self.layout: PagedLayout = runner._body._layout  # type: ignore[attr-defined]
+        self._begin = self.layout.begin
+        self.layout.begin = self._watch  # type: ignore[method-assign]
+
+    def _watch(self, placed: Any, positions: Any) -> None:
+        self._begin(placed, positions)
+        pages = self.layout._pages
+        slots = self.layout._step.slots.tolist()
+        for piece in placed:
+            row = pages._rows[piece.id]
+            others = {page for id_, other in pages._rows.items() if id_ != piece.id for page in other.pages.tolist()}
+            for slot in slots[piece.first : piece.first + piece.count]:
+                assert slot // PAGE in row.pages[row.shared :].tolist()
+                assert slot // PAGE not in others
+
+    def step(self) -> None:
+        super().step()
+        check(self.layout._pages)
+
+
+def at_random(loop: Looped, some: list[Submit], dice: random.Random, *, cancels: float = 0.04) -> set[str]:
+    """Let them arrive, and some of them leave; which."""
+    waiting, cancelled = list(some), set()
+    while waiting or loop.has_work:
+        while waiting and dice.random() < 0.5:
+            loop.submit(waiting.pop(0))
+        if dice.random() < cancels:
+            victim = dice.choice(some).id
+            loop.cancel(victim)
+            cancelled.add(victim)
+        loop.step()
+    return cancelled
+
+
+def greedy(dice: random.Random, count: int, most: int = 50) -> list[Submit]:
+    """Half of them begin as another one does: up to a page's border, beside it, inside, or all of it."""
+    some: list[Submit] = []
+    for i in range(count):
+        fresh = tuple(dice.randrange(256) for _ in range(dice.choice([1, 3, 20, 60, 120])))
+        trunk = dice.choice(some).prompt if some and dice.random() < 0.6 else ()
+        cut = dice.choice([len(trunk), 32, 33, 64, dice.randint(0, len(trunk))])
+        prompt = (trunk[:cut] + fresh)[:150]
+        some.append(Submit(id=f"r{i}", prompt=prompt, max_tokens=dice.randint(5, most), max_wait_s=1e9))
+    return some
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("name", "fused"), WAYS)
+def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
+    paged: Paged, name: str, fused: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 pages are not enough for eight rows of up to nine, which are let in on what they bring."""
+    monkeypatch.setattr(room, "EXPECTED", 0)
+    dice = random.Random(seed)
+    model = paged(name, pages=16, fused=fused)
+    loop = Watched(TextRunner(model), max_running=8, prefill_tokens=64)
+    assert model.own is not None
+    assert (model.own.decoder is not None) is fused
+    assert loop.runner.capabilities().lookahead == 1
+    some = greedy(dice, 16, most=120)
+    cancelled = at_random(loop, some, dice)
+    for request in some:
+        wanted, got = reference(model, request), loop.tokens(request.id)
+        assert got == wanted[: len(got)]
+        assert len(got) == len(wanted) or request.id in cancelled
+    found = loop.runner.statistics()
+    assert found.kv_bytes == 0
+    assert found.prefix.reused > 0
+    assert loop.scheduler.statistics(0.0, found).preempted > 0
+
+
+def stock_of(model: LoadedModel) -> LoadedModel:
+    own = stock(model.library, model.module, blocks=0, budget=0, keeps=True, device="cpu")
+    assert isinstance(own, Own), own
+    return replace(model, own=own)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_every_kind_of_request_is_what_it_is_in_lock_step_on_the_stock_path(paged: Paged, name: str, seed: int) -> None:
+    """Drawn, penalised, with log-probabilities of what was picked and of the prompt."""
+    model, some = paged(name), requests(random.Random(seed), count=10)
+    step, run = Looped(TextRunner(stock_of(model))), Watched(TextRunner(model))
+    assert (step.runner.capabilities().lookahead, run.runner.capabilities().lookahead) == (0, 1)
+    step.run(*some)
+    run.run(*some)
+    for request in some:
+        assert_alike(run.everything(request.id), step.everything(request.id))
+    assert run.runner.statistics().kv_bytes == 0
+
+
+def test_a_pick_that_changes_late_changes_what_was_built_on_it(paged: Paged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in flight is computed again, over what it wrote."""
+    model, some = paged("qwen3"), requests(random.Random(7), ("nucleus", "greedy", "penalised", "drawn"), count=8)
+    step = Looped(TextRunner(stock_of(model)))
+    step.run(*some)
+    monkeypatch.setattr(sampling, "CANDIDATES", 4)
+    run = Watched(TextRunner(model))
+    run.run(*some)
+    for request in some:
+        assert_alike(run.everything(request.id), step.everything(request.id))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_raise_change_nobodys_tokens(paged: Paged, seed: int) -> None:
+    """B7: early and late faults, with a step in flight, cancels, prefixes and too few pages."""
+    dice = random.Random(seed)
+    model = paged("llama", pages=20)
+    runner = LateFault(model)
+    runner.dice = dice
+    loop = Watched(runner, max_running=6, prefill_tokens=64)
+    some = greedy(dice, 16)
+    cancelled = at_random(loop, some, dice)
+    ends = {request.id: loop.finish(request.id) for request in some}
+    assert sum(end is FinishReason.ERROR for end in ends.values()) < 6
+    for request in some:
+        wanted, got = reference(model, request), loop.tokens(request.id)
+        assert got == wanted[: len(got)]
+        assert len(got) == len(wanted) or ends[request.id] is FinishReason.ERROR or request.id in cancelled
+    assert runner.statistics().kv_bytes == 0
+    assert not runner._rows
+
+
+def test_prompts_are_reused_wherever_they_part(paged: Paged) -> None:
+    """F6: the same again, one that goes on, and those that part inside a page, at a border, and near the end."""
+    model = paged("gemma3")
+    loop = Watched(TextRunner(model), prefill_tokens=512)
+    dice = random.Random(5)
+    trunk = tuple(dice.randrange(256) for _ in range(150))
+    other = tuple((token + 1) % 256 for token in trunk)
+    parts = {
+        "first": (trunk, 0),
+        "again": (trunk, 149),
+        "longer": (trunk + other[:60], 150),
+        "inside": (trunk[:45] + other[45:90], 45),
+        "border": (trunk[:96] + other[96:], 96),
+        "late": (trunk[:149] + other[149:], 149),
+        "early": (trunk[:7] + other[7:40], 7),
+        "short": (trunk[:20], 19),
+        "else": (other, 0),
+    }
+    for name, (prompt, reused) in parts.items():
+        request = Submit(id=name, prompt=prompt, max_tokens=12)
+        assert loop.run(request)[name] == reference(model, request), name
+        assert loop.cached(name) == reused, name
+
+
+def test_a_prompt_in_many_chunks_alone_is_what_it_is_in_one(paged: Paged) -> None:
+    """Passes that nobody wants anything of."""
+    model = paged("llama")
+    request = Submit(id="long", prompt=tuple(i * i % 251 for i in range(700)), max_tokens=8, max_wait_s=1e9)
+    for tokens in (7, 64, 512):
+        loop = Watched(TextRunner(model), prefill_tokens=tokens)
+        assert loop.run(request)["long"] == reference(model, request)
+
+
+def test_a_group_with_one_prompt_holds_its_pages_once(paged: Paged) -> None:
+    """Rows of one request that share a long prompt, each drawing its own answer."""
+    model = paged("llama")
+    loop = Watched(TextRunner(model), max_running=6, prefill_tokens=512)
+    prompt = tuple(i % 200 for i in range(200))
+    some = [
+        Submit(id=f"n{i}", prompt=prompt, max_tokens=20, sampling=Sampling(temperature=1.0, seed=i), max_wait_s=1e9)
+        for i in range(5)
+    ]
+    loop.submit(*some)
+    most = 0
+    loop.step()
+    while loop.has_work:
+        loop.step()
+        most = max(most, loop.layout._pages.held)
+    assert most <= 6 + 5 * 2
+    assert len({tuple(loop.tokens(request.id)) for request in some}) == 5
+
+
+def test_those_of_another_salt_find_nothing(paged: Paged) -> None:
+    loop = Watched(TextRunner(paged("llama")), prefill_tokens=512)
+    prompt = tuple(range(97))
+    for id_, salt, cached in [("a", "x", 0), ("b", "y", 0), ("c", "", 0), ("d", "x", 96), ("e", "y", 96)]:
+        loop.run(Submit(id=id_, prompt=prompt, max_tokens=3, salt=salt))
+        assert loop.cached(id_) == cached, id_
+
+
+def test_a_reset_between_steps_changes_nobodys_tokens(paged: Paged) -> None:
+    model = paged("llama")
+    loop = Watched(TextRunner(model), prefill_tokens=64)
+    some = [Submit(id=str(i), prompt=(5, 6, 7) * 30, max_tokens=30, max_wait_s=1e9) for i in range(2)]
+    loop.submit(*some)
+    for _ in range(12):
+        loop.step()
+    loop.runner.forget_prefixes()
+    check(loop.layout._pages)
+    found = loop.run()
+    assert found == {request.id: reference(model, request) for request in some}
+    assert loop.layout.statistics().held == 0

@@ -1,0 +1,138 @@
+"""How attention is cut into pieces: each query's visible tokens are looked at by exactly one of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.runner.paged.work import (
+    COUNT,
+    COUNTERS,
+    FEW,
+    FIRST,
+    MANY,
+    PAGES,
+    POSITION,
+    Tiles,
+    few_tiles,
+    is_few,
+    many_tiles,
+)
+
+PAGE = 32
+GIVEN = (0, 1, 15, 16, 500, 4096, 40_000)
+POSITIONS = st.one_of(st.integers(0, 300), st.integers(0, 40_000), st.sampled_from(GIVEN))
+WINDOWS = st.sampled_from([0, 1, 17, 32, 512, 4096])
+HEADS = st.sampled_from([1, 2, 8, 32])
+REP = st.integers(1, 16)
+
+
+def segments(parts: list[tuple[int, int]]) -> np.ndarray:
+    """Of (tokens, position) each, side by side, with as many pages as they need."""
+    counts = np.array([count for count, _ in parts])
+    positions = np.array([position for _, position in parts])
+    pages = -(-(counts + positions) // PAGE)
+    lines = np.stack([np.cumsum(counts) - counts, counts, positions, np.cumsum(pages) - pages], axis=1)
+    return lines.astype(np.int32)
+
+
+def check(some: np.ndarray, tiles: Tiles, rep: int, window: int, heads: int = 1) -> None:
+    """Every packed row of every segment is in one tile; the tile's parts begin and end where the next one goes on, and
+    from the first token that any of its rows sees to the last."""
+    assert len(tiles) == len(tiles.items)
+    assert not tiles.split or len(tiles) * heads <= COUNTERS
+    of_segment = {int(line[FIRST]): line for line in some}
+    rows: dict[int, list[int]] = defaultdict(list)
+    tile: list[np.ndarray] = []
+    for item in tiles.items:
+        assert item[4] < item[5]
+        assert item[4] % 16 == 0
+        tile.append(item)
+        index, splits = item[7] >> 16, item[7] & 0xFFFF
+        assert index == len(tile) - 1
+        assert tile[0][:4].tolist() == item[:4].tolist()
+        assert splits == tile[0][7] & 0xFFFF
+        assert tiles.split or splits == 1
+        if index == splits - 1:
+            check_tile(of_segment[int(item[0])], tile, tiles.rows, rep, window)
+            rows[int(item[0])].extend(range(item[2], item[2] + item[1]))
+            tile = []
+    assert not tile
+    assert rows == {first: list(range(line[COUNT] * rep)) for first, line in of_segment.items()}
+
+
+def check_tile(line: np.ndarray, tile: list[np.ndarray], most: int, rep: int, window: int) -> None:
+    item = tile[0]
+    assert item[1] <= most
+    assert (item[3], item[6]) == (line[POSITION], line[PAGES])
+    assert all(before[5] == after[4] for before, after in pairwise(tile))
+    first, last = (line[POSITION] + row // rep for row in (item[2], item[2] + item[1] - 1))
+    lowest = max(0, first - window + 1) if window else 0
+    assert lowest - 15 <= item[4] <= lowest
+    if most == MANY:
+        assert tile[-1][5] == last + 1
+    else:
+        assert tile[-1][5] == line[POSITION] + line[COUNT]
+        assert last + 1 == tile[-1][5]
+
+
+@given(data=st.data(), rep=REP, window=WINDOWS, heads=HEADS)
+def test_few_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int) -> None:
+    counts = st.integers(1, max(1, FEW[-1] // rep))
+    some = segments(data.draw(st.lists(st.tuples(counts, POSITIONS), min_size=1, max_size=40)))
+    tiles = few_tiles(some, rep=rep, heads=heads, window=window)
+    assert tiles.rows == (8 if some[:, COUNT].max() * rep <= 8 else 16)
+    check(some, tiles, rep, window, heads)
+
+
+@given(data=st.data(), rep=REP, window=WINDOWS, heads=HEADS)
+def test_many_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int) -> None:
+    some = segments(data.draw(st.lists(st.tuples(st.integers(1, 700), POSITIONS), min_size=1, max_size=5)))
+    check(some, many_tiles(some, rep=rep, heads=heads, window=window), rep, window, heads)
+
+
+@given(tokens=st.integers(1, 40), rep=REP)
+def test_what_is_few_fits_the_kernel_for_few(tokens: int, rep: int) -> None:
+    assert is_few(tokens, rep) == (tokens * rep <= FEW[-1])
+
+
+@pytest.mark.parametrize("length", [100, 1000, 40_000])
+def test_one_row_keeps_the_whole_device_busy(length: int) -> None:
+    """A long row has many parts, but none so short that starting it costs more than what it does."""
+    tiles = few_tiles(segments([(1, length - 1)]), rep=4, heads=8, window=0)
+    lengths = tiles.items[:, 5] - tiles.items[:, 4]
+    assert len(tiles) * 8 >= min(1056, length * 8 // 64) * 0.6
+    assert len(tiles) == 1 or lengths[:-1].min() >= 48
+
+
+def test_many_rows_of_the_same_length_are_not_split() -> None:
+    """Each of enough rows is a block by itself: nothing has to be merged."""
+    tiles = few_tiles(segments([(1, 639)] * 256), rep=4, heads=8, window=0)
+    assert not tiles.split
+    assert len(tiles) == 256
+
+
+def test_a_long_row_among_short_ones_is_split_and_they_are_not() -> None:
+    tiles = few_tiles(segments([(1, 32_767), *[(1, 1023)] * 7]), rep=4, heads=8, window=0)
+    splits = tiles.items[:, 7] & 0xFFFF
+    long = tiles.items[:, 0] == 0
+    assert splits[long][0] > 50
+    assert splits[~long].max() <= 4
+
+
+def test_no_more_is_split_than_there_are_counters_for() -> None:
+    """A launch of very many tiles is busy as it is."""
+    some = segments([(1, 5000), *[(1, 100)] * 2100])
+    tiles = few_tiles(some, rep=1, heads=32, window=0)
+    assert not tiles.split
+    check(some, tiles, 1, 0, 32)
+
+
+def test_a_window_leaves_the_rest_alone() -> None:
+    tiles = few_tiles(segments([(1, 40_000)]), rep=4, heads=8, window=512)
+    assert tiles.items[:, 4].min() >= 40_000 - 512 - 15

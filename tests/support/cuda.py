@@ -1,0 +1,258 @@
+"""What the CUDA kernels compute, on the host: in NumPy, one launch at a time, with what a launch relies on checked.
+
+A launch happens at once, when it is called, and what a kernel writes in place (pools, counters) is written in place
+here too, so what MLX does not know of the real kernels it does not know of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.runner.cuda import CudaKernel
+from treadle.runner.paged.kernels import Kernels
+from treadle.runner.paged.work import MANY
+
+LOWEST = -1e30
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The arrays by name, what the template is filled with, the grid, and the outputs' shapes."""
+
+    arrays: Mapping[str, Any]
+    template: Mapping[str, Any]
+    blocks: tuple[int, int]
+    threads: int
+    shapes: Sequence[Sequence[int]]
+
+    def view(self, name: str) -> Any:
+        """The array's own memory: what is written to it is written to MLX's array."""
+        mx.eval(self.arrays[name])
+        return np.array(self.arrays[name], copy=False)
+
+    def values(self, name: str) -> Any:
+        """The array as float32."""
+        return self.view(name).astype(np.float32)
+
+    def covers(self, work: int) -> None:
+        """As many threads as there is work."""
+        assert self.blocks[0] * self.threads >= work
+
+
+def _write(launch: Launch) -> list[Any]:
+    """Like the kernel, 16 bytes a thread; a slot that two tokens go to would be whoever's came last."""
+    count, page = int(launch.view("count")[0]), launch.template["PAGE"]
+    launch.covers(launch.view("k").size // 8)
+    _put(launch, launch.view("slots")[:count], launch.view("k")[:count, :, 0], launch.view("v")[:count, :, 0], page)
+    return [np.zeros(1)]
+
+
+def _put(launch: Launch, slots: Any, keys: Any, values: Any, page: int) -> None:
+    pool = launch.view("pool")
+    assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
+    assert ((slots >= 0) & (slots < pool.shape[0] * page)).all(), "a slot outside the pool"
+    pool[slots // page, 0, :, slots % page] = keys
+    pool[slots // page, 1, :, slots % page] = values
+
+
+def _copy_page(launch: Launch) -> list[Any]:
+    pool, (source, target) = launch.view("pool"), launch.view("which").tolist()
+    launch.covers(pool[0].size // 8)
+    pool[target] = pool[source]
+    return [np.zeros(1)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Of a tile's rows over some of the cached tokens: largest score, sum of weights and weighted values."""
+
+    most: Any  # (heads, rows)
+    total: Any
+    values: Any  # (heads, rows, D)
+
+    def and_(self, other: _Part) -> _Part:
+        most = np.maximum(self.most, other.most)
+        mine, theirs = np.exp2(self.most - most), np.exp2(other.most - most)
+        total = self.total * mine + other.total * theirs
+        return _Part(most, total, self.values * mine[..., None] + other.values * theirs[..., None])
+
+
+def _attend(launch: Launch) -> list[Any]:
+    """NaN where no tile computes anything."""
+    t, heads = launch.template, launch.template["HEADS"]
+    items, counters = launch.view("items")[: launch.blocks[0]], launch.view("counters")
+    assert len(items) == launch.blocks[0]
+    assert launch.blocks[1] == heads
+    q = launch.values("q").reshape(-1, heads, t["REP"], t["D"])
+    out = np.full(q.shape, np.nan, np.float32)
+    parts: list[_Part] = []
+    for first, rows, row0, position, lo, hi, at, split in items.tolist():
+        index, splits = split >> 16, split & 0xFFFF
+        if rows == 0:
+            continue
+        assert rows <= t["ROWS"]
+        assert lo % 16 == 0 <= lo < hi, "an empty piece of work, or one that begins inside a fragment"
+        assert index == len(parts), "a tile's parts lie side by side"
+        packed = np.arange(row0, row0 + rows)
+        part = _part(launch, q, packed, first, position, (lo, hi), at)
+        parts.append(part)
+        if index == splits - 1:
+            for one in parts[:-1]:
+                part = part.and_(one)
+            out[first + packed // t["REP"], :, packed % t["REP"]] = _rows(part)
+            parts = []
+    assert not parts
+    if (items[:, 7] & 0xFFFF > 1).any():
+        _check_room(launch, counters, len(items) * heads)
+    return [out.reshape(launch.shapes[0]), np.zeros(launch.shapes[1]), np.zeros(launch.shapes[2])]
+
+
+def _check_room(launch: Launch, counters: Any, tiles: int) -> None:
+    assert len(counters) >= tiles
+    assert not counters.any()
+    assert launch.shapes[1][0] >= tiles * launch.template["ROWS"] * launch.template["D"]
+    assert launch.shapes[2][0] >= tiles * launch.template["ROWS"] * 2
+
+
+def _rows(part: _Part) -> Any:
+    return (part.values / part.total[..., None]).transpose(1, 0, 2)
+
+
+def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: tuple[int, int], at: int) -> _Part:
+    t, pages = launch.template, launch.view("pages")
+    places = np.arange(*span)
+    assert at + places[-1] // t["PAGE"] < len(pages)
+    pool, page = launch.view("pool"), pages[at + places // t["PAGE"]]
+    keys, values = (pool[page, i, :, places % t["PAGE"]].astype(np.float32).transpose(1, 0, 2) for i in (0, 1))
+    queries = q[first + packed // t["REP"], :, packed % t["REP"]].transpose(1, 0, 2)
+    scores = queries @ keys.transpose(0, 2, 1) * launch.view("scale")[0]
+    here = (position + packed // t["REP"])[:, None]
+    sees = places <= here
+    if t["WINDOW"]:
+        sees &= places > here - t["WINDOW"]
+    most = np.where(sees, scores, LOWEST).max(axis=-1)
+    weights = np.where(sees, np.exp2(np.minimum(scores - most[..., None], 0)), 0)
+    return _Part(most, weights.sum(axis=-1), weights @ values)
+
+
+def _rotate(launch: Launch) -> list[Any]:
+    t, dim = launch.template, launch.template["D"]
+    queries, kv = t["HQ"], t["HKV"]
+    qkv = launch.values("qkv").reshape(-1, queries + 2 * kv, dim)
+    launch.covers(32 * qkv.shape[0] * qkv.shape[1])
+    q, k, v = np.split(qkv, [queries, queries + kv], axis=1)
+    if t["NORM"]:
+        eps = launch.view("eps")[0]
+        q, k = _normed(q, launch.values("q_norm"), eps), _normed(k, launch.values("k_norm"), eps)
+    angles = launch.view("positions")[:, None] * launch.values("turns")
+    _put(launch, launch.view("slots"), _turned(k, angles), v, t["PAGE"])
+    return [_turned(q, angles)[:, :, None]]
+
+
+def _turned(x: Any, angles: Any) -> Any:
+    a, b = np.split(x, 2, axis=-1)
+    sine, cosine = np.sin(angles)[:, None], np.cos(angles)[:, None]
+    return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+
+
+def _normed(x: Any, weight: Any, eps: float) -> Any:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def _add_norm(launch: Launch) -> list[Any]:
+    width = launch.template["WIDTH"]
+    assert width % 8 == 0
+    assert launch.blocks[0] == launch.view("x").shape[0]
+    assert launch.template["THREADS"] == launch.threads
+    assert launch.threads % 32 == 0
+    h = launch.values("x") + launch.values("r")
+    return [h, _normed(h, launch.values("weight"), launch.view("eps")[0])]
+
+
+def _swiglu(launch: Launch) -> list[Any]:
+    both, width = launch.values("both"), launch.template["WIDTH"]
+    assert both.shape[1] == 2 * width
+    launch.covers(both.size // 2 // 8)
+    gate, up = both[:, :width], both[:, width:]
+    return [gate / (1 + np.exp(-gate)) * up]
+
+
+def _few_rows(launch: Launch) -> list[Any]:
+    t, x = launch.template, launch.values("x")
+    weight = launch.arrays["w"]
+    if t["BITS"] < 16:
+        scales, biases = launch.arrays["s"], launch.arrays["b"]
+        weight = mx.dequantize(weight, scales, biases, group_size=t["GROUP"], bits=t["BITS"])
+    weight = np.array(weight.astype(mx.float32))
+    (rows, columns), outputs, splits = x.shape, weight.shape[0], int(launch.view("splits")[0])
+    assert rows <= 8 * t["MT"]
+    assert columns % t["KB"] == 0
+    assert launch.blocks == (-(-outputs // 64), splits)
+    assert len(launch.view("counters")) >= launch.blocks[0]
+    assert splits == 1 or launch.shapes[1][0] >= splits * rows * outputs
+    return [x @ weight.T, np.zeros(launch.shapes[1])]
+
+
+_LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
+    "write": _write,
+    "copy_page": _copy_page,
+    "attend_few": _attend,
+    "attend_many": _attend,
+    "rotate": _rotate,
+    "add_norm": _add_norm,
+    "swiglu": _swiglu,
+    "few_rows": _few_rows,
+}
+
+
+class ReferenceKernel(CudaKernel):
+    """Stands for the kernel of that name."""
+
+    def __init__(self, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str, **_: Any) -> None:
+        self.name = name
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def __call__(
+        self,
+        inputs: Sequence[Any],
+        template: Sequence[tuple[str, Any]],
+        *,
+        blocks: tuple[int, int],
+        threads: int,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[Any],
+    ) -> list[Any]:
+        arrays = dict(zip(self._inputs, inputs, strict=True))
+        launch = Launch(arrays, dict(template), blocks, threads, shapes)
+        assert threads == (256 if self.name == "attend_many" else threads)
+        assert self.name != "attend_many" or launch.template["ROWS"] == MANY
+        made = _LAUNCHES[self.name](launch)
+        assert [tuple(one.shape) for one in made] == [tuple(shape) for shape in shapes]
+        assert len(made) == len(self._outputs)
+        return [mx.array(one.astype(np.float32)).astype(dtype) for one, dtype in zip(made, dtypes, strict=True)]
+
+
+class ReferenceKernels(Kernels):
+    """The paged cache's kernels on the host, in float32 too. They run when they are called: nothing can be traced."""
+
+    kernel: ClassVar[type[CudaKernel]] = ReferenceKernel
+    dtypes: ClassVar[tuple[Any, ...]] = (mx.float32, mx.float16)
+    compile: ClassVar[Callable[..., Any]] = staticmethod(lambda program: program)
+
+
+def failing(*names: str) -> type[ReferenceKernels]:
+    """Kernels of which the compiler refuses those."""
+
+    class Refused(ReferenceKernel):
+        def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+            if self.name in names:
+                raise RuntimeError(f"nvrtc: no kernel {self.name} today")
+            return super().__call__(*args, **kwargs)
+
+    return type("Failing", (ReferenceKernels,), {"kernel": Refused})
