@@ -17,6 +17,8 @@ from treadle.runner.paged.layout import PAGE
 
 VOCABULARY = 261
 LAYERS, KV_HEADS, DIM = 2, 2, 64
+PAGE_BYTES = LAYERS * 2 * KV_HEADS * PAGE * DIM * 4
+"""Of float32 keys and values."""
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -43,6 +45,14 @@ _MODELS: dict[str, dict[str, Any]] = {
     "llama tied": {**_COMMON, "model_type": "llama", "tie_word_embeddings": True},
     "llama biased": {**_COMMON, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama yarn": {**_COMMON, "model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    "llama scaled": {**_COMMON, "model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "llama traditional": {**_COMMON, "model_type": "llama", "rope_traditional": True},
+    "llama windowed": {
+        **_COMMON,
+        "model_type": "llama",
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "qwen2": {**_COMMON, "model_type": "qwen2", "hidden_size": 256},
     "qwen3": {**_COMMON, "model_type": "qwen3"},
     "qwen3_moe": {
@@ -111,7 +121,7 @@ def loaded(module: Any, own: Own | str, *, fused: bool = True) -> LoadedModel:
         dtype="float32",
         parameters=0,
         weight_bytes=0,
-        kv=KvCost(_page_bytes(4) // PAGE, 0),
+        kv=KvCost(PAGE_BYTES // PAGE, 0),
         kv_budget_bytes=0,
         batched=True,
         shares_prefill=False,

@@ -1,0 +1,148 @@
+"""Decoders with their kernels fused give the module's own logits, or say why they can't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.runner.looped import Looped
+from tests.runner.paged.models import DIM, KV_HEADS, PAGE, loaded, make, own_of
+from tests.runner.reference import reference
+from tests.support.cuda import ReferenceKernels
+from treadle.core.messages import Submit
+from treadle.runner.flat import Piece
+from treadle.runner.fused.decoder import FusedDecoder
+from treadle.runner.mlxlm import Selection, connect
+from treadle.runner.own import Own
+from treadle.runner.text import TextRunner
+
+PLAIN = ["llama", "llama3", "llama scaled", "llama tied", "llama biased", "llama windowed", "qwen2", "qwen3"]
+PROMPTS = [tuple((7 * i + j * j) % 256 for j in range(n)) for i, n in enumerate((1, 3, 40, 90))]
+
+
+def decoder(module: Any, dtype: Any = mx.float32) -> FusedDecoder:
+    return FusedDecoder(module, ReferenceKernels(KV_HEADS, 2, DIM, PAGE, dtype), Selection())
+
+
+def logits(module: Any, own: Own, prompt: tuple[int, ...], pieces: int) -> Any:
+    """Of all tokens of a prompt, computed in so many passes."""
+    rows = own.new_rows(module)
+    rows.admit("a", "")
+    found, size = [], -(-len(prompt) // pieces)
+    for start in range(0, len(prompt), size):
+        tokens = prompt[start : start + size]
+        found.append(rows.compute([Piece("a", tokens, start, wants=len(tokens))], None).logits)
+    return mx.concatenate(found)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_logits_are_the_modules_own(name: str) -> None:
+    """Norms, biases, kinds of positions, windows, tied heads; tokens by the kernel for few and by that for many."""
+    module = make(name)
+    own = own_of(module)
+    assert isinstance(own, Own), own
+    assert own.decoder is not None
+    wanted = make(name)
+    for prompt in PROMPTS:
+        expected = wanted(mx.array([prompt]), cache=connect().new_caches(wanted))[0]
+        for pieces in (1, 5):
+            assert mx.allclose(logits(module, own, prompt, pieces), expected, atol=2e-3, rtol=1e-3).item()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_rows_decode_what_they_decode_alone(name: str) -> None:
+    """Through the program that is compiled for rows that decode."""
+    module = make(name)
+    model = loaded(module, own_of(module))
+    loop = Looped(TextRunner(model), prefill_tokens=512)
+    some = [Submit(id=str(i), prompt=prompt, max_tokens=12, max_wait_s=1e9) for i, prompt in enumerate(PROMPTS)]
+    assert loop.run(*some) == {request.id: reference(model, request) for request in some}
+
+
+@pytest.mark.parametrize(("name", "bits"), [("qwen2", 8), ("llama", 4)])
+def test_quantized_layers_are_fused_too(name: str, bits: int) -> None:
+    """In half precision, with products of few rows by the kernel for them."""
+    module = make(name, dtype=mx.float16, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
+    nn.quantize(module, group_size=64, bits=bits)
+    expected = [module(mx.array([prompt]))[0].astype(mx.float32) for prompt in PROMPTS[:3]]
+    mx.eval(expected)
+    own = own_of(module, pages=64)
+    assert isinstance(own, Own), own
+    assert own.decoder is not None
+    for prompt, wanted in zip(PROMPTS[:3], expected, strict=True):
+        found = logits(module, own, prompt, 1).astype(mx.float32)
+        assert (mx.abs(found - wanted).mean() < 0.02 * wanted.std()).item()
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+def test_the_module_works_as_before_and_nothing_is_held_twice(bits: int) -> None:
+    """Its layers' weights are parts of the joined ones, not copies."""
+    module = make("qwen2", intermediate_size=4096)
+    if bits:
+        nn.quantize(module, group_size=64, bits=bits)
+        mx.eval(module.parameters())
+    tokens = mx.array([PROMPTS[2]])
+    before = module(tokens)
+    mx.eval(before)
+    mx.clear_cache()
+    held = mx.get_active_memory()
+    fused = decoder(module)
+    assert fused is not None
+    mx.clear_cache()
+    assert mx.get_active_memory() - held < 200_000
+    assert mx.array_equal(module(tokens), before).item()
+
+
+def test_weights_that_change_in_the_module_change_in_the_decoder() -> None:
+    """They are the same memory."""
+    module = make("llama")
+    fused = decoder(module)
+    gate_up = fused._layers[0].gate_up.weight
+    up = module.model.layers[0].mlp.up_proj.weight
+    np.array(up, copy=False)[:] = 5.0
+    assert (gate_up[up.shape[0] :] == 5.0).all().item()
+
+
+def test_a_long_position_turns_as_far_as_the_modules_own() -> None:
+    module = make("llama3")
+    fused = decoder(module)
+    angles = 30_000 * fused._layers[0].turns
+    pair = mx.concatenate([mx.ones(DIM // 2), mx.zeros(DIM // 2)])
+    turned = module.model.layers[0].self_attn.rope(pair[None, None, None], offset=30_000).flatten()
+    assert mx.allclose(turned[: DIM // 2], mx.cos(angles), atol=2e-2).item()
+    assert mx.allclose(turned[DIM // 2 :], mx.sin(angles), atol=2e-2).item()
+
+
+REFUSED = {
+    "llama yarn": "YarnRoPE",
+    "llama traditional": "RoPE",
+    "qwen3_moe": "not a decoder of the plain kind",
+    "gemma3": "not a decoder of the plain kind",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_decoders_are_refused_by_name(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=REFUSED[name]):
+        decoder(make(name))
+
+
+def test_a_head_behind_an_unknown_norm_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="last norm"):
+        FusedDecoder(make("llama"), ReferenceKernels(KV_HEADS, 2, DIM, PAGE, mx.float32), None)
+
+
+def test_layers_that_were_replaced_are_refused() -> None:
+    """As adapters do."""
+
+    class Adapted(nn.Linear):  # type: ignore[misc]
+        pass
+
+    module = make("llama")
+    module.model.layers[1].mlp.up_proj = Adapted(64, 128, bias=False)
+    with pytest.raises(NotImplementedError, match="Adapted"):
+        decoder(module)

@@ -1,0 +1,112 @@
+"""Products of joined layers: the layers' own results, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.support.cuda import ReferenceKernel
+from treadle.runner.fused.few_rows import FewRows
+from treadle.runner.fused.product import joined
+
+
+def layers(count: int, *, columns: int = 512, bias: bool = False, dtype: Any = mx.float16) -> list[nn.Linear]:
+    made = [nn.Linear(columns, 64 * (i + 1), bias=bias) for i in range(count)]
+    for layer in made:
+        layer.set_dtype(dtype)
+    return made
+
+
+def quantized(some: list[nn.Linear], **how: Any) -> list[nn.QuantizedLinear]:
+    return [nn.QuantizedLinear.from_linear(layer, **how) for layer in some]
+
+
+def check(some: list[Any], rows: int) -> None:
+    x = mx.random.normal((rows, 512)).astype(mx.float16)
+    wanted = mx.concatenate([layer(x) for layer in some], axis=-1).astype(mx.float32)
+    product = joined(some, ReferenceKernel)
+    found = product(x).astype(mx.float32)
+    assert product.outputs == found.shape[1]
+    assert mx.allclose(found, wanted, atol=2e-2, rtol=2e-2).item()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 64, 65])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_product_is_its_layers_side_by_side(bits: int, bias: bool, rows: int) -> None:
+    """By the kernel for few rows, and by MLX where there are more."""
+    mx.random.seed(rows)
+    some = layers(3, bias=bias)
+    check(some if bits == 16 else quantized(some, bits=bits, group_size=64), rows)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 32), (6, 64), (4, 128), (2, 64)])
+def test_other_ways_of_quantizing_work_too(bits: int, group: int) -> None:
+    check(quantized(layers(2), bits=bits, group_size=group), 3)
+
+
+def test_one_layer_is_not_copied() -> None:
+    (layer,) = layers(1)
+    assert joined([layer], ReferenceKernel).weight is layer.weight
+
+
+class Count(ReferenceKernel):
+    launched = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        Count.launched += 1
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(1, 1), (64, 1), (65, 0)])
+def test_few_rows_are_the_kernels_and_more_are_mlxs(rows: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Count, "launched", 0)
+    product = joined(quantized(layers(1), bits=4, group_size=64), Count)
+    product(mx.zeros((rows, 512), mx.float16))
+    assert Count.launched == launches
+
+
+def mixed() -> list[Any]:
+    one, other = layers(2)
+    return [one, *quantized([other], bits=4, group_size=64)]
+
+
+def two_ways() -> list[Any]:
+    one, other = layers(2)
+    return [*quantized([one], bits=8, group_size=64), *quantized([other], bits=4, group_size=64)]
+
+
+def one_bias() -> list[Any]:
+    return [*layers(1), *layers(1, bias=True)]
+
+
+def another_mode() -> list[Any]:
+    return quantized(layers(2), bits=4, group_size=32, mode="mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("some", "why"),
+    [
+        (mixed, "linear layers of"),
+        (two_ways, "quantized in different ways"),
+        (one_bias, "only some of the layers have a bias"),
+        (another_mode, "quantized as mxfp4"),
+    ],
+)
+def test_layers_that_do_not_go_together_are_refused(some: Any, why: str) -> None:
+    with pytest.raises(NotImplementedError, match=why):
+        joined(some(), ReferenceKernel)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "columns", "dtype"),
+    [(16, 0, 512, mx.float32), (16, 0, 520, mx.float16), (4, 32, 512, mx.float16), (6, 64, 512, mx.float16)],
+)
+def test_what_the_kernel_for_few_rows_does_not_fit_is_refused(bits: int, group: int, columns: int, dtype: Any) -> None:
+    weight = mx.zeros((64, columns), dtype)
+    parts = (weight, None, None) if bits == 16 else mx.quantize(weight, group_size=group, bits=bits)
+    with pytest.raises(NotImplementedError):
+        FewRows(*parts, bits, group, dtype, ReferenceKernel)

@@ -1,0 +1,129 @@
+"""Rows are in pages where trying that gave the model's own logits, and it is said once where it did not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.paged.models import make, own_of
+from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
+from treadle.runner import loader
+from treadle.runner.mlxlm import connect
+from treadle.runner.own import Own, paged
+from treadle.runner.paged.kernels import AttentionShape, Kernels
+
+
+class Wrong(ReferenceKernel):
+    """Rotates by nothing: every token stands where the others do."""
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        if self.name == "rotate":
+            inputs = [*inputs[:5], mx.zeros_like(inputs[5]), *inputs[6:]]
+        return super().__call__(inputs, *args, **kwargs)
+
+
+class WrongKernels(ReferenceKernels):
+    kernel = Wrong
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_plain_decoder_has_pages_and_fused_layers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    own = own_of(make("qwen3"), pages=40)
+    assert isinstance(own, Own)
+    assert (own.kind, own.decoder is not None) == ("pages", True)
+    layout = own.new_layout()
+    assert (layout.blocks, layout.block, layout.lookahead) == (40, 32, 1)
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_moe", "llama yarn"])
+def test_other_decoders_have_pages_and_their_own_layers(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    own = own_of(make(name))
+    assert isinstance(own, Own)
+    assert own.decoder is None
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("kernel", ["rotate", "add_norm", "swiglu"])
+def test_a_kernel_of_the_fused_layers_that_does_not_compile_leaves_the_pages(
+    kernel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = own_of(make("llama"), using=failing(kernel))
+    assert isinstance(own, Own)
+    assert own.decoder is None
+    (warning,) = warnings(caplog)
+    assert f"no kernel {kernel} today" in warning
+    assert "not fused" in warning
+
+
+def test_fused_layers_that_give_other_logits_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    own = own_of(make("llama"), using=WrongKernels)
+    assert isinstance(own, Own)
+    assert own.decoder is None
+    (warning,) = warnings(caplog)
+    assert "other logits" in warning
+
+
+@pytest.mark.parametrize("kernel", ["write", "attend_few", "attend_many"])
+def test_a_kernel_of_the_pages_that_does_not_compile_means_none(kernel: str) -> None:
+    found = own_of(make("gemma3"), using=failing(kernel))
+    assert isinstance(found, str)
+    assert f"no kernel {kernel} today" in found
+
+
+def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
+    module, wanted = make("llama"), make("llama")
+    tokens = mx.array([[1, 2, 3, 4]])
+    assert isinstance(own_of(module, using=failing("attend_few")), str)
+    assert mx.allclose(module(tokens), wanted(tokens), atol=1e-4).item()
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (AttentionShape(2, 4, 64, mx.float32), "not in"),
+        (AttentionShape(2, 4, 80, mx.bfloat16), "not of 80"),
+        (AttentionShape(3, 4, 64, mx.bfloat16), "can't share"),
+        (AttentionShape(1, 17, 64, mx.bfloat16), "17 query heads share"),
+        (AttentionShape(1, 16, 128, mx.float16), ""),
+        (AttentionShape(8, 32, 256, mx.bfloat16), ""),
+    ],
+)
+def test_attention_that_the_kernels_do_not_know_is_refused_by_name(shape: AttentionShape, why: str) -> None:
+    found = Kernels.fits(shape)
+    assert (why in found) if why else found == ""
+
+
+def test_a_model_with_other_heads_is_refused() -> None:
+    found = own_of(make("llama", head_dim=32))
+    assert isinstance(found, str)
+    assert "not of 32" in found
+
+
+def test_a_model_that_computes_in_float32_is_not_for_the_real_kernels() -> None:
+    found = paged(connect(), make("llama"), budget=1 << 20, keeps=True)
+    assert isinstance(found, str)
+    assert "float32" in found
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
+    broken: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers are tried fused, then by themselves; then rows have buffers of their own, as elsewhere."""
+    using = failing("attend_few", "attend_many") if broken else ReferenceKernels
+    monkeypatch.setattr(loader, "paged", lambda *args, **kwargs: paged(*args, **kwargs, using=using))
+    own = loader._own(connect(), make("llama"), blocks=0, budget=1 << 20, keeps=True, device="cuda")
+    assert isinstance(own, Own)
+    assert own.kind == ("rows" if broken else "pages")
+    said = warnings(caplog)
+    assert len(said) == (2 if broken else 0)
+    if broken:
+        assert "not fused" in said[0]
+        assert "attention kernels are not used" in said[1]
