@@ -23,7 +23,9 @@ from treadle.core.messages import (
 )
 from treadle.core.messages import EngineStatistics as Statistics
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
-from treadle.core.scheduler import Scheduler, SchedulerLimits
+from treadle.core.row import Row
+from treadle.core.scheduler import WORTH_WAITING, Scheduler, SchedulerLimits
+from treadle.core.states import State
 
 VOCABULARY = 1000
 
@@ -34,6 +36,14 @@ class Boom(Exception):
 
 def next_token(sequence: Iterable[int]) -> int:
     return zlib.crc32(repr(tuple(sequence)).encode()) % VOCABULARY
+
+
+def alike(a: Submit, b: Submit) -> int:
+    """How many tokens two rows could share: all but the last of each prompt at most."""
+    if a.salt != b.salt:
+        return 0
+    most = min(len(a.prompt), len(b.prompt)) - 1
+    return next((i for i in range(most) if a.prompt[i] != b.prompt[i]), most)
 
 
 def expected(request: Submit) -> tuple[tuple[int, ...], Finish]:
@@ -55,6 +65,7 @@ class _Held:
     request: Submit
     fed: list[int] = field(default_factory=list)
     picked: int | None = None
+    settled: int = 0  # of what was fed, what finished steps did
     shared: int = 0  # blocks that it holds together with the prefix cache
 
 
@@ -84,7 +95,8 @@ class HashRunner:
         self.lost: set[str] = set()
         self.failed: set[str] = set()
         self.shape = shape
-        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.in_flight: deque[tuple[StepPlan, StepResult, list[tuple[_Held, int]]]] = deque()
+        self.computed = 0  # prompt tokens
         self.stored: dict[tuple[str, tuple[int, ...]], None] = {}
         self.least_room = shape.blocks
         self._max_running = max_running
@@ -121,20 +133,21 @@ class HashRunner:
             blocks += 1
         if blocks:
             shared = blocks if self.shape.share else 0
-            self.rows[admit.request.id] = _Held(admit.request, list(tokens[: blocks * block]), shared=shared)
+            held = list(tokens[: blocks * block])
+            self.rows[admit.request.id] = _Held(admit.request, held, settled=len(held), shared=shared)
         return blocks * block
 
-    def _store(self, row: _Held) -> None:
-        full = len(row.fed) // self.shape.block
-        for i in range(full):
+    def _settle(self, row: _Held, tokens: int) -> None:
+        """The row's first `tokens` are computed: others may reuse them."""
+        before, row.settled = row.settled, tokens
+        full = tokens // self.shape.block if self.shape.cache else 0
+        for i in range(before // self.shape.block, full):
             self.stored[row.request.salt, tuple(row.fed[: (i + 1) * self.shape.block])] = None
         if self.shape.share:
             row.shared = max(row.shared, full)
 
     def release(self, row_id: str) -> None:
-        row = self.rows.pop(row_id, None)
-        if row is not None and row_id not in self.lost | self.failed and self.shape.cache:
-            self._store(row)
+        self.rows.pop(row_id, None)
         self.lost.discard(row_id)
         self.failed.discard(row_id)
 
@@ -169,17 +182,21 @@ class HashRunner:
         prefill_s, decode_s = self.cost(sum(len(chunk.tokens) for chunk in plan.prefill), len(plan.decode))
         told = tuple(score for score in scores if score is not None)
         result = StepResult(rows=rows, scores=told, failures=failed, prefill_s=prefill_s, decode_s=decode_s)
-        self.in_flight.append((plan, result))
+        fed = [(row, len(row.fed)) for row in self.rows.values()]
+        self.in_flight.append((plan, result, fed))
         assert len(self.in_flight) <= 1 + self.shape.lookahead, "more in flight than it can look ahead"
 
     def finish(self) -> StepResult:
-        plan, result = self.in_flight.popleft()
+        plan, result, fed = self.in_flight.popleft()
         if self.raises_late(plan):
-            for void in (plan, *(plan for plan, _ in self.in_flight)):
+            for void in (plan, *(flight[0] for flight in self.in_flight)):
                 self.lost |= {c.id for c in void.prefill} | {d.id for d in void.decode}
             self.lost &= self.rows.keys()
             self.in_flight.clear()
             raise Boom("the step raised late")
+        for row, tokens in fed:
+            if self.rows.get(row.request.id) is row and row.request.id not in self.lost | self.failed:
+                self._settle(row, tokens)
         return result
 
     def _admit(self, admit: Admit) -> None:
@@ -193,8 +210,7 @@ class HashRunner:
         assert chunk.tokens, "an empty chunk"
         assert chunk.start == len(row.fed), f"chunk starts at {chunk.start}, the cache holds {len(row.fed)}"
         row.fed += chunk.tokens
-        if self.shape.cache:
-            self._store(row)
+        self.computed += len(chunk.tokens)
         if row.request.prompt_logprobs is None:
             return None
         prompt = row.request.prompt
@@ -260,6 +276,7 @@ class Bench:
         self.plan = StepPlan(step=0)
         self.released: tuple[str, ...] = ()
         self.raised = 0
+        self.waits = 0  # steps of rows that wait for what others compute
 
     def submit(self, id_: str, prompt: int | tuple[int, ...] = 4, max_tokens: int = 4, **options: object) -> Submit:
         tokens = (
@@ -287,12 +304,39 @@ class Bench:
         self.release(self.plan.release)
         self.released = departed + self.plan.release
         self.scheduler.check_integrity()
+        self._check_joins()
         began, outputs = self.now, self._advance()
         if self.now == began:
             self.now += seconds
         self.hear(outputs)
         self.scheduler.check_integrity()
         return outputs
+
+    def _check_joins(self) -> None:
+        """Nobody who joins could have waited for what another one is about to compute; but in a trial nobody waits."""
+        running = self.scheduler._running
+        if not self.shape.cache or any(row.suspect for row in running.values()):
+            return
+        ids = [admit.request.id for admit in self.plan.admit]
+        before = [row for row in running.values() if row.joined and row.id not in ids]
+        for row in (running[id_] for id_ in ids):
+            if row.request.prompt_logprobs is None:
+                assert not [lead.id for lead in before if self._worth(row, lead, before)], "it computes what others do"
+            before.append(row)
+        waiting = [(row, row.lead) for row in running.values() if not row.joined and row.lead is not None]
+        assert all(alike(row.request, lead.request) >= row.awaits for row, lead in waiting)
+        self.waits += len(waiting)
+
+    def _worth(self, row: Row, lead: Row, joined: list[Row]) -> bool:
+        """Whether `lead`, one of those who have `joined`, still computes enough that `row` begins with."""
+        if lead.state is not State.PREFILL or lead.request.prompt_logprobs is not None:
+            return False
+        shared = alike(row.request, lead.request)
+        kept = [min(alike(row.request, other.request), self._settled(other)) for other in joined if other is not lead]
+        return self._settled(lead) < shared and shared - max(lead.reused, *kept, 0) >= WORTH_WAITING
+
+    def _settled(self, row: Row) -> int:
+        return self.runner.rows[row.id].settled if row.id in self.runner.rows else 0
 
     def release(self, ids: tuple[str, ...]) -> None:
         assert len(set(ids)) == len(ids), "released twice"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from .counts import Counts
+from .following import follows
 from .memory import Claims, grow
 from .outputs import Outputs
 from .pace import PrefillPace
 from .plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from .room import Room
 from .row import Row
-from .states import State
 
 Reuse = Callable[[Admit], int]
 
@@ -27,8 +27,8 @@ def nothing(admit: Admit) -> int:
 
 
 class Composer:
-    """`reuse` says what the runner holds of a row that joins. Rows of a group that share a prompt wait for the first of
-    them to compute it, where that has at least `worth_waiting` tokens to compute."""
+    """`reuse` says what the runner holds of a row that joins. Rows wait for what others compute of their prompts where
+    that is at least `worth_waiting` tokens (0: for nothing)."""
 
     def __init__(self, reuse: Reuse, worth_waiting: int, pace: PrefillPace, counts: Counts, outputs: Outputs) -> None:
         self._reuse = reuse
@@ -48,38 +48,30 @@ class Composer:
         if len(decoding) < len(active):
             ready = set(claimed.rows)
             joins = tuple(self._joins(active, room))
+            awaiting = sum(not row.joined and row.lead is not None for row in active)
             active = [row for row in active if row.joined]
-            chunks = tuple(self._chunks(active, room, step))
+            chunks = tuple(self._chunks(active, room, step, awaiting))
             newly = (row for row in active if row not in ready and row.decodes_after(step - 1))
             decoding.update(row for row in newly if room.take(row.cached))
         decode = tuple(self._decode(row, step) for row in active if row in decoding)
         return StepPlan(step=step, release=release, admit=joins, prefill=chunks, decode=decode)
 
     def _active(self, running: Collection[Row]) -> list[Row]:
-        """All that run, but those that wait for a prompt which another one computes; in a trial the cleared ones and
-        the first suspect."""
+        """All that run; in a trial the cleared ones and the first suspect."""
         suspect = next((row for row in running if row.suspect), None)
         if suspect is None:
-            return [row for row in running if row.joined or not self._follows(row)]
+            return list(running)
         return [row for row in running if row is suspect or (row.joined and not row.suspect)]
 
-    def _follows(self, row: Row) -> bool:
-        """Whether another one computes the long prompt of `row`, which never joined. Takes the lead where none does."""
-        trunk = row.trunk
-        if trunk is None or row.fresh is not None:
-            return False
-        lead = trunk.lead
-        if lead is None or lead is row or lead.state in (State.WAITING, State.DONE):
-            trunk.lead = row  # which may have to wait for room before it joins
-            return False
-        return lead.state is State.PREFILL and (lead.fresh is None or lead.fresh >= self._worth_waiting)
-
     def _joins(self, active: Collection[Row], room: Room) -> Iterable[Admit]:
-        """Whoever is new, while there is room for all that may be reused; it is not known before it is taken."""
-        alone = not any(row.joined for row in active)
+        """Whoever is new and waits for nobody, while there is room for all that may be reused; it is not known before
+        it is taken."""
+        joined = [row for row in active if row.joined]
         for row in active:
-            if not row.joined and (alone or room.blocks(row.known - 1) <= room.left):
-                alone = False
+            if row.joined or (joined and room.blocks(row.known - 1) > room.left):
+                continue
+            if not self._worth_waiting or not follows(row, joined, self._worth_waiting):
+                joined.append(row)
                 yield self._join(row, room)
 
     def _join(self, row: Row, room: Room) -> Admit:
@@ -88,24 +80,24 @@ class Composer:
         cached = self._reuse(admit) if row.request.prompt_logprobs is None else 0
         if not 0 <= cached < row.known:
             raise AssertionError(f"of {row.known} tokens all but the last may be reused, and {cached} were")
-        if row.fresh is None:
+        if not row.reuse_told:
+            row.reuse_told = True
             self._outputs.of(row).cached = cached
         row.joined = True
-        row.cached = row.reused = cached
-        row.fresh = row.prefill_left
+        row.cached = row.kept = row.reused = cached
         room.left = max(0, room.left - room.blocks(cached))
         self._counts.cached_tokens += cached
         return msgspec.structs.replace(admit, cached=cached)
 
-    def _chunks(self, active: Collection[Row], room: Room, step: int) -> Iterable[PrefillChunk]:
+    def _chunks(self, active: Collection[Row], room: Room, step: int, awaiting: int) -> Iterable[PrefillChunk]:
+        """Shares of the prompts, of which `awaiting` more rows wait for a part."""
         rows = [row for row in active if row.prefill_left > 0]
         if not rows:
             return
         rows.sort(key=lambda row: (row.turn, row.order))
         decoding = sum(row.decodes for row in active)
-        for row, share in zip(
-            rows, self._pace.split([row.prefill_left for row in rows], decoding=decoding), strict=True
-        ):
+        shares = self._pace.split([row.prefill_left for row in rows], decoding=decoding, awaiting=awaiting)
+        for row, share in zip(rows, shares, strict=True):
             if count := min(share, room.most(row.cached)):
                 room.take(row.cached, count)
                 yield self._chunk(row, count, step)

@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from .row import Row, Trunk
+from .row import Row
 
 BEGUN = -(2**63)  # goes before every priority that a client may ask for
 
@@ -19,25 +19,18 @@ BEGUN = -(2**63)  # goes before every priority that a client may ask for
 class _Group:
     live: int = 0
     started: bool = False
-    trunks: list[Trunk] = field(default_factory=list)
 
 
 class Queue:
-    """Rows that wait, and the groups of all rows that live. Prompts of at least `trunk_tokens` tokens that several rows
-    of a group share are trunks (0: none are)."""
+    """Rows that wait, and the groups of all rows that live."""
 
-    def __init__(self, trunk_tokens: int = 0) -> None:
+    def __init__(self) -> None:
         self._heap: list[tuple[int, int, Row]] = []
         self._groups: dict[str, _Group] = {}
-        self._trunk_tokens = trunk_tokens
 
     def enter(self, row: Row) -> None:
         """Count a new row in its group."""
-        group = self._groups.setdefault(_key(row), _Group())
-        group.live += 1
-        request = row.request
-        if request.group and 0 < self._trunk_tokens <= len(request.prompt) and request.prompt_logprobs is None:
-            row.trunk = _trunk(group, request.prompt, request.salt)
+        self._groups.setdefault(_key(row), _Group()).live += 1
 
     def leave(self, row: Row) -> None:
         """A row has ended. Where it waits, its place is swept by the next `head` or `sweep`."""
@@ -91,11 +84,3 @@ class Queue:
 
 def _key(row: Row) -> str:
     return row.request.group or row.id
-
-
-def _trunk(group: _Group, prompt: tuple[int, ...], salt: str) -> Trunk:
-    for trunk in group.trunks:
-        if trunk.salt == salt and trunk.prompt == prompt:
-            return trunk
-    group.trunks.append(Trunk(prompt, salt))
-    return group.trunks[-1]

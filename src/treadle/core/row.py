@@ -9,15 +9,6 @@ from .states import Event, State, advance
 
 
 @dataclass(slots=True, eq=False)
-class Trunk:
-    """A prompt that several rows of a group share. `lead` computes it; the others join once it is in the cache."""
-
-    prompt: tuple[int, ...]
-    salt: str
-    lead: Row | None = None
-
-
-@dataclass(slots=True, eq=False)
 class Row:
     """A sequence from its arrival to its end. Times are in seconds of the owner's clock."""
 
@@ -30,14 +21,16 @@ class Row:
     cached: int = 0  # tokens of prompt + generated in the runner's cache once the steps in flight are finished
     ahead: int = 0  # steps in flight that pick a token for it
     decoded: int = 0  # the last step that does
+    kept: int = 0  # of `cached`, what the steps that were applied have brought: others may reuse it
     reused: int = 0  # of `cached`, what the prefix cache held when it joined
-    fresh: int | None = None  # what it had to compute when it joined last; None until it joins
+    reuse_told: bool = False  # when it joined first
     scored: int = 0  # prompt tokens whose log-probabilities came since it joined
     scores_told: int = 0
     turn: int = 0  # when it last got prefill time, or came: the longest ago is served first
     joined: bool = False  # the runner has it
     suspect: bool = False  # was in a step that raised, and has not been cleared since
-    trunk: Trunk | None = None
+    lead: Row | None = None  # who computes what it waits for, before it joins
+    awaits: int = 0  # the tokens that the lead has to keep
 
     @property
     def id(self) -> str:
@@ -133,5 +126,5 @@ class Row:
         self.arrived = now
 
     def _forget(self) -> None:
-        self.cached = self.reused = self.ahead = self.scored = 0
+        self.cached = self.kept = self.reused = self.ahead = self.scored = 0
         self.joined = False
