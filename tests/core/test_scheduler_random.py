@@ -12,6 +12,12 @@ from treadle.core.messages import CancelReason, Finish, FinishReason, Submit
 from treadle.core.plan import StepPlan
 
 
+def _trunk(number: int, length: int) -> tuple[int, ...]:
+    """What prompts begin with that come at about the same time; later ones find nothing of it in the cache."""
+    first = 7 * (number // 10)
+    return tuple(range(first, first + length))
+
+
 class Life:
     """One seed's random operations."""
 
@@ -29,7 +35,7 @@ class Life:
         self.bench = Bench(
             max_running=chance.choice((1, 2, 4, 7)),
             prefill_tokens=chance.choice((8, 16, 40, 512)),
-            cache=chance.random() < 0.6,
+            cache=chance.random() < 0.7,
             share=chance.random() < 0.5,
             **memory,
         )
@@ -38,7 +44,7 @@ class Life:
         self.cancelled: set[str] = set()
         self.poison = {f"{i}" for i in range(120) if chance.random() < 0.02}
         self.troubled = chance.random() < 0.5
-        self.mix = chance.choice(("sscttttf", "ssctttttttttt", "sgctttttttf", "ssssggcttttttttttf"))
+        self.mix = chance.choice(("sscttttf", "sssgctttttttt", "sgctttttttf", "ssssggcttttttttttf"))
         self.bench.runner.raises = self.raises
         if chance.random() < 0.5:
             self.bench.runner.cost = self.cost
@@ -59,9 +65,10 @@ class Life:
         id_ = f"{number}"
         stops = tuple(chance.sample(range(1000), chance.choice((0, 0, 60))))
         length = chance.choice((1, 2, 15, 16, 17, 60, 90, 200))
+        trunk, own = _trunk(number, chance.choice((2, 16, 90, 120, 200))), chance.choice((0, 0, 1, 9, 30))
         self.requests[id_] = self.bench.submit(
             id_,
-            prompt=chance.choice((length, tuple(range(length)))),
+            prompt=chance.choice((length, (*trunk, *chance.sample(range(900), own)))),
             max_tokens=chance.choice((0, 1, 2, 5, 12, 30)),
             prompt_logprobs=chance.choice((None, None, None, 0)),
             salt=chance.choice(("", "", "x")),
@@ -73,10 +80,12 @@ class Life:
         )
 
     def submit_group(self, number: int) -> int:
-        """Several of one prompt at once; how many."""
-        count, prompt = self.chance.randint(2, 4), tuple(range(self.chance.choice((60, 90, 150))))
+        """Several that begin alike at once, of one prompt or with tails of their own; how many."""
+        count, prompt = self.chance.randint(2, 4), _trunk(number, self.chance.choice((60, 90, 150)))
+        own = self.chance.choice((0, 0, 5, 25))
         for i in range(number, number + count):
-            ask = {"prompt": prompt, "max_tokens": self.chance.choice((0, 3, 20)), "group": f"together {number}"}
+            ask: dict[str, object] = {"max_tokens": self.chance.choice((0, 3, 20)), "group": f"together {number}"}
+            ask["prompt"] = (*prompt, *self.chance.sample(range(900), own))
             self.requests[f"{i}"] = self.bench.submit(f"{i}", **ask)
         return count
 
@@ -142,6 +151,16 @@ def _check_end(life: Life, id_: str, got: Finish, undisturbed: Finish) -> None:
             assert got.message == "drawn by lot" or life.troubled
         case _:
             assert got == undisturbed or id_ in life.cancelled
+
+
+def test_random_lives_have_rows_that_wait_for_each_other() -> None:
+    """So that what the lives above check is checked of them as well."""
+    waits = 0
+    for seed in range(24):
+        life = Life(seed)
+        life.run(60)
+        waits += life.bench.waits
+    assert waits > 100
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -429,6 +429,18 @@ def test_rows_that_outgrow_the_runners_blocks_take_turns():
     assert statistics.cached_tokens > 0
 
 
+def test_prompts_that_begin_alike_and_come_together_are_computed_once():
+    """P9: who waits for another one's prompt gets its own answer all the same."""
+    hand = Hand(max_running=8, can={**AHEAD, "kv_block": 4, "prefix_cache": True})
+    system = tuple(range(200))
+    requests = [ask(f"r{i}", 6, prompt=(*system, i, *range(i, i + 9))) for i in range(6)]
+    hand.put(*requests).step().until_idle()
+    for request in requests:
+        assert hand.tokens(request.id) == expected(request)
+    assert hand.runner.computed == 200 + 6 * 9
+    assert hand.said[-1].statistics.cached_tokens == 5 * 200  # type: ignore[union-attr]
+
+
 @pytest.mark.usefixtures("greedy")
 def test_a_row_that_outgrew_the_blocks_is_released_before_others_grow():
     """What the runner holds is never more than there is: it checks that itself."""

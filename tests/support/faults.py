@@ -109,7 +109,7 @@ class FaultyRunner(ScriptedRunner):
         with self.called("finish"):
             self.finished += 1
             if (error := self.faults.finishes.get(self.finished)) is not None:
-                self.in_flight.clear()
+                self.void()
                 raise error
             return super().finish()
 

@@ -7,7 +7,7 @@ order and without a gap; rows are released before they come again; blocks never 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treadle.core.messages import Capabilities, RunnerStatistics, Submit, TokenLogprob
@@ -25,13 +25,15 @@ class Held:
     request: Submit
     sequence: list[int] = field(default_factory=list)
     picked: int | None = None
+    settled: int = 0  # of `sequence`, what finished steps computed
 
 
 class ScriptedRunner:
     """`script` picks the tokens. `fail` is raised by every step while it is set.
 
-    With `prefix_cache` among its capabilities it reuses what ended rows held, in whole blocks; with `kv_blocks` it
-    counts them, as if nothing were shared.
+    With `prefix_cache` among its capabilities it reuses, in whole blocks, what ended rows held and what those that run
+    have got from steps that are finished. `computed` counts prompt tokens that were put in. With `kv_blocks` it
+    counts blocks, as if nothing were shared.
     """
 
     def __init__(self, script: Script, *, vocabulary: int, context: int = 4096) -> None:
@@ -41,6 +43,8 @@ class ScriptedRunner:
         self.plans: list[StepPlan] = []
         self.fail: Exception | None = None
         self.in_flight: deque[StepResult] = deque()
+        self.computed = 0
+        self._began: deque[list[tuple[Held, int]]] = deque()
         self.most_in_flight = 0
         self._cached: list[tuple[str, tuple[int, ...]]] = []
         self._can = Capabilities(
@@ -71,21 +75,35 @@ class ScriptedRunner:
         if not self._can.prefix_cache:
             return 0
         tokens = (*admit.request.prompt, *admit.history)[:-1]
-        found = max((_shared(tokens, old) for salt, old in self._cached if salt == admit.request.salt), default=0)
+        found = max((_shared(tokens, old) for salt, old in self._kept() if salt == admit.request.salt), default=0)
         if self._can.kv_blocks:
             found = min(found, max(0, self.room()) * self._can.kv_block)
         found -= found % self._can.kv_block
         if found:
-            self.held[admit.request.id] = Held(admit.request, list(tokens[:found]))
+            self.held[admit.request.id] = Held(admit.request, list(tokens[:found]), settled=found)
         return found
+
+    def _kept(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Salts and tokens of what others may reuse."""
+        yield from self._cached
+        for row in self.held.values():
+            yield row.request.salt, row.sequence[: row.settled]
 
     def start(self, plan: StepPlan) -> None:
         self.in_flight.append(self.execute(plan))
+        self._began.append([(row, len(row.sequence)) for row in self.held.values()])
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         assert len(self.in_flight) <= 1 + self._can.lookahead, "more steps in flight than it can look ahead"
 
     def finish(self) -> StepResult:
+        for row, tokens in self._began.popleft():
+            row.settled = tokens
         return self.in_flight.popleft()
+
+    def void(self) -> None:
+        """No step exists any more."""
+        self.in_flight.clear()
+        self._began.clear()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """What the step does, at once; `finish` tells of it."""
@@ -109,6 +127,7 @@ class ScriptedRunner:
         row = self.held[chunk.id]
         assert chunk.start == len(row.sequence), "a chunk begins where the cache ends"
         row.sequence.extend(chunk.tokens)
+        self.computed += len(chunk.tokens)
         asked, prompt = row.request.prompt_logprobs, row.request.prompt
         if asked is None:
             return None
@@ -147,6 +166,6 @@ def _logprob(token: int, top: int) -> TokenLogprob:
     return TokenLogprob(logprob=-0.5, top=tuple((token + i, -0.5 - i) for i in range(top)))
 
 
-def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
