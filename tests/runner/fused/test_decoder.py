@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from tests.runner.looped import Looped
-from tests.runner.paged.models import DIM, KV_HEADS, PAGE, loaded, make, own_of
+from tests.runner.paged.models import DIM, KV_HEADS, PAGE, VOCABULARY, loaded, make, own_of
 from tests.runner.reference import reference
-from tests.support.cuda import ReferenceKernels
+from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.core.messages import Submit
-from treadle.runner.flat import Piece
+from treadle.runner.body import FlatRows
+from treadle.runner.flat import FlatPass, Piece
 from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.mlxlm import Selection, connect
 from treadle.runner.own import Own
+from treadle.runner.paged.layout import PagedLayout
 from treadle.runner.text import TextRunner
 
 PLAIN = ["llama", "llama3", "llama scaled", "llama tied", "llama biased", "llama windowed", "qwen2", "qwen3"]
@@ -146,3 +148,41 @@ def test_layers_that_were_replaced_are_refused() -> None:
     module.model.layers[1].mlp.up_proj = Adapted(64, 128, bias=False)
     with pytest.raises(NotImplementedError, match="Adapted"):
         decoder(module)
+
+
+class Lazy(ReferenceKernel):
+    """Computes nothing, as lazily as the real kernels: made to be traced."""
+
+    calls = 0
+
+    def __call__(self, inputs: Any, *_: Any, shapes: Any, dtypes: Any, **__: Any) -> list[Any]:
+        Lazy.calls += 1
+        of = sum(array.flatten()[0].astype(mx.float32) for array in inputs)
+        return [mx.broadcast_to(of, shape).astype(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+class LazyKernels(ReferenceKernels):
+    kernel = Lazy
+    compile = staticmethod(mx.compile)
+
+
+def test_a_pass_of_rows_that_decode_is_put_together_once_for_each_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing in it has to be known before it runs."""
+    module, selection = make("llama"), Selection()
+    kernels = LazyKernels(KV_HEADS, 2, DIM, PAGE, mx.float32)
+    layout = PagedLayout([0, 0], kernels, pages=64, keeps=False)
+    rows = FlatRows(layout, FlatPass(FusedDecoder(module, kernels, selection), layout, selection))
+    monkeypatch.setattr(Lazy, "calls", 0)
+    calls = []
+    for step, count in enumerate((1, 3, 3, 3, 1)):
+        ids = [str(i) for i in range(count)]
+        for id_ in ids:
+            rows.admit(id_, "")
+        done = rows.compute([Piece(id_, (5,), step, wants=1) for id_ in ids], None)
+        mx.eval(done.logits, done.arrays)
+        assert done.logits is not None
+        assert done.logits.shape == (count, VOCABULARY)
+        calls.append(Lazy.calls)
+    assert 0 < calls[0] < calls[1] == calls[2] == calls[3] == calls[4]

@@ -1,0 +1,230 @@
+"""The paged attention kernels on a GPU: are they right, and how much of the memory's bandwidth do they reach?
+
+    python benchmarks/gpu/attention.py [--cases 60] [--no-times]
+
+First random shapes, lengths, head counts, windows and types, prompts and decoding rows, in pages dealt out at random,
+against attention in float32. Then times for 8 kv heads of 128 dimensions with 4 query heads each, in bfloat16:
+decoding rows as a share of 4.3 TB/s, prompts in TFLOP/s, beside mx.fast.scaled_dot_product_attention over one dense
+array, without a mask and with the one that rows of different lengths would need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from treadle.runner.paged.kernels import Kernels
+from treadle.runner.paged.work import COUNT, COUNTERS, FEW, FIRST, PAGES, POSITION, Tiles, few_tiles, is_few, many_tiles
+
+BANDWIDTH = 4.3e12
+PAGE = 32
+TOLERANCE = 0.02
+DECODE = ((1, 640), (8, 640), (32, 640), (128, 640), (8, 8192), (32, 8192), (1, 32768), (8, 32768))
+PROMPTS = ((512, 0), (2048, 0), (8192, 0), (512, 8192), (96, 32768), (512, 32768))
+
+
+@dataclass
+class Case:
+    """Rows of (tokens, position) each over one pool: all of few tokens, or all of many."""
+
+    kernels: Kernels
+    segments: npt.NDArray[np.int32]
+    tables: npt.NDArray[np.int32]
+    pages: Any
+    pools: list[Any]
+    queries: Any
+    counters: Any
+
+    @classmethod
+    def of(cls, kernels: Kernels, rows: Sequence[tuple[int, int]], pools: int = 1) -> Case:
+        counts, positions = (np.array(column) for column in zip(*rows, strict=True))
+        held = -(-(counts + positions) // kernels.page)
+        lines = [np.cumsum(counts) - counts, counts, positions, np.cumsum(held) - held]
+        total = int(held.sum())
+        tables = np.random.default_rng(0).permutation(total).astype(np.int32)
+        heads, dim = kernels.heads, kernels.dim
+        case = cls(
+            kernels=kernels,
+            segments=np.stack(lines, axis=1).astype(np.int32),
+            tables=tables,
+            pages=mx.array(tables),
+            pools=[_random((total, 2, heads, kernels.page, dim), kernels.dtype) for _ in range(pools)],
+            queries=_random((int(counts.sum()), heads * kernels.rep, 1, dim), kernels.dtype),
+            counters=mx.zeros(COUNTERS, mx.int32),
+        )
+        mx.eval(case.pages, case.pools, case.queries, case.counters)
+        return case
+
+    @property
+    def scale(self) -> float:
+        return float(self.kernels.dim**-0.5)
+
+    def tiles(self, window: int) -> Tiles:
+        few = is_few(int(self.segments[:, COUNT].max()), self.kernels.rep)
+        cut = few_tiles if few else many_tiles
+        made = cut(self.segments, rep=self.kernels.rep, heads=self.kernels.heads, window=window)
+        return Tiles(mx.array(made.items), made.rows, made.split, made.count)
+
+    def attend(self, tiles: Tiles, written: Any, pool: int = 0, window: int = 0) -> Any:
+        return self.kernels.attend(
+            self.queries, self.pools[pool], tiles, self.pages, self.counters, written, scale=self.scale, window=window
+        )
+
+    def row(self, line: npt.NDArray[np.int32]) -> tuple[Any, Any]:
+        """Keys and values (kv heads, tokens, D) of a segment's row, float32."""
+        end = int(line[POSITION] + line[COUNT])
+        pages = self.tables[line[PAGES] : line[PAGES] + -(-end // self.kernels.page)]
+        kept = self.pools[0][mx.array(pages)].astype(mx.float32)
+        both = kept.transpose(1, 2, 0, 3, 4).reshape(2, self.kernels.heads, -1, self.kernels.dim)
+        return both[0, :, :end], both[1, :, :end]
+
+
+def _random(shape: tuple[int, ...], dtype: Any) -> Any:
+    return mx.random.normal(shape).astype(dtype)
+
+
+# Right? ------------------------------------------------------------------------------------------------------------
+
+
+def plain(case: Case, window: int) -> Any:
+    """The same attention in float32, row by row."""
+    parts = []
+    for line in case.segments:
+        keys, values = (mx.repeat(array, case.kernels.rep, axis=0) for array in case.row(line))
+        own = case.queries[int(line[FIRST]) : int(line[FIRST] + line[COUNT]), :, 0].astype(mx.float32)
+        here = mx.arange(int(line[POSITION]), int(line[POSITION] + line[COUNT]))[:, None]
+        seen = mx.arange(keys.shape[1])[None]
+        sees = seen <= here
+        sees = sees & (seen > here - window) if window else sees
+        scores = mx.where(sees, own.transpose(1, 0, 2) @ keys.transpose(0, 2, 1) * case.scale, -mx.inf)
+        parts.append((mx.softmax(scores, axis=-1) @ values).transpose(1, 0, 2)[:, :, None])
+    return mx.concatenate(parts)
+
+
+def write(case: Case) -> tuple[Any, bool]:
+    """Write new keys and values for all queries; what `attend` waits for, and whether they went where they belong."""
+    total, heads, dim = case.queries.shape[0], case.kernels.heads, case.kernels.dim
+    keys, values = (_random((total, heads, 1, dim), case.kernels.dtype) for _ in range(2))
+    slots = []
+    for line in case.segments:
+        places = np.arange(line[POSITION], line[POSITION] + line[COUNT])
+        slots.append(case.tables[line[PAGES] + places // PAGE] * PAGE + places % PAGE)
+    where = mx.array(np.concatenate(slots).astype(np.int32))
+    written = case.kernels.write(case.pools[0], keys, values, where, mx.array([total], mx.int32))
+    mx.eval(written)
+    right = True
+    for line in case.segments:
+        own = slice(int(line[FIRST]), int(line[FIRST] + line[COUNT]))
+        for found, new in zip(case.row(line), (keys, values), strict=True):
+            wanted = new[own, :, 0].transpose(1, 0, 2).astype(mx.float32)
+            right = right and mx.array_equal(found[:, int(line[POSITION]) :], wanted).item()
+    return written, right
+
+
+def check(cases: int, new: type[Kernels] = Kernels, longest: int = 2500) -> bool:
+    """Random cases; prints those that are wrong, and a summary."""
+    dice, worst, wrong = random.Random(0), 0.0, 0
+    for _ in range(cases):
+        heads, rep = dice.choice([1, 2, 4, 8]), dice.choice([1, 2, 4, 5, 8, 16])
+        dim, window = dice.choice([64, 128, 128, 256]), dice.choice([0, 0, 48, 512])
+        most = 300 if dice.random() < 0.5 else FEW[-1] // rep
+        least = 1 if most * rep <= FEW[-1] else FEW[-1] // rep + 1
+        positions = (0, dice.randint(0, 100), dice.randint(0, longest))
+        rows = [(dice.randint(least, most), dice.choice(positions)) for _ in range(dice.randint(1, 5))]
+        case = Case.of(new(heads, rep, dim, PAGE, dice.choice(new.dtypes)), rows)
+        written, right = write(case)
+        found = case.attend(case.tiles(window), written, window=window).astype(mx.float32)
+        wanted = plain(case, window)
+        error = (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item()
+        clean = mx.abs(case.counters).max().item() == 0
+        worst = max(worst, error)
+        if not (right and clean and error < TOLERANCE):
+            wrong += 1
+            print(f"WRONG: {rows}, {case.kernels}, window {window}: error {error}, written {right}, counters {clean}")
+    print(f"{cases} cases, {wrong} wrong, largest relative error {worst:.4f}", flush=True)
+    return wrong == 0
+
+
+# Fast? -------------------------------------------------------------------------------------------------------------
+
+
+def seconds(run: Callable[[int], Any], times: int) -> float:
+    """Of one run, the best of three tries of `times` runs each."""
+    mx.eval([run(i) for i in range(3)])
+    tries = []
+    for _ in range(3):
+        began = time.perf_counter()
+        mx.eval([run(i) for i in range(times)])
+        tries.append((time.perf_counter() - began) / times)
+    return min(tries)
+
+
+def decode_times(new: type[Kernels], lengths: Sequence[int]) -> None:
+    """One token a row: every byte of keys and values is read once. Several pools, so that no cache holds them."""
+    kernels = new(8, 4, 128, PAGE, mx.bfloat16)
+    size = sum(lengths) * kernels.heads * kernels.dim * 2 * 2
+    case = Case.of(kernels, [(1, length - 1) for length in lengths], pools=max(1, min(4, int(2e9 // size))))
+    tiles, written = case.tiles(0), mx.zeros(1, mx.int32)
+    mx.eval(tiles.items, written)
+    took = {"paged": seconds(lambda i: case.attend(tiles, written, i % len(case.pools)), 40)}
+    rows, longest = len(lengths), max(lengths)
+    del case.pools[1:]
+    dense = _random((rows, kernels.heads, longest, kernels.dim), kernels.dtype)
+    queries = case.queries.reshape(rows, -1, 1, kernels.dim)
+    mask = mx.arange(longest)[None] < mx.array(list(lengths))[:, None]
+    mask = mask[:, None, None]
+    mx.eval(dense, queries, mask)
+    for name, one in (("mx.fast", None), ("masked", mask)):
+        took[name] = seconds(
+            lambda _, one=one: mx.fast.scaled_dot_product_attention(queries, dense, dense, scale=case.scale, mask=one),
+            20,
+        )
+    name = f"decode {rows} x {longest}" if len(set(lengths)) == 1 else f"decode {longest} + {rows - 1} x {lengths[-1]}"
+    shares = (f"{way} {t * 1e6:.0f} us = {size / t / BANDWIDTH:.0%}" for way, t in took.items())
+    print(f"{name}: {'; '.join(shares)} ({tiles.count} tiles)", flush=True)
+
+
+def prompt_times(new: type[Kernels], count: int, position: int) -> None:
+    kernels = new(8, 4, 128, PAGE, mx.bfloat16)
+    case = Case.of(kernels, [(count, position)])
+    tiles, written = case.tiles(0), mx.zeros(1, mx.int32)
+    mx.eval(tiles.items, written)
+    took = {"paged": seconds(lambda _: case.attend(tiles, written), 10)}
+    queries = case.queries[:, :, 0].transpose(1, 0, 2)[None]
+    dense = _random((1, kernels.heads, position + count, kernels.dim), kernels.dtype)
+    mx.eval(queries, dense)
+    took["mx.fast"] = seconds(
+        lambda _: mx.fast.scaled_dot_product_attention(queries, dense, dense, scale=case.scale, mask="causal"), 10
+    )
+    work = 4 * kernels.heads * kernels.rep * kernels.dim * (count * position + count * (count + 1) / 2)
+    rates = (f"{way} {t * 1e6:.0f} us = {work / t / 1e12:.0f} TFLOP/s" for way, t in took.items())
+    print(f"prompt {count} at {position}: {'; '.join(rates)} ({tiles.count} tiles)", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=60)
+    parser.add_argument("--no-times", action="store_true")
+    options = parser.parse_args()
+    print(f"# {mx.device_info()}", flush=True)
+    right = check(options.cases)
+    if not options.no_times:
+        for rows, length in DECODE:
+            decode_times(Kernels, [length] * rows)
+        decode_times(Kernels, [32768, *[1024] * 7])
+        for count, position in PROMPTS:
+            prompt_times(Kernels, count, position)
+    sys.exit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The scripts in `benchmarks/gpu/` that check kernels, with stand-ins: what is off is found, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from benchmarks.gpu import attention, linear
+
+from tests.support.cuda import ReferenceKernel, ReferenceKernels
+
+
+class Half(ReferenceKernels):
+    dtypes = (mx.float16,)
+
+
+class Off(ReferenceKernel):
+    """Is a little off."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return [one * 1.05 for one in super().__call__(*args, **kwargs)]
+
+
+class OffKernels(Half):
+    kernel = Off
+
+
+def test_attention_that_is_right_is_found_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert attention.check(5, Half, longest=200)
+    assert "5 cases, 0 wrong" in capsys.readouterr().out
+
+
+def test_attention_that_is_off_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not attention.check(2, OffKernels, longest=200)
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_products_that_are_right_are_found_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert linear.check(4, ReferenceKernel, (mx.float16,))
+    assert "0 products wrong" in capsys.readouterr().out
+
+
+def test_products_that_are_off_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not linear.check(2, Off, (mx.float16,))
+    assert "WRONG" in capsys.readouterr().out
