@@ -205,3 +205,13 @@ def test_unknown_rows_are_harmless(pages: Pages) -> None:
     pages.settle("nobody", [1, 2, 3])
     assert pages.room == 8
     check(pages)
+
+
+def test_what_was_computed_before_a_reset_is_not_found_after_it(pages: Pages) -> None:
+    """Also where it was not kept yet."""
+    computed(pages, "a", [1] * 3)
+    pages.reset()
+    pages.grow("a", 8)
+    pages.settle("a", [1] * 8)
+    assert pages.reuse("b", "", [1] * 8) == 0
+    check(pages)
