@@ -67,14 +67,14 @@ def test_max_tokens_end_with_length_and_a_stop_token_there_is_a_stop() -> None:
 def test_rewind_keeps_the_tokens_and_forgets_the_cache() -> None:
     it = row()
     it.on(Event.ADMIT)
-    it.joined, it.cached = True, 2
+    it.joined, it.cached, it.kept = True, 2, 2
     it.on(Event.PROMPT_DONE)
     it.take(9)
     it.cached += 1
     assert it.prefill_left == 0
     it.rewind()
     assert (it.state, it.tokens, it.joined) == (State.PREFILL, [9], False)
-    assert it.prefill_left == 3
+    assert (it.prefill_left, it.kept) == (3, 0)
     assert it.last_token == 9
     assert it.upcoming(3) == (1, 2, 3)
 

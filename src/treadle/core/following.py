@@ -52,8 +52,7 @@ def _find(row: Row, joined: Collection[Row], worth: int) -> Row | None:
         return None
     for lead in islice((lead for lead in joined if _computes(lead) and _alike(row, lead, worth)), MOST_LEADS):
         row.awaits = shared(row.request.prompt, lead.request.prompt)
-        least = row.awaits - worth
-        if lead.kept < row.awaits and lead.reused <= least and not _kept(row, least + 1, lead, joined):
+        if lead.kept < row.awaits and not _kept(row, row.awaits - worth + 1, lead, joined):
             return lead
     return None
 
