@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,9 +41,18 @@ def leave_thread() -> None:
         mx.clear_streams()
 
 
+class OutOfMemory(RuntimeError):
+    """There was no memory for a step. Nothing that exists was harmed: what the step was for can be tried again, alone
+    or later."""
+
+
+_NO_MEMORY = re.compile(r"unable to allocate|out of memory|failed to allocate", re.IGNORECASE)
+
+
 @contextmanager
 def mlx_runtime(doing: str) -> Iterator[None]:
-    """Work that MLX's runtime does: what it raises means that nothing can be trusted any more.
+    """Work that MLX's runtime does: what it raises means that nothing can be trusted any more, but for an allocation
+    that failed. Then everything that was freed and kept is given back, for the next try.
 
     MLX turns faults of its runtime (streams, command buffers, allocation) into RuntimeError or MemoryError, and wrong
     arguments into ValueError, IndexError or TypeError. A plain RuntimeError of a model's Python code can't be told
@@ -50,7 +60,10 @@ def mlx_runtime(doing: str) -> Iterator[None]:
     """
     try:
         yield
-    except (NotImplementedError, RecursionError):
+    except (NotImplementedError, RecursionError, OutOfMemory):
         raise
     except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            mx.clear_cache()
+            raise OutOfMemory(f"no memory while {doing}: {error or type(error).__name__}") from error
         raise RunnerBroken(f"MLX's runtime failed while {doing}: {error or type(error).__name__}") from error

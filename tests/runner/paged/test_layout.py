@@ -124,16 +124,16 @@ def test_statistics_tell_what_was_reused_copied_and_kept() -> None:
     own, _ = rows_of()
     layout = own.new_layout()
     page_bytes = LAYERS * 2 * 2 * 32 * 64 * 4
-    tokens = tuple(range(70))
+    tokens = tuple(range(80))
     layout.admit("a", "")
-    layout._pages.grow("a", 70)
+    layout._pages.grow("a", 80)
     layout.settle("a", tokens)
     assert layout.row_bytes() == 3 * page_bytes
     layout.release("a")
-    assert layout.reuse("b", "", tokens[:69]) == 69
+    assert layout.reuse("b", "", tokens[:73]) == 73
     found = layout.statistics()
-    assert (found.looked_up, found.reused, found.stored, found.held) == (69, 69, 70, 70)
+    assert (found.looked_up, found.reused, found.stored, found.held) == (73, 73, 80, 80)
     assert found.copied_bytes == page_bytes
     assert found.held_bytes == 3 * page_bytes
-    assert layout.reset() == 70
-    assert layout.statistics().held == 70 - 6  # the row holds two blocks of it still
+    assert layout.reset() == 80
+    assert layout.statistics().held == 80 - 16  # the row holds two blocks of it still

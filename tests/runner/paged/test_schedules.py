@@ -169,7 +169,8 @@ def test_prompts_are_reused_wherever_they_part(paged: Paged) -> None:
         "inside": (trunk[:45] + other[45:90], 45),
         "border": (trunk[:96] + other[96:], 96),
         "late": (trunk[:149] + other[149:], 149),
-        "early": (trunk[:7] + other[7:40], 7),
+        "early": (trunk[:8] + other[8:40], 8),
+        "too early": (trunk[:7] + other[40:70], 0),  # not worth copying a page for
         "short": (trunk[:20], 19),
         "else": (other, 0),
     }

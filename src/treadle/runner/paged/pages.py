@@ -16,6 +16,9 @@ import numpy.typing as npt
 from ...cache.index import Freed, PrefixIndex
 from ...cache.node import Node
 
+WORTH_COPYING = 4
+"""The part of a page (one in so many tokens) that a prompt has to have in common with it for the page to be copied: all
+prompts of one template begin with the same few tokens."""
 _FIRST_PAGES = 64
 
 
@@ -87,25 +90,26 @@ class Pages:
         for node in found.nodes:
             mine.append(node.handle)
         reused = mine.count * self.size
-        if found.last is not None and self._begin_like(mine, found.last):
-            reused = found.tokens
+        if found.last is not None:
+            try:
+                if found.agree >= self.size // WORTH_COPYING and self._begin_like(mine, found.last):
+                    reused = found.tokens
+            finally:
+                self._give(self.index.let_go([found.last]))
         self.reused += reused
         return reused
 
     def _begin_like(self, mine: RowPages, last: Node) -> bool:
-        """Give the row a page that holds what `last` does, if there is one, and let go of that: a row writes behind
-        what it has, which it can't do in a page of others."""
+        """Give the row a page that holds what `last` does, if there is one: a row writes behind what it has, which it
+        can't do in a page of others."""
         assert self.index is not None
-        try:
-            if not self._free and not self.index.evictable:
-                return False
-            page = self._take()
-            mine.append(page)  # before anything can raise: what a row has is freed with it
-            self._copy(last.handle, page)
-            self.copied_pages += 1
-            return True
-        finally:
-            self._give(self.index.let_go([last]))
+        if not self._free and not self.index.evictable:
+            return False
+        page = self._take()
+        mine.append(page)  # before anything can raise: what a row has is freed with it
+        self._copy(last.handle, page)
+        self.copied_pages += 1
+        return True
 
     def admit(self, row: str, salt: str) -> None:
         """A new row, if `reuse` did not make it."""
