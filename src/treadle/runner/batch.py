@@ -30,6 +30,11 @@ class DecodeBatch:
         """Forget everything inside."""
         self.ids, self.caches = [], []
 
+    def of(self, row: str) -> Caches:
+        """The caches of a row inside, lazily: they hold on to the batch until they are evaluated, and are the row's own
+        where it is alone."""
+        return mlxlm.extract(self.caches, self.ids.index(row)) if len(self.ids) > 1 else self.caches
+
     def forget(self, row: str) -> None:
         """The row has left, and its id may come back as another's. The last one's caches go at once."""
         self.ids = [None if id_ == row else id_ for id_ in self.ids]

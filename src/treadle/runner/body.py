@@ -39,8 +39,9 @@ class Body(Protocol):
 
     def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int: ...
 
-    def admit(self, row: str, salt: str) -> None:
-        """A row that holds what `reuse` gave it, or nothing."""
+    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
+        """A row that holds what `reuse` gave it, or nothing. `tokens` are what it is known to compute, and the one
+        behind that; more may be added to them later."""
         ...
 
     def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
@@ -101,7 +102,7 @@ class FlatRows:
         found = self._cached[row] = self._layout.reuse(row, salt, tokens)
         return found
 
-    def admit(self, row: str, salt: str) -> None:
+    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
         self._layout.admit(row, salt)
         self._cached.setdefault(row, 0)
 

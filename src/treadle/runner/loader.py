@@ -89,7 +89,7 @@ def load(
         shares_prefill=shares_prefill,
         own=None if isinstance(layout, str) else layout,
         kv_dtype=_dtype(module),
-        keeps_prefixes=prefix_cache and not isinstance(layout, str),
+        keeps_prefixes=prefix_cache,
         details={
             "device": device.name,
             "mlx": metadata.version("mlx"),

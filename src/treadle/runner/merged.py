@@ -3,12 +3,16 @@
 The rows' caches can hold anything (recurrent state, rotating windows, lists of caches). Prompts are read row by row, or
 several short ones in a padded pass; rows decode in one padded batch, or one by one where their caches can't be merged.
 Rows that join or leave cost the others a copy: where a model's caches are plain keys and values, `flat` is used.
+
+Prompts are kept as snapshots (`snapshots`) of rows on their way, and of what rows leave that have not failed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -21,22 +25,42 @@ from .flat import Piece
 from .guard import mlx_runtime
 from .mlxlm import Caches
 from .prefill import passes, together
+from .snapshots import BLOCK, LEAST, Snapshots
 
 if TYPE_CHECKING:
     from .model import LoadedModel
 
 
+UNKNOWN_BUDGET = 2 << 30
+"""Bytes for caches, where nothing says how much memory there is: half of it at most is for snapshots."""
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A row whose caches hold `cached` tokens, the first of `tokens`. It is kept after as many as `marks` says, and
+    when it leaves, after those that are `settled`; one that failed has none. `kept` tokens are kept already."""
+
+    salt: str
+    tokens: Sequence[int] = ()
+    cached: int = 0
+    kept: int = 0
+    settled: Sequence[int] | None = None
+    marks: list[int] = field(default_factory=list)
+    shares: bool = True
+
+
 class MergedRows:
-    """Rows of `model` in mlx-lm's caches. Nothing is kept of rows that have gone."""
+    """Rows of `model` in mlx-lm's caches."""
 
     lookahead = 0
 
     def __init__(self, model: LoadedModel, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
         self._clock = clock
-        self._cached: dict[str, int] = {}
+        self._rows: dict[str, _Row] = {}
         self._own: dict[str, Caches] = {}  # caches of rows that are not in the batch
         self._batch = DecodeBatch()
+        self._snapshots = Snapshots(model.library) if model.keeps_prefixes else None
 
     @property
     def block(self) -> int:
@@ -50,40 +74,104 @@ class MergedRows:
         return 0
 
     def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
-        return 0
+        self.release(row)
+        found = None if self._snapshots is None else self._snapshots.find(salt, tokens, row)
+        if found is None:
+            return 0
+        self._rows[row] = _Row(salt, cached=found.tokens, kept=found.tokens)
+        self._own[row] = found.caches
+        return found.tokens
 
-    def admit(self, row: str, salt: str) -> None:
-        self._cached[row] = 0
-        self._own[row] = self._model.new_caches()
+    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
+        if row not in self._rows:
+            self._rows[row] = _Row(salt)
+            self._own[row] = self._model.new_caches()
+        mine = self._rows[row]
+        mine.tokens = tokens
+        if self._snapshots is not None:
+            mine.marks = self._snapshots.marks(salt, tokens[:-1], mine.cached, row)
 
     def release(self, row: str) -> None:
         """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
-        self._cached.pop(row, None)
-        self._own.pop(row, None)
-        self._batch.forget(row)
+        mine = self._rows.get(row)
+        leaves = None if mine is None else self._left_by(row, mine)
+        self._forget(row)
+        if mine is not None and mine.settled is not None and leaves is not None:
+            self._keep(row, mine, mine.settled[:], leaves)
+
+    def _left_by(self, row: str, mine: _Row) -> Caches | None:
+        """What a row leaves that can be trusted."""
+        if self._snapshots is None or mine.settled is None or len(mine.settled) != mine.cached:
+            return None
+        if row in self._own:
+            return self._own[row]
+        return self._batch.of(row) if row in self._batch.ids else None
 
     def lose(self, rows: Sequence[str]) -> None:
         """The caches of these rows may have advanced in some layers only. Where a pass over the batch failed, these are
         all that are in it."""
         for row in rows:
-            self.release(row)
+            self._forget(row)
+
+    def _forget(self, row: str) -> None:
+        self._rows.pop(row, None)
+        self._own.pop(row, None)
+        self._batch.forget(row)
 
     def settle(self, row: str, tokens: Sequence[int]) -> None:
-        """Nothing is kept."""
+        if row in self._rows:
+            self._rows[row].settled = tokens
 
     def reset(self) -> int:
-        return 0
+        for row in self._rows.values():
+            row.shares = False
+        return 0 if self._snapshots is None else self._snapshots.clear()
 
     def row_bytes(self) -> int:
         return self._batch.kv_bytes + own_bytes(self._own)
 
     def statistics(self) -> PrefixStatistics:
-        return PrefixStatistics()
+        return PrefixStatistics() if self._snapshots is None else self._snapshots.statistics()
 
     def close(self) -> None:
-        self._cached.clear()
+        self._rows.clear()
         self._own.clear()
         self._batch.drop()
+        self.reset()
+
+    # Prefixes ----------------------------------------------------------------------------------------------------
+
+    def _snapshot_room(self) -> int:
+        """Bytes for snapshots: what the rows leave, and half at most."""
+        budget = self._model.kv_budget_bytes or UNKNOWN_BUDGET
+        return min(budget // 2, budget - self.row_bytes())
+
+    def _keep(self, row: str, mine: _Row, tokens: Sequence[int], caches: Caches) -> None:
+        """Keep `caches`, which are nobody's, after `tokens`, if that spares others enough."""
+        if self._snapshots is None or not mine.shares or len(tokens) < max(BLOCK, mine.kept + LEAST):
+            return
+        self._snapshots.keep(mine.salt, tokens, caches, self._snapshot_room(), row)
+        mine.kept = len(tokens)
+
+    def _keep_marked(self, piece: Piece) -> None:
+        """Keep a row that has come to one of its marks."""
+        mine = self._rows.get(piece.id)
+        if mine is not None and mine.cached == piece.end and piece.end in mine.marks:
+            self._keep(piece.id, mine, mine.tokens[: piece.end], mlxlm.twins(self._own[piece.id]))
+
+    def _parts(self, piece: Piece) -> list[Piece]:
+        """The piece, parted where the row is to be kept."""
+        mine = self._rows.get(piece.id)
+        marks = [] if mine is None or piece.wants else [mark for mark in mine.marks if piece.start < mark < piece.end]
+        borders = [piece.start, *marks, piece.end]
+        return (
+            [
+                replace(piece, tokens=piece.tokens[start - piece.start : end - piece.start], start=start)
+                for start, end in pairwise(borders)
+            ]
+            if marks
+            else [piece]
+        )
 
     def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
         """Prompts are computed at once, all but the tokens whose logits are wanted for a pick; those share a pass."""
@@ -100,6 +188,8 @@ class MergedRows:
             self._join(pieces, scores, picked, done)
         else:
             done.logits, done.places = logits, {id_: (i, 1) for i, id_ in enumerate(ids)}
+        if self._snapshots is not None:
+            self._snapshots.shrink(self._snapshot_room())
         return done
 
     def _join(self, pieces: Sequence[Piece], scores: dict[str, Any], picked: dict[str, Any], done: Computed) -> None:
@@ -118,8 +208,17 @@ class MergedRows:
     # Prompts -----------------------------------------------------------------------------------------------------
 
     def _read_all(self, heads: Sequence[Piece], done: Computed) -> dict[str, Any]:
-        """Several short chunks in one pass where the model can, the others one by one; logits of those to be scored."""
+        """Chunks, up to where their rows are to be kept and on from there; logits of those to be scored."""
         scores: dict[str, Any] = {}
+        for parts in zip_longest(*(self._parts(piece) for piece in heads)):
+            some = [part for part in parts if part is not None and part.id not in done.refused]
+            self._read_some(some, scores, done)
+            for part in some:
+                self._keep_marked(part)
+        return scores
+
+    def _read_some(self, heads: Sequence[Piece], scores: dict[str, Any], done: Computed) -> None:
+        """Several short chunks in one pass where the model can, the others one by one."""
         shared = [piece for piece in heads if not piece.wants] if self._model.shares_prefill else []
         for group in passes(shared):
             if len(group) == 1 or not self._read_together(group):
@@ -128,7 +227,6 @@ class MergedRows:
         for piece in heads:
             if piece not in shared:
                 self._read(piece, scores, done)
-        return scores
 
     def _read_together(self, pieces: Sequence[Piece]) -> bool:
         """Compute `pieces` in one pass. False, with nothing changed, where one of them has to be looked at alone."""
@@ -146,7 +244,7 @@ class MergedRows:
             return False
         for piece, own in zip(pieces, caches, strict=True):
             self._own[piece.id] = own
-            self._cached[piece.id] = piece.end
+            self._rows[piece.id].cached = piece.end
         return True
 
     def _read(self, piece: Piece, scores: dict[str, Any], done: Computed) -> None:
@@ -154,7 +252,8 @@ class MergedRows:
         if caches is None:
             done.refused[piece.id] = "the runner holds no cache to prefill for this request"
             return
-        assert piece.start == self._cached[piece.id], f"chunk at {piece.start}, cached {self._cached[piece.id]}"
+        mine = self._rows[piece.id]
+        assert piece.start == mine.cached, f"chunk at {piece.start}, cached {mine.cached}"
         try:
             with mlx_runtime("reading a prompt"):
                 if piece.wants:
@@ -163,8 +262,9 @@ class MergedRows:
                     self._model.prefill(piece.known, caches)
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             done.refused[piece.id] = f"the prompt can't be read: {error}"
+            mine.settled = None  # some layers may have gone on
             return
-        self._cached[piece.id] = piece.end
+        mine.cached = piece.end
 
     # Decoding ----------------------------------------------------------------------------------------------------
 
@@ -172,15 +272,16 @@ class MergedRows:
         """Logits (B, V) of rows' last tokens, not evaluated, and whose they are."""
         wanted = {}
         for piece in pieces:
-            if piece.id in self._own or (piece.id in self._cached and piece.id in self._batch.ids):
+            if piece.id in self._own or (piece.id in self._rows and piece.id in self._batch.ids):
                 wanted[piece.id] = piece
             else:
                 done.refused[piece.id] = "the runner holds no cache to decode this request from"
         if not wanted:
             return [], None
         for id_, piece in wanted.items():
-            assert piece.end == self._cached[id_] + 1, "the prompt must be in the cache"
-            self._cached[id_] = piece.end
+            mine = self._rows[id_]
+            assert piece.end == mine.cached + 1, "the prompt must be in the cache"
+            mine.cached = piece.end
         with mlx_runtime("decoding"):
             if not self._model.batched:
                 return self._one_by_one(wanted, done)

@@ -7,6 +7,7 @@ out: importing it lowers this process's limit of open files, and its generators 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import resource
@@ -176,6 +177,15 @@ class MlxLm:
             flat.extend(self.leaves(list(cache.caches)) if inside else [cache])
         return flat
 
+    def detach(self, caches: Caches) -> None:
+        """Let one row's caches have arrays of their own, not evaluated yet, without room to grow: what they were a part
+        of, or shared with others, can go or be written to."""
+        for cache in self.leaves(caches):
+            if type(cache) is self._cache.KVCache and cache.keys is not None:
+                cache.keys, cache.values = cache.keys_and_values()
+            for name, value in vars(cache).items():
+                setattr(cache, name, _copied(value))
+
 
 def merge(rows: Sequence[Caches]) -> Caches:
     """One batch out of the caches of single rows, in their order. Copies."""
@@ -225,6 +235,11 @@ def trim(caches: Caches, tokens: int) -> None:
         cache.trim(tokens)
 
 
+def twins(caches: Caches) -> Caches:
+    """Caches that hold the same, evaluated, arrays: which of both is written to first copies what it writes to."""
+    return copy.deepcopy(caches)
+
+
 def states(caches: Caches) -> list[Any]:
     """Everything in the caches that may wait to be evaluated."""
     return [cache.state for cache in caches]
@@ -252,6 +267,13 @@ def connect() -> MlxLm:
             "Install one that fits: pip install 'mlx-lm>=0.32.2,<0.33'"
         )
     return MlxLm(utils, cache, base, version)
+
+
+def _copied(value: Any) -> Any:
+    """Arrays, in lists or not, copied: a slice would keep all that it is a part of."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(one) for one in value)
+    return value * 1 if isinstance(value, mx.array) else value
 
 
 def _routed(shared: Callable[..., Any]) -> Callable[..., Any]:

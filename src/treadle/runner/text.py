@@ -85,6 +85,7 @@ class TextRunner:
         """Run every kind of step; leaves nothing behind (C2)."""
         self._owner.check()
         warm_up(self, self._model)
+        self._body.reset()
 
     def room(self) -> int:
         """Blocks of cache memory that no row holds."""
@@ -137,7 +138,8 @@ class TextRunner:
     def release(self, row_id: str) -> None:
         """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
         self._owner.check()
-        self._body.release(row_id)
+        with mlx_runtime("keeping what a row leaves"):
+            self._body.release(row_id)
         self._forget(row_id)
 
     def statistics(self) -> RunnerStatistics:
@@ -221,7 +223,7 @@ class TextRunner:
             self._body.release(request.id)
             return
         self._rows[request.id] = Row(request, sampling, tokens, admit.cached)
-        self._body.admit(request.id, request.salt)
+        self._body.admit(request.id, request.salt, tokens)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """Out of range ids are read from outside the embedding table on some devices."""

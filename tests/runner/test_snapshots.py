@@ -1,0 +1,421 @@
+"""F6 where caches can't be cut (recurrent, hybrid, latent, chunked): prompts go on from snapshots, and end the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.conftest import Tiny
+from tests.runner.looped import Looped
+from tests.runner.reference import reference
+from tests.runner.test_with_scheduler import POISON, Poisonous
+from treadle.core.messages import FinishReason, Submit
+from treadle.core.plan import Admit, PrefillChunk, StepPlan
+from treadle.runner.mlxlm import connect
+from treadle.runner.model import LoadedModel
+from treadle.runner.snapshots import BLOCK, NODE_BYTES, Snapshots
+from treadle.runner.text import TextRunner
+
+SNAPSHOT_FAMILIES = ["mamba", "qwen3_next", "falcon_h1", "deepseek_v3", "llama4"]
+
+
+def some_tokens(seed: int, count: int) -> tuple[int, ...]:
+    dice = random.Random(seed)
+    return tuple(dice.randrange(256) for _ in range(count))
+
+
+def request(id_: str, prompt: Sequence[int], max_tokens: int = 12, **options: Any) -> Submit:
+    return Submit(id=id_, prompt=tuple(prompt), max_tokens=max_tokens, max_wait_s=1e9, **options)
+
+
+def loop_of(model: LoadedModel) -> Looped:
+    assert model.own is None
+    assert model.keeps_prefixes
+    return Looped(TextRunner(model), prefill_tokens=512)
+
+
+# What is reused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
+def test_a_prompt_goes_on_from_the_last_snapshot_on_its_way(tiny: Tiny, family: str) -> None:
+    """The same again, one that goes on, and those that part: the first that does leaves a snapshot to the next."""
+    model = tiny(family)
+    loop = loop_of(model)
+    trunk, other = some_tokens(1, 200), some_tokens(2, 200)
+    answer = loop.run(request("first", trunk, max_tokens=40))["first"]
+    turns = {
+        "again": (trunk, 192),
+        "longer": (trunk + other[:60], 192),
+        "next turn": ((*trunk, *answer, *other[:9]), 239),
+        "parts": (trunk[:150] + other[:50], 0),
+        "parts as well": (trunk[:150] + other[100:170], 128),
+        "parts there too": (trunk[:130] + other[70:90], 128),
+        "earlier": (trunk[:70] + other[:20], 0),
+        "earlier again": (trunk[:80] + other[20:40], 64),
+        "short": (trunk[:40], 0),
+        "else": (other, 0),
+    }
+    for name, (prompt, reused) in turns.items():
+        asked = request(name, prompt)
+        assert loop.run(asked)[name] == reference(model, asked), name
+        assert loop.cached(name) == reused, name
+
+
+@pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
+def test_a_conversation_goes_on_where_its_last_turn_ended(tiny: Tiny, family: str) -> None:
+    """The answer included, but for its last token, which nothing was computed from."""
+    model = tiny(family)
+    loop = loop_of(model)
+    prompt, known = some_tokens(3, 50), 0
+    for turn in range(4):
+        asked = request(f"turn {turn}", prompt, max_tokens=37)
+        answer = loop.run(asked)[asked.id]
+        assert answer == reference(model, asked)
+        assert loop.cached(asked.id) == known
+        known = len(prompt) + len(answer) - 1
+        prompt = (*prompt, *answer, *some_tokens(turn, 9))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "llama4"])
+def test_who_comes_while_the_prompt_is_read_finds_where_they_part(tiny: Tiny, family: str) -> None:
+    """Not only when the first is through: so the second leaves a snapshot there to the third."""
+    model = tiny(family)
+    loop = Looped(TextRunner(model), prefill_tokens=100)
+    trunk = some_tokens(4, 210)
+    first, second, third = (request(f"r{i}", trunk + some_tokens(10 + i, 300)) for i in range(3))
+    loop.submit(first)
+    loop.step()
+    loop.submit(second)
+    while not loop.tokens("r1"):
+        loop.step()
+    answers = loop.run(third)
+    assert answers == {one.id: reference(model, one) for one in (first, second, third)}
+    assert [loop.cached(id_) for id_ in answers] == [0, 0, 192]
+
+
+def test_rows_in_one_batch_leave_what_they_would_have_left_alone(tiny: Tiny) -> None:
+    """Taken out of the middle of a batch that others stay in, and out of a padded one."""
+    model = tiny("qwen3_next")
+    loop = loop_of(model)
+    asked = [request(f"r{i}", some_tokens(i, 60 + 30 * i), max_tokens=40 - 9 * i) for i in range(4)]
+    answers = loop.run(*asked)
+    for one in asked:
+        later = request(f"{one.id} later", (*one.prompt, *answers[one.id], 1, 2, 3))
+        assert loop.run(later)[later.id] == reference(model, later)
+        assert loop.cached(later.id) == len(one.prompt) + one.max_tokens - 1
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "llama4"])
+def test_those_of_another_salt_find_nothing(tiny: Tiny, family: str) -> None:
+    """One tenant can't probe another's prompts, nor what its own part from."""
+    loop = loop_of(tiny(family))
+    prompt = some_tokens(5, 129)
+    for id_, salt, cached in [("a", "x", 0), ("b", "y", 0), ("c", "", 0), ("d", "x", 128), ("e", "y", 128)]:
+        loop.run(request(id_, prompt, max_tokens=3, salt=salt))
+        assert loop.cached(id_) == cached, id_
+
+
+@pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
+def test_an_answer_that_is_scored_is_right_and_leaves_the_same(tiny: Tiny, family: str) -> None:
+    """Who wants the log-probabilities of its prompt reuses nothing, and others go on from what it leaves."""
+    model = tiny(family)
+    loop = loop_of(model)
+    prompt = some_tokens(6, 150)
+    loop.run(request("plain", prompt))
+    scored = loop.run(request("scored", prompt, prompt_logprobs=0))
+    assert scored["scored"] == scored["plain"]
+    assert len([one for output in loop.outputs["scored"] for one in output.prompt_logprobs]) == 149
+
+
+# What is kept -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_leaves_few_snapshots(tiny: Tiny) -> None:
+    """However long its prompt, and in however many chunks: at the end, where it parts from others, and when it goes."""
+    runner = TextRunner(tiny("mamba"))
+    loop = Looped(runner, prefill_tokens=50)
+    loop.run(request("a", some_tokens(7, 900), max_tokens=40))
+    assert runner.statistics().prefix.held == 896 + 939
+    loop.run(request("b", some_tokens(7, 400) + some_tokens(8, 301), max_tokens=40))
+    assert runner.statistics().prefix.held == 896 + 939 + 384 + 640 + 740
+
+
+@pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
+def test_what_is_kept_and_running_stays_within_the_budget(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    budget = 5 * (model.kv.row_bytes + 300 * model.kv.token_bytes)
+    runner = TextRunner(tiny(family, memory=budget))
+    loop = Looped(runner, max_running=2, prefill_tokens=128)
+    for i in range(6):
+        loop.submit(request(f"r{i}", some_tokens(i, 250), max_tokens=6), request(f"s{i}", some_tokens(i, 150)))
+        loop.step()
+        while loop.has_work:
+            loop.step()
+            statistics = runner.statistics()
+            assert statistics.prefix.held_bytes <= budget // 2
+            assert statistics.kv_bytes + statistics.prefix.held_bytes <= budget
+    assert runner.statistics().prefix.evicted > 0
+    assert runner.statistics().prefix.held > 0
+
+
+def test_a_budget_below_one_snapshot_keeps_none(tiny: Tiny) -> None:
+    model = tiny("qwen3_next")
+    runner = TextRunner(tiny("qwen3_next", memory=model.kv.row_bytes + 150 * model.kv.token_bytes))
+    loop = Looped(runner, max_running=1)
+    asked = request("a", some_tokens(9, 130))
+    for _ in range(2):
+        assert loop.run(asked)["a"][-12:] == reference(model, asked)
+    assert runner.statistics().prefix.held == 0
+
+
+def test_what_is_kept_can_be_given_up_and_takes_no_memory_then(tiny: Tiny) -> None:
+    runner = TextRunner(tiny("qwen3_next"))
+    loop = Looped(runner, prefill_tokens=512)
+    loop.run(request("warm", some_tokens(1, 300)))
+    runner.forget_prefixes()
+    before = mx.get_active_memory()
+    loop.run(*(request(f"r{i}", some_tokens(i, 300)) for i in range(3)))
+    kept = runner.statistics().prefix
+    assert kept.held == 3 * (256 + 311)
+    assert 0 < mx.get_active_memory() - before <= 1.5 * kept.held_bytes  # buffers are reused for somewhat less
+    assert runner.forget_prefixes() == kept.held
+    assert runner.statistics().prefix.held_bytes == 0
+    assert mx.get_active_memory() == before
+    asked = request("again", some_tokens(1, 300))
+    loop.run(asked)
+    assert loop.cached("again") == 0
+
+
+def test_a_row_that_failed_leaves_nothing(tiny: Tiny) -> None:
+    """Some of its layers may have gone on, and others not."""
+    model = tiny("qwen3_next")
+    runner = TextRunner(replace(model, module=FailsAt(model.module, 3)))
+    prompt = some_tokens(1, 400)
+    asked = request("a", prompt)
+    for start in (0, 100):
+        chunk = PrefillChunk("a", start, prompt[start : start + 100])
+        admit = (Admit(request=asked),) if not start else ()
+        runner.execute(StepPlan(step=1, admit=admit, prefill=(chunk,)))
+    result = runner.execute(StepPlan(step=2, prefill=(PrefillChunk("a", 200, prompt[200:300]),)))
+    assert [failure.id for failure in result.failures] == ["a"]
+    runner.release("a")
+    assert runner.statistics().prefix.held == 0
+    assert runner.reuse(Admit(request=asked)) == 0
+
+
+class FailsAt:
+    """A model whose caches have gone on when it refuses its call number `call`, as one with a wrong argument does."""
+
+    def __init__(self, module: Any, call: int) -> None:
+        self._module = module
+        self._left = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = self._module(*args, **kwargs)
+        self._left -= 1
+        if not self._left:
+            raise ValueError("bad shape")
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def test_who_is_released_half_way_leaves_what_it_has(tiny: Tiny) -> None:
+    """A client that left, and comes again with the same."""
+    model = tiny("mamba")
+    loop = Looped(TextRunner(model), prefill_tokens=100)
+    loop.submit(request("a", some_tokens(1, 400)))
+    loop.step()
+    loop.step()
+    loop.cancel("a")
+    while loop.has_work:
+        loop.step()
+    again = request("b", some_tokens(1, 400))
+    assert loop.run(again)["b"] == reference(model, again)
+    assert loop.cached("b") >= 100
+
+
+def test_warming_up_leaves_nothing_behind(tiny: Tiny) -> None:
+    """C2"""
+    runner = TextRunner(tiny("qwen3_next"))
+    runner.warm_up()
+    assert runner.statistics().prefix.held_bytes == 0
+
+
+def test_without_a_prefix_cache_nothing_is_kept(tiny: Tiny) -> None:
+    runner = TextRunner(tiny("mamba", prefix_cache=False))
+    assert not runner.capabilities().prefix_cache
+    loop = Looped(runner)
+    for id_ in "ab":
+        loop.run(request(id_, some_tokens(1, 300)))
+        assert loop.cached(id_) == 0
+    assert runner.statistics().prefix.held_bytes == 0
+
+
+# The snapshots themselves -------------------------------------------------------------------------------------------
+
+
+def kept_state(value: float) -> list[Any]:
+    """A cache with a state of `value`s."""
+    from mlx_lm.models.cache import ArraysCache
+
+    cache = ArraysCache(1)
+    cache[0] = mx.full((1, 1024), value)
+    return [cache]
+
+
+def value_of(caches: list[Any]) -> float:
+    return float(caches[0][0][0, 0].item())
+
+
+SIZE = 4096
+ROOM = 1 << 30
+
+
+def test_the_deepest_snapshot_that_agrees_completely_is_found() -> None:
+    """Also where longer ways with other snapshots agree with more tokens."""
+    snapshots = Snapshots(connect())
+    tokens = list(some_tokens(1, 300))
+    lengths = [64, 70, 100, 128, 127, 200, 250]
+    for length in lengths:
+        snapshots.keep("", tokens[:length], kept_state(length), ROOM, f"r{length}")
+    snapshots.keep("", [*tokens[:140], 999], kept_state(-1), ROOM, "other")
+    for count in range(301):
+        found = snapshots.find("", tokens[:count], "asks")
+        wanted = max((length for length in lengths if length <= count), default=0)
+        assert (0 if found is None else found.tokens) == wanted, count
+        assert found is None or value_of(found.caches) == wanted
+    assert snapshots.find("", [*tokens[:126], 998], "asks").tokens == 100  # type: ignore[union-attr]
+
+
+def test_what_was_kept_stays_the_same_whoever_writes_to_what_was_found() -> None:
+    snapshots = Snapshots(connect())
+    tokens = some_tokens(1, 64)
+    snapshots.keep("", tokens, kept_state(1), ROOM, "a")
+    first = snapshots.find("", tokens, "b")
+    assert first is not None
+    first.caches[0][0][:] = 2.0
+    again = snapshots.find("", tokens, "c")
+    assert again is not None
+    assert value_of(again.caches) == 1.0
+
+
+def test_a_snapshot_does_not_keep_the_batch_it_came_from() -> None:
+    """A slice of an array keeps all of it, also when it is evaluated."""
+    from mlx_lm.models.cache import BatchKVCache, KVCache
+
+    snapshots = Snapshots(connect())
+    before = mx.get_active_memory()
+    rows = []
+    for i in range(16):
+        rows.append(KVCache())
+        rows[-1].update_and_fetch(*(mx.full((1, 4, BLOCK + i, 32), i),) * 2)
+    batch = BatchKVCache.merge(rows)
+    states = mx.ones((16, 4, 32, 32)) * 2
+    mx.eval(batch.state, states)
+    (state,) = kept_state(0)
+    state[0] = states[3:4]
+    mx.eval(state[0])
+    snapshots.keep("", some_tokens(1, BLOCK), [batch.extract(0), state], ROOM, "a")
+    del rows, batch, states, state
+    assert 0 < mx.get_active_memory() - before <= 1.5 * snapshots.statistics().held_bytes
+
+
+def test_snapshots_that_others_use_outlive_those_that_nobody_does() -> None:
+    """A shared system prompt under a flood of prompts of their own, and its turn comes when nobody asks any more."""
+    snapshots = Snapshots(connect())
+    room = 8 * (SIZE + 2 * NODE_BYTES)
+    shared = some_tokens(1, 2 * BLOCK)
+    snapshots.keep("", shared, kept_state(1), room, "shared")
+    for i in range(40):
+        if i % 10 < 3:
+            assert snapshots.find("", (*shared, i), f"user {i}") is not None
+        snapshots.keep("", some_tokens(100 + i, 2 * BLOCK), kept_state(i), room, f"r{i}")
+        assert snapshots.statistics().held_bytes <= room
+    for i in range(200):
+        snapshots.keep("", some_tokens(1000 + i, 2 * BLOCK), kept_state(i), room, f"s{i}")
+    assert snapshots.find("", (*shared, 1), "late") is None
+
+
+def test_the_turns_of_a_conversation_are_given_up_oldest_first() -> None:
+    """Though the later ones hang on the earlier ones' tokens."""
+    snapshots = Snapshots(connect())
+    tokens = some_tokens(1, 10 * BLOCK)
+    room = 3 * SIZE + 10 * NODE_BYTES
+    for turn in range(1, 11):
+        snapshots.keep("", tokens[: turn * BLOCK], kept_state(turn), room, f"turn {turn}")
+        found = snapshots.find("", tokens[: turn * BLOCK], f"turn {turn + 1}")
+        assert found is not None
+        assert found.tokens == turn * BLOCK
+
+
+def test_what_does_not_fit_is_not_kept_and_drops_nothing_else() -> None:
+    snapshots = Snapshots(connect())
+    small, large = some_tokens(1, BLOCK), some_tokens(2, BLOCK)
+    snapshots.keep("", small, kept_state(1), 2 * SIZE, "a")
+    snapshots.keep("", large, [*kept_state(1), *kept_state(2)], 2 * SIZE, "b")
+    assert snapshots.find("", small, "c") is not None
+    assert snapshots.find("", large, "d") is None
+
+
+# Anything at all ----------------------------------------------------------------------------------------------------
+
+
+def conversations(dice: random.Random, count: int) -> list[Submit]:
+    """Prompts that begin alike, all of them or some of it, of one of two salts."""
+    prompts: list[tuple[int, ...]] = []
+    for _ in range(count):
+        fresh = tuple(dice.randrange(240) for _ in range(dice.choice([3, 70, 130, 200])))
+        if prompts and dice.random() < 0.8:
+            trunk = dice.choice(prompts)
+            cut = dice.choice([len(trunk), dice.randint(0, len(trunk)), 64, 128, 129])
+            fresh = trunk[:cut] + fresh[: dice.choice([1, 40, 80])]
+        prompts.append(fresh[:260])
+    return [
+        request(f"r{i}", prompt, max_tokens=dice.randint(1, 40), salt=dice.choice(["", "", "x"]))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("family", SNAPSHOT_FAMILIES)
+def test_whatever_happens_each_sequence_is_mlx_lms_own(tiny: Tiny, family: str, seed: int) -> None:
+    """B7: joins, leaves, cancels, faults and prefix hits in a small budget, with answers that prompts go on from."""
+    dice = random.Random(seed)
+    model = tiny(family)
+    memory = 12 * (model.kv.row_bytes + 256 * model.kv.token_bytes)
+    small = tiny(family, memory=memory)
+    runner = TextRunner(replace(small, module=Poisonous(small.module, random.Random(seed))))
+    loop = Looped(runner, max_running=4, prefill_tokens=dice.choice([40, 100, 512]))
+    waiting, asked, cancelled = conversations(dice, 14), [], set()
+    waiting.insert(3, request("guilty", (*waiting[0].prompt[:100], POISON), max_tokens=5))
+    while waiting or loop.has_work:
+        while waiting and dice.random() < 0.5:
+            asked.append(waiting.pop(0))
+            loop.submit(asked[-1])
+        if asked and dice.random() < 0.04:
+            cancelled.add(dice.choice(asked).id)
+            loop.cancel(next(iter(cancelled)))
+        if len(asked) < 20 and asked and dice.random() < 0.1:
+            before = dice.choice(asked)
+            prompt = (*before.prompt, *loop.tokens(before.id), *some_tokens(len(asked), 5))
+            asked.append(request(f"t{len(asked)}", prompt, max_tokens=20, salt=before.salt))
+            loop.submit(asked[-1])
+        loop.step()
+        statistics = runner.statistics()
+        assert statistics.prefix.held_bytes <= memory // 2
+    for one in asked:
+        end, got = loop.finish(one.id), loop.tokens(one.id)
+        if one.id != "guilty" and end is not FinishReason.ERROR:
+            wanted = reference(model, one)
+            assert got == wanted[: len(got)], one.id
+            assert len(got) == len(wanted) or one.id in cancelled
+    assert runner.statistics().kv_bytes == 0
+    assert runner.statistics().prefix.reused > 0
