@@ -187,7 +187,7 @@ def test_prompts_are_reused_wherever_they_part(tiny: Tiny, architecture: str) ->
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_conversation_is_reused_turn_by_turn(tiny: Tiny, architecture: str) -> None:
-    """Each turn finds its last one's prompt and answer, up to the block that was not full."""
+    """Each turn finds its last one's prompt and answer, but for the last token, which nothing was computed from."""
     model = tiny(architecture)
     loop = Looped(TextRunner(model), prefill_tokens=512)
     dice = random.Random(1)
@@ -196,7 +196,7 @@ def test_a_conversation_is_reused_turn_by_turn(tiny: Tiny, architecture: str) ->
         request = Submit(id=f"turn {turn}", prompt=prompt, max_tokens=37)
         answer = loop.run(request)[request.id]
         assert answer == reference(model, request)
-        assert loop.cached(request.id) == known // 32 * 32
+        assert loop.cached(request.id) == known
         known = len(prompt) + len(answer) - 1
         prompt = (*prompt, *answer, *(dice.randrange(256) for _ in range(9)))
 

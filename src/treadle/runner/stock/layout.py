@@ -1,7 +1,8 @@
 """Rows that have buffers of their own: what MLX's stock operations attend over without masks, on any device.
 
 Joining, leaving and growing touch nobody else, and a row takes the memory of the tokens it holds. Prefixes are kept as
-copies of whole blocks, made as the blocks are completed, and copied once more into the row that reuses them.
+copies of blocks, made as they are completed, and of what a row leaves behind its last whole one; the row that reuses
+them copies them once more.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ PREFIX_BLOCK = 32
 
 
 class _Row:
-    """A row's buffers, one a layer, and where it stands in the index, which has `kept` tokens of its `full` blocks."""
+    """A row's buffers, one a layer, with `settled` tokens, and its place in the index, which has `kept` of them."""
 
     def __init__(self, buffers: list[Buffer], salt: str) -> None:
         self.buffers = buffers
         self.salt = salt
+        self.settled: Sequence[int] = ()
         self.kept = 0
-        self.full = 0
         self.node: Node | None = None
         self.shares = True
 
@@ -107,10 +108,15 @@ class StockLayout:
             self._rows[row] = _Row([Buffer(w, PREFIX_BLOCK) for w in self._windows], salt)
 
     def release(self, row: str) -> None:
-        self._rows.pop(row, None)
+        """What it has behind its last whole block is kept as well."""
+        mine = self._rows.pop(row, None)
+        if mine is not None and self._index is not None and mine.shares and mine.kept < len(mine.settled):
+            self._keep(mine, row, mine.settled[mine.kept :])
+            self._store.flush()
+            self._trim()
 
     def lose(self, row: str) -> None:
-        self.release(row)
+        self._rows.pop(row, None)
         self._step.rows = {}  # the pass that failed never came to `written`
 
     # Passes ------------------------------------------------------------------------------------------------------
@@ -137,16 +143,18 @@ class StockLayout:
 
     def settle(self, row: str, tokens: Sequence[int]) -> None:
         mine = self._rows.get(row)
-        if mine is None or self._index is None or mine.full == len(tokens) // PREFIX_BLOCK:
+        if mine is None or self._index is None:
             return
-        mine.full = len(tokens) // PREFIX_BLOCK
+        mine.settled, full = tokens, len(mine.settled) // PREFIX_BLOCK
+        if full == len(tokens) // PREFIX_BLOCK:
+            return
         while mine.shares and mine.kept + PREFIX_BLOCK <= len(tokens):
             self._keep(mine, row, tokens[mine.kept : mine.kept + PREFIX_BLOCK])
         self._store.flush()
         self._trim()
 
     def _keep(self, mine: _Row, row: str, tokens: Sequence[int]) -> None:
-        """Copy the next whole block, unless it is there already."""
+        """Copy the next block, or the end, unless it is there already."""
         assert self._index is not None
         start, end = mine.kept, mine.kept + len(tokens)
         if any(buffer.base > start for buffer in mine.buffers):
