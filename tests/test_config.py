@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "max_running": 16,
     "max_waiting": None,
     "max_wait": 4.0,
-    "prefill_tokens": 512,
+    "prefill_tokens": 2048,
     "max_tokens": None,
     "context": None,
     "memory": None,

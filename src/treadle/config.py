@@ -59,7 +59,7 @@ class Settings:
     max_running: int = 16
     max_waiting: int | None = None
     max_wait_s: float = 4.0
-    prefill_tokens: int = 512
+    prefill_tokens: int = 2048
     max_tokens: int | None = None
     context: int | None = None
     memory: int | None = None

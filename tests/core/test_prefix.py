@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.drive import Bench
+from treadle.core.composer import MOST_SCORED
 from treadle.core.messages import Finish, FinishReason
 from treadle.core.scheduler import WORTH_WAITING
 
@@ -240,4 +241,23 @@ def test_a_prompt_of_one_cached_token_less_ends_without_work() -> None:
     assert (bench.plan.prefill, bench.plan.decode) == ((), ())
     assert bench.heard["b"].finish == LENGTH
     bench.run()
+    bench.assert_idle()
+
+
+def test_a_step_scores_no_more_tokens_than_it_has_memory_for() -> None:
+    """Each takes a row of the vocabulary's length; who is not scored gets the whole of what a step may compute."""
+    bench = Bench(prefill_tokens=4096)
+    for tokens in (64, 4096):  # a fast machine
+        bench.scheduler._pace.observe(prefill_tokens=tokens, prefill_s=1e-6 * tokens, decode_s=0.0, beside=False)
+    requests = [bench.submit(name, prompt=1500, prompt_logprobs=0) for name in "ab"]
+    requests.append(bench.submit("c", prompt=1500))
+    most = 0
+    while bench.scheduler.has_work:
+        bench.step()
+        chunks = {chunk.id: len(chunk.tokens) for chunk in bench.plan.prefill}
+        assert chunks.get("a", 0) + chunks.get("b", 0) <= MOST_SCORED
+        most = max(most, sum(chunks.values()))
+    assert most > MOST_SCORED
+    for request in requests:
+        bench.assert_undisturbed(request)
     bench.assert_idle()

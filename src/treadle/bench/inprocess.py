@@ -41,7 +41,7 @@ class EngineBench:
     tokens: int = 64
     rounds: int = 3
     seed: int = 0
-    prefill_tokens: int = 512
+    prefill_tokens: int = 2048
     threads: int | None = None
 
     def __post_init__(self) -> None:

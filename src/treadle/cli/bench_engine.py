@@ -26,7 +26,7 @@ def engine_command(
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same prompts.")] = 0,
     prefill_tokens: Annotated[
         int, typer.Option("--prefill-tokens", help="As of `serve`: prompt tokens a step at most.", metavar="TOKENS")
-    ] = 512,
+    ] = 2048,
     threads: Annotated[
         int | None, typer.Option("--threads", help="As of `serve`: BLAS threads at most. Default: measured.")
     ] = None,

@@ -18,6 +18,9 @@ from .plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from .room import Room
 from .row import Row
 
+MOST_SCORED = 512
+"""Prompt tokens of a step whose log-probabilities are wanted, at most: each takes a row of the vocabulary's length."""
+
 Reuse = Callable[[Admit], int]
 
 
@@ -97,7 +100,11 @@ class Composer:
         rows.sort(key=lambda row: (row.turn, row.order))
         decoding = sum(row.decodes for row in active)
         shares = self._pace.split([row.prefill_left for row in rows], decoding=decoding, awaiting=awaiting)
+        scored = MOST_SCORED
         for row, share in zip(rows, shares, strict=True):
+            if row.request.prompt_logprobs is not None:
+                share = min(share, scored)
+                scored -= share
             if count := min(share, room.most(row.cached)):
                 room.take(row.cached, count)
                 yield self._chunk(row, count, step)
