@@ -34,25 +34,25 @@ from treadle.runner.text import TextRunner
 
 BANDWIDTH = 4.3e12
 SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": dict(hidden_size=512, intermediate_size=1024, num_attention_heads=8, num_hidden_layers=4),
-    "0.6B": dict(hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_hidden_layers=28),
-    "8B": dict(hidden_size=4096, intermediate_size=12288, num_attention_heads=32, num_hidden_layers=36),
+    "tiny": {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4},
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_hidden_layers": 36},
 }
 
 
 def make(shape: str, bits: int) -> Any:
     """The module, random and in memory; a louder head, so that the best tokens are not all but equal."""
     mx.random.seed(0)
-    config = dict(
-        model_type="qwen3",
-        num_key_value_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        vocab_size=151936,
-        max_position_embeddings=40960,
-        rope_theta=1e6,
-        tie_word_embeddings=False,
-    )
+    config = {
+        "model_type": "qwen3",
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    }
     module = qwen3.Model(qwen3.ModelArgs.from_dict({**config, **SHAPES[shape]}))
     module.set_dtype(mx.bfloat16)
     module.update({"lm_head": {"weight": module.lm_head.weight * 20}})
