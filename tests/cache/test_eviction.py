@@ -181,3 +181,16 @@ def test_eviction_goes_on_past_what_has_left_otherwise() -> None:
     assert index.evict(5) == [(4, 1)]
     assert index.evict(5) == []
     assert len(index._order) == 0
+
+
+def test_what_was_used_otherwise_than_by_a_match_stays_as_if_a_match_had_ended_there() -> None:
+    cache = Cache(room=3)
+    for prompt in ("aaaa", "bbbb", "cccc"):
+        cache.serve(prompt)
+    (node,) = cache.index.match("", [ord("a")] * BLOCK).nodes
+    for prompt in ("bbbb", "cccc"):
+        cache.serve(prompt)
+    cache.index.use(node, "other")
+    cache.serve("dddd")
+    assert [cache.has(p) for p in ("aaaa", "bbbb", "cccc", "dddd")] == [True, False, True, True]
+    cache.index.check()

@@ -276,10 +276,10 @@ def test_what_is_kept_of_rows_is_counted_and_can_be_given_up(tiny: Tiny) -> None
     before = mx.get_active_memory()
     Drive(runner, [submit("a", (1,) * 200, 30, logprobs=3)]).run()
     prefix = runner.statistics().prefix
-    assert prefix.held == prefix.stored == 224
+    assert prefix.held == prefix.stored == 229
     held = mx.get_active_memory() - before  # MLX may hand out buffers that are somewhat larger
     assert prefix.held_bytes <= held <= 1.25 * prefix.held_bytes
-    assert runner.jobs()["reset_prefix_cache"](Never(), {}) == 224
+    assert runner.jobs()["reset_prefix_cache"](Never(), {}) == 229
     assert mx.get_active_memory() <= before + 64
     assert runner.statistics().prefix.held_bytes == 0
 

@@ -145,6 +145,10 @@ class PrefixIndex:
             self._unlink(near, freed)
         return Insertion(node, True, tuple(freed))
 
+    def use(self, node: Node, request: str = "") -> None:
+        """`request` has used a linked node which its match did not end at."""
+        self._order.use(node, request)
+
     # Holding -----------------------------------------------------------------------------------------------------
 
     def hold(self, nodes: Iterable[Node]) -> None:

@@ -60,7 +60,7 @@ class MergedRows:
         self._rows: dict[str, _Row] = {}
         self._own: dict[str, Caches] = {}  # caches of rows that are not in the batch
         self._batch = DecodeBatch()
-        self._snapshots = Snapshots(model.library) if model.keeps_prefixes else None
+        self._snapshots = _snapshots(model) if model.keeps_prefixes else None
 
     @property
     def block(self) -> int:
@@ -296,6 +296,12 @@ class MergedRows:
         for id_ in wanted:
             done.arrays.extend(mlxlm.states(self._own[id_]))
         return list(wanted), mx.concatenate(logits)
+
+
+def _snapshots(model: LoadedModel) -> Snapshots:
+    """Snapshots of the model's rows, which can be cut where all tokens are there, one by one."""
+    windows = model.library.windows(model.module)
+    return Snapshots(model.library, cuts=windows is not None and not any(windows))
 
 
 def _head(piece: Piece) -> Piece | None:

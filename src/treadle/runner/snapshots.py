@@ -1,7 +1,8 @@
-"""What is kept of prompts where a row's caches can't be cut: copies of all of them after exactly so many tokens (F6).
+"""What is kept of prompts that are in mlx-lm's caches: copies of all of a row's after exactly so many tokens (F6).
 
 A recurrent state is of use only to a prompt that begins with exactly the tokens it has seen. So who decides where a
-copy is taken decides who can use it: there are few of them (`marks`), as each may be as large as a row.
+copy is taken decides who can use it: there are few of them (`marks`), as each may be as large as a row. Where there are
+keys and values of all tokens and nothing else, as with latent attention, a copy can be cut to what a prompt shares.
 
 In the index a prompt is a path of blocks that stand for nothing, so that it is known where prompts part. A snapshot
 after n tokens is a leaf of its own: the tokens behind the last whole block, and END, which no prompt has. So it is
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..cache.index import Freed, PrefixIndex
+from ..cache.index import Freed, Match, PrefixIndex
 from ..cache.node import TOKEN_BYTES, Node, pack
 from ..core.messages import PrefixStatistics
 from . import mlxlm
@@ -40,10 +41,11 @@ class Snapshot:
 
 
 class Snapshots:
-    """Snapshots of rows, by their tokens."""
+    """Snapshots of rows, by their tokens. `cuts` says whether caches can be cut to their first tokens."""
 
-    def __init__(self, library: MlxLm) -> None:
+    def __init__(self, library: MlxLm, *, cuts: bool = False) -> None:
         self._library = library
+        self._cuts = cuts
         self._index = PrefixIndex(BLOCK)
         self._kept: dict[int, Snapshot] = {}
         self._handles = 0
@@ -55,15 +57,31 @@ class Snapshots:
     def find(self, salt: str, tokens: Sequence[int], request: str) -> Snapshot | None:
         """The longest beginning of `tokens` that is kept, with caches that can be written to."""
         self._looked_up += len(tokens)
-        node, count = self._deepest(self._index.match(salt, tokens, request).nodes, tokens)
+        match = self._index.match(salt, tokens, request)
+        node, count = self._within(match) if self._cuts else self._deepest(match.nodes, tokens)
         if node is None:
             return None
-        self._index.match(salt, (*tokens[:count], END), request)
-        found = self._kept[node.handle]
+        kept = self._kept[node.handle]
+        self._index.use(node, request)
+        caches = mlxlm.twins(kept.caches)
+        if count < kept.tokens:
+            mlxlm.trim(caches, kept.tokens - count)
+            self._library.detach(caches)
+            mx.eval(mlxlm.states(caches))
         self._reused += count
-        leaves = self._library.leaves(found.caches)  # a state is replaced, keys and values are written to
+        leaves = self._library.leaves(caches)  # a state is replaced, keys and values are written to
         self._copied_bytes += sum(int(cache.nbytes) for cache in leaves if hasattr(cache, "keys"))
-        return Snapshot(mlxlm.twins(found.caches), count)
+        return Snapshot(caches, count)
+
+    def _within(self, match: Match) -> tuple[Node | None, int]:
+        """A snapshot that begins with as much of what is matched as any, and how much that is."""
+        seen: Node | None = None
+        for depth in range(len(match.path), 0, -1):
+            above = match.path[depth - 1]
+            if (node := _snapshot_below(above, seen)) is not None:
+                return node, match.tokens if seen is None else depth * BLOCK
+            seen = above
+        return None, 0
 
     def _deepest(self, path: Sequence[Node], tokens: Sequence[int]) -> tuple[Node | None, int]:
         """The last snapshot on the way of `tokens`, the whole blocks of which are on `path`, and how long it is."""
@@ -82,7 +100,7 @@ class Snapshots:
         others, and before its end, as many prompts have the same end. From now on others see where theirs part."""
         parting = len(self._index.match(salt, tokens, request).nodes) * BLOCK
         self._path(salt, tokens, request)
-        ends = {parting, len(tokens) // BLOCK * BLOCK}
+        ends = {0 if self._cuts else parting, len(tokens) // BLOCK * BLOCK}
         return sorted(end for end in ends if end - start >= LEAST)
 
     # Keeping -----------------------------------------------------------------------------------------------------
@@ -142,3 +160,14 @@ class Snapshots:
             held=self._held,
             held_bytes=self._index.size,
         )
+
+
+def _snapshot_below(node: Node, but: Node | None) -> Node | None:
+    """A snapshot at `node` or below, not looking at and below `but`."""
+    rest = [node]
+    while rest:
+        node = rest.pop()
+        if node.handle:
+            return node
+        rest.extend(child for child in (node.children or {}).values() if child is not but)
+    return None

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -23,7 +24,7 @@ from .base import Job, JobContext
 from .beginning import Beginning
 from .body import Body
 from .flat import Piece
-from .guard import OwnerThread, leave_thread, mlx_runtime
+from .guard import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .logprobs import Logprobs
 from .model import LoadedModel
 from .sampling import SamplingRow, draw
@@ -138,7 +139,7 @@ class TextRunner:
     def release(self, row_id: str) -> None:
         """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
         self._owner.check()
-        with mlx_runtime("keeping what a row leaves"):
+        with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
             self._body.release(row_id)
         self._forget(row_id)
 
