@@ -23,7 +23,8 @@ from . import mlxlm
 from .mlxlm import Caches, MlxLm
 
 BLOCK = 64
-"""Prompts' snapshots are taken at multiples of it."""
+"""While prompts are read, states are kept after multiples of it. Their last tokens are no good place: in a chat they
+belong to the template, and the next turn has others there."""
 LEAST = 32
 """Tokens that a snapshot has to spare whoever uses it, over the one before."""
 NODE_BYTES = 1024
@@ -97,10 +98,11 @@ class Snapshots:
 
     def marks(self, salt: str, tokens: Sequence[int], start: int, request: str) -> list[int]:
         """After how many tokens a row that has `start` of `tokens` should be kept: where its way parts from those of
-        others, and before its end, as many prompts have the same end. From now on others see where theirs part."""
+        others, and before its end, as many prompts have the same end; what can be cut is kept whole. From now on others
+        see where theirs part."""
         parting = len(self._index.match(salt, tokens, request).nodes) * BLOCK
         self._path(salt, tokens, request)
-        ends = {0 if self._cuts else parting, len(tokens) // BLOCK * BLOCK}
+        ends = {len(tokens)} if self._cuts else {parting, len(tokens) // BLOCK * BLOCK}
         return sorted(end for end in ends if end - start >= LEAST)
 
     # Keeping -----------------------------------------------------------------------------------------------------
