@@ -19,7 +19,7 @@ from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner.base import RunnerBroken
 from treadle.runner.build import build
-from treadle.runner.guard import WrongThread
+from treadle.runner.guard import OutOfMemory, WrongThread
 from treadle.runner.loader import load
 from treadle.runner.model import LoadedModel
 from treadle.runner.text import TextRunner
@@ -136,12 +136,43 @@ def test_runtime_errors_of_python_itself_do_not_break_the_runner(either: Tiny, e
 
 
 @pytest.mark.parametrize("call", [0, 1, 3])
-@pytest.mark.parametrize("error", [RuntimeError("[malloc] out"), MemoryError()], ids=["runtime", "memory"])
-def test_a_fault_of_mlx_breaks_the_runner(either: Tiny, error: BaseException, call: int) -> None:
-    runner = faulty(either(), lambda: error, call)
+def test_a_fault_of_mlx_breaks_the_runner(either: Tiny, call: int) -> None:
+    runner = faulty(either(), lambda: RuntimeError("[metal] gone"), call)
     drive = Drive(runner, [submit("a"), submit("b")])
     with pytest.raises(RunnerBroken, match="MLX's runtime failed"):
         drive.run()
+
+
+@pytest.mark.parametrize("call", [0, 1, 3])
+def test_an_allocation_that_fails_costs_its_step_alone(either: Tiny, call: int) -> None:
+    requests = [submit("a", (10,) * 70), submit("b")]
+    model = either()
+    wanted = Drive(TextRunner(model), requests).run()
+    runner = faulty(model, MemoryError, call)
+    drive = Drive(runner, requests)
+    with pytest.raises(OutOfMemory, match="no memory while"):
+        drive.run()
+    for row in drive.live.values():
+        runner.release(row.id)
+        row.rewind()
+    assert drive.run() == wanted
+
+
+def test_who_leaves_when_there_is_no_memory_to_keep_it_is_gone_all_the_same(
+    either: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = TextRunner(either())
+    drive = Drive(runner, [submit("a", (10,) * 70)])
+    drive.step(everyone(drive))
+
+    def full(*arrays: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", full)
+        runner.release("a")
+    assert runner.statistics().kv_bytes == 0
+    assert run_alone(runner, submit("a", (10,) * 70)) == run_alone(TextRunner(either()), submit("a", (10,) * 70))
 
 
 def test_an_array_of_another_thread_breaks_the_runner(either: Tiny) -> None:

@@ -123,12 +123,12 @@ class SmallBlocks(TextRunner):
         return self.blocks - sum(-(-row.cached // 8) for row in self._rows.values())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("architecture", OWN)
 def test_greedy_is_mlx_lms_own_whatever_is_cached_or_preempted(tiny: Tiny, architecture: str, seed: int) -> None:
-    """Joins, leaves, prefix hits and preemption."""
+    """Joins, leaves, prefix hits and preemption. With a clock that stands, as shares of a step follow what it took."""
     dice = random.Random(seed)
-    runner = SmallBlocks(tiny(architecture))
+    runner = SmallBlocks(tiny(architecture), clock=lambda: 0.0)
     loop = Looped(runner, max_running=8, prefill_tokens=64)
     requests = _requests(dice, 20, greedy=True)
     cancelled = _at_random(loop, requests, dice)
