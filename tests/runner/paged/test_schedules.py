@@ -87,7 +87,7 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     monkeypatch.setattr(room, "EXPECTED", 0)
     dice = random.Random(seed)
     model = paged(name, pages=16, fused=fused)
-    loop = Watched(TextRunner(model), max_running=8, prefill_tokens=64)
+    loop = Watched(TextRunner(model, clock=lambda: 0.0), max_running=8, prefill_tokens=64)
     assert model.own is not None
     assert (model.own.decoder is not None) is fused
     assert loop.runner.capabilities().lookahead == 1
