@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from treadle.errors import StartFailed
-from treadle.runner import mlxlm
 from treadle.runner.mlxlm import connect
 
 
@@ -28,13 +28,13 @@ def _modules() -> tuple[ModuleType, ModuleType]:
 
 @pytest.mark.parametrize("version", ["0.31.3", "0.32.1", "0.33.0", "1.0"])
 def test_another_version_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlxlm.metadata, "version", lambda name: version)
+    monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(StartFailed, match=r"must be at least 0\.32\.2 and below 0\.33.*pip install"):
         connect()
 
 
 def test_a_patch_release_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlxlm.metadata, "version", lambda name: "0.32.9")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.32.9")
     assert connect().version == "0.32.9"
 
 

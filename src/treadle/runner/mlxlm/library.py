@@ -1,0 +1,145 @@
+"""What this server calls of mlx-lm, imported here alone."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import StartFailed
+from .caches import Caches
+from .fits import problems
+from .hooks import Selection, routed, select
+
+MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
+
+
+class MlxLm:
+    """What this server uses of mlx-lm. Build it with `connect`."""
+
+    def __init__(self, utils: ModuleType, cache: ModuleType, base: ModuleType, version: str) -> None:
+        self.version = version
+        self._utils = utils
+        self._cache = cache
+        self._base = base
+
+    def load(self, folder: Path) -> tuple[Any, dict[str, Any]]:
+        """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder."""
+        model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False)
+        return model, dict(config)
+
+    def dequantize(self, model: Any) -> Any:
+        """`model` with plain layers in place of quantized ones."""
+        return self._utils.dequantize_model(model)
+
+    def parameters(self, model: Any) -> int:
+        """How many parameters the model has, quantized ones counted as what they stand for."""
+        return int(self._utils.get_total_parameters(model))
+
+    def new_caches(self, model: Any) -> Caches:
+        """Empty caches for one row."""
+        return list(self._cache.make_prompt_cache(model))
+
+    def can_merge(self, caches: Caches) -> bool:
+        """Whether rows with such caches can be put into one batch without losing anything."""
+        return all(self._mergeable(cache) for cache in caches)
+
+    def _mergeable(self, cache: Any) -> bool:
+        if isinstance(cache, self._cache.CacheList):
+            return all(self._mergeable(child) for child in cache.caches)
+        if getattr(cache, "keep", 0):
+            return False  # a batch of rotating caches forgets which first tokens it had to keep
+        return hasattr(cache, "merge")
+
+    def windows(self, model: Any) -> list[int] | None:
+        """How far back each layer of `model` sees, 0 for everything; None where it keeps more than keys and values."""
+        found = []
+        for cache in self.new_caches(model):
+            if type(cache) is self._cache.KVCache:
+                found.append(0)
+            elif type(cache) is self._cache.RotatingKVCache and not cache.keep:
+                found.append(int(cache.max_size))
+            else:
+                return None
+        return found
+
+    def route_attention(self, model: Any) -> bool:
+        """Let caches that have an `attend` of their own do the attention of `model`'s layers; others are served as
+        before. False where the model's attention does not go through mlx-lm's function."""
+        shared = self._base.scaled_dot_product_attention
+        through = False
+        for module in {sys.modules[type(layer).__module__] for layer in model.modules()}:
+            found = getattr(module, "scaled_dot_product_attention", None)
+            if found is not None and found is shared:
+                module.scaled_dot_product_attention = routed(shared)  # type: ignore[attr-defined]
+            through = through or found is shared or hasattr(found, "routes")
+        return through
+
+    def selection(self, model: Any) -> Selection | None:
+        """What chooses the tokens that the model's head sees; None where it is not known what comes before the head."""
+        return select(model)
+
+    def leaves(self, caches: Caches) -> list[Any]:
+        """The caches with lists of caches opened."""
+        flat: list[Any] = []
+        for cache in caches:
+            inside = isinstance(cache, self._cache.CacheList)
+            flat.extend(self.leaves(list(cache.caches)) if inside else [cache])
+        return flat
+
+    def detach(self, caches: Caches) -> None:
+        """Let one row's caches have arrays of their own, not evaluated yet, without room to grow: what they were a part
+        of, or shared with others, can go or be written to."""
+        for cache in self.leaves(caches):
+            if type(cache) is self._cache.KVCache and cache.keys is not None:
+                cache.keys, cache.values = cache.keys_and_values()
+            for name, value in vars(cache).items():
+                setattr(cache, name, _copied(value))
+
+
+def connect() -> MlxLm:
+    """mlx-lm, imported and checked. Raises StartFailed naming what is missing or different."""
+    try:
+        version = metadata.version("mlx-lm")
+        with _file_limit_kept():
+            modules = {name: importlib.import_module(name) for name in MODULES}
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        raise StartFailed(f"mlx-lm can't be imported ({error}): pip install 'mlx-lm>=0.32.2,<0.33'") from error
+    if found := problems(version, modules):
+        raise StartFailed(
+            f"mlx-lm {version} is not one this server can use: {'; '.join(found)}. "
+            "Install one that fits: pip install 'mlx-lm>=0.32.2,<0.33'"
+        )
+    utils, cache, base = (modules[name] for name in MODULES)
+    return MlxLm(utils, cache, base, version)
+
+
+def _copied(value: Any) -> Any:
+    """Arrays, in lists or not, copied: a slice would keep all that it is a part of."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(one) for one in value)
+    return value * 1 if isinstance(value, mx.array) else value
+
+
+@contextmanager
+def _file_limit_kept() -> Iterator[None]:
+    """Importing mlx_lm.utils sets the limit of open files to 2048, also where it was higher, and for good."""
+    real = resource.setrlimit
+
+    def setrlimit(which: int, limits: tuple[int, int]) -> None:
+        if which != resource.RLIMIT_NOFILE:
+            real(which, limits)
+
+    resource.setrlimit = setrlimit
+    try:
+        yield
+    finally:
+        resource.setrlimit = real
