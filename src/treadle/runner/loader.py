@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,52 +56,71 @@ def load(
     mem.limit_free_pool(device.kind)
     progress("reading the weights")
     with _model_errors(folder):
-        module, config = library.load(folder)
-        parameters = library.parameters(module)
-        module = _for_device(module, library, parameters, device.kind)
-        weight_bytes = _read_weights(module, folder, device.kind)
-    length, assumed = _context(config, context, folder)
+        read = _read(library, folder, device.kind)
+    length, assumed = _context(read.config, context, folder)
     progress("measuring the model")
     with _model_errors(folder):
-        found = probe(library, module, length)
+        found = probe(library, read.module, length)
         budget = mem.kv_budget(memory, device.kind)
-        blocks = mem.blocks(found.kv, budget, max_running)
         layout: Own | str = "not asked for"
         if own:
-            layout = _own(library, module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
-        shares_prefill = isinstance(layout, str) and not found.why_not and can_share(library, module)
+            blocks = mem.blocks(found.kv, budget, max_running)
+            layout = _own(library, read.module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
+        shares_prefill = isinstance(layout, str) and not found.why_not and can_share(library, read.module)
     if own and isinstance(layout, str):
         _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, layout)
     mx.clear_cache()
     return LoadedModel(
         name=name or folder.name,
-        module=module,
+        module=read.module,
         library=library,
-        architecture=str(config["model_type"]),
+        architecture=str(read.config["model_type"]),
         vocabulary=found.vocabulary,
         context=length,
         device=device.kind,
-        dtype=_dtype(module),
-        parameters=parameters,
-        weight_bytes=weight_bytes,
+        dtype=read.dtype,
+        parameters=read.parameters,
+        weight_bytes=read.weight_bytes,
         kv=found.kv,
         kv_budget_bytes=budget,
         batched=not (isinstance(layout, str) and found.why_not),
         shares_prefill=shares_prefill,
-        own=None if isinstance(layout, str) else layout,
-        kv_dtype=_dtype(module),
+        own=layout if isinstance(layout, Own) else None,
+        kv_dtype=read.dtype,
         keeps_prefixes=prefix_cache,
-        details={
-            "device": device.name,
-            "mlx": metadata.version("mlx"),
-            "mlx-lm": library.version,
-            **({"quantization": stored} if (stored := _quantization(config)) else {}),
-            **({"context": "not in config.json: assumed"} if assumed else {}),
-            **({"own rows": layout} if isinstance(layout, str) else {}),
-            **({"not batched": found.why_not} if isinstance(layout, str) and found.why_not else {}),
-            **(details or {}),
-        },
+        details={**_about(device.name, library, read.config, assumed, layout, found.why_not), **(details or {})},
     )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A model with its weights in memory."""
+
+    module: Any
+    config: dict[str, Any]
+    parameters: int
+    weight_bytes: int
+    dtype: str
+
+
+def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
+    module, config = library.load(folder)
+    parameters = library.parameters(module)
+    module = _for_device(module, library, parameters, kind)
+    weight_bytes = _read_weights(module, folder, kind)
+    return _Read(module, config, parameters, weight_bytes, _dtype(module))
+
+
+def _about(
+    device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool, layout: Own | str, why_not: str
+) -> dict[str, str]:
+    """What is shown to people: lines that say nothing of this model are left out."""
+    lines = {"device": device, "mlx": metadata.version("mlx"), "mlx-lm": library.version}
+    lines["quantization"] = _quantization(config)
+    lines["context"] = "not in config.json: assumed" if assumed else ""
+    if not isinstance(layout, Own):
+        lines |= {"own rows": layout, "not batched": why_not}
+    return {name: line for name, line in lines.items() if line}
 
 
 def _own(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str) -> Own | str:
