@@ -51,13 +51,21 @@ class Own:
         return FlatRows(layout, FlatPass(self.decoder or module, layout, self.selection))
 
 
-def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str) -> Own | str:
-    """`module`'s rows in buffers of their own, or why that can't be."""
+def _windows(library: MlxLm, module: Any) -> list[int] | str:
+    """How far back each layer sees, with attention left to the caches from now on; or why it can't be."""
     windows = library.windows(module)
     if windows is None:
         return "it keeps more than keys and values"
     if not library.route_attention(module):
         return "its attention does not go through mlx-lm's function"
+    return windows
+
+
+def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str) -> Own | str:
+    """`module`'s rows in buffers of their own, or why that can't be."""
+    windows = _windows(library, module)
+    if isinstance(windows, str):
+        return windows
 
     def layout(keeps: bool = keeps) -> Layout:
         return StockLayout(windows, blocks=blocks, budget=budget, keeps=keeps, plain=device == "cpu")
@@ -68,11 +76,9 @@ def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool,
 
 def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool, using: type[Kernels] = Kernels) -> Own | str:
     """`module`'s rows in pages that kernels for CUDA read in place, or why that can't be."""
-    windows = library.windows(module)
-    if windows is None:
-        return "it keeps more than keys and values"
-    if not library.route_attention(module):
-        return "its attention does not go through mlx-lm's function"
+    windows = _windows(library, module)
+    if isinstance(windows, str):
+        return windows
     try:
         shapes = set(_shapes(module, len(windows)))
     except _FAULTS as error:
