@@ -81,7 +81,7 @@ class FlatRows:
     def __init__(self, layout: Layout, flat: FlatPass) -> None:
         self._layout = layout
         self._flat = flat
-        self._cached: dict[str, int] = {}
+        self._rows: set[str] = set()
 
     @property
     def block(self) -> int:
@@ -99,18 +99,18 @@ class FlatRows:
         return self._layout.room()
 
     def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
-        found = self._cached[row] = self._layout.reuse(row, salt, tokens)
-        return found
+        self._rows.add(row)
+        return self._layout.reuse(row, salt, tokens)
 
     def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
+        self._rows.add(row)
         self._layout.admit(row, salt)
-        self._cached.setdefault(row, 0)
 
     def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
         done = Computed()
         some = []
         for piece in pieces:
-            if piece.id in self._cached:
+            if piece.id in self._rows:
                 some.append(piece)
             else:
                 done.refused[piece.id] = "the runner holds no cache for this request"
@@ -119,7 +119,6 @@ class FlatRows:
         done.logits, ordered = self._flat.run(some, previous)
         first = 0
         for piece in ordered:
-            self._cached[piece.id] = piece.end
             if piece.wants:
                 done.places[piece.id] = (first, piece.wants)
                 first += piece.wants
@@ -130,12 +129,14 @@ class FlatRows:
         self._layout.settle(row, tokens)
 
     def release(self, row: str) -> None:
-        if self._cached.pop(row, None) is not None:
+        if row in self._rows:
+            self._rows.remove(row)
             self._layout.release(row)
 
     def lose(self, rows: Sequence[str]) -> None:
         for row in rows:
-            if self._cached.pop(row, None) is not None:
+            if row in self._rows:
+                self._rows.remove(row)
                 self._layout.lose(row)
 
     def reset(self) -> int:
@@ -148,5 +149,5 @@ class FlatRows:
         return self._layout.statistics()
 
     def close(self) -> None:
-        self._cached.clear()
+        self._rows.clear()
         self._layout.close()

@@ -213,8 +213,9 @@ class TextRunner:
 
     def _admit(self, admit: Admit, failed: dict[str, str]) -> None:
         request = admit.request
-        if not admit.cached or request.id in self._rows:
+        if not admit.cached:
             self.release(request.id)
+        assert request.id not in self._rows, "what was reused for a row went to one that was not released"
         tokens = [*request.prompt, *admit.history]
         try:
             self._check_tokens(tokens)
@@ -294,7 +295,7 @@ class TextRunner:
     def _read(self, step: Step) -> StepResult:
         with mlx_runtime("finishing a step"):
             tokens, redrawn = ([], False) if step.drawn is None else step.drawn.settle()
-            if step.drawn is None or not step.picks:
+            if step.drawn is None:
                 mx.eval(step.computed.arrays)
             found = step.read_logprobs(tokens, redrawn)
             scores = {id_: score.read() for id_, score in step.scores.items()}

@@ -103,7 +103,7 @@ class World:
         row = self.rows.pop(id_)
         self.said.append((row.salt, row.tokens))
         self.pages.release(id_, row.tokens[: row.settled])
-        assert id_ not in self.pages
+        assert id_ not in self.pages._rows
 
     def lose(self, id_: str) -> None:
         """A step failed: what it wrote is anything."""

@@ -64,9 +64,6 @@ class Pages:
         """The row's pages (int32), in order."""
         return self._rows[row].pages
 
-    def __contains__(self, row: str) -> bool:
-        return row in self._rows
-
     @property
     def room(self) -> int:
         """Pages that no row holds."""
@@ -138,14 +135,12 @@ class Pages:
         done = self.index.insert(parent, mine.salt, tokens, int(mine.table[at]), 1, row)
         if done.node is None:
             mine.shares = False
-        elif done.stored:
+        else:
             self.index.hold([done.node])
             mine.nodes.append(done.node)
-        else:  # others were there first: theirs is as good, and this one is free again
-            self.index.hold([done.node])
-            mine.nodes.append(done.node)
-            self._free.append(int(mine.table[at]))
-            mine.table[at] = done.node.handle
+            if not done.stored:  # others were there first: theirs is as good, and this one is free again
+                self._free.append(int(mine.table[at]))
+                mine.table[at] = done.node.handle
         self._give(done.freed)
 
     def release(self, row: str, tokens: Sequence[int] = ()) -> None:

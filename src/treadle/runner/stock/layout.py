@@ -83,7 +83,7 @@ class StockLayout:
 
     def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
         self.release(row)
-        mine = self._rows[row] = _Row([Buffer(w, PREFIX_BLOCK) for w in self._windows], salt)
+        mine = self._new(row, salt)
         if self._index is None:
             return 0
         self._looked_up += len(tokens)
@@ -105,7 +105,11 @@ class StockLayout:
 
     def admit(self, row: str, salt: str) -> None:
         if row not in self._rows:
-            self._rows[row] = _Row([Buffer(w, PREFIX_BLOCK) for w in self._windows], salt)
+            self._new(row, salt)
+
+    def _new(self, row: str, salt: str) -> _Row:
+        self._rows[row] = _Row([Buffer(w, PREFIX_BLOCK) for w in self._windows], salt)
+        return self._rows[row]
 
     def release(self, row: str) -> None:
         """What it has behind its last whole block is kept as well."""
