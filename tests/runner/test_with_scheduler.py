@@ -16,6 +16,7 @@ import pytest
 from tests.runner.conftest import Tiny
 from tests.runner.drive import run_alone
 from tests.runner.looped import Looped
+from tests.runner.parting import PARTING
 from tests.runner.reference import reference
 from treadle.core.messages import Capabilities, FinishReason, Sampling, Submit
 from treadle.runner.model import LoadedModel
@@ -165,21 +166,7 @@ def test_prompts_are_reused_wherever_they_part(tiny: Tiny, architecture: str) ->
     model = tiny(architecture)
     runner = TextRunner(model)
     loop = Looped(runner, prefill_tokens=512)
-    dice = random.Random(5)
-    trunk = tuple(dice.randrange(256) for _ in range(150))
-    other = tuple((token + 1) % 256 for token in trunk)
-    parts = {
-        "first": (trunk, 0),
-        "again": (trunk, 149),
-        "longer": (trunk + other[:60], 150),
-        "inside": (trunk[:45] + other[45:90], 45),
-        "border": (trunk[:96] + other[96:], 96),
-        "late": (trunk[:149] + other[149:], 149),
-        "early": (trunk[:7] + other[7:40], 7),
-        "short": (trunk[:20], 19),
-        "else": (other, 0),
-    }
-    for name, (prompt, reused) in parts.items():
+    for name, (prompt, reused) in PARTING.items():
         request = Submit(id=name, prompt=prompt, max_tokens=12)
         assert loop.run(request)[name] == reference(model, request), name
         assert loop.cached(name) == reused, name

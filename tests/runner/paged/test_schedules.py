@@ -14,6 +14,7 @@ import pytest
 from tests.runner.looped import Looped
 from tests.runner.paged.checks import check
 from tests.runner.paged.conftest import Paged
+from tests.runner.parting import PARTING
 from tests.runner.reference import reference
 from tests.runner.test_lookahead import LateFault, assert_alike, requests
 from treadle.core import room
@@ -159,21 +160,7 @@ def test_prompts_are_reused_wherever_they_part(paged: Paged) -> None:
     """F6: the same again, one that goes on, and those that part inside a page, at a border, and near the end."""
     model = paged("gemma3")
     loop = Watched(TextRunner(model), prefill_tokens=512)
-    dice = random.Random(5)
-    trunk = tuple(dice.randrange(256) for _ in range(150))
-    other = tuple((token + 1) % 256 for token in trunk)
-    parts = {
-        "first": (trunk, 0),
-        "again": (trunk, 149),
-        "longer": (trunk + other[:60], 150),
-        "inside": (trunk[:45] + other[45:90], 45),
-        "border": (trunk[:96] + other[96:], 96),
-        "late": (trunk[:149] + other[149:], 149),
-        "early": (trunk[:8] + other[8:40], 8),
-        "too early": (trunk[:7] + other[40:70], 0),  # not worth copying a page for
-        "short": (trunk[:20], 19),
-        "else": (other, 0),
-    }
+    parts = PARTING | {"too early": (PARTING["too early"][0], 0)}  # not worth copying a page for
     for name, (prompt, reused) in parts.items():
         request = Submit(id=name, prompt=prompt, max_tokens=12)
         assert loop.run(request)[name] == reference(model, request), name
