@@ -1,0 +1,45 @@
+"""The one package that touches mlx-lm: what of it is used, checked at the start, and called from nowhere else.
+
+mlx-lm changes its inner names in each minor version, so `connect` looks for every name, argument and behaviour that
+this server relies on (`fits`), and a start fails by name instead of a request failing later. Two habits of mlx-lm are
+kept out: importing it lowers this process's limit of open files, and its generators set a wired limit (none are used).
+"""
+
+from __future__ import annotations
+
+from .caches import (
+    Caches,
+    begin_padded,
+    can_trim,
+    end_padded,
+    extend,
+    extract,
+    keep_rows,
+    kv_bytes,
+    merge,
+    states,
+    trim,
+    twins,
+)
+from .hooks import SelectingNorm, Selection, Window
+from .library import MlxLm, connect
+
+__all__ = [
+    "Caches",
+    "MlxLm",
+    "SelectingNorm",
+    "Selection",
+    "Window",
+    "begin_padded",
+    "can_trim",
+    "connect",
+    "end_padded",
+    "extend",
+    "extract",
+    "keep_rows",
+    "kv_bytes",
+    "merge",
+    "states",
+    "trim",
+    "twins",
+]
