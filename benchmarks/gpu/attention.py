@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -72,7 +72,7 @@ class Case:
         few = is_few(int(self.segments[:, COUNT].max()), self.kernels.rep)
         cut = few_tiles if few else many_tiles
         made = cut(self.segments, rep=self.kernels.rep, heads=self.kernels.heads, window=window)
-        return Tiles(mx.array(made.items), made.rows, made.split, made.count)
+        return replace(made, items=mx.array(made.items))
 
     def attend(self, tiles: Tiles, written: Any, pool: int = 0, window: int = 0) -> Any:
         return self.kernels.attend(
@@ -119,7 +119,7 @@ def write(case: Case) -> tuple[Any, bool]:
         places = np.arange(line[POSITION], line[POSITION] + line[COUNT])
         slots.append(case.tables[line[PAGES] + places // PAGE] * PAGE + places % PAGE)
     where = mx.array(np.concatenate(slots).astype(np.int32))
-    written = case.kernels.write(case.pools[0], keys, values, where, mx.array([total], mx.int32))
+    written = case.kernels.write(case.pools[0], keys, values, where)
     mx.eval(written)
     right = True
     for line in case.segments:
@@ -190,7 +190,7 @@ def decode_times(new: type[Kernels], lengths: Sequence[int]) -> None:
         )
     name = f"decode {rows} x {longest}" if len(set(lengths)) == 1 else f"decode {longest} + {rows - 1} x {lengths[-1]}"
     shares = (f"{way} {t * 1e6:.0f} us = {size / t / BANDWIDTH:.0%}" for way, t in took.items())
-    print(f"{name}: {'; '.join(shares)} ({tiles.count} tiles)", flush=True)
+    print(f"{name}: {'; '.join(shares)} ({tiles.blocks} blocks)", flush=True)
 
 
 def prompt_times(new: type[Kernels], count: int, position: int) -> None:
@@ -207,7 +207,7 @@ def prompt_times(new: type[Kernels], count: int, position: int) -> None:
     )
     work = 4 * kernels.heads * kernels.rep * kernels.dim * (count * position + count * (count + 1) / 2)
     rates = (f"{way} {t * 1e6:.0f} us = {work / t / 1e12:.0f} TFLOP/s" for way, t in took.items())
-    print(f"prompt {count} at {position}: {'; '.join(rates)} ({tiles.count} tiles)", flush=True)
+    print(f"prompt {count} at {position}: {'; '.join(rates)} ({tiles.blocks} blocks)", flush=True)
 
 
 def main() -> None:

@@ -46,9 +46,9 @@ class Launch:
 
 def _write(launch: Launch) -> list[Any]:
     """Like the kernel, 16 bytes a thread; a slot that two tokens go to would be whoever's came last."""
-    count, page = int(launch.view("count")[0]), launch.template["PAGE"]
     launch.covers(launch.view("k").size // 8)
-    _put(launch, launch.view("slots")[:count], launch.view("k")[:count, :, 0], launch.view("v")[:count, :, 0], page)
+    keys, values = (launch.view(name)[:, :, 0] for name in ("k", "v"))
+    _put(launch, launch.view("slots"), keys, values, launch.template["PAGE"])
     return [np.zeros(1)]
 
 
@@ -82,11 +82,45 @@ class _Part:
         return _Part(most, total, self.values * mine[..., None] + other.values * theirs[..., None])
 
 
-def _attend(launch: Launch) -> list[Any]:
+def _attend_few(launch: Launch) -> list[Any]:
+    """A block has the items from where it begins to where the next one does; all of them are somebody's."""
+    blocks = launch.blocks[0]
+    lines = (blocks + 8) // 8
+    items = launch.view("items")
+    starts = items[:lines].ravel()[: blocks + 1]
+    assert starts[0] == 0
+    assert (np.diff(starts) >= 0).all()
+    items = items[lines:]
+    assert not items[starts[-1] :].any()
+    items = items[: starts[-1]].copy()
+    split = items[:, 7] & 0xFFFF > 1
+    places = (items[:, 2] + (items[:, 7] >> 16))[split].tolist()
+    assert len(set(places)) == len(places), "two partial results in one place"
+    _check_room(launch, max(places, default=-1) + 1)
+    items[:, 2] = 0
+    return _attended(launch, items)
+
+
+def _attend_many(launch: Launch) -> list[Any]:
+    items = launch.view("items")[: launch.blocks[0]]
+    assert len(items) == launch.blocks[0]
+    if (items[:, 7] & 0xFFFF > 1).any():
+        _check_room(launch, len(items))
+    return _attended(launch, items)
+
+
+def _check_room(launch: Launch, parts: int) -> None:
+    t, counters = launch.template, launch.view("counters")
+    assert not counters.any()
+    parts *= t["HEADS"]
+    assert len(counters) >= parts
+    assert launch.shapes[1][0] >= parts * t["ROWS"] * t["D"]
+    assert launch.shapes[2][0] >= parts * t["ROWS"] * 2
+
+
+def _attended(launch: Launch, items: Any) -> list[Any]:
     """NaN where no tile computes anything."""
     t, heads = launch.template, launch.template["HEADS"]
-    items, counters = launch.view("items")[: launch.blocks[0]], launch.view("counters")
-    assert len(items) == launch.blocks[0]
     assert launch.blocks[1] == heads
     q = launch.values("q").reshape(-1, heads, t["REP"], t["D"])
     out = np.full(q.shape, np.nan, np.float32)
@@ -107,16 +141,7 @@ def _attend(launch: Launch) -> list[Any]:
             out[first + packed // t["REP"], :, packed % t["REP"]] = _rows(part)
             parts = []
     assert not parts
-    if (items[:, 7] & 0xFFFF > 1).any():
-        _check_room(launch, counters, len(items) * heads)
     return [out.reshape(launch.shapes[0]), np.zeros(launch.shapes[1]), np.zeros(launch.shapes[2])]
-
-
-def _check_room(launch: Launch, counters: Any, tiles: int) -> None:
-    assert len(counters) >= tiles
-    assert not counters.any()
-    assert launch.shapes[1][0] >= tiles * launch.template["ROWS"] * launch.template["D"]
-    assert launch.shapes[2][0] >= tiles * launch.template["ROWS"] * 2
 
 
 def _rows(part: _Part) -> Any:
@@ -201,8 +226,8 @@ def _few_rows(launch: Launch) -> list[Any]:
 _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "write": _write,
     "copy_page": _copy_page,
-    "attend_few": _attend,
-    "attend_many": _attend,
+    "attend_few": _attend_few,
+    "attend_many": _attend_many,
     "rotate": _rotate,
     "add_norm": _add_norm,
     "swiglu": _swiglu,

@@ -14,10 +14,12 @@ from treadle.runner.paged.work import (
     COUNT,
     COUNTERS,
     FEW,
+    FEW_BLOCKS,
     FIRST,
     MANY,
     PAGES,
     POSITION,
+    TILE,
     Tiles,
     few_tiles,
     is_few,
@@ -41,23 +43,43 @@ def segments(parts: list[tuple[int, int]]) -> np.ndarray:
     return lines.astype(np.int32)
 
 
+def items_of(tiles: Tiles) -> np.ndarray:
+    """The pieces of work alone, packed rows first; of those for few rows, that they are dealt out as they should be."""
+    if tiles.rows == MANY:
+        assert tiles.blocks == len(tiles.items)
+        return tiles.items
+    lines = (tiles.blocks + 8) // 8
+    starts, items = tiles.items[:lines].ravel()[: tiles.blocks + 1], tiles.items[lines:].copy()
+    assert starts[0] == 0
+    assert starts[-1] == len(items)
+    sizes = -(-(items[:, 5] - items[:, 4]) // TILE)
+    each = [sizes[begin:end].sum() for begin, end in pairwise(starts)]
+    busy = len(items) and max(i for i, n in enumerate(each) if n)
+    assert len(set(each[:busy])) <= 1, "blocks have different shares"
+    assert each[busy] <= each[0]
+    split = items[items[:, 7] & 0xFFFF > 1]
+    assert (split[:, 2] + (split[:, 7] >> 16)).tolist() == list(range(len(split)))
+    assert len(split) <= tiles.parts
+    items[:, 2] = 0
+    return items
+
+
 def check(some: np.ndarray, tiles: Tiles, rep: int, window: int, heads: int = 1) -> None:
     """Every packed row of every segment is in one tile; the tile's parts begin and end where the next one goes on, and
     from the first token that any of its rows sees to the last."""
-    assert len(tiles) == len(tiles.items)
-    assert not tiles.split or len(tiles) * heads <= COUNTERS
+    assert tiles.parts * heads <= COUNTERS
     of_segment = {int(line[FIRST]): line for line in some}
     rows: dict[int, list[int]] = defaultdict(list)
     tile: list[np.ndarray] = []
-    for item in tiles.items:
+    for item in items_of(tiles):
         assert item[4] < item[5]
-        assert item[4] % 16 == 0
+        assert item[4] % TILE == 0
         tile.append(item)
         index, splits = item[7] >> 16, item[7] & 0xFFFF
         assert index == len(tile) - 1
         assert tile[0][:4].tolist() == item[:4].tolist()
         assert splits == tile[0][7] & 0xFFFF
-        assert tiles.split or splits == 1
+        assert tiles.parts or splits == 1
         if index == splits - 1:
             check_tile(of_segment[int(item[0])], tile, tiles.rows, rep, window)
             rows[int(item[0])].extend(range(item[2], item[2] + item[1]))
@@ -105,34 +127,33 @@ def test_what_is_few_fits_the_kernel_for_few(tokens: int, rep: int) -> None:
 def test_one_row_keeps_the_whole_device_busy(length: int) -> None:
     """A long row has many parts, but none so short that starting it costs more than what it does."""
     tiles = few_tiles(segments([(1, length - 1)]), rep=4, heads=8, window=0)
-    lengths = tiles.items[:, 5] - tiles.items[:, 4]
-    assert len(tiles) * 8 >= min(1056, length * 8 // 64) * 0.6
-    assert len(tiles) == 1 or lengths[:-1].min() >= 48
+    items = items_of(tiles)
+    assert len(items) == min(FEW_BLOCKS // 8, -(-length // 64))
 
 
-def test_many_rows_of_the_same_length_are_not_split() -> None:
-    """Each of enough rows is a block by itself: nothing has to be merged."""
-    tiles = few_tiles(segments([(1, 639)] * 256), rep=4, heads=8, window=0)
-    assert not tiles.split
-    assert len(tiles) == 256
-
-
-def test_a_long_row_among_short_ones_is_split_and_they_are_not() -> None:
+def test_rows_of_any_length_are_dealt_out_evenly() -> None:
+    """A long one among short ones keeps nobody waiting: blocks have the same share, whoever it is of."""
     tiles = few_tiles(segments([(1, 32_767), *[(1, 1023)] * 7]), rep=4, heads=8, window=0)
-    splits = tiles.items[:, 7] & 0xFFFF
-    long = tiles.items[:, 0] == 0
-    assert splits[long][0] > 50
-    assert splits[~long].max() <= 4
+    items = items_of(tiles)
+    splits = items[:, 7] & 0xFFFF
+    assert splits[items[:, 0] == 0][0] >= 27
+    assert splits[items[:, 0] != 0].max() <= 2
+
+
+def test_few_are_cut_of_many_rows() -> None:
+    """No more than there are borders between blocks."""
+    items = items_of(few_tiles(segments([(1, 639)] * 256), rep=4, heads=8, window=0))
+    assert len(items) < 256 + FEW_BLOCKS // 8
 
 
 def test_no_more_is_split_than_there_are_counters_for() -> None:
     """A launch of very many tiles is busy as it is."""
-    some = segments([(1, 5000), *[(1, 100)] * 2100])
-    tiles = few_tiles(some, rep=1, heads=32, window=0)
-    assert not tiles.split
-    check(some, tiles, 1, 0, 32)
+    some = segments([(9, 5000), *[(9, 100)] * 2100])
+    tiles = many_tiles(some, rep=2, heads=32, window=0)
+    assert not tiles.parts
+    check(some, tiles, 2, 0, 32)
 
 
 def test_a_window_leaves_the_rest_alone() -> None:
     tiles = few_tiles(segments([(1, 40_000)]), rep=4, heads=8, window=512)
-    assert tiles.items[:, 4].min() >= 40_000 - 512 - 15
+    assert items_of(tiles)[:, 4].min() >= 40_000 - 512 - 15

@@ -8,7 +8,8 @@
 //
 // Items are 8 ints: first token of the segment, packed rows of the tile, first packed row of the tile, position of the
 // segment's first token, first cached token (a multiple of 16), end of the cached tokens, where the segment's
-// pages begin in `pages`, and (index of the split << 16 | number of splits); a tile's items lie side by side.
+// pages begin in `pages`, and (index of the split << 16 | number of splits); a tile's items lie side by side. Where
+// tiles are of few rows they begin with row 0, and the third number is where the tile's partial results are.
 
 namespace treadle {
 
@@ -55,17 +56,6 @@ __device__ inline unsigned pack(float low, float high, __half) {
   return *reinterpret_cast<unsigned*>(&both);
 }
 
-template <typename T>
-__device__ inline T narrowed(float value);
-template <>
-__device__ inline __nv_bfloat16 narrowed(float value) { return __float2bfloat16(value); }
-template <>
-__device__ inline __half narrowed(float value) { return __float2half(value); }
-
-__device__ inline unsigned part_of(const uint4& four, int i) {
-  return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
-}
-
 __device__ inline float quad_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
   return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
@@ -76,235 +66,77 @@ __device__ inline float quad_sum(float value) {
   return value + __shfl_xor_sync(~0u, value, 2);
 }
 
+__device__ inline void add(float4& to, const float4& value, float weight) {
+  to.x += value.x * weight;
+  to.y += value.y * weight;
+  to.z += value.z * weight;
+  to.w += value.w * weight;
+}
+
+// Four dimensions from `d` on of a tile's packed row r, divided by the sum of weights.
+template <typename T, int D, int REP>
+__device__ inline void put_row(T* out, const Item& item, int packed, int h, int heads, int d, float4 value, float sum) {
+  const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+  const size_t row = size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP;
+  uint2 four;
+  four.x = pack(value.x * inverse, value.y * inverse, T());
+  four.y = pack(value.z * inverse, value.w * inverse, T());
+  *reinterpret_cast<uint2*>(out + row * D + d) = four;
+}
+
 // True in every thread of the block that is the last one to come here of those which share `counter`.
 __device__ inline bool last_of(int* counter, int count, int* flag) {
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();
     *flag = atomicAdd(counter, 1) == count - 1;
     if (*flag) *counter = 0;
+    __threadfence();
   }
   __syncthreads();
-  __threadfence();
   return *flag;
 }
 
-// Sums a tile's partial results (ROWS x D, with ROWS x {maximum, sum}) and writes the tile's rows.
+// Sums a tile's partial results (ROWS x D each, with ROWS x {maximum, sum}; the first is `slot`, and packed row `row0` its
+// first row) and writes the tile's rows.
 template <typename T, int D, int REP, int ROWS>
-__device__ inline void merge_splits(const Item& item, int block, int h, int heads, const float* partial,
+__device__ inline void merge_splits(const Item& item, int slot, int row0, int rows, int h, int heads, const float* partial,
                                     const float* scales, T* out) {
-  const int first = block - item.split;
-  for (int i = threadIdx.x; i < item.rows * D; i += blockDim.x) {
-    const int r = i / D, d = i % D;
-    float most = LOWEST, sum = 0.0f, value = 0.0f;
-    for (int s = 0; s < item.splits; ++s) {
-      const size_t row = (size_t(first + s) * heads + h) * ROWS + r;
-      const float m = __ldcg(scales + 2 * row), next = fmaxf(most, m);
-      const float old = exp2f(most - next), now = exp2f(m - next);
-      sum = sum * old + __ldcg(scales + 2 * row + 1) * now;
-      value = value * old + __ldcg(partial + row * D + d) * now;
+  constexpr int AT_ONCE = 8;
+  for (int i = threadIdx.x; i < rows * (D / 4); i += blockDim.x) {
+    const int r = i / (D / 4), d = i % (D / 4) * 4;
+    float most = LOWEST, sum = 0.0f;
+    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int s = 0; s < item.splits; s += AT_ONCE) {
+      float2 weighs[AT_ONCE];
+      float4 parts[AT_ONCE];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) {  // all on their way at once
+        const size_t row = (size_t(slot + min(s + k, item.splits - 1)) * heads + h) * ROWS + r;
+        weighs[k] = __ldcg(reinterpret_cast<const float2*>(scales + 2 * row));
+        parts[k] = __ldcg(reinterpret_cast<const float4*>(partial + row * D + d));
+        if (s + k >= item.splits) weighs[k] = make_float2(NEVER, 0.0f);
+      }
+      float next = most;
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) next = fmaxf(next, weighs[k].x);
+      const float old = exp2f(most - next);
+      sum *= old;
+      value = make_float4(value.x * old, value.y * old, value.z * old, value.w * old);
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) {
+        const float weight = exp2f(weighs[k].x - next);
+        sum += weighs[k].y * weight;
+        add(value, parts[k], weight);
+      }
       most = next;
     }
-    const int packed = item.row0 + r;
-    out[(size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D + d] =
-        narrowed<T>(sum > 0.0f ? value / sum : 0.0f);
+    put_row<T, D, REP>(out, item, row0 + r, h, heads, d, value, sum);
   }
 }
 
-// Few packed rows (ROWS is 8 or 16) over many cached tokens. Keys and values go from memory to registers in 16-byte
-// pieces, once: four warps take turns at tiles of 16 tokens, each with its own running softmax. A dot product does not
-// mind the order of its terms, nor a sum of values which column is called first, so the dimensions are dealt to the
-// threads in the order that makes such pieces the tensor cores' fragments.
-template <typename T, int D, int REP, int PAGE, int WINDOW, int ROWS>
-__device__ inline void attend_few(const T* q, const T* pool, const int* pages, const int* items, const float* scale,
-                                  T* out, float* partial, float* scales, int* counters, int heads) {
-  constexpr int WARPS = 4, KC = D / 32, VC = D / 64;
-  extern __shared__ float shared[];
-  float* shared_o = shared;                       // [WARPS][ROWS][D]
-  float* shared_m = shared + WARPS * ROWS * D;    // [WARPS][ROWS]
-  float* shared_l = shared_m + WARPS * ROWS;
-  __shared__ int flag;
-  const Item item(items + blockIdx.x * 8);
-  const int h = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const float factor = *scale;
-  const T kind = T();
-
-  uint4 qa[KC], qb[KC];
-#pragma unroll
-  for (int half = 0; half < ROWS / 8; ++half) {
-    const int r = g + 8 * half, packed = item.row0 + r;
-    const T* from = q + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D + t * 8;
-#pragma unroll
-    for (int j = 0; j < KC; ++j) {
-      uint4 value = make_uint4(0, 0, 0, 0);
-      if (r < item.rows) value = *reinterpret_cast<const uint4*>(from + j * 32);
-      if (half) qb[j] = value;
-      else qa[j] = value;
-    }
-  }
-  if (ROWS == 8) {
-#pragma unroll
-    for (int j = 0; j < KC; ++j) qb[j] = make_uint4(0, 0, 0, 0);
-  }
-  const int at0 = item.position + (item.row0 + g) / REP, at1 = item.position + (item.row0 + g + 8) / REP;
-
-  float o[VC][8][4];
-#pragma unroll
-  for (int c = 0; c < VC; ++c)
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o[c][j][e] = 0.0f;
-  float m0 = LOWEST, m1 = LOWEST, l0 = 0.0f, l1 = 0.0f;
-
-  const int tiles = (item.hi - item.lo + 15) >> 4;
-  const size_t plane = size_t(heads) * PAGE * D;  // from a page's keys to its values
-  auto page_of = [&](int tile) {
-    const int base = item.lo + tile * 16;
-    return pool + size_t(pages[item.pages + base / PAGE]) * 2 * plane + (size_t(h) * PAGE + base % PAGE) * D;
-  };
-  uint4 k[2][KC];
-  const T* here = pool;
-  auto load_keys = [&](const T* page, int base) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const bool inside = base + n * 8 + g < item.hi;
-#pragma unroll
-      for (int j = 0; j < KC; ++j) {
-        k[n][j] = make_uint4(0, 0, 0, 0);
-        if (inside) k[n][j] = *reinterpret_cast<const uint4*>(page + (n * 8 + g) * D + j * 32 + t * 8);
-      }
-    }
-  };
-  if (warp < tiles) {
-    here = page_of(warp);
-    load_keys(here, item.lo + warp * 16);
-  }
-  for (int tile = warp; tile < tiles; tile += WARPS) {
-    const int base = item.lo + tile * 16;
-    uint4 v[4][VC];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int token = 2 * t + (i & 1) + 8 * (i >> 1);
-      const bool inside = base + token < item.hi;
-#pragma unroll
-      for (int c = 0; c < VC; ++c) {
-        v[i][c] = make_uint4(0, 0, 0, 0);
-        if (inside) v[i][c] = *reinterpret_cast<const uint4*>(here + plane + token * D + c * 64 + g * 8);
-      }
-    }
-    float s[2][4] = {};
-#pragma unroll
-    for (int j = 0; j < KC; ++j)
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        mma(s[n], qa[j].x, qb[j].x, qa[j].y, qb[j].y, k[n][j].x, k[n][j].y, kind);
-        mma(s[n], qa[j].z, qb[j].z, qa[j].w, qb[j].w, k[n][j].z, k[n][j].w, kind);
-      }
-    if (tile + WARPS < tiles) {
-      here = page_of(tile + WARPS);
-      load_keys(here, base + WARPS * 16);
-    }
-    float most0 = LOWEST, most1 = LOWEST;
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = base + n * 8 + 2 * t + e;
-        const bool sees0 = at < item.hi && at <= at0 && (WINDOW == 0 || at > at0 - WINDOW);
-        const bool sees1 = at < item.hi && at <= at1 && (WINDOW == 0 || at > at1 - WINDOW);
-        s[n][e] = sees0 ? s[n][e] * factor : NEVER;
-        s[n][2 + e] = sees1 ? s[n][2 + e] * factor : NEVER;
-        most0 = fmaxf(most0, s[n][e]);
-        most1 = fmaxf(most1, s[n][2 + e]);
-      }
-    most0 = fmaxf(m0, quad_max(most0));
-    const float old0 = exp2f(m0 - most0);
-    m0 = most0;
-    float old1 = 1.0f;
-    if (ROWS > 8) {
-      most1 = fmaxf(m1, quad_max(most1));
-      old1 = exp2f(m1 - most1);
-      m1 = most1;
-    }
-    float sum0 = 0.0f, sum1 = 0.0f;
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        s[n][e] = exp2f(s[n][e] - m0);
-        sum0 += s[n][e];
-        s[n][2 + e] = ROWS > 8 ? exp2f(s[n][2 + e] - m1) : 0.0f;
-        sum1 += s[n][2 + e];
-      }
-    l0 = l0 * old0 + sum0;
-    l1 = l1 * old1 + sum1;
-    const unsigned a0 = pack(s[0][0], s[0][1], kind), a1 = pack(s[0][2], s[0][3], kind);
-    const unsigned a2 = pack(s[1][0], s[1][1], kind), a3 = pack(s[1][2], s[1][3], kind);
-#pragma unroll
-    for (int c = 0; c < VC; ++c)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        o[c][j][0] *= old0;
-        o[c][j][1] *= old0;
-        o[c][j][2] *= old1;
-        o[c][j][3] *= old1;
-        const unsigned pick = j & 1 ? 0x7632 : 0x5410;
-        const unsigned b0 = __byte_perm(part_of(v[0][c], j >> 1), part_of(v[1][c], j >> 1), pick);
-        const unsigned b1 = __byte_perm(part_of(v[2][c], j >> 1), part_of(v[3][c], j >> 1), pick);
-        mma(o[c][j], a0, a1, a2, a3, b0, b1, kind);
-      }
-  }
-  l0 = quad_sum(l0);
-  l1 = quad_sum(l1);
-  if (t == 0) {
-    shared_m[warp * ROWS + g] = m0;
-    shared_l[warp * ROWS + g] = l0;
-    if (ROWS > 8) {
-      shared_m[warp * ROWS + g + 8] = m1;
-      shared_l[warp * ROWS + g + 8] = l1;
-    }
-  }
-  float* mine = shared_o + warp * ROWS * D;
-#pragma unroll
-  for (int c = 0; c < VC; ++c)
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      mine[g * D + c * 64 + (2 * t) * 8 + j] = o[c][j][0];
-      mine[g * D + c * 64 + (2 * t + 1) * 8 + j] = o[c][j][1];
-      if (ROWS > 8) {
-        mine[(g + 8) * D + c * 64 + (2 * t) * 8 + j] = o[c][j][2];
-        mine[(g + 8) * D + c * 64 + (2 * t + 1) * 8 + j] = o[c][j][3];
-      }
-    }
-  __syncthreads();
-  const size_t row0 = (size_t(blockIdx.x) * heads + h) * ROWS;
-  for (int i = threadIdx.x; i < item.rows * D; i += WARPS * 32) {
-    const int r = i / D, d = i % D;
-    float most = LOWEST, sum = 0.0f, value = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) most = fmaxf(most, shared_m[w * ROWS + r]);
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      const float weight = exp2f(shared_m[w * ROWS + r] - most);
-      sum += shared_l[w * ROWS + r] * weight;
-      value += shared_o[(w * ROWS + r) * D + d] * weight;
-    }
-    if (item.splits == 1) {
-      const int packed = item.row0 + r;
-      out[(size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D + d] =
-          narrowed<T>(sum > 0.0f ? value / sum : 0.0f);
-    } else {
-      __stcg(partial + (row0 + r) * D + d, value);
-      if (d == 0) {
-        __stcg(scales + 2 * (row0 + r), most);
-        __stcg(scales + 2 * (row0 + r) + 1, sum);
-      }
-    }
-  }
-  if (item.splits > 1 && last_of(counters + (blockIdx.x - item.split) * heads + h, item.splits, &flag))
-    merge_splits<T, D, REP, ROWS>(item, blockIdx.x, h, heads, partial, scales, out);
-}
+// Stages of a ring for tiles of 16 tokens of so many bytes.
+__device__ constexpr int few_stages(int bytes) { return bytes >= 512 ? 2 : bytes >= 256 ? 3 : 5; }
 
 __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -325,6 +157,266 @@ __device__ inline void load_transposed(unsigned (&r)[4], unsigned address) {
 // 16 bytes from global to shared memory, or zeros.
 __device__ inline void fetch(unsigned to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
+}
+
+__device__ inline unsigned swap_halves(unsigned value) {  // transposes an 8 x 8 matrix that lies over the warp
+  unsigned turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(value));
+  return turned;
+}
+
+// Bytes (0, 1), (2, 3), (0, 2) or (1, 3) of a word, less 128, as two halves.
+template <int WHICH>
+__device__ inline unsigned halves_of(unsigned word) {
+  constexpr unsigned pick = WHICH == 0 ? 0x4140 : WHICH == 1 ? 0x4342 : WHICH == 2 ? 0x4240 : 0x4341;
+  const unsigned biased = __byte_perm(word, 0x64646464, pick);
+  const __half2 two = __hsub2(*reinterpret_cast<const __half2*>(&biased), __half2half2(__ushort_as_half(0x6480)));
+  return *reinterpret_cast<const unsigned*>(&two);
+}
+
+__device__ inline unsigned halved(unsigned two, __half) { return two; }
+__device__ inline unsigned halved(unsigned two, __nv_bfloat16) {
+  const float2 wide = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(&two));
+  return pack(wide.x, wide.y, __half());
+}
+
+// Few packed rows (ROWS is 8 or 16) over many cached tokens. A block goes through the items `starts[b]` to `starts[b + 1]`,
+// which the host made alike in tokens for all blocks, its warps taking turns at 16 tokens; each warp has its own ring in shared
+// memory, filled ahead by asynchronous copies over the ends of items, so that memory is never waited for twice, and its own
+// running softmax. Tokens are the tensor cores' rows and packed rows their columns: eight rows fill a fragment.
+template <typename T, typename S, int D, int REP, int PAGE, int WINDOW, int ROWS>
+__device__ inline void attend_few(const T* q, const S* pool, const float* factors, const int* pages, const int* items,
+                                  const int* starts, const float* scale, T* out, float* partial, float* scales,
+                                  int* counters, int heads) {
+  constexpr bool SMALL = sizeof(S) == 1;
+  constexpr int WARPS = 4, TILE = 16, STEPS = D / 16, GROUPS = ROWS / 8, LINE = D + 4;
+  constexpr int STAGES = few_stages(D * sizeof(S)), BYTES = D * sizeof(S), CHUNKS = BYTES / 16;
+  constexpr int STAGE = 2 * TILE * (BYTES + (SMALL ? 4 : 0));
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ float shared_m[WARPS][8], shared_l[WARPS][8];
+  __shared__ int flag;
+  const int h = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  unsigned char* ring = memory + warp * STAGES * STAGE;
+  float* shared_o = reinterpret_cast<float*>(memory + WARPS * STAGES * STAGE);  // [WARPS][8][LINE]
+  const int first = starts[blockIdx.x], last = starts[blockIdx.x + 1];
+  const float factor = *scale;
+  const size_t plane = size_t(heads) * PAGE * D;  // from a page's keys to its values
+  auto swapped = [](int chunk, int token) { return chunk ^ (CHUNKS < 8 ? token >> 1 & 3 : token & 7); };
+
+  int ahead = first, tile_ahead = warp, tiles_ahead = 0, lo_ahead = 0, hi_ahead = 0, pages_ahead = 0, page_ahead = 0;
+  auto look_ahead = [&](bool next) {
+    while (ahead < last) {
+      if (next) {
+        const Item item(items + ahead * 8);
+        lo_ahead = item.lo;
+        hi_ahead = item.hi;
+        pages_ahead = item.pages;
+        tiles_ahead = (hi_ahead - lo_ahead + TILE - 1) / TILE;
+      }
+      if (tile_ahead < tiles_ahead) {
+        page_ahead = pages[pages_ahead + (lo_ahead + tile_ahead * TILE) / PAGE];
+        return;
+      }
+      tile_ahead = warp;
+      next = true;
+      ++ahead;
+    }
+  };
+  auto produce = [&](int stage) {
+    if (ahead < last) {
+      const int base = lo_ahead + tile_ahead * TILE;
+      const size_t at = size_t(page_ahead) * 2 * heads * PAGE + size_t(h) * PAGE + base % PAGE;
+      const unsigned char* from = reinterpret_cast<const unsigned char*>(pool + at * D);
+      const unsigned to = shared_address(ring + stage * STAGE);
+#pragma unroll
+      for (int i = 0; i < TILE * CHUNKS / 32; ++i) {
+        const int token = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
+        const bool inside = base + token < hi_ahead;
+        const unsigned place = to + token * BYTES + swapped(chunk, token) * 16;
+        fetch(place, from + token * BYTES + chunk * 16, inside);
+        fetch(place + TILE * BYTES, from + plane * sizeof(S) + token * BYTES + chunk * 16, inside);
+      }
+      if (SMALL && lane < 8)  // factors of 16 keys, then of 16 values
+        fetch(to + 2 * TILE * BYTES + lane * 16, factors + at + (lane >> 2) * (plane / D) + (lane & 3) * 4, true);
+      tile_ahead += WARPS;
+      look_ahead(false);
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+  look_ahead(true);
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) produce(i);
+
+  int stage = 0;
+  for (int which = first; which < last; ++which) {
+    const Item item(items + which * 8);
+    unsigned query[GROUPS][STEPS][2];
+#pragma unroll
+    for (int n = 0; n < GROUPS; ++n) {
+      const int r = n * 8 + g;
+      const T* from = q + (size_t(item.token + r / REP) * heads * REP + h * REP + r % REP) * D;
+#pragma unroll
+      for (int i = 0; i < STEPS; ++i) {
+        query[n][i][0] = query[n][i][1] = 0;
+        if (r >= item.rows) continue;
+        if constexpr (SMALL) {  // in the order in which bytes come
+          const uint2 four = *reinterpret_cast<const uint2*>(from + i * 16 + 4 * t);
+          query[n][i][0] = halved(four.x, T());
+          query[n][i][1] = halved(four.y, T());
+        } else {
+          query[n][i][0] = *reinterpret_cast<const unsigned*>(from + i * 16 + 2 * t);
+          query[n][i][1] = *reinterpret_cast<const unsigned*>(from + i * 16 + 8 + 2 * t);
+        }
+      }
+    }
+    float o[GROUPS][STEPS][4], m[GROUPS][2], l[GROUPS][2];
+    int seen[GROUPS][2];
+#pragma unroll
+    for (int n = 0; n < GROUPS; ++n) {
+#pragma unroll
+      for (int i = 0; i < STEPS; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[n][i][e] = 0.0f;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        m[n][c] = LOWEST;
+        l[n][c] = 0.0f;
+        seen[n][c] = item.position + (n * 8 + 2 * t + c) / REP;
+      }
+    }
+    const int tiles = (item.hi - item.lo + TILE - 1) / TILE;
+    for (int tile = warp; tile < tiles; tile += WARPS) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+      __syncwarp();
+      produce(stage == 0 ? STAGES - 1 : stage - 1);
+      const unsigned keys = shared_address(ring + stage * STAGE), values = keys + TILE * BYTES;
+      const float* kept = reinterpret_cast<const float*>(ring + stage * STAGE + 2 * TILE * BYTES);
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
+      float s[GROUPS][4];
+#pragma unroll
+      for (int n = 0; n < GROUPS; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < CHUNKS; i += 2) {
+        unsigned a[4];
+        const int token = lane & 15, chunk = i + (lane >> 4);
+        load_matrices(a, keys + token * BYTES + swapped(chunk, token) * 16);
+#pragma unroll
+        for (int n = 0; n < GROUPS; ++n) {
+          if constexpr (SMALL) {
+            mma(s[n], halves_of<0>(a[0]), halves_of<0>(a[1]), halves_of<1>(a[0]), halves_of<1>(a[1]), query[n][i][0],
+                query[n][i][1], __half());
+            mma(s[n], halves_of<0>(a[2]), halves_of<0>(a[3]), halves_of<1>(a[2]), halves_of<1>(a[3]),
+                query[n][i + 1][0], query[n][i + 1][1], __half());
+          } else {
+            mma(s[n], a[0], a[1], a[2], a[3], query[n][i / 2][0], query[n][i / 2][1], T());
+          }
+        }
+      }
+      const int base = item.lo + tile * TILE + g;
+      unsigned p[GROUPS][2];
+#pragma unroll
+      for (int n = 0; n < GROUPS; ++n) {
+        float old[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float most = m[n][c];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int at = base + 8 * half;
+            const bool sees = at < item.hi && at <= seen[n][c] && (WINDOW == 0 || at > seen[n][c] - WINDOW);
+            float& score = s[n][2 * half + c];
+            score = sees ? score * (SMALL ? factor * kept[g + 8 * half] : factor) : NEVER;
+            most = fmaxf(most, score);
+          }
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, 4));
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, 8));
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, 16));
+          old[c] = exp2f(m[n][c] - most);
+          m[n][c] = most;
+          s[n][c] = exp2f(s[n][c] - most);
+          s[n][2 + c] = exp2f(s[n][2 + c] - most);
+          l[n][c] = l[n][c] * old[c] + s[n][c] + s[n][2 + c];
+        }
+        if (SMALL) {
+          const float low = kept[TILE + g], high = kept[TILE + g + 8];
+          p[n][0] = swap_halves(pack(s[n][0] * low, s[n][1] * low, __half()));
+          p[n][1] = swap_halves(pack(s[n][2] * high, s[n][3] * high, __half()));
+        } else {
+          p[n][0] = swap_halves(pack(s[n][0], s[n][1], T()));
+          p[n][1] = swap_halves(pack(s[n][2], s[n][3], T()));
+        }
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[n][i][e] *= old[e & 1];
+      }
+#pragma unroll
+      for (int i = 0; i < CHUNKS; i += 2) {
+        unsigned a[4];
+        const int token = (lane & 7) + (SMALL ? lane & 8 : lane >> 1 & 8), chunk = i + (SMALL ? lane >> 4 : lane >> 3 & 1);
+        load_transposed(a, values + token * BYTES + swapped(chunk, token) * 16);
+#pragma unroll
+        for (int n = 0; n < GROUPS; ++n) {
+          if constexpr (SMALL) {
+            mma(o[n][i], halves_of<2>(a[0]), halves_of<3>(a[0]), halves_of<2>(a[1]), halves_of<3>(a[1]), p[n][0], p[n][1],
+                __half());
+            mma(o[n][i + 1], halves_of<2>(a[2]), halves_of<3>(a[2]), halves_of<2>(a[3]), halves_of<3>(a[3]), p[n][0],
+                p[n][1], __half());
+          } else {
+            mma(o[n][i / 2], a[0], a[1], a[2], a[3], p[n][0], p[n][1], T());
+          }
+        }
+      }
+    }
+
+    const size_t slot = (size_t(item.row0 + item.split) * heads + h) * ROWS;
+#pragma unroll
+    for (int n = 0; n < GROUPS; ++n) {
+      if (n * 8 >= item.rows) break;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float sum = l[n][c];
+        sum += __shfl_xor_sync(~0u, sum, 4);
+        sum += __shfl_xor_sync(~0u, sum, 8);
+        sum += __shfl_xor_sync(~0u, sum, 16);
+        if (g == 0) {
+          shared_m[warp][2 * t + c] = m[n][c];
+          shared_l[warp][2 * t + c] = sum;
+        }
+        float* line = shared_o + (warp * 8 + 2 * t + c) * LINE;
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) {
+          line[i * 16 + (SMALL ? 2 * g : g)] = o[n][i][c];
+          line[i * 16 + (SMALL ? 2 * g + 1 : g + 8)] = o[n][i][2 + c];
+        }
+      }
+      __syncthreads();
+      for (int i = threadIdx.x; i < min(8, item.rows - n * 8) * (D / 4); i += WARPS * 32) {
+        const int r = i / (D / 4), d = i % (D / 4) * 4;
+        float most = LOWEST, sum = 0.0f;
+        float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) most = fmaxf(most, shared_m[w][r]);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+          const float weight = exp2f(shared_m[w][r] - most);
+          sum += shared_l[w][r] * weight;
+          add(value, *reinterpret_cast<const float4*>(shared_o + (w * 8 + r) * LINE + d), weight);
+        }
+        if (item.splits == 1) {
+          put_row<T, D, REP>(out, item, n * 8 + r, h, heads, d, value, sum);
+        } else {
+          __stcg(reinterpret_cast<float4*>(partial + (slot + n * 8 + r) * D + d), value);
+          if (d == 0) __stcg(reinterpret_cast<float2*>(scales + 2 * (slot + n * 8 + r)), make_float2(most, sum));
+        }
+      }
+      __syncthreads();
+    }
+    if (item.splits > 1 && last_of(counters + item.row0 * heads + h, item.splits, &flag))
+      merge_splits<T, D, REP, ROWS>(item, item.row0, 0, item.rows, h, heads, partial, scales, out);
+  }
 }
 
 // Many packed rows (128 a tile, 16 for each of eight warps) over cached tokens, TILE of them at a time in shared memory,
@@ -484,7 +576,7 @@ __device__ inline void attend_many(const T* q, const T* pool, const int* pages, 
     if (item.splits > 1 && t == 0) __stcg(reinterpret_cast<float2*>(scales + 2 * (row0 + r)), make_float2(m, l));
   }
   if (item.splits > 1 && last_of(counters + (blockIdx.x - item.split) * heads + h, item.splits, &flag))
-    merge_splits<T, D, REP, ROWS>(item, blockIdx.x, h, heads, partial, scales, out);
+    merge_splits<T, D, REP, ROWS>(item, blockIdx.x - item.split, item.row0, item.rows, h, heads, partial, scales, out);
 }
 
 }  // namespace treadle

@@ -16,22 +16,30 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from ..cuda import CudaKernel
-from .work import FEW, MANY, Tiles
+from .work import FEW, MANY, TILE, Tiles
 
 HEAD_DIMS = (64, 128, 256)
 _LOG2_E = 1.4426950408889634
 _MANY_TILE = {64: 64, 128: 64, 256: 32}
 _ATTEND_INPUTS = ["q", "pool", "pages", "items", "scale", "counters", "written"]
-_ATTEND_BODY = """
-  treadle::attend_{kind}<T, D, REP, PAGE, WINDOW, {tile}>(
+_FEW_BODY = """
+  treadle::attend_few<T, T, D, REP, PAGE, WINDOW, ROWS>(
+      q, pool, nullptr, pages, items + (gridDim.x + 8) / 8 * 8, items, scale, out, partial, scales,
+      const_cast<int*>(counters), HEADS);
+"""
+_MANY_BODY = """
+  treadle::attend_many<T, D, REP, PAGE, WINDOW, TILE>(
       q, pool, pages, items, scale, out, partial, scales, const_cast<int*>(counters), HEADS);
 """
+_FEW_WARPS = 4
+_FEW_RING = {128: 5, 256: 3, 512: 2}
+"""By bytes of a token: tiles in a warp's ring, as `few_stages` in the kernels' text has it."""
 _WRITE_BODY = """
   constexpr int CHUNKS = D / 8;
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i == 0) written[0] = 0;
   const int chunk = i % CHUNKS, h = i / CHUNKS % HEADS, token = i / (CHUNKS * HEADS);
-  if (token >= *count) return;
+  if (token >= slots_shape[0]) return;
   const int slot = slots[token];
   uint4* to = reinterpret_cast<uint4*>(const_cast<T*>(pool)) +
       (size_t(slot / PAGE) * 2 * HEADS + h) * PAGE * CHUNKS + slot % PAGE * CHUNKS + chunk;
@@ -90,11 +98,11 @@ class Kernels:
             return f"{group} query heads share a kv head, and the kernels take {FEW[-1]} at most"
         return ""
 
-    def write(self, pool: Any, keys: Any, values: Any, slots: Any, count: Any) -> Any:
-        """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool, of which the first `count` (1,) are
-        real. What comes back says to `attend` that it is done."""
+    def write(self, pool: Any, keys: Any, values: Any, slots: Any) -> Any:
+        """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool. What comes back says to `attend` that
+        it is done."""
         return self._write(
-            [keys, values, pool, slots, count],
+            [keys, values, pool, slots],
             [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
             blocks=(-(-keys.size // 8 // 256), 1),
             threads=256,
@@ -128,10 +136,9 @@ class Kernels:
         """Attention (T, query heads, 1, D) of `queries` of that shape over what is in `pages` (int32, all rows' pages
         one after the other) of the pool; `tiles` says which. `window` is 0 for none. `counters` are zeros, and are so
         again afterwards: at least as many as tiles times kv heads."""
-        rows, threads, kind, memory = self._shape_of(tiles)
-        count = len(tiles) * self.heads if tiles.split else 0
-        kernel = self._attend(kind, rows, memory)
-        return kernel(
+        few = tiles.rows != MANY
+        parts = tiles.parts * self.heads * tiles.rows
+        return (self._few if few else self._many)(
             [queries, pool, pages, tiles.items, self._scale(scale), counters, written],
             [
                 ("T", self.dtype),
@@ -140,19 +147,14 @@ class Kernels:
                 ("PAGE", self.page),
                 ("WINDOW", window),
                 ("HEADS", self.heads),
-                ("ROWS", rows),
+                ("ROWS", tiles.rows),
+                *([] if few else [("TILE", _MANY_TILE[self.dim])]),
             ],
-            blocks=(len(tiles), self.heads),
-            threads=threads,
-            shapes=[queries.shape, (max(1, count * rows * self.dim),), (max(1, count * rows * 2),)],
+            blocks=(tiles.blocks, self.heads),
+            threads=32 * _FEW_WARPS if few else 256,
+            shapes=[queries.shape, (max(1, parts * self.dim),), (max(1, parts * 2),)],
             dtypes=[self.dtype, mx.float32, mx.float32],
         )[0]
-
-    def _shape_of(self, tiles: Tiles) -> tuple[int, int, str, int]:
-        """Packed rows a tile, threads, kind of kernel, bytes of shared memory."""
-        if tiles.rows == MANY:
-            return MANY, 256, "many", 4 * _MANY_TILE[self.dim] * self.dim * 2
-        return tiles.rows, 128, "few", 4 * 4 * tiles.rows * (self.dim + 2)
 
     def _scale(self, scale: float) -> Any:
         """The factor of the scores, for powers of two, on the device."""
@@ -160,24 +162,25 @@ class Kernels:
             self._scales[scale] = mx.array([scale * _LOG2_E], mx.float32)
         return self._scales[scale]
 
-    def _attend(self, kind: str, rows: int, memory: int) -> Any:
-        return self._attends.get((kind, rows)) or self._new_attend(kind, rows, memory)
-
-    def _new_attend(self, kind: str, rows: int, memory: int) -> Any:
-        tile = _MANY_TILE[self.dim] if kind == "many" else rows
-        kernel = self._attends[kind, rows] = self.kernel(
-            f"attend_{kind}",
-            inputs=_ATTEND_INPUTS,
-            outputs=["out", "partial", "scales"],
-            header=self._header,
-            source=_ATTEND_BODY.format(kind=kind, tile=tile),
-            shared_memory=memory,
-        )
-        return kernel
+    @cached_property
+    def _few(self) -> Any:
+        line = self.dim * self.dtype.size
+        ring, sums = 2 * TILE * line * _FEW_RING[line], 8 * (self.dim + 4) * 4
+        return self._attend("few", _FEW_BODY, _FEW_WARPS * (ring + sums))
 
     @cached_property
-    def _attends(self) -> dict[tuple[str, int], Any]:
-        return {}
+    def _many(self) -> Any:
+        return self._attend("many", _MANY_BODY, 4 * _MANY_TILE[self.dim] * self.dim * 2)
+
+    def _attend(self, kind: str, body: str, memory: int) -> Any:
+        return self.kernel(
+            f"attend_{kind}",
+            _ATTEND_INPUTS,
+            ["out", "partial", "scales"],
+            body,
+            header=self._header,
+            shared_memory=memory,
+        )
 
     @cached_property
     def _header(self) -> str:
@@ -185,7 +188,7 @@ class Kernels:
 
     @cached_property
     def _write(self) -> CudaKernel:
-        return self.kernel("write", ["k", "v", "pool", "slots", "count"], ["written"], _WRITE_BODY)
+        return self.kernel("write", ["k", "v", "pool", "slots"], ["written"], _WRITE_BODY)
 
     @cached_property
     def _copy(self) -> CudaKernel:

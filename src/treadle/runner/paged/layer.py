@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +22,6 @@ class Pass:
 
     positions: Any = None
     slots: Any = None
-    count: Any = None
     pages: Any = None
     counters: tuple[Any, Any] = (None, None)
     compiled: dict[Any, Any] = field(default_factory=dict)
@@ -37,7 +36,6 @@ class Pass:
         self.segments = segments
         self.few = int(segments[is_few(segments[:, COUNT], rep), COUNT].sum())
         self.positions, self.slots, self.pages = mx.array(positions), mx.array(slots), _padded(pages)
-        self.count = mx.array([len(positions)], mx.int32)
         self.tiles = {}
 
     def work(self, *, few: bool, rep: int, heads: int, window: int) -> Tiles:
@@ -48,7 +46,7 @@ class Pass:
             some = self.segments[is_few(self.segments[:, COUNT], rep) == few]
             some[:, FIRST] -= 0 if few else self.few
             made = (few_tiles if few else many_tiles)(some, rep=rep, heads=heads, window=window)
-            self.tiles[key] = Tiles(_padded(made.items), made.rows, made.split, made.count)
+            self.tiles[key] = replace(made, items=_padded(made.items))
         return self.tiles[key]
 
 
@@ -74,7 +72,7 @@ class PagedLayer:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Put `keys` and `values` (T, kv heads, 1, D) where they belong."""
         step = self.step
-        self.written = self.kernels.write(self.pool, keys, values, step.slots, step.count)
+        self.written = self.kernels.write(self.pool, keys, values, step.slots)
         return keys, values
 
     def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
@@ -91,7 +89,7 @@ class PagedLayer:
 
     def attend_written(self, queries: Any, scale: float) -> Any:
         """Like `attend`, where what made `queries` has put keys and values where they belong."""
-        self.written = self.step.count
+        self.written = self.step.slots
         attended = self.attend(queries, scale, 0, None)
         self.written = queries
         return attended
