@@ -239,6 +239,19 @@ def test_a_budget_too_small_for_the_rows_is_refused(folder: Path) -> None:
         build(folder, memory=1000, max_running=4)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_the_least_budget_holds_what_is_given_out_at_once(
+    folder: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers grow by 256 tokens, mlx-lm's caches by as many as are put in."""
+    monkeypatch.setattr("treadle.runner.build.load", lambda *args, **kwargs: load(*args, own=own, **kwargs))
+    kv = load(folder).kv
+    least = 4 * kv.row_bytes + kv.token_bytes * (256 if own else 1)
+    with pytest.raises(ConfigError, match=f"needs {least} bytes of cache"):
+        build(folder, memory=least - 1, max_running=4)
+    assert build(folder, memory=least, max_running=4).capabilities().kv_blocks == int(own)
+
+
 def test_no_tokenizer_is_needed(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()

@@ -12,8 +12,10 @@ from .blas import BlasReport
 from .guard import leave_thread
 from .loader import load
 from .model import LoadedModel
+from .stock.buffer import STEP
 from .text import TextRunner
 from .threads import ThreadGovernor
+from .warmup import WARM_UP_ROWS
 
 _log = logging.getLogger(__name__)
 
@@ -78,10 +80,15 @@ def _check_bits(kv_bits: int | None) -> None:
 
 
 def _check_budget(model: LoadedModel, max_running: int) -> None:
-    least = max_running * model.kv.row_bytes + model.kv.token_bytes
-    if 0 < model.kv_budget_bytes < least:
+    """No more is taken than the budget, so it has to hold what the warm-up and a short request need."""
+    budget, page_bytes = model.kv_budget_bytes, 0 if model.own is None else model.own.page_bytes
+    if page_bytes:
+        least, whose, fix = WARM_UP_ROWS * page_bytes, f"{WARM_UP_ROWS} pages", "give more memory"
+    else:
+        first = model.kv.token_bytes * (1 if model.own is None else STEP)
+        least, whose = max_running * model.kv.row_bytes + first, f"{max_running} sequences and the first tokens of one"
+        fix = "lower max_running, or give more memory"
+    if 0 < budget < least:
         raise ConfigError(
-            f"{model.name} needs {least} bytes of cache for {max_running} sequences before their first token, and "
-            f"{model.kv_budget_bytes} are there: lower max_running, or give more memory",
-            param="memory",
+            f"{model.name} needs {least} bytes of cache for {whose}, and {budget} are there: {fix}", param="memory"
         )

@@ -26,21 +26,23 @@ TOLERANCE = 0.25
 
 _FAULTS = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, RunnerBroken)
 """What a model's code raises that is used in another way than its author thought of, or a kernel's compiler."""
-_PROBE_PAGES = 16
 _PROMPTS = (tuple(range(1, 38)), (8, 9), (10, 11, 12, 13))
 _SPLITS = (19, 1, 2)
 _NEXT = (14, 15, 16)
+_PROBE_PAGES = sum(-(-(len(prompt) + 1) // PAGE) for prompt in _PROMPTS)
 
 
 @dataclass(frozen=True)
 class Own:
     """How a model's rows are kept: `new_layout` makes an empty layout, `selection` says what its head sees. `decoder`
-    stands for the model in a pass, where it is not the model itself."""
+    stands for the model in a pass, where it is not the model itself. `page_bytes` is what a page takes in all layers, 0
+    where there are none."""
 
     kind: str
     selection: Selection | None
     new_layout: Callable[[], Layout]
     decoder: Any | None = None
+    page_bytes: int = 0
 
     def new_rows(self, module: Any) -> FlatRows:
         """Rows of `module`, none yet."""
@@ -75,7 +77,10 @@ def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool,
 
 
 def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool, using: type[Kernels] = Kernels) -> Own | str:
-    """`module`'s rows in pages that kernels for CUDA read in place, or why that can't be."""
+    """`module`'s rows in as many pages, for kernels for CUDA to read in place, as `budget` bytes hold (none, where that
+    is less than one takes); or why that can't be."""
+    if not budget:
+        return "nothing says how much memory there is for pages"
     windows = _windows(library, module)
     if isinstance(windows, str):
         return windows
@@ -90,12 +95,11 @@ def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool, using: type[
         return reason
     kernels = using(shape.heads, shape.query_heads // shape.heads, shape.dim, PAGE, shape.dtype)
     page_bytes = len(windows) * 2 * shape.heads * PAGE * shape.dim * shape.dtype.size
-    pages = max(_PROBE_PAGES, budget // page_bytes)
 
-    def layout(pages: int = pages, keeps: bool = keeps) -> Layout:
+    def layout(pages: int = budget // page_bytes, keeps: bool = keeps) -> Layout:
         return PagedLayout(windows, kernels, pages=pages, keeps=keeps)
 
-    own = Own("pages", library.selection(module), layout)
+    own = Own("pages", library.selection(module), layout, page_bytes=page_bytes)
     small = lambda: layout(_PROBE_PAGES, False)  # noqa: E731
     try:
         fused = replace(own, decoder=FusedDecoder(module, kernels, own.selection))

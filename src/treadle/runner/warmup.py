@@ -8,6 +8,7 @@ from ..core.messages import Sampling, Submit
 from ..core.plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
 from .model import LoadedModel
 
+WARM_UP_ROWS = 2
 _PROMPT = (0, 1, 0)
 
 

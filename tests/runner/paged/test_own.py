@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from tests.runner.paged.models import make, own_of
+from tests.runner.looped import Looped
+from tests.runner.paged.models import PAGE_BYTES, loaded, make, own_of
 from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
-from treadle.runner import loader
+from treadle.core.messages import Submit
+from treadle.errors import ConfigError
+from treadle.runner import build, loader
 from treadle.runner.mlxlm import connect
+from treadle.runner.model import LoadedModel
 from treadle.runner.own import Own, paged
 from treadle.runner.paged.kernels import AttentionShape, Kernels
+from treadle.runner.paged.layout import PAGE
+from treadle.runner.text import TextRunner
 
 
 class Wrong(ReferenceKernel):
@@ -110,6 +118,38 @@ def test_a_model_that_computes_in_float32_is_not_for_the_real_kernels() -> None:
     found = paged(connect(), make("llama"), budget=1 << 20, keeps=True)
     assert isinstance(found, str)
     assert "float32" in found
+
+
+def test_where_nothing_says_how_much_memory_there_is_nothing_is_taken() -> None:
+    found = own_of(make("llama"), pages=0)
+    assert isinstance(found, str)
+    assert "how much memory" in found
+
+
+@pytest.mark.parametrize("pages", [2, 5])
+def test_a_small_budget_is_what_there_is(pages: int) -> None:
+    """No more is taken than was given, and that is enough to warm up and to serve what fits."""
+    module = make("llama")
+    runner = TextRunner(loaded(module, own_of(module, pages=pages)))
+    runner.warm_up()
+    assert (runner.capabilities().kv_blocks, runner.room()) == (pages, pages)
+    loop = Looped(runner)
+    fits = Submit(id="fits", prompt=tuple(range(pages * PAGE - 9)), max_tokens=9)
+    assert len(loop.run(fits)["fits"]) == 9
+
+
+def test_a_budget_too_small_for_pages_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models have no heads for the kernels, so this one's pages are as large as it says."""
+
+    def loading(*args: Any, memory: int, **kwargs: Any) -> LoadedModel:
+        module = make("llama")
+        own = paged(connect(), module, budget=memory, keeps=True, using=ReferenceKernels)
+        return replace(loaded(module, own), kv_budget_bytes=memory)
+
+    monkeypatch.setattr(build, "load", loading)
+    with pytest.raises(ConfigError, match=f"needs {2 * PAGE_BYTES} bytes .* {2 * PAGE_BYTES - 1} are there: give more"):
+        build.build(tmp_path, memory=2 * PAGE_BYTES - 1)
+    build.build(tmp_path, memory=2 * PAGE_BYTES).close()
 
 
 @pytest.mark.parametrize("broken", [False, True])
