@@ -13,7 +13,7 @@ from treadle.runner.mlxlm import connect
 _COMMON: dict[str, Any] = {
     "vocab_size": 260,
     "hidden_size": 64,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "intermediate_size": 96,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -23,6 +23,8 @@ _COMMON: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
+_EVERY_FOURTH = {"num_hidden_layers": 4}
+"""Where each fourth layer is of another kind."""
 _LINEAR_ATTENTION = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
@@ -59,10 +61,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_conv_bias": True,
         "time_step_rank": 8,
     },
-    "qwen3_next": {**_COMMON, **_LINEAR_ATTENTION, **_EXPERTS, "partial_rotary_factor": 0.25, "norm_topk_prob": True},
+    "qwen3_next": {
+        **_COMMON,
+        **_EVERY_FOURTH,
+        **_LINEAR_ATTENTION,
+        **_EXPERTS,
+        "partial_rotary_factor": 0.25,
+        "norm_topk_prob": True,
+    },
     "falcon_h1": {
         **_COMMON,
-        "num_hidden_layers": 2,
         "mamba_d_head": 16,
         "mamba_d_ssm": 64,
         "mamba_n_heads": 4,
@@ -70,7 +78,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_chunk_size": 16,
         "lm_head_multiplier": 1.0,
     },
-    "smollm3": {**_COMMON},
+    "smollm3": {**_COMMON, **_EVERY_FOURTH},
     "gpt_oss": {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
     "deepseek_v3": {
         **_COMMON,
@@ -85,7 +93,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "v_head_dim": 16,
         "qk_nope_head_dim": 16,
     },
-    "llama4": {"text_config": {**_COMMON, **_LLAMA4}},
+    "llama4": {"text_config": {**_COMMON, **_EVERY_FOURTH, **_LLAMA4}},
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.runner.conftest import Tiny
 from tests.runner.drive import Drive, run_alone, seeded_choices
 from tests.runner.families import FAMILIES
-from tests.runner.reference import reference
+from tests.runner.reference import reference, references
 from treadle.core.messages import Submit
 from treadle.runner.text import TextRunner
 
@@ -36,7 +36,7 @@ def test_any_schedule_gives_what_mlx_lm_gives(either: Tiny, architecture: str, s
     some = requests(seed)
     runner = TextRunner(model)
     together = Drive(runner, some).run(seeded_choices(seed))
-    assert together == {request.id: reference(model, request) for request in some}
+    assert together == references(model, some, together)
     assert runner.statistics().kv_bytes == 0
 
 
@@ -44,7 +44,8 @@ def test_any_schedule_gives_what_mlx_lm_gives(either: Tiny, architecture: str, s
 def test_alone_gives_what_mlx_lm_gives(either: Tiny, architecture: str) -> None:
     model = either(architecture)
     for request in requests(9, count=5):
-        assert run_alone(TextRunner(model), request) == reference(model, request)
+        alone = run_alone(TextRunner(model), request)
+        assert alone == reference(model, request, alone)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -52,7 +53,7 @@ def test_a_model_whose_caches_cannot_merge_gives_the_same(tiny: Tiny, architectu
     model = tiny(architecture, own=False)
     some = requests(3)
     one_by_one = Drive(TextRunner(replace(model, batched=False)), some).run(seeded_choices(3))
-    assert one_by_one == {request.id: reference(model, request) for request in some}
+    assert one_by_one == references(model, some, one_by_one)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,4 +65,13 @@ def test_every_kind_of_cache_gives_what_mlx_lm_gives(tiny: Tiny, family: str) ->
     assert (model.own is not None) is (family in ("smollm3", "gpt_oss")), model.details
     some = requests(1, count=6)
     together = Drive(TextRunner(model), some).run(seeded_choices(1))
-    assert together == {request.id: reference(model, request) for request in some}
+    assert together == references(model, some, together)
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_guess_that_is_wrong_anywhere_is_not_taken_for_the_reference(tiny: Tiny, at: int) -> None:
+    """Else the tests above would show nothing."""
+    model, request = tiny("gemma3"), Submit(id="a", prompt=(3, 1, 4), max_tokens=20)
+    wanted = reference(model, request)
+    wrong = [*wanted[:at], wanted[at] ^ 1, *wanted[at + 1 :]]
+    assert reference(model, request, wanted) == reference(model, request, wrong) == wanted

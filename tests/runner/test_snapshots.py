@@ -13,7 +13,7 @@ import pytest
 from tests.cache.oracle import common
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
-from tests.runner.reference import reference
+from tests.runner.reference import reference, references
 from tests.runner.test_with_scheduler import POISON, Poisonous
 from treadle.core.messages import FinishReason, Submit
 from treadle.core.plan import Admit, PrefillChunk, StepPlan
@@ -65,7 +65,8 @@ def test_a_prompt_goes_on_from_the_last_snapshot_on_its_way(tiny: Tiny, family: 
     }
     for name, (prompt, *reused) in turns.items():
         asked = request(name, prompt)
-        assert loop.run(asked)[name] == reference(model, asked), name
+        got = loop.run(asked)[name]
+        assert got == reference(model, asked, got), name
         assert loop.cached(name) == reused[family in CUTS], name
 
 
@@ -78,7 +79,7 @@ def test_a_conversation_goes_on_where_its_last_turn_ended(tiny: Tiny, family: st
     for turn in range(4):
         asked = request(f"turn {turn}", prompt, max_tokens=37)
         answer = loop.run(asked)[asked.id]
-        assert answer == reference(model, asked)
+        assert answer == reference(model, asked, answer)
         assert loop.cached(asked.id) == known
         known = len(prompt) + len(answer) - 1
         prompt = (*prompt, *answer, *some_tokens(turn, 9))
@@ -97,7 +98,7 @@ def test_who_comes_while_the_prompt_is_read_finds_where_they_part(tiny: Tiny, fa
     while not loop.tokens("r1"):
         loop.step()
     answers = loop.run(third)
-    assert answers == {one.id: reference(model, one) for one in (first, second, third)}
+    assert answers == references(model, (first, second, third), answers)
     assert [loop.cached(id_) for id_ in answers] == [0, 0, 210 if family in CUTS else 192]
 
 
@@ -109,7 +110,8 @@ def test_rows_in_one_batch_leave_what_they_would_have_left_alone(tiny: Tiny) -> 
     answers = loop.run(*asked)
     for one in asked:
         later = request(f"{one.id} later", (*one.prompt, *answers[one.id], 1, 2, 3))
-        assert loop.run(later)[later.id] == reference(model, later)
+        answer = loop.run(later)[later.id]
+        assert answer == reference(model, later, answer)
         assert loop.cached(later.id) == len(one.prompt) + one.max_tokens - 1
 
 
@@ -461,7 +463,7 @@ def test_whatever_happens_each_sequence_is_mlx_lms_own(tiny: Tiny, family: str, 
     for one in asked:
         end, got = loop.finish(one.id), loop.tokens(one.id)
         if one.id != "guilty" and end is not FinishReason.ERROR:
-            wanted = reference(model, one)
+            wanted = reference(model, one, got)
             assert got == wanted[: len(got)], one.id
             assert len(got) == len(wanted) or one.id in cancelled
     assert runner.statistics().kv_bytes == 0

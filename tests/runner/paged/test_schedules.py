@@ -15,7 +15,7 @@ from tests.runner.looped import Looped
 from tests.runner.paged.checks import check
 from tests.runner.paged.conftest import Paged
 from tests.runner.parting import PARTING
-from tests.runner.reference import reference
+from tests.runner.reference import reference, references
 from tests.runner.test_lookahead import LateFault, assert_alike, requests
 from treadle.core import room
 from treadle.core.messages import FinishReason, Sampling, Submit
@@ -95,7 +95,8 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     some = greedy(dice, 16, most=120)
     cancelled = at_random(loop, some, dice)
     for request in some:
-        wanted, got = reference(model, request), loop.tokens(request.id)
+        got = loop.tokens(request.id)
+        wanted = reference(model, request, got)
         assert got == wanted[: len(got)]
         assert len(got) == len(wanted) or request.id in cancelled
     found = loop.runner.statistics()
@@ -149,7 +150,8 @@ def test_steps_that_raise_change_nobodys_tokens(paged: Paged, seed: int) -> None
     ends = {request.id: loop.finish(request.id) for request in some}
     assert sum(end is FinishReason.ERROR for end in ends.values()) < 6
     for request in some:
-        wanted, got = reference(model, request), loop.tokens(request.id)
+        got = loop.tokens(request.id)
+        wanted = reference(model, request, got)
         assert got == wanted[: len(got)]
         assert len(got) == len(wanted) or ends[request.id] is FinishReason.ERROR or request.id in cancelled
     assert runner.statistics().kv_bytes == 0
@@ -163,7 +165,8 @@ def test_prompts_are_reused_wherever_they_part(paged: Paged) -> None:
     parts = PARTING | {"too early": (PARTING["too early"][0], 0)}  # not worth copying a page for
     for name, (prompt, reused) in parts.items():
         request = Submit(id=name, prompt=prompt, max_tokens=12)
-        assert loop.run(request)[name] == reference(model, request), name
+        answer = loop.run(request)[name]
+        assert answer == reference(model, request, answer), name
         assert loop.cached(name) == reused, name
 
 
@@ -213,5 +216,5 @@ def test_a_reset_between_steps_changes_nobodys_tokens(paged: Paged) -> None:
     loop.runner.forget_prefixes()
     check(loop.layout._pages)
     found = loop.run()
-    assert found == {request.id: reference(model, request) for request in some}
+    assert found == references(model, some, found)
     assert loop.layout.statistics().held == 0
