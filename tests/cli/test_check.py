@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -62,18 +63,31 @@ def test_a_tiny_model_passes_and_the_report_can_be_pasted(folder: Path) -> None:
     assert str(folder.parent) not in ran.stdout
 
 
-def test_as_json_it_holds_the_report_and_the_outcomes(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `--json` says of a model with a short context."""
+    folder = make_tiny(tmp_path_factory.mktemp("short") / "model", context=64)
     ran = subprocess.run(
         [sys.executable, "-m", "treadle", "doctor", str(folder), "--check", "--json"],
         capture_output=True,
         text=True,
         timeout=110,
     )
-    plain = json.loads(ran.stdout)
-    assert list(plain["check"]["outcomes"]) == ALL
-    assert plain["check"]["ok"] is True
-    assert plain["check"]["engine"]["architecture"] == "llama"
-    assert plain["sections"]["MLX"]["device"]["mark"] == "ok"
+    said: dict[str, Any] = json.loads(ran.stdout)
+    return said
+
+
+def test_as_json_it_holds_the_report_and_the_outcomes(short: dict[str, Any]) -> None:
+    assert list(short["check"]["outcomes"]) == ALL
+    assert short["check"]["ok"] is True
+    assert short["check"]["engine"]["architecture"] == "llama"
+    assert short["sections"]["MLX"]["device"]["mark"] == "ok"
+
+
+def test_a_short_context_shortens_the_prompts(short: dict[str, Any]) -> None:
+    outcomes = short["check"]["outcomes"]
+    assert {outcome["mark"] for outcome in outcomes.values()} <= {"ok", "warn"}
+    assert "8 prompts of 3 to 40 tokens" in outcomes["fidelity"]["said"]
 
 
 def test_a_batch_that_changes_answers_fails_with_the_first_difference(
@@ -110,7 +124,7 @@ def test_an_engine_that_does_not_come_back_fails_the_crash_check(
 ) -> None:
     with_owner(monkeypatch, "once")
     outcomes = check(make_tiny(tmp_path / "model"))
-    assert outcomes["fidelity"].mark is Mark.OK
+    assert outcomes["fidelity"].mark is not Mark.FAIL  # a remark where steps were too short for rows to meet
     assert outcomes["crash"].mark is Mark.FAIL
     assert "start_failed" in outcomes["crash"].said
     assert "engine_unavailable" in outcomes["burst"].said
@@ -130,12 +144,6 @@ def test_a_model_that_is_not_there_is_the_one_outcome(tmp_path: Path) -> None:
     outcomes = check(tmp_path / "nowhere")
     assert list(outcomes) == ["model"]
     assert outcomes["model"].mark is Mark.FAIL
-
-
-def test_a_short_context_shortens_the_prompts(tmp_path: Path) -> None:
-    outcomes = check(make_tiny(tmp_path / "model", context=64))
-    assert {outcome.mark for outcome in outcomes.values()} <= {Mark.OK, Mark.WARN}
-    assert "8 prompts of 3 to 40 tokens" in outcomes["fidelity"].said
 
 
 def ran(*tokens: int) -> Ran:

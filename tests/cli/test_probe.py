@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.tiny import make_tiny
 from treadle.cli.probe import Answer, Question, ask
+from treadle.runner.build import build
 
 
 def ask_script(script: str, *, folder: str | None = None, timeout_s: float = 30.0) -> Answer:
@@ -57,17 +59,22 @@ def test_what_mlx_can_not_do_ends_the_answer_without_being_a_crash() -> None:
     assert answer.parts["mlx"] == {"error": "no device"}
 
 
-def test_the_real_child_knows_the_device_and_the_adapter() -> None:
-    answer = ask(Question())
-    assert answer.ended == ""
-    assert set(answer.parts) == {"blas", "mlx", "mlx-lm"}
-    assert answer.parts["mlx"]["kind"] in ("cpu", "metal", "cuda")
-    assert answer.parts["mlx"]["usable_bytes"] > 0
-    assert "error" not in answer.parts["mlx-lm"]
+@pytest.fixture(scope="module")
+def real() -> Answer:
+    """The real child's, of no model."""
+    return ask(Question(threads=1))
 
 
-def test_threads_reach_the_blas() -> None:
-    blas = ask(Question(threads=1)).parts["blas"]
+def test_the_real_child_knows_the_device_and_the_adapter(real: Answer) -> None:
+    assert real.ended == ""
+    assert set(real.parts) == {"blas", "mlx", "mlx-lm"}
+    assert real.parts["mlx"]["kind"] in ("cpu", "metal", "cuda")
+    assert real.parts["mlx"]["usable_bytes"] > 0
+    assert "error" not in real.parts["mlx-lm"]
+
+
+def test_threads_reach_the_blas(real: Answer) -> None:
+    blas = real.parts["blas"]
     assert blas["threads"] in (0, 1)
 
 
@@ -75,7 +82,9 @@ def test_threads_reach_the_blas() -> None:
 def test_the_estimate_is_what_then_runs(tmp_path: Path, architecture: str) -> None:
     folder = make_tiny(tmp_path / "model", architecture=architecture, context=512)  # type: ignore[arg-type]
     estimate = ask(Question(folder=str(folder))).parts["model"]
-    can = _loaded(folder)
+    runner = build(str(folder))
+    can = msgspec.to_builtins(runner.capabilities())
+    runner.close()
     for name in ("architecture", "parameters", "dtype", "weight_bytes", "context", "kv_token_bytes"):
         assert estimate[name] == can[name], name
 
@@ -84,24 +93,6 @@ def test_what_quantized_keys_and_values_take_is_left_to_the_start(tmp_path: Path
     folder = make_tiny(tmp_path / "model", context=512)
     estimate = ask(Question(folder=str(folder), kv_bits=4)).parts["model"]
     assert (estimate["kv_token_bytes"], estimate["kv_row_bytes"]) == (None, None)
-
-
-def _loaded(folder: Path) -> dict[str, object]:
-    """What the runner says of itself, in a process of its own."""
-    import json
-    import subprocess
-
-    code = (
-        "import sys, json, os, msgspec\n"
-        "from treadle.runner import blas; blas.prepare()\n"
-        "from treadle.runner.build import build\n"
-        "runner = build(sys.argv[1])\n"
-        "print(json.dumps(msgspec.to_builtins(runner.capabilities()) | {'path': ''}), flush=True)\n"
-        "runner.close(); os._exit(0)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
-    value: dict[str, object] = json.loads(ran.stdout)
-    return value
 
 
 def test_an_unknown_architecture_is_an_error_of_the_model_alone(tmp_path: Path) -> None:
