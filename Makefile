@@ -1,10 +1,12 @@
 # install: makes .venv with everything.  serve: the packaged demo model on 127.0.0.1:8000.  test, lint, types: checks.
 #   make serve ARGS="--port 8001"        make serve MODEL=path/or/hub-id        make test ARGS="-k gate"
+# WORKERS: processes that `test` spreads the tests' files over; 0 for none but its own, as a debugger wants it.
 
 PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
+WORKERS ?= 2
 ARGS ?=
 
 ifeq ($(shell uname -s),Darwin)
@@ -32,7 +34,7 @@ serve: install
 	@exec $(BIN)/treadle serve $(MODEL) $(ARGS)
 
 test: install
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 coverage: install
 	@$(BIN)/python -m pytest -q tests/core tests/engine tests/cache --cov=treadle.core --cov=treadle.engine --cov=treadle.cache --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
