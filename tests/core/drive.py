@@ -18,6 +18,7 @@ from treadle.core.messages import (
     FinishReason,
     Output,
     RunnerStatistics,
+    Sharing,
     Submit,
     TokenLogprob,
 )
@@ -67,19 +68,26 @@ class _Held:
     picked: int | None = None
     settled: int = 0  # of what was fed, what finished steps did
     shared: int = 0  # blocks that it holds together with the prefix cache
+    marks: set[int] = field(default_factory=set)  # where others were said to wait for it
 
 
 @dataclass(frozen=True)
 class Shape:
     """What the runner of a bench can do. `blocks` 0: memory is not counted. `share`: rows that reuse a prefix hold it
-    together; else each has a copy. `cache`: whether prefixes are reused at all."""
+    together; else each has a copy. `cache`: whether prefixes are reused at all. `marked`: of rows that run, only up to
+    where a plan asked for it."""
 
     lookahead: int = 0
     block: int = 4
     blocks: int = 0
     cache: bool = False
     share: bool = False
+    marked: bool = False
     per_step: int = 1
+
+    @property
+    def sharing(self) -> Sharing:
+        return Sharing.MARKED if self.marked else Sharing.HELD if self.share else Sharing.COPIED
 
 
 class HashRunner:
@@ -140,6 +148,8 @@ class HashRunner:
     def _settle(self, row: _Held, tokens: int) -> None:
         """The row's first `tokens` are computed: others may reuse them."""
         before, row.settled = row.settled, tokens
+        if self.shape.marked:
+            before, tokens = 0, max((mark for mark in row.marks if mark <= tokens), default=0)
         full = tokens // self.shape.block if self.shape.cache else 0
         for i in range(before // self.shape.block, full):
             self.stored[row.request.salt, tuple(row.fed[: (i + 1) * self.shape.block])] = None
@@ -147,7 +157,10 @@ class HashRunner:
             row.shared = max(row.shared, full)
 
     def release(self, row_id: str) -> None:
-        self.rows.pop(row_id, None)
+        row = self.rows.pop(row_id, None)
+        if row is not None and self.shape.marked and row_id not in self.lost | self.failed:
+            row.marks.add(row.settled)
+            self._settle(row, row.settled)
         self.lost.discard(row_id)
         self.failed.discard(row_id)
 
@@ -209,6 +222,9 @@ class HashRunner:
         row = self.rows[chunk.id]
         assert chunk.tokens, "an empty chunk"
         assert chunk.start == len(row.fed), f"chunk starts at {chunk.start}, the cache holds {len(row.fed)}"
+        assert all(mark > chunk.start for mark in chunk.awaited), "what is there already can't be kept any more"
+        assert self.shape.marked or not chunk.awaited, "nobody asked for that"
+        row.marks |= set(chunk.awaited)
         row.fed += chunk.tokens
         self.computed += len(chunk.tokens)
         if row.request.prompt_logprobs is None:
@@ -268,6 +284,7 @@ class Bench:
             kv_block=self.shape.block,
             kv_blocks=self.shape.blocks,
             prefix_cache=self.shape.cache,
+            sharing=self.shape.sharing,
         )
         self.runner = HashRunner(max_running, self.shape)
         self.scheduler = Scheduler(limits, reuse or self.runner.reuse)
@@ -332,7 +349,8 @@ class Bench:
         if lead.state is not State.PREFILL or lead.request.prompt_logprobs is not None:
             return False
         shared = alike(row.request, lead.request)
-        kept = [min(alike(row.request, other.request), self._settled(other)) for other in joined if other is not lead]
+        others = [] if self.shape.marked else [other for other in joined if other is not lead]
+        kept = [min(alike(row.request, other.request), self._settled(other)) for other in others]
         return self._settled(lead) < shared and shared - max(lead.reused, *kept, 0) >= WORTH_WAITING
 
     def _settled(self, row: Row) -> int:

@@ -190,6 +190,46 @@ def test_once_joined_a_row_does_not_stop_for_others() -> None:
     bench.run()
 
 
+# Where only what was asked for is kept
+
+
+def test_a_lead_is_asked_to_keep_what_others_wait_for_until_it_has_it() -> None:
+    bench = Bench(cache=True, marked=True, prefill_tokens=128)
+    prompts = {"lead": (*SYSTEM, *tail("lead")), "b": (*SYSTEM, *tail("b")), "c": (*SYSTEM[:200], *tail("c"))}
+    for name, prompt in prompts.items():
+        bench.submit(name, prompt=prompt)
+    asked = []
+    while "b" not in joined(bench):
+        bench.step()
+        asked += [chunk for chunk in bench.plan.prefill if chunk.id == "lead" and chunk.start < 300]
+    assert len(asked) > 2
+    assert all(chunk.awaited == tuple(count for count in (200, 300) if count > chunk.start) for chunk in asked)
+    assert bench.heard["c"].cached == [200]
+    assert joined(bench)["b"] == 300
+    bench.run()
+
+
+def test_nobody_is_asked_where_all_that_rows_compute_is_kept() -> None:
+    bench = Bench(cache=True, prefill_tokens=64)
+    for i in range(3):
+        bench.submit(f"{i}", prompt=(*SYSTEM, *tail(f"{i}")))
+    bench.until(lambda: "1" in joined(bench))
+    assert not [chunk for chunk in bench.plan.prefill if chunk.awaited]
+
+
+def test_what_a_row_that_runs_was_not_asked_to_keep_is_computed_once_more() -> None:
+    """By the first of those who come for it; the others wait."""
+    bench = Bench(cache=True, marked=True, max_running=8)
+    bench.submit("before", prompt=(*SYSTEM, *tail("before")), max_tokens=50)
+    bench.until(lambda: bool(bench.heard["before"].tokens))
+    for i in range(3):
+        bench.submit(f"{i}", prompt=(*SYSTEM, *tail(f"{i}")))
+    bench.step()
+    assert joined(bench) == {"0": 0}
+    bench.run()
+    assert [bench.heard[f"{i}"].cached for i in range(3)] == [[0], [300], [300]]
+
+
 # Leads that go
 
 
@@ -290,15 +330,16 @@ def test_who_has_no_room_to_join_keeps_nobody_waiting() -> None:
 def test_what_many_share_is_computed_once(seed: int) -> None:
     """However they come, whatever is in flight, whoever decodes beside them (P9)."""
     chance = random.Random(seed)
-    block = chance.choice((1, 4, 16, 32))
+    block, marked = chance.choice((1, 4, 16, 32)), chance.random() < 0.3
     bench = Bench(
         cache=True,
         max_running=chance.choice((3, 8, 20)),
         prefill_tokens=chance.choice((16, 40, 64, 512)),
-        lookahead=chance.choice((0, 1, 2)),
+        lookahead=0 if marked else chance.choice((0, 1, 2)),
         block=block,
         blocks=chance.choice((0, 6000 // block)),
         share=chance.random() < 0.5,
+        marked=marked,
     )
     bench.runner.cost = lambda prefill, decode: (0.002 + 0.001 * prefill, 0.02 if decode else 0.0)
     others = [bench.submit(f"other {i}", prompt=3, max_tokens=60) for i in range(chance.choice((0, 0, 2)))]

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from .counts import Counts
-from .following import follows
+from .following import awaited, follows
 from .memory import Claims, grow
+from .messages import Sharing
 from .outputs import Outputs
 from .pace import PrefillPace
 from .plan import Admit, DecodeRow, PrefillChunk, StepPlan
@@ -31,11 +32,21 @@ def nothing(admit: Admit) -> int:
 
 class Composer:
     """`reuse` says what the runner holds of a row that joins. Rows wait for what others compute of their prompts where
-    that is at least `worth_waiting` tokens (0: for nothing)."""
+    that is at least `worth_waiting` tokens (0: for nothing), which they get as `sharing` says."""
 
-    def __init__(self, reuse: Reuse, worth_waiting: int, pace: PrefillPace, counts: Counts, outputs: Outputs) -> None:
+    def __init__(
+        self,
+        reuse: Reuse,
+        pace: PrefillPace,
+        counts: Counts,
+        outputs: Outputs,
+        *,
+        worth_waiting: int,
+        sharing: Sharing,
+    ) -> None:
         self._reuse = reuse
         self._worth_waiting = worth_waiting
+        self._sharing = sharing
         self._pace = pace
         self._counts = counts
         self._outputs = outputs
@@ -51,9 +62,9 @@ class Composer:
         if len(decoding) < len(active):
             ready = set(claimed.rows)
             joins = tuple(self._joins(active, room))
-            awaiting = sum(not row.joined and row.lead is not None for row in active)
+            waiting = [row for row in active if not row.joined and row.lead is not None]
             active = [row for row in active if row.joined]
-            chunks = tuple(self._chunks(active, room, step, awaiting))
+            chunks = tuple(self._chunks(active, room, step, waiting))
             newly = (row for row in active if row not in ready and row.decodes_after(step - 1))
             decoding.update(row for row in newly if room.take(row.cached))
         decode = tuple(self._decode(row, step) for row in active if row in decoding)
@@ -73,7 +84,7 @@ class Composer:
         for row in active:
             if row.joined or (joined and room.blocks(row.known - 1) > room.left):
                 continue
-            if not self._worth_waiting or not follows(row, joined, self._worth_waiting):
+            if not self._worth_waiting or not follows(row, joined, self._worth_waiting, self._sharing):
                 joined.append(row)
                 yield self._join(row, room)
 
@@ -92,14 +103,16 @@ class Composer:
         self._counts.cached_tokens += cached
         return msgspec.structs.replace(admit, cached=cached)
 
-    def _chunks(self, active: Collection[Row], room: Room, step: int, awaiting: int) -> Iterable[PrefillChunk]:
-        """Shares of the prompts, of which `awaiting` more rows wait for a part."""
+    def _chunks(
+        self, active: Collection[Row], room: Room, step: int, waiting: Collection[Row]
+    ) -> Iterable[PrefillChunk]:
+        """Shares of the prompts, for parts of which those who are `waiting` wait."""
         rows = [row for row in active if row.prefill_left > 0]
         if not rows:
             return
         rows.sort(key=lambda row: (row.turn, row.order))
         decoding = sum(row.decodes for row in active)
-        shares = self._pace.split([row.prefill_left for row in rows], decoding=decoding, awaiting=awaiting)
+        shares = self._pace.split([row.prefill_left for row in rows], decoding=decoding, awaiting=len(waiting))
         scored = MOST_SCORED
         for row, share in zip(rows, shares, strict=True):
             if row.request.prompt_logprobs is not None:
@@ -107,10 +120,11 @@ class Composer:
                 scored -= share
             if count := min(share, room.most(row.cached)):
                 room.take(row.cached, count)
-                yield self._chunk(row, count, step)
+                yield self._chunk(row, count, step, waiting)
 
-    def _chunk(self, row: Row, count: int, step: int) -> PrefillChunk:
-        chunk = PrefillChunk(id=row.id, start=row.cached, tokens=row.upcoming(count))
+    def _chunk(self, row: Row, count: int, step: int, waiting: Collection[Row]) -> PrefillChunk:
+        marks = awaited(row, waiting) if self._sharing is Sharing.MARKED else ()
+        chunk = PrefillChunk(id=row.id, start=row.cached, tokens=row.upcoming(count), awaited=marks)
         row.cached += count
         row.turn = step
         self._counts.prompt_tokens += count

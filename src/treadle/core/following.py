@@ -9,6 +9,8 @@ and joins where there is none.
   nobody waiting.
 - Who wants the log-probabilities of its prompt computes all of it, also what others have kept: it neither waits nor
   leads.
+- Where only what was asked for is kept of a row that runs (`Sharing.MARKED`), what the others have kept is no use, and
+  the lead is asked to keep what is waited for (`awaited`).
 - The last token of a prompt is never reused, so it is not part of what is shared.
 - It costs little: most pairs of prompts are told apart by one token, no more than MOST_LEADS leads of a row are
   compared further, and the row remembers whom it waits for, and how long.
@@ -19,17 +21,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import islice
 
+from .messages import Sharing
 from .row import Row
 from .states import State
 
 MOST_LEADS = 4
 
 
-def follows(row: Row, joined: Collection[Row], worth: int) -> bool:
+def follows(row: Row, joined: Collection[Row], worth: int, sharing: Sharing = Sharing.COPIED) -> bool:
     """Whether `row`, which could join, waits for one of those who have `joined` instead."""
     if row.lead is None or not _computes(row.lead) or row.lead.kept >= row.awaits:
-        row.lead = _find(row, joined, worth)
+        row.lead = _find(row, joined, worth, marked=sharing is Sharing.MARKED)
     return row.lead is not None
+
+
+def awaited(lead: Row, waiting: Collection[Row]) -> tuple[int, ...]:
+    """After how many tokens that `lead` has still to compute those who wait for it go on."""
+    return tuple(sorted({row.awaits for row in waiting if row.lead is lead and row.awaits > lead.cached}))
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
@@ -47,12 +55,12 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
     return same
 
 
-def _find(row: Row, joined: Collection[Row], worth: int) -> Row | None:
+def _find(row: Row, joined: Collection[Row], worth: int, *, marked: bool) -> Row | None:
     if row.request.prompt_logprobs is not None:
         return None
     for lead in islice((lead for lead in joined if _computes(lead) and _alike(row, lead, worth)), MOST_LEADS):
         row.awaits = shared(row.request.prompt, lead.request.prompt)
-        if lead.kept < row.awaits and not _kept(row, row.awaits - worth + 1, lead, joined):
+        if lead.kept < row.awaits and (marked or not _kept(row, row.awaits - worth + 1, lead, joined)):
             return lead
     return None
 

@@ -153,6 +153,14 @@ class Output(Plain, frozen=True):
     finish: Finish | None = None
 
 
+class Sharing(StrEnum):
+    """What a row can have of another one that runs and begins alike."""
+
+    MARKED = "marked"  # a copy, where a plan asked for one to be kept
+    COPIED = "copied"  # a copy of all that it has computed
+    HELD = "held"  # the same blocks: those count once
+
+
 class Capabilities(Plain, frozen=True):
     """What a runner can do, in plain values.
 
@@ -162,7 +170,8 @@ class Capabilities(Plain, frozen=True):
 
     Cache memory is given out in blocks of `kv_block` tokens, of which there are `kv_blocks` in all (0: not limited).
     `lookahead` is how many steps may be started before the oldest of them is finished, beyond one. `kv_dtype` is how
-    keys and values are stored. `prefix_cache` says whether prompts are reused.
+    keys and values are stored. `prefix_cache` says whether prompts are reused, and `sharing` how those of running rows
+    are.
     """
 
     model: str
@@ -182,6 +191,7 @@ class Capabilities(Plain, frozen=True):
     kv_dtype: str = ""
     lookahead: int = 0
     prefix_cache: bool = False
+    sharing: Sharing = Sharing.COPIED
     modalities: tuple[str, ...] = ("text",)
     path: str = "batched"  # how requests run: batched or serialized
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads

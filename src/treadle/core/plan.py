@@ -8,11 +8,14 @@ from .messages import Submit, TokenLogprob
 
 
 class PrefillChunk(msgspec.Struct, frozen=True):
-    """Put `tokens` into the cache of row `id`, whose cache holds `start` tokens so far."""
+    """Put `tokens` into the cache of row `id`, whose cache holds `start` tokens so far. Others wait to go on from the
+    row's first tokens, as many as one of `awaited` says, all above `start`: a runner whose `sharing` is MARKED is to
+    keep what the row has then, or a little before."""
 
     id: str
     start: int
     tokens: tuple[int, ...]
+    awaited: tuple[int, ...] = ()
 
 
 class DecodeRow(msgspec.Struct, frozen=True):

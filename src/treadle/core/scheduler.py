@@ -33,6 +33,7 @@ from .messages import (
     FinishReason,
     Output,
     RunnerStatistics,
+    Sharing,
     Submit,
 )
 from .outputs import Outputs
@@ -51,7 +52,8 @@ STUCK_PLANS = 8  # in a row, without work for the rows that run: the memory they
 class SchedulerLimits:
     """`max_running` slots; `prefill_tokens` a step at most, in chunks that are multiples of `prefill_quantum` (0: as
     small as pays). Cache memory is `kv_blocks` blocks of `kv_block` tokens; where there are 0, running rows may reserve
-    `kv_tokens` tokens (0: no limit). `prefix_cache`: the runner reuses prompts."""
+    `kv_tokens` tokens (0: no limit). `prefix_cache`: the runner reuses prompts, those of running rows as `sharing`
+    says."""
 
     max_running: int
     prefill_tokens: int
@@ -60,6 +62,7 @@ class SchedulerLimits:
     kv_block: int = 1
     kv_blocks: int = 0
     prefix_cache: bool = False
+    sharing: Sharing = Sharing.COPIED
 
     @property
     def capacity(self) -> int:
@@ -95,7 +98,9 @@ class Scheduler:
         self._order = 0
         self._stuck = 0
         self._counts = Counts()
-        self._composer = Composer(reuse, worth, self._pace, self._counts, self._outputs)
+        self._composer = Composer(
+            reuse, self._pace, self._counts, self._outputs, worth_waiting=worth, sharing=limits.sharing
+        )
 
     # What arrives ------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = nothing
             kv_block=can.kv_block,
             kv_blocks=can.kv_blocks,
             prefix_cache=can.prefix_cache,
+            sharing=can.sharing,
         ),
         reuse,
     )

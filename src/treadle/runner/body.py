@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..core.messages import PrefixStatistics
+from ..core.messages import PrefixStatistics, Sharing
 from .flat import FlatPass, Layout, Piece
 
 
@@ -24,7 +24,7 @@ class Computed:
 
 
 class Body(Protocol):
-    """Rows and their caches. `block`, `blocks`, `lookahead`, `room` and `reuse` are what the runner's are."""
+    """Rows and their caches. `block`, `blocks`, `lookahead`, `sharing`, `room`, `reuse` are what the runner's are."""
 
     @property
     def block(self) -> int: ...
@@ -35,6 +35,9 @@ class Body(Protocol):
     @property
     def lookahead(self) -> int: ...
 
+    @property
+    def sharing(self) -> Sharing: ...
+
     def room(self) -> int: ...
 
     def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int: ...
@@ -42,6 +45,10 @@ class Body(Protocol):
     def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
         """A row that holds what `reuse` gave it, or nothing. `tokens` are what it is known to compute, and the one
         behind that; more may be added to them later."""
+        ...
+
+    def mark(self, row: str, ends: Sequence[int]) -> None:
+        """Others wait until the row has computed as many tokens as one of `ends` says, to go on from there."""
         ...
 
     def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
@@ -95,6 +102,10 @@ class FlatRows:
     def lookahead(self) -> int:
         return self._layout.lookahead
 
+    @property
+    def sharing(self) -> Sharing:
+        return self._layout.sharing
+
     def room(self) -> int:
         return self._layout.room()
 
@@ -105,6 +116,9 @@ class FlatRows:
     def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
         self._rows.add(row)
         self._layout.admit(row, salt)
+
+    def mark(self, row: str, ends: Sequence[int]) -> None:
+        """What is settled can be reused wherever prompts part."""
 
     def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
         done = Computed()

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ..core.messages import PrefixStatistics
+from ..core.messages import PrefixStatistics, Sharing
 from .mlxlm import Selection
 
 
@@ -67,6 +67,7 @@ class Layout(Protocol):
     block: int
     blocks: int
     lookahead: int
+    sharing: Sharing
 
     def layers(self) -> list[Any]:
         """What the model is given as its caches."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ..core.messages import PrefixStatistics
+from ..core.messages import PrefixStatistics, Sharing
 from . import mlxlm
 from .batch import DecodeBatch, own_bytes
 from .body import Computed
@@ -53,6 +53,7 @@ class MergedRows:
     """Rows of `model` in mlx-lm's caches."""
 
     lookahead = 0
+    sharing = Sharing.MARKED
 
     def __init__(self, model: LoadedModel, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -90,6 +91,18 @@ class MergedRows:
         mine.tokens = tokens
         if self._snapshots is not None:
             mine.marks = self._snapshots.marks(salt, tokens[:-1], mine.cached, row)
+
+    def mark(self, row: str, ends: Sequence[int]) -> None:
+        """Kept after whole blocks, if it is not too late: then one copy does for all who part a few tokens later."""
+        mine = self._rows.get(row)
+        if mine is None:
+            return
+        marks = set(mine.marks)
+        for end in ends:
+            blocks = end // BLOCK * BLOCK
+            if blocks > mine.kept:
+                marks.add(blocks if blocks > mine.cached and blocks >= mine.kept + LEAST else end)
+        mine.marks = sorted(marks)
 
     def release(self, row: str) -> None:
         """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""

@@ -77,6 +77,7 @@ class TextRunner:
             kv_dtype=model.kv_dtype,
             lookahead=body.lookahead,
             prefix_cache=model.keeps_prefixes,
+            sharing=body.sharing,
             prefill_quantum=model.prefill_quantum,
             path="batched" if model.batched else "serialized",
             details=model.details,
@@ -200,6 +201,8 @@ class TextRunner:
                 failed[id_] = "the runner holds no cache for this request"
                 continue
             chunk = chunks.get(id_)
+            if chunk is not None and chunk.awaited:
+                self._body.mark(id_, chunk.awaited)
             pieces.append(piece_of(row, () if chunk is None else chunk.tokens, picked.get(id_), before))
         step = Step(
             began=self._clock(),

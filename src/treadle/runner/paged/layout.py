@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ...core.messages import PrefixStatistics
+from ...core.messages import PrefixStatistics, Sharing
 from ..flat import Piece, Placed
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
@@ -30,6 +30,7 @@ class PagedLayout:
 
     block = PAGE
     lookahead = 1
+    sharing = Sharing.HELD
 
     def __init__(self, windows: Sequence[int], kernels: Kernels, *, pages: int, keeps: bool) -> None:
         self.blocks = pages

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...cache.index import Freed, PrefixIndex
 from ...cache.node import Node
 from ...cache.store import BlockStore
-from ...core.messages import PrefixStatistics
+from ...core.messages import PrefixStatistics, Sharing
 from ..flat import Piece, Placed
 from .buffer import STEP, Buffer
 from .layer import Pass, StockLayer
@@ -49,6 +49,7 @@ class StockLayout:
 
     block = STEP
     lookahead = 0
+    sharing = Sharing.COPIED
 
     def __init__(
         self,
