@@ -121,6 +121,20 @@ class Serve:
         (pid,) = until("an engine process", self.children)
         return int(pid)
 
+    def never_ready(self, within_s: float = 60.0) -> int:
+        """Asserts that it says it is not ready for as long as it runs, and that it ends; how often it said so."""
+        asked = 0
+
+        def ended() -> bool:
+            nonlocal asked
+            with contextlib.suppress(httpx.TransportError):
+                assert self.get("/health/ready").status_code == 503
+                asked += 1
+            return self.process.poll() is not None
+
+        until("the end", ended, within_s)
+        return asked
+
     def childless(self, within_s: float = 5.0) -> None:
         """Asserts that no process this server started is left."""
         until("the end of the child", lambda: all(map(gone, self._children)), within_s)

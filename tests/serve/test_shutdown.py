@@ -29,7 +29,7 @@ def test_sigterm_lets_what_runs_end_and_answers_until_then(start: Start, tiny: T
     """C3: ready and new work are 503, the running stream ends well, then exit 0."""
     server = start(tiny("gemma3")).ready()
     server.child()
-    with server.stream(max_tokens=2500) as stream:
+    with server.stream(max_tokens=1000) as stream:
         server.process.send_signal(signal.SIGTERM)
         until("draining", lambda: server.get("/health/ready").status_code == 503)
         assert server.state() == "draining"
@@ -41,7 +41,7 @@ def test_sigterm_lets_what_runs_end_and_answers_until_then(start: Start, tiny: T
         assert server.process.poll() is None
         stream.rest()
     assert (stream.done, stream.errors, stream.finish_reason) == (True, [], "length")
-    assert len(stream.tokens) == 2500
+    assert len(stream.tokens) == 1000
     assert server.stopped(PROMPT_S) == 0
     server.childless()
     assert "Traceback" not in server.said
