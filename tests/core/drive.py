@@ -120,23 +120,27 @@ class HashRunner:
     def _used(self) -> int:
         """Blocks that rows hold; a shared one counts once."""
         own = sum(self._blocks(len(row.fed)) - row.shared for row in self.rows.values())
+        return own + len(self._shared())
+
+    def _shared(self) -> set[tuple[str, tuple[int, ...]]]:
         block = self.shape.block
-        shared = {
+        return {
             (row.request.salt, tuple(row.fed[: (i + 1) * block]))
             for row in self.rows.values()
             for i in range(row.shared)
         }
-        return own + len(shared)
 
     def reuse(self, admit: Admit) -> int:
-        """Whole blocks of what was stored, no more than there is room for."""
+        """Whole blocks of what was stored, no more than there is room for beside those that are held anyway."""
         assert admit.request.id not in self.rows, "asked for a row that is still here"
         if not self.shape.cache:
             return 0
         tokens, block, blocks = (*admit.request.prompt, *admit.history)[:-1], self.shape.block, 0
-        most = self.room() if self.shape.blocks else len(tokens)
-        while (blocks + 1) * block <= len(tokens) and blocks < most:
-            if (admit.request.salt, tokens[: (blocks + 1) * block]) not in self.stored:
+        most, held = self.room() if self.shape.blocks else len(tokens), self._shared() if self.shape.share else set()
+        while (blocks + 1) * block <= len(tokens):
+            part = (admit.request.salt, tokens[: (blocks + 1) * block])
+            most -= part not in held
+            if part not in self.stored or most < 0:
                 break
             blocks += 1
         if blocks:

@@ -11,6 +11,7 @@ import msgspec
 
 from .counts import Counts
 from .following import awaited, follows
+from .held import held_by_others
 from .memory import Claims, grow
 from .messages import Sharing
 from .outputs import Outputs
@@ -51,6 +52,11 @@ class Composer:
         self._counts = counts
         self._outputs = outputs
 
+    @property
+    def holding(self) -> bool:
+        """Whether rows that begin alike hold the same blocks."""
+        return self._sharing is Sharing.HELD and self._worth_waiting > 0
+
     def compose(
         self, step: int, release: tuple[str, ...], running: Collection[Row], claimed: Claims, room: Room
     ) -> StepPlan:
@@ -82,14 +88,18 @@ class Composer:
         it is taken."""
         joined = [row for row in active if row.joined]
         for row in active:
-            if row.joined or (joined and room.blocks(row.known - 1) > room.left):
+            if row.joined:
+                continue
+            held = held_by_others(row, joined, room.block) if self.holding and room.limited else 0
+            if joined and room.blocks(row.known - 1) - held > room.left:
                 continue
             if not self._worth_waiting or not follows(row, joined, self._worth_waiting, self._sharing):
                 joined.append(row)
-                yield self._join(row, room)
+                yield self._join(row, room, held)
 
-    def _join(self, row: Row, room: Room) -> Admit:
-        """`row` joins, with what is cached of it. Who wants the log-probabilities of its prompt computes all of it."""
+    def _join(self, row: Row, room: Room, held: int) -> Admit:
+        """`row` joins, with what is cached of it, `held` blocks of which others hold. Who wants the log-probabilities
+        of its prompt computes all of it."""
         admit = Admit(request=row.request, history=tuple(row.tokens))
         cached = self._reuse(admit) if row.request.prompt_logprobs is None else 0
         if not 0 <= cached < row.known:
@@ -99,15 +109,16 @@ class Composer:
             self._outputs.of(row).cached = cached
         row.joined = True
         row.cached = row.kept = row.reused = cached
-        room.left = max(0, room.left - room.blocks(cached))
+        room.left = max(0, room.left - max(0, room.blocks(cached) - held))
         self._counts.cached_tokens += cached
         return msgspec.structs.replace(admit, cached=cached)
 
     def _chunks(
         self, active: Collection[Row], room: Room, step: int, waiting: Collection[Row]
     ) -> Iterable[PrefillChunk]:
-        """Shares of the prompts, for parts of which those who are `waiting` wait."""
-        rows = [row for row in active if row.prefill_left > 0]
+        """Shares of the prompts, for parts of which those who are `waiting` wait. Who has no room gets none: its turn
+        would come again and again."""
+        rows = [row for row in active if row.prefill_left > 0 and room.most(row.cached) > 0]
         if not rows:
             return
         rows.sort(key=lambda row: (row.turn, row.order))

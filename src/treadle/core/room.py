@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 
+from .held import held_by_others
 from .row import Row
 
 EXPECTED = 256  # tokens that a row is expected to generate; it may go on past them while there is room
@@ -44,16 +45,19 @@ class Promises:
 
     A row is promised its prompt and what it has generated, and a block's tokens to grow by if it may come to them. It
     comes in where there is room for EXPECTED tokens of it beside the promises to others; what it then grows beyond, it
-    may have to give back. Where nothing else runs it comes in, as it fits alone.
+    may have to give back. Where nothing else runs it comes in, as it fits alone. Where rows that begin alike hold the
+    same blocks (`holding`), what others hold of a row is not counted again.
     """
 
-    def __init__(self, room: Room, running: Collection[Row]) -> None:
+    def __init__(self, room: Room, running: Collection[Row], *, holding: bool = False) -> None:
         self._room = room
+        self._running = running
+        self._holding = holding
         self._alone = not running
         self._promised = sum(map(self._promise, running))
 
     def admits(self, row: Row) -> bool:
-        need = self._room.blocks(min(row.known + EXPECTED, row.reserved))
+        need = self._room.blocks(min(row.known + EXPECTED, row.reserved)) - self._held(row)
         if not self._alone and self._promised + need > self._room.left:
             return False
         self._alone = False
@@ -62,7 +66,10 @@ class Promises:
 
     def _promise(self, row: Row) -> int:
         soon = min(row.known + row.ahead + self._room.block, row.reserved)
-        return max(0, self._room.blocks(soon) - self._room.blocks(row.cached))
+        return max(0, self._room.blocks(soon) - self._room.blocks(row.cached) - self._held(row))
+
+    def _held(self, row: Row) -> int:
+        return held_by_others(row, self._running, self._room.block) if self._holding else 0
 
 
 class Reservations:

@@ -31,6 +31,8 @@ class Row:
     suspect: bool = False  # was in a step that raised, and has not been cleared since
     lead: Row | None = None  # who computes what it waits for, before it joins
     awaits: int = 0  # the tokens that the lead has to keep
+    twin: Row | None = None  # who runs and begins alike, before it joins
+    common: int = 0  # the tokens that both begin with
 
     @property
     def id(self) -> str:

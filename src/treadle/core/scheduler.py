@@ -267,12 +267,18 @@ class Scheduler:
         running = self._running.values()
         if self._queue.head() is None or len(running) >= self.limits.max_running or self._on_trial():
             return  # in a suspect's trial a newcomer could be the one to blame
-        promises = Promises(space, running) if self.limits.kv_blocks else Reservations(self.limits.kv_tokens, running)
+        promises = self._promises(space)
         while len(running) < self.limits.max_running and (row := self._queue.head()) is not None:
             if not promises.admits(row):
                 return
             self._queue.pop()
             self._start(row, now)
+
+    def _promises(self, space: Room) -> Promises | Reservations:
+        running = self._running.values()
+        if not self.limits.kv_blocks:
+            return Reservations(self.limits.kv_tokens, running)
+        return Promises(space, running, holding=self._composer.holding)
 
     def _start(self, row: Row, now: float) -> None:
         row.on(Event.ADMIT)
