@@ -87,7 +87,7 @@ def test_a_conversation_goes_on_where_its_last_turn_ended(tiny: Tiny, family: st
 
 @pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "llama4"])
 def test_who_comes_while_the_prompt_is_read_finds_where_they_part(tiny: Tiny, family: str) -> None:
-    """Not only when the first is through: so the second leaves a snapshot there to the third."""
+    """The second waits for it, and the first leaves a snapshot there."""
     model = tiny(family)
     loop = Looped(TextRunner(model), prefill_tokens=100)
     trunk = some_tokens(4, 210)
@@ -99,7 +99,43 @@ def test_who_comes_while_the_prompt_is_read_finds_where_they_part(tiny: Tiny, fa
         loop.step()
     answers = loop.run(third)
     assert answers == references(model, (first, second, third), answers)
-    assert [loop.cached(id_) for id_ in answers] == [0, 0, 210 if family in CUTS else 192]
+    assert [loop.cached(id_) for id_ in answers] == [0, 192, 210 if family in CUTS else 192]
+
+
+@pytest.mark.parametrize("family", [*SNAPSHOT_FAMILIES, "llama"])
+@pytest.mark.parametrize("reused", [0, 100])
+def test_what_those_who_come_together_share_is_computed_once(tiny: Tiny, family: str, reused: int) -> None:
+    """P9: they wait for the first, which leaves one snapshot to all of them, however its chunks fall. It may have gone
+    on from an earlier one itself."""
+    model = tiny(family, own=False)
+    loop = Looped(TextRunner(model), prefill_tokens=90)
+    trunk = some_tokens(4, 310)
+    loop.run(request("before", trunk[: reused + 1], max_tokens=1))
+    kept = loop.runner.statistics().prefix.stored
+    some = [request(f"r{i}", trunk + some_tokens(10 + i, 60)) for i in range(4)]
+    loop.submit(*some)
+    while not loop.tokens("r0"):
+        loop.step()
+    assert loop.runner.statistics().prefix.stored - kept <= 256 + 370
+    answers = loop.run()
+    assert [answers[one.id] for one in some] == [reference(model, one, answers[one.id]) for one in some]
+    assert all(loop.cached(one.id) in (256, 310) for one in some[1:])
+
+
+def test_a_mark_that_comes_late_is_where_the_prompts_part(tiny: Tiny) -> None:
+    """Behind the last whole block that they share, and before they do not any more."""
+    model = tiny("qwen3_next")
+    loop = Looped(TextRunner(model), prefill_tokens=30)
+    trunk = some_tokens(4, 230)
+    first, second = (request(f"r{i}", trunk + some_tokens(10 + i, 30)) for i in range(2))
+    loop.submit(first)
+    loop.step()
+    while loop.scheduler._rows["r0"].kept <= 192:
+        loop.step()
+    loop.submit(second)
+    answers = loop.run()
+    assert loop.cached("r1") == 230
+    assert answers == references(model, (first, second), answers)
 
 
 def test_rows_in_one_batch_leave_what_they_would_have_left_alone(tiny: Tiny) -> None:

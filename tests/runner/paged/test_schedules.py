@@ -198,6 +198,23 @@ def test_a_group_with_one_prompt_holds_its_pages_once(paged: Paged) -> None:
     assert len({tuple(loop.tokens(request.id)) for request in some}) == 5
 
 
+def test_rows_are_let_in_on_the_pages_that_they_do_not_share(paged: Paged) -> None:
+    """Eight of nine are another row's: four rows have room where each alone would take half of it."""
+    model = paged("llama", pages=20)
+    loop = Watched(TextRunner(model), max_running=6, prefill_tokens=512)
+    trunk = tuple(i % 200 for i in range(256))
+    some = [Submit(id=f"r{i}", prompt=(*trunk, *range(i, i + 10)), max_tokens=20, max_wait_s=1e9) for i in range(4)]
+    loop.submit(some[0])
+    while not loop.tokens("r0"):
+        loop.step()
+    loop.submit(*some[1:])
+    loop.step()
+    assert loop.scheduler.statistics(0.0, loop.runner.statistics()).running == 4
+    found = loop.run()
+    assert found == {request.id: reference(model, request) for request in some}
+    assert loop.scheduler.statistics(0.0, loop.runner.statistics()).preempted == 0
+
+
 def test_those_of_another_salt_find_nothing(paged: Paged) -> None:
     loop = Watched(TextRunner(paged("llama")), prefill_tokens=512)
     prompt = tuple(range(97))
