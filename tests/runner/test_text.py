@@ -175,6 +175,23 @@ def test_who_leaves_when_there_is_no_memory_to_keep_it_is_gone_all_the_same(
     assert run_alone(runner, submit("a", (10,) * 70)) == run_alone(TextRunner(either()), submit("a", (10,) * 70))
 
 
+def test_who_joins_when_there_is_no_memory_to_copy_what_is_kept_computes_it(
+    either: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, request = TextRunner(either()), submit("a", (10,) * 70)
+    wanted = run_alone(runner, request)
+
+    def full(*arrays: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", full)
+        assert runner.reuse(Admit(request=submit("b", (10,) * 68))) == 0
+    assert runner.statistics().kv_bytes == 0
+    assert run_alone(runner, request) == wanted
+    assert runner.reuse(Admit(request=submit("b", (10,) * 68))) == 67
+
+
 def test_an_array_of_another_thread_breaks_the_runner(either: Tiny) -> None:
     """A1: the real error, not an imitation."""
     foreign: list[Any] = []

@@ -94,12 +94,14 @@ class TextRunner:
         return self._body.room()
 
     def reuse(self, admit: Admit) -> int:
-        """How many of the row's tokens, all but the last at most, are kept from others; they are the row's now."""
+        """How many of the row's tokens are kept from others, and its own now; none where there is no memory for them."""
         self._owner.check()
         request = admit.request
         tokens = (*request.prompt, *admit.history)
-        with mlx_runtime("reusing a prompt"):
+        with suppress(OutOfMemory), mlx_runtime("reusing a prompt"):
             return self._body.reuse(request.id, request.salt, tokens[:-1])
+        self._body.lose([request.id])
+        return 0
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Start a step and finish it; nothing else may be started."""
