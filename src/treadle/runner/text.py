@@ -94,7 +94,7 @@ class TextRunner:
         return self._body.room()
 
     def reuse(self, admit: Admit) -> int:
-        """How many of the row's tokens are kept from others, and its own now; none where there is no memory for them."""
+        """How many of the row's tokens are kept from others, and its own now; none where memory is short."""
         self._owner.check()
         request = admit.request
         tokens = (*request.prompt, *admit.history)
