@@ -62,12 +62,12 @@ def make(shape: str, bits: int) -> Any:
     return module
 
 
-def loaded(module: Any, kind: str, tokens: int) -> LoadedModel:
-    """`module` as the loader would hand it over, with cache memory for `tokens` tokens."""
+def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedModel:
+    """`module` as the loader would hand it over, with cache memory for `tokens` tokens in 16 bits."""
     library = connect()
     args = module.args
     token_bytes = args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * 2
-    own = owned.paged(library, module, budget=tokens * token_bytes, keeps=True)
+    own = owned.paged(library, module, budget=tokens * token_bytes, keeps=True, bits=kv_bits)
     assert isinstance(own, owned.Own), own
     if kind == "plain":
         own = replace(own, decoder=None)
@@ -228,10 +228,10 @@ def theirs(module: Any, lengths: Sequence[int], steps: int) -> float:
     return statistics.median(times[4:])
 
 
-def floor_ms(module: Any, lengths: Sequence[int]) -> float:
+def floor_ms(module: Any, lengths: Sequence[int], kv_bits: int = 16) -> float:
     args = module.args
     weights = sum(a.nbytes for name, a in tree_flatten(module.parameters()) if "embed_tokens" not in name)
-    kv = sum(lengths) * args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * 2
+    kv = sum(lengths) * args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * kv_bits / 8
     return (weights + kv) / BANDWIDTH * 1e3
 
 
@@ -244,6 +244,7 @@ def main() -> None:
     parser.add_argument("--long", action="store_true", help="8 and 32 rows of 8k, and one of 32k beside seven of 1k")
     parser.add_argument("--ways", nargs="+", default=["fused", "generator"], help="of fused, plain, generator")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--kv-bits", type=int, default=16, choices=(16, 8), help="of keys and values in pages")
     parser.add_argument("--no-fidelity", action="store_true")
     options = parser.parse_args()
     module = make(options.shape, options.bits)
@@ -253,12 +254,12 @@ def main() -> None:
     kinds = [way for way in options.ways if way != "generator"]
     if not options.no_fidelity:
         for kind in kinds:
-            runner = TextRunner(loaded(module, kind, 1 << 14))
+            runner = TextRunner(loaded(module, kind, 1 << 14, options.kv_bits))
             fidelity(module, runner, (5, 40, 333, 7, 64, 1000, 17, 2), 24)
             runner._body.close()  # type: ignore[attr-defined]
             del runner
     for lengths in cases:
-        least = floor_ms(module, lengths)
+        least = floor_ms(module, lengths, options.kv_bits)
         line = f"{options.shape} {options.bits} bits, {len(lengths)} x {lengths[0]}: floor {least:.2f} ms"
         found: dict[str, float] = {}
         for way in options.ways:
@@ -266,7 +267,9 @@ def main() -> None:
                 if way == "generator":
                     found[way] = theirs(module, lengths, options.steps)
                 else:
-                    found[way] = ours(loaded(module, way, sum(lengths) + 96 * len(lengths)), lengths, options.steps)
+                    model = loaded(module, way, sum(lengths) + 96 * len(lengths), options.kv_bits)
+                    found[way] = ours(model, lengths, options.steps)
+                    del model
             line += f"; {way} {found[way]:.2f} ms = {least / found[way] * 100:.0f} %, peak {memory[0]:.1f} GB"
         if "generator" in found and len(found) > 1:
             line += f"; ratio {found[kinds[0]] / found['generator']:.2f}"

@@ -47,24 +47,52 @@ class Launch:
 def _write(launch: Launch) -> list[Any]:
     """Like the kernel, 16 bytes a thread; a slot that two tokens go to would be whoever's came last."""
     launch.covers(launch.view("k").size // 8)
-    keys, values = (launch.view(name)[:, :, 0] for name in ("k", "v"))
-    _put(launch, launch.view("slots"), keys, values, launch.template["PAGE"])
+    _put(launch, launch.view("k")[:, :, 0], launch.view("v")[:, :, 0])
     return [np.zeros(1)]
 
 
-def _put(launch: Launch, slots: Any, keys: Any, values: Any, page: int) -> None:
-    pool = launch.view("pool")
+def _write_small(launch: Launch) -> list[Any]:
+    """A warp for each token, head, and of keys and values."""
+    launch.covers(launch.view("k").size // launch.template["D"] * 64)
+    _put(launch, launch.values("k")[:, :, 0], launch.values("v")[:, :, 0])
+    return [np.zeros(1)]
+
+
+def _put(launch: Launch, keys: Any, values: Any) -> None:
+    """At their slots, as whole numbers where the pool has them."""
+    pool, slots, page = launch.view("pool"), launch.view("slots"), launch.template["PAGE"]
     assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
     assert ((slots >= 0) & (slots < pool.shape[0] * page)).all(), "a slot outside the pool"
-    pool[slots // page, 0, :, slots % page] = keys
-    pool[slots // page, 1, :, slots % page] = values
+    for i, new in enumerate((keys, values)):
+        if pool.dtype == np.uint8:
+            factor = np.abs(new).max(axis=-1) / 127
+            factor[factor == 0] = 1
+            launch.view("factors")[slots // page, i, :, slots % page] = factor
+            new = np.rint(new / factor[..., None]) + 128
+        pool[slots // page, i, :, slots % page] = new
 
 
 def _copy_page(launch: Launch) -> list[Any]:
     pool, (source, target) = launch.view("pool"), launch.view("which").tolist()
-    launch.covers(pool[0].size // 8)
+    assert pool.dtype == np.uint8 or launch.arrays["factors"] is launch.arrays["which"]
+    launch.covers(pool[0].nbytes // 16)
     pool[target] = pool[source]
+    if pool.dtype == np.uint8:
+        factors = launch.view("factors")
+        launch.covers(factors[0].size)
+        factors[target] = factors[source]
     return [np.zeros(1)]
+
+
+def _widen(launch: Launch) -> list[Any]:
+    launch.covers(launch.view("pages").size * launch.view("pool")[0].size // 8)
+    return [_kept(launch, launch.view("pages"))]
+
+
+def _kept(launch: Launch, pages: Any) -> Any:
+    """What pages of a pool hold, float32."""
+    pool = launch.view("pool")[pages].astype(np.float32)
+    return pool if launch.view("pool").dtype != np.uint8 else (pool - 128) * launch.view("factors")[pages][..., None]
 
 
 @dataclass(frozen=True)
@@ -152,10 +180,11 @@ def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: 
     t, pages = launch.template, launch.view("pages")
     places = np.arange(*span)
     assert at + places[-1] // t["PAGE"] < len(pages)
-    pool, page = launch.view("pool"), pages[at + places // t["PAGE"]]
-    keys, values = (pool[page, i, :, places % t["PAGE"]].astype(np.float32).transpose(1, 0, 2) for i in (0, 1))
+    table = pages[at + places[0] // t["PAGE"] : at + places[-1] // t["PAGE"] + 1]
+    kept = _kept(launch, table).transpose(1, 2, 0, 3, 4).reshape(2, t["HEADS"], -1, t["D"])
+    keys, values = kept[:, :, places - places[0] // t["PAGE"] * t["PAGE"]]
     queries = q[first + packed // t["REP"], :, packed % t["REP"]].transpose(1, 0, 2)
-    scores = queries @ keys.transpose(0, 2, 1) * launch.view("scale")[0]
+    scores = queries @ keys.transpose(0, 2, 1) * _number(t["SCALE"])
     here = (position + packed // t["REP"])[:, None]
     sees = places <= here
     if t["WINDOW"]:
@@ -172,16 +201,35 @@ def _rotate(launch: Launch) -> list[Any]:
     launch.covers(32 * qkv.shape[0] * qkv.shape[1])
     q, k, v = np.split(qkv, [queries, queries + kv], axis=1)
     if t["NORM"]:
-        eps = launch.view("eps")[0]
+        eps = _number(t["EPS"])
         q, k = _normed(q, launch.values("q_norm"), eps), _normed(k, launch.values("k_norm"), eps)
-    angles = launch.view("positions")[:, None] * launch.values("turns")
-    _put(launch, launch.view("slots"), _turned(k, angles), v, t["PAGE"])
+    angles = launch.view("angles")
+    _put(launch, _turned(k, angles), v)
     return [_turned(q, angles)[:, :, None]]
+
+
+def _angles(launch: Launch) -> list[Any]:
+    angles = launch.view("positions")[:, None] * launch.values("turns")
+    launch.covers(angles.size)
+    return [np.stack([np.cos(angles), np.sin(angles)], axis=-1)]
+
+
+def _embed(launch: Launch) -> list[Any]:
+    t, table = launch.template, launch.arrays["table"]
+    tokens = launch.view("tokens")
+    assert launch.blocks[0] == len(tokens)
+    if t["BITS"] < 16:
+        table = mx.dequantize(table, launch.arrays["scales"], launch.arrays["biases"], t["GROUP"], t["BITS"])
+    return [np.array(table[mx.array(tokens)].astype(mx.float32))]
+
+
+def _number(bits: int) -> float:
+    return float(np.int32(bits).view(np.float32))
 
 
 def _turned(x: Any, angles: Any) -> Any:
     a, b = np.split(x, 2, axis=-1)
-    sine, cosine = np.sin(angles)[:, None], np.cos(angles)[:, None]
+    cosine, sine = angles[:, None, :, 0], angles[:, None, :, 1]
     return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
 
 
@@ -196,7 +244,7 @@ def _add_norm(launch: Launch) -> list[Any]:
     assert launch.template["THREADS"] == launch.threads
     assert launch.threads % 32 == 0
     h = launch.values("x") + launch.values("r")
-    return [h, _normed(h, launch.values("weight"), launch.view("eps")[0])]
+    return [h, _normed(h, launch.values("weight"), _number(launch.template["EPS"]))]
 
 
 def _swiglu(launch: Launch) -> list[Any]:
@@ -209,23 +257,27 @@ def _swiglu(launch: Launch) -> list[Any]:
 
 def _few_rows(launch: Launch) -> list[Any]:
     t, x = launch.template, launch.values("x")
-    weight = launch.arrays["w"]
-    if t["BITS"] < 16:
-        scales, biases = launch.arrays["s"], launch.arrays["b"]
-        weight = mx.dequantize(weight, scales, biases, group_size=t["GROUP"], bits=t["BITS"])
+    weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
     weight = np.array(weight.astype(mx.float32))
-    (rows, columns), outputs, splits = x.shape, weight.shape[0], int(launch.view("splits")[0])
-    assert rows <= 8 * t["MT"]
-    assert columns % t["KB"] == 0
-    assert launch.blocks == (-(-outputs // 64), splits)
-    assert len(launch.view("counters")) >= launch.blocks[0]
-    assert splits == 1 or launch.shapes[1][0] >= splits * rows * outputs
+    (rows, columns), tiles, (across, splits) = x.shape, -(-weight.shape[0] // 16), launch.blocks
+    assert rows <= t["ROWS"]
+    assert columns % t["SPAN"] == 0
+    assert splits * t["PARTS"] <= columns // t["SPAN"]
+    assert launch.threads % (32 * t["PARTS"]) == 0
+    assert 0 < across <= tiles
+    assert len(launch.view("counters")) >= tiles
+    assert not launch.view("counters").any()
+    assert splits == 1 or launch.shapes[1][0] >= splits * tiles * -(-t["ROWS"] // 8) * 128
     return [x @ weight.T, np.zeros(launch.shapes[1])]
 
 
 _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "write": _write,
+    "write_small": _write_small,
     "copy_page": _copy_page,
+    "widen": _widen,
+    "embed": _embed,
+    "angles": _angles,
     "attend_few": _attend_few,
     "attend_many": _attend_many,
     "rotate": _rotate,
@@ -255,7 +307,7 @@ class ReferenceKernel(CudaKernel):
     ) -> list[Any]:
         arrays = dict(zip(self._inputs, inputs, strict=True))
         launch = Launch(arrays, dict(template), blocks, threads, shapes)
-        assert threads == (256 if self.name == "attend_many" else threads)
+        assert self.name != "attend_many" or threads == (256 if launch.template["D"] > 128 else 128)
         assert self.name != "attend_many" or launch.template["ROWS"] == MANY
         made = _LAUNCHES[self.name](launch)
         assert [tuple(one.shape) for one in made] == [tuple(shape) for shape in shapes]

@@ -35,9 +35,9 @@ def build(
     """The text runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `name` is the model's public name (the folder's by default), `context` shortens the model's own, `memory` is the
-    byte budget of all caches, `prefix_cache` keeps prompts for others that begin alike, `kv_bits` asks for quantized
-    keys and values, which no layout here has: it is refused, and `blas` is what `blas.prepare` said: it is shown, and
-    its warning logged.
+    byte budget of all caches, `prefix_cache` keeps prompts for others that begin alike, `kv_bits` 8 keeps keys and
+    values quantized where the CUDA kernels read them, and `blas` is what `blas.prepare` said: it is shown, and its
+    warning logged.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -45,7 +45,6 @@ def build(
         _log.warning("%s", blas.warning)
     govern = _governor(blas)
     try:
-        _check_bits(kv_bits)
         model = load(
             Path(folder),
             name=name,
@@ -53,6 +52,7 @@ def build(
             memory=memory,
             max_running=max_running,
             prefix_cache=prefix_cache,
+            kv_bits=kv_bits,
             details=details,
             progress=progress,
         )
@@ -68,15 +68,6 @@ def _governor(blas: BlasReport | None) -> Callable[[], None]:
     if blas is None or blas.set_threads is None:
         return lambda: None
     return ThreadGovernor(blas.set_threads, blas.threads).before_step
-
-
-def _check_bits(kv_bits: int | None) -> None:
-    if kv_bits is not None:
-        raise ConfigError(
-            f"keys and values can't be stored in {kv_bits} bits here: leave kv_bits out, and lower context or "
-            "max_running where memory is short",
-            param="kv_bits",
-        )
 
 
 def _check_budget(model: LoadedModel, max_running: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from importlib import resources
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 _COMMENT = re.compile(r"//[^\n]*")
 _INDENT = re.compile(r"\n\s+")
@@ -62,6 +64,17 @@ class CudaKernel:
 
 NewKernel = Callable[..., CudaKernel]
 """What makes kernels: `CudaKernel`, or a test's stand-in that takes the same."""
+
+
+def bits_of(value: float) -> int:
+    """A number as a template takes it, for `__int_as_float`: a constant that no kernel has to fetch."""
+    return int(np.float32(value).view(np.int32))
+
+
+def text(*names: str) -> str:
+    """Files of this package, one behind the other, as a kernel's header."""
+    here = resources.files(__package__)
+    return "".join(here.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def _short(text: str) -> str:

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .base import Progress, RunnerBroken
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
 from .own import Own, paged, stock
+from .paged.layout import PAGE
 from .prefill import can_share
 from .probe import probe
 
@@ -38,6 +40,7 @@ def load(
     memory: int | None = None,
     max_running: int = 1,
     prefix_cache: bool = True,
+    kv_bits: int | None = None,
     own: bool = True,
     details: Mapping[str, str] | None = None,
     progress: Progress = lambda stage: None,
@@ -45,15 +48,16 @@ def load(
     """Load the model, its weights included, and measure what the runner must know.
 
     `context` shortens the model's own; `memory` is the byte budget of all caches (a share of what the weights leave
-    by default) for up to `max_running` rows; `prefix_cache` keeps prompts for others; without `own` rows are in
-    mlx-lm's caches, whatever the model; `details` are shown to people beside what is found here. Raises StartFailed
-    when mlx-lm does not fit, ModelError when the model can't be loaded or run, ConfigError when `context` is longer
-    than the model's.
+    by default) for up to `max_running` rows; `prefix_cache` keeps prompts for others; `kv_bits` 8 keeps keys and
+    values as whole numbers of so many bits; without `own` rows are in mlx-lm's caches, whatever the model; `details`
+    are shown to people beside what is found here. Raises StartFailed when mlx-lm does not fit, ModelError when the
+    model can't be loaded or run, ConfigError when `context` is longer than the model's or `kv_bits` can't be had.
     """
     progress("loading mlx-lm")
     library = connect()
     device = mem.device()
     mem.limit_free_pool(device.kind)
+    _check_bits(kv_bits, device.kind)
     progress("reading the weights")
     with _model_errors(folder):
         read = _read(library, folder, device.kind)
@@ -65,7 +69,8 @@ def load(
         layout: Own | str = "not asked for"
         if own:
             blocks = mem.blocks(found.kv, budget, max_running)
-            layout = _own(library, read.module, blocks=blocks, budget=budget, keeps=prefix_cache, device=device.kind)
+            new = partial(_own, library, read.module, blocks=blocks, budget=budget, keeps=prefix_cache)
+            layout = new(device=device.kind, bits=kv_bits)
         shares_prefill = isinstance(layout, str) and not found.why_not and can_share(library, read.module)
     if own and isinstance(layout, str):
         _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, layout)
@@ -81,12 +86,12 @@ def load(
         dtype=read.dtype,
         parameters=read.parameters,
         weight_bytes=read.weight_bytes,
-        kv=found.kv,
+        kv=_kv(found.kv, layout),
         kv_budget_bytes=budget,
         batched=not (isinstance(layout, str) and found.why_not),
         shares_prefill=shares_prefill,
         own=layout if isinstance(layout, Own) else None,
-        kv_dtype=read.dtype,
+        kv_dtype="int8" if kv_bits else read.dtype,
         keeps_prefixes=prefix_cache,
         details={**_about(device.name, library, read.config, assumed, layout, found.why_not), **(details or {})},
     )
@@ -123,12 +128,37 @@ def _about(
     return {name: line for name, line in lines.items() if line}
 
 
-def _own(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str) -> Own | str:
+def _kv(found: mem.KvCost, layout: Own | str) -> mem.KvCost:
+    """What a row costs where it is kept."""
+    if isinstance(layout, Own) and layout.page_bytes:
+        return mem.KvCost(layout.page_bytes // PAGE, 0)
+    return found
+
+
+def _check_bits(kv_bits: int | None, device: str) -> None:
+    fix = "leave kv_bits out, and lower context or max_running where memory is short"
+    if kv_bits == 4:
+        raise ConfigError(
+            "keys and values of 4 bits change what a model says (docs/performance.md has figures): use 8, or " + fix,
+            param="kv_bits",
+        )
+    if kv_bits and device != "cuda":
+        raise ConfigError(
+            f"only the CUDA kernels read keys and values of {kv_bits} bits at a gain, and this is {device}: {fix}",
+            param="kv_bits",
+        )
+
+
+def _own(
+    library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str, bits: int | None = None
+) -> Own | str:
     """How the model's rows are kept: in pages where the kernels can read them, in buffers of their own elsewhere."""
     if device == "cuda":
-        own = paged(library, module, budget=budget, keeps=keeps)
+        own = paged(library, module, budget=budget, keeps=keeps, bits=bits or 16)
         if isinstance(own, Own):
             return own
+        if bits:
+            raise ConfigError(f"no keys and values of {bits} bits for this model: {own}. Leave it out", param="kv_bits")
         _log.warning("attention kernels are not used: %s", own)
     return stock(library, module, blocks=blocks, budget=budget, keeps=keeps, device=device)
 

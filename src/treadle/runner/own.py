@@ -76,9 +76,11 @@ def stock(library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool,
     return why_not(library, module, own, lambda: layout(keeps=False)) or own
 
 
-def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool, using: type[Kernels] = Kernels) -> Own | str:
+def paged(
+    library: MlxLm, module: Any, *, budget: int, keeps: bool, bits: int = 16, using: type[Kernels] = Kernels
+) -> Own | str:
     """`module`'s rows in as many pages, for kernels for CUDA to read in place, as `budget` bytes hold (none, where that
-    is less than one takes); or why that can't be."""
+    is less than one takes); or why that can't be. With 8 `bits` keys and values are kept as whole numbers."""
     if not budget:
         return "nothing says how much memory there is for pages"
     windows = _windows(library, module)
@@ -93,8 +95,8 @@ def paged(library: MlxLm, module: Any, *, budget: int, keeps: bool, using: type[
     (shape,) = shapes
     if reason := using.fits(shape):
         return reason
-    kernels = using(shape.heads, shape.query_heads // shape.heads, shape.dim, PAGE, shape.dtype)
-    page_bytes = len(windows) * 2 * shape.heads * PAGE * shape.dim * shape.dtype.size
+    kernels = using(shape.heads, shape.dim, PAGE, shape.dtype, bits, rep=shape.query_heads // shape.heads)
+    page_bytes = len(windows) * kernels.page_bytes
 
     def layout(pages: int = budget // page_bytes, keeps: bool = keeps) -> Layout:
         return PagedLayout(windows, kernels, pages=pages, keeps=keeps)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.runner.looped import Looped
-from tests.runner.paged.models import DIM, KV_HEADS, PAGE, VOCABULARY, loaded, make, own_of
+from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, VOCABULARY, loaded, make, own_of
 from tests.runner.reference import reference
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.core.messages import Submit
@@ -27,7 +27,7 @@ PROMPTS = [tuple((7 * i + j * j) % 256 for j in range(n)) for i, n in enumerate(
 
 
 def decoder(module: Any, dtype: Any = mx.float32) -> FusedDecoder:
-    return FusedDecoder(module, ReferenceKernels(KV_HEADS, 2, DIM, PAGE, dtype), Selection())
+    return FusedDecoder(module, ReferenceKernels(KV_HEADS, DIM, PAGE, dtype, rep=2), Selection())
 
 
 def logits(module: Any, own: Own, prompt: tuple[int, ...], pieces: int) -> Any:
@@ -63,6 +63,31 @@ def test_rows_decode_what_they_decode_alone(name: str) -> None:
     loop = Looped(TextRunner(model), prefill_tokens=512)
     some = [Submit(id=str(i), prompt=prompt, max_tokens=12, max_wait_s=1e9) for i, prompt in enumerate(PROMPTS)]
     assert loop.run(*some) == {request.id: reference(model, request) for request in some}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
+    """Fused layers put them there, others' own too; tokens by the kernel for few and by that for many."""
+    module, wanted = make(name), make(name)
+    own = own_of(module, bits=8)
+    assert isinstance(own, Own), own
+    assert (own.decoder is not None) == (name == "llama")
+    assert own.page_bytes == PAGE_BYTES * (DIM + 4) // (4 * DIM)
+    for prompt in PROMPTS[1:]:
+        expected = wanted(mx.array([prompt]), cache=connect().new_caches(wanted))[0]
+        for pieces in (1, 5):
+            off = mx.abs(logits(module, own, prompt, pieces) - expected)
+            assert 0 < off.mean().item() < 0.05 * expected.std().item()
+
+
+def test_what_is_reused_of_8_bits_is_what_was_kept() -> None:
+    """Pages that are shared, and one that is copied: the second time rows say what they said."""
+    model = loaded(make("llama"), own_of(make("llama"), bits=8))
+    loop = Looped(TextRunner(model), prefill_tokens=512)
+    some = [Submit(id=str(i), prompt=prompt, max_tokens=12, max_wait_s=1e9) for i, prompt in enumerate(PROMPTS)]
+    assert loop.run(*some) == loop.run(*some)
+    assert model.own is not None
+    assert loop.runner.statistics().prefix.copied_bytes > 0
 
 
 @pytest.mark.parametrize(("name", "bits"), [("qwen2", 8), ("llama", 4)])
@@ -135,7 +160,7 @@ def test_other_decoders_are_refused_by_name(name: str) -> None:
 
 def test_a_head_behind_an_unknown_norm_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="last norm"):
-        FusedDecoder(make("llama"), ReferenceKernels(KV_HEADS, 2, DIM, PAGE, mx.float32), None)
+        FusedDecoder(make("llama"), ReferenceKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), None)
 
 
 def test_layers_that_were_replaced_are_refused() -> None:
@@ -171,7 +196,7 @@ def test_a_pass_of_rows_that_decode_is_put_together_once_for_each_number_of_rows
 ) -> None:
     """Nothing in it has to be known before it runs."""
     module, selection = make("llama"), Selection()
-    kernels = LazyKernels(KV_HEADS, 2, DIM, PAGE, mx.float32)
+    kernels = LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2)
     layout = PagedLayout([0, 0], kernels, pages=64, keeps=False)
     rows = FlatRows(layout, FlatPass(FusedDecoder(module, kernels, selection), layout, selection))
     monkeypatch.setattr(Lazy, "calls", 0)

@@ -97,10 +97,12 @@ def _louder(path: str, weight: Any) -> Any:
     return weight * 3 if weight.ndim > 1 else weight + 0.2 * mx.random.normal(weight.shape)
 
 
-def own_of(module: Any, *, pages: int = 256, keeps: bool = True, using: type[Kernels] = ReferenceKernels) -> Own | str:
-    """The module's rows in `pages` pages, as the loader asks for them."""
+def own_of(
+    module: Any, *, pages: int = 256, keeps: bool = True, bits: int = 16, using: type[Kernels] = ReferenceKernels
+) -> Own | str:
+    """The module's rows in pages for which there is memory for `pages` plain ones, as the loader asks for them."""
     size = mx.float16.size if module.model.embed_tokens.weight.dtype == mx.float16 else mx.float32.size
-    return paged(connect(), module, budget=pages * _page_bytes(size), keeps=keeps, using=using)
+    return paged(connect(), module, budget=pages * _page_bytes(size), keeps=keeps, bits=bits, using=using)
 
 
 def _page_bytes(size: int) -> int:

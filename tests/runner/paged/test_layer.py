@@ -19,11 +19,12 @@ DIM = 64
 
 class Rows:
     """Rows of random keys and values in a layout of one layer, and again as plain arrays. The `window` is known to the
-    layer, or only to the `model`."""
+    layer, or only to the `model`. In 8 `bits` the plain arrays hold what is left of keys and values."""
 
-    def __init__(self, dice: random.Random, window: int, *, model: bool) -> None:
+    def __init__(self, dice: random.Random, window: int, *, model: bool, bits: int = 16) -> None:
+        self.bits = bits
         self.heads, self.rep = dice.choice([(1, 1), (2, 2), (2, 5), (1, 16), (4, 3)])
-        kernels = ReferenceKernels(self.heads, self.rep, DIM, PAGE, mx.float32)
+        kernels = ReferenceKernels(self.heads, DIM, PAGE, mx.float32, bits, rep=self.rep)
         self.layout = PagedLayout([0 if model else window], kernels, pages=400, keeps=False)
         self.window = window
         self.asks = window if model else 0
@@ -50,6 +51,8 @@ class Rows:
         assert layer.offset.tolist() == positions.tolist()
         layer.update_and_fetch(keys, values)
         found = layer.attend(queries, DIM**-0.5, self.asks, None)
+        if self.bits == 8:
+            keys, values = rounded(keys), rounded(values)
         for piece in placed:
             own = slice(piece.first, piece.first + piece.count)
             self.keys[piece.id] = mx.concatenate([self.keys[piece.id], keys[own, :, 0].transpose(1, 0, 2)], axis=1)
@@ -68,13 +71,20 @@ class Rows:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=DIM**-0.5, mask=mask)
 
 
+def rounded(some: mx.array) -> mx.array:
+    """What is left of vectors that are kept as whole numbers of 8 bits."""
+    factors = mx.abs(some).max(axis=-1, keepdims=True) / 127
+    return mx.round(some / factors) * factors
+
+
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("window", [0, 1, 20, 48, 300])
 @pytest.mark.parametrize("seed", range(3))
-def test_each_token_sees_its_own_row_up_to_itself(seed: int, window: int) -> None:
+def test_each_token_sees_its_own_row_up_to_itself(seed: int, window: int, bits: int) -> None:
     """Prompts in pieces beside rows that decode, long rows beside short ones, in pages that were others' before."""
     dice = random.Random(seed)
     mx.random.seed(seed)
-    rows = Rows(dice, window, model=seed == 1)
+    rows = Rows(dice, window, model=seed == 1, bits=bits)
     ids = [f"r{i}" for i in range(5)]
     for _ in range(5):
         some = dice.sample(ids, dice.randint(1, len(ids)))
@@ -86,7 +96,7 @@ def test_each_token_sees_its_own_row_up_to_itself(seed: int, window: int) -> Non
 
 
 def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
-    kernels = ReferenceKernels(1, 1, DIM, PAGE, mx.float32)
+    kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
     (layer,) = PagedLayout([0], kernels, pages=4, keeps=False).layers()
     assert layer.make_mask(1) is None
     assert layer.make_mask(1, window_size=5) == Window(5)
@@ -94,7 +104,7 @@ def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
 
 def test_attention_sinks_are_refused() -> None:
     """The kernels would leave them out, and the answer would be another one."""
-    kernels = ReferenceKernels(1, 1, DIM, PAGE, mx.float32)
+    kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
     (layer,) = PagedLayout([0], kernels, pages=4, keeps=False).layers()
     with pytest.raises(NotImplementedError, match="sinks"):
         layer.attend(mx.zeros((1, 1, 1, DIM)), 1.0, 0, mx.zeros(1))

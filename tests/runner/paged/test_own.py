@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
 from treadle.core.messages import Submit
 from treadle.errors import ConfigError
 from treadle.runner import build, loader
+from treadle.runner.memory import KvCost
 from treadle.runner.mlxlm import connect
 from treadle.runner.model import LoadedModel
 from treadle.runner.own import Own, paged
@@ -28,8 +30,8 @@ class Wrong(ReferenceKernel):
     """Rotates by nothing: every token stands where the others do."""
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        if self.name == "rotate":
-            inputs = [*inputs[:5], mx.zeros_like(inputs[5]), *inputs[6:]]
+        if self.name == "angles":
+            inputs = [mx.zeros_like(inputs[0]), *inputs[1:]]
         return super().__call__(inputs, *args, **kwargs)
 
 
@@ -167,3 +169,16 @@ def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
     if broken:
         assert "not fused" in said[0]
         assert "attention kernels are not used" in said[1]
+
+
+def test_keys_and_values_of_8_bits_are_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never silently left out: who asked for them has given less memory."""
+    asked = partial(loader._own, connect(), blocks=0, budget=1 << 20, keeps=True, device="cuda", bits=8)
+    monkeypatch.setattr(loader, "paged", partial(paged, using=ReferenceKernels))
+    own = asked(module=make("llama"))
+    assert isinstance(own, Own)
+    assert own.page_bytes < PAGE_BYTES // 3
+    assert loader._kv(KvCost(1, 2), own) == KvCost(own.page_bytes // PAGE, 0)
+    monkeypatch.setattr(loader, "paged", partial(paged, using=failing("write_small")))
+    with pytest.raises(ConfigError, match=r"no keys and values of 8 bits .*write_small"):
+        asked(module=make("gemma3"))

@@ -85,7 +85,9 @@ def check(some: np.ndarray, tiles: Tiles, rep: int, window: int, heads: int = 1)
             rows[int(item[0])].extend(range(item[2], item[2] + item[1]))
             tile = []
     assert not tile
-    assert rows == {first: list(range(line[COUNT] * rep)) for first, line in of_segment.items()}
+    assert {first: sorted(some) for first, some in rows.items()} == {
+        first: list(range(line[COUNT] * rep)) for first, line in of_segment.items()
+    }
 
 
 def check_tile(line: np.ndarray, tile: list[np.ndarray], most: int, rep: int, window: int) -> None:
@@ -94,8 +96,9 @@ def check_tile(line: np.ndarray, tile: list[np.ndarray], most: int, rep: int, wi
     assert (item[3], item[6]) == (line[POSITION], line[PAGES])
     assert all(before[5] == after[4] for before, after in pairwise(tile))
     first, last = (line[POSITION] + row // rep for row in (item[2], item[2] + item[1] - 1))
-    lowest = max(0, first - window + 1) if window else 0
-    assert lowest - 15 <= item[4] <= lowest
+    lowest, step = max(0, first - window + 1) if window else 0, 32 if most == MANY else 16
+    assert item[4] % step == 0
+    assert lowest - step < item[4] <= lowest
     if most == MANY:
         assert tile[-1][5] == last + 1
     else:
@@ -112,10 +115,10 @@ def test_few_rows_are_covered_once(data: st.DataObject, rep: int, window: int, h
     check(some, tiles, rep, window, heads)
 
 
-@given(data=st.data(), rep=REP, window=WINDOWS, heads=HEADS)
-def test_many_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int) -> None:
+@given(data=st.data(), rep=REP, window=WINDOWS, heads=HEADS, dim=st.sampled_from([64, 128, 256]))
+def test_many_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int, dim: int) -> None:
     some = segments(data.draw(st.lists(st.tuples(st.integers(1, 700), POSITIONS), min_size=1, max_size=5)))
-    check(some, many_tiles(some, rep=rep, heads=heads, window=window), rep, window, heads)
+    check(some, many_tiles(some, rep=rep, heads=heads, window=window, dim=dim), rep, window, heads)
 
 
 @given(tokens=st.integers(1, 40), rep=REP)
@@ -149,7 +152,7 @@ def test_few_are_cut_of_many_rows() -> None:
 def test_no_more_is_split_than_there_are_counters_for() -> None:
     """A launch of very many tiles is busy as it is."""
     some = segments([(9, 5000), *[(9, 100)] * 2100])
-    tiles = many_tiles(some, rep=2, heads=32, window=0)
+    tiles = many_tiles(some, rep=2, heads=32, window=0, dim=128)
     assert not tiles.parts
     check(some, tiles, 2, 0, 32)
 

@@ -18,7 +18,7 @@ from ..mlxlm import Selection
 from ..paged.kernels import Kernels
 from ..paged.layer import PagedLayer, Pass
 from ..paged.work import Tiles
-from .kernels import Between, Heads, constant
+from .kernels import Between, Heads, Table
 from .product import Product, joined
 
 _MODULES = ("mlx_lm.models.llama", "mlx_lm.models.qwen2", "mlx_lm.models.qwen3")
@@ -29,11 +29,11 @@ class _Layer:
     """A layer's parts; `turns` (D / 2,) are radians a position."""
 
     norm: Any
-    eps: Any
+    eps: float
     qkv: Product
     q_norm: Any | None
     k_norm: Any | None
-    qk_eps: Any
+    qk_eps: float
     turns: Any
     scale: float
     heads: Heads
@@ -53,12 +53,13 @@ class FusedDecoder:
         if selection is None:
             raise NotImplementedError("its last norm is not known")
         inner = module.model
-        self._embed = inner.embed_tokens
+        self._between = Between(kernels.kernel)
+        self._embed = _embedding(inner.embed_tokens, self._between)
         self._selection = selection
         norm = getattr(inner.norm, "norm", inner.norm)
-        self._norm, self._eps = norm.weight, constant(norm.eps)
-        self._between = Between(kernels.kernel)
-        self._layers = [_layer(layer, kernels) for layer in inner.layers]
+        self._norm = norm.weight
+        self._layers = _alike([_layer(layer, kernels) for layer in inner.layers])
+        self._turns = {id(layer.turns): layer.turns for layer in self._layers}
         self._first_eps = inner.layers[0].input_layernorm.eps
         tied = bool(module.args.tie_word_embeddings)
         self._head = inner.embed_tokens.as_linear if tied else joined([module.lm_head], kernels.kernel)
@@ -78,10 +79,10 @@ class FusedDecoder:
         """A pass of rows that decode is the same program again and again: compiled once for each number of rows, it
         takes a tenth of the time to put together. What grows with the rows' lengths comes in a few sizes."""
         kernels, window = cache[0].kernels, cache[0].window
-        tiles = step.work(few=True, rep=kernels.rep, heads=kernels.heads, window=window)
+        tiles = step.work(kernels, window, few=True)
         if tiles.rows not in step.compiled:
             step.compiled[tiles.rows] = kernels.compile(self._program(cache, step.counters[True], tiles))
-        logits = step.compiled[tiles.rows](tokens, step.positions, step.slots, step.pages, tiles.items)
+        logits = step.compiled[tiles.rows](tokens, step.positions, step.slots, step.pages[True], tiles.items)
         cache[-1].written = logits  # all keys and values are, once it is computed
         return logits
 
@@ -101,17 +102,20 @@ class FusedDecoder:
     def _logits(
         self, tokens: Any, cache: Sequence[PagedLayer], step: Pass, attend: Callable[..., Any], rows: Any | None
     ) -> Any:
-        between = self._between
-        x = self._embed(tokens[:, 0])
-        y = mx.fast.rms_norm(x, self._layers[0].norm, self._first_eps)
-        for i, (layer, pages) in enumerate(zip(self._layers, cache, strict=True)):
+        between, layers = self._between, self._layers
+        x = self._embed(tokens.reshape(-1))
+        y = mx.fast.rms_norm(x, layers[0].norm, self._first_eps)
+        angles = {key: between.angles(step.positions, turns) for key, turns in self._turns.items()}
+        norms = [*(layer.norm for layer in layers[1:]), self._norm]
+        for layer, pages, norm in zip(layers, cache, norms, strict=True):
+            turned = angles[id(layer.turns)]
             queries = between.rotate(
-                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, layer.turns, step, pages.pool, layer.heads
+                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, step.slots, pages.pool, layer.heads
             )
-            attended = attend(pages, queries, layer.scale)
-            x, y = between.add_norm(x, layer.out(attended.reshape(x.shape[0], -1)), layer.second_norm, layer.eps)
-            after = self._layers[i + 1].norm if i + 1 < len(self._layers) else self._norm
-            x, y = between.add_norm(x, layer.down(between.swiglu(layer.gate_up(y))), after, layer.eps)
+            attended = layer.out(attend(pages, queries, layer.scale).reshape(x.shape[0], -1))
+            x, y = between.add_norm(x, attended, layer.second_norm, layer.eps)
+            y = between.swiglu(layer.gate_up(y))
+            x, y = between.add_norm(x, layer.down(y), norm, layer.eps)
         return self._head(y if rows is None else y[rows])[:, None]
 
 
@@ -124,11 +128,11 @@ def _layer(layer: Any, kernels: Kernels) -> _Layer:
     dim = qkv.outputs // (queries + 2 * kv)
     return _Layer(
         norm=norm.weight,
-        eps=constant(norm.eps),
+        eps=float(norm.eps),
         qkv=qkv,
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
-        qk_eps=constant(norm.eps if q_norm is None else q_norm.eps),
+        qk_eps=float(norm.eps if q_norm is None else q_norm.eps),
         turns=_turns(attention.rope, dim),
         scale=float(attention.scale),
         heads=Heads(queries, kv, dim, kernels.page),
@@ -137,6 +141,32 @@ def _layer(layer: Any, kernels: Kernels) -> _Layer:
         gate_up=joined([mlp.gate_proj, mlp.up_proj], kernels.kernel),
         down=joined([mlp.down_proj], kernels.kernel),
     )
+
+
+def _alike(layers: list[_Layer]) -> list[_Layer]:
+    """The layers, with the same `turns` where they are equal."""
+    known: list[Any] = []
+    for layer in layers:
+        if not any(mx.array_equal(layer.turns, one).item() for one in known):
+            known.append(layer.turns)
+    return [
+        replace(layer, turns=next(one for one in known if mx.array_equal(layer.turns, one).item())) for layer in layers
+    ]
+
+
+def _embedding(module: Any, between: Between) -> Callable[[Any], Any]:
+    """What makes vectors (T, W) of tokens (T,): MLX's own takes a thread for a whole line of the table."""
+    width = 8
+    if type(module) is nn.Embedding and module.weight.shape[1] % width == 0:
+        weight = module.weight
+        table = Table(weight, weight, weight, weight.shape[1])
+    elif type(module) is nn.QuantizedEmbedding and module.mode == "affine" and module.bits in (4, 8):
+        columns = module.weight.shape[1] * 32 // module.bits
+        table = Table(module.weight, module.scales, module.biases, columns, module.bits, module.group_size)
+    else:
+        embed: Callable[[Any], Any] = module
+        return embed
+    return lambda tokens: between.embed(tokens, table)
 
 
 def _turns(rope: Any, dim: int) -> Any:

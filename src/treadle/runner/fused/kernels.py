@@ -11,17 +11,35 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cuda import NewKernel
+from ..cuda import NewKernel, bits_of, text
+from ..paged.pool import Pool
 
-_TYPES = """
-namespace treadle {
-__device__ inline float wide(__nv_bfloat16 v) { return __bfloat162float(v); }
-__device__ inline float wide(__half v) { return __half2float(v); }
-__device__ inline __nv_bfloat16 narrow(float v, __nv_bfloat16) { return __float2bfloat16(v); }
-__device__ inline __half narrow(float v, __half) { return __float2half(v); }
-template <typename T>
-__device__ inline float rounded(float v) { return wide(narrow(v, T())); }
-}
+_EMBED = """
+  using namespace treadle;
+  const int row = tokens[blockIdx.x];
+  for (int i = threadIdx.x * 8; i < WIDTH; i += blockDim.x * 8) {
+    uint4 eight;
+    if (BITS == 16) {
+      eight = *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(table) + size_t(row) * WIDTH + i);
+    } else {
+      const size_t at = size_t(row) * WIDTH + i;
+      const unsigned* words = reinterpret_cast<const unsigned*>(table) + at * BITS / 32;
+      const float scale = wide(scales[at / GROUP]), bias = wide(biases[at / GROUP]);
+      T* to = reinterpret_cast<T*>(&eight);
+      for (int e = 0; e < 8; ++e)
+        to[e] = narrow((words[e * BITS / 32] >> e * BITS % 32 & (1u << BITS % 32) - 1) * scale + bias, T());
+    }
+    *reinterpret_cast<uint4*>(out + size_t(blockIdx.x) * WIDTH + i) = eight;
+  }
+"""
+
+_ANGLES = """
+  const int i = blockIdx.x * blockDim.x + threadIdx.x, half = turns_shape[0];
+  if (i >= positions_shape[0] * half) return;
+  float sine, cosine;
+  sincosf(positions[i / half] * turns[i % half], &sine, &cosine);
+  out[2 * i] = cosine;
+  out[2 * i + 1] = sine;
 """
 
 _ROTATE = """
@@ -30,44 +48,57 @@ _ROTATE = """
   const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int token = warp / ALL, head = warp % ALL;
   if (token >= qkv_shape[0]) return;
-  const T* from = qkv + size_t(warp) * D;
+  const int slot = slots[token];
+  const T *from = qkv + size_t(warp) * D + lane * E, *weight = (head < HQ ? q_norm : k_norm) + lane * E;
+  const Several<T, E> a = several<E>(from), b = several<E>(from + D / 2);
   float low[E], high[E];
   for (int e = 0; e < E; ++e) {
-    low[e] = wide(from[lane * E + e]);
-    high[e] = wide(from[D / 2 + lane * E + e]);
+    low[e] = wide(a.of[e]);
+    high[e] = wide(b.of[e]);
   }
-  T* to;
   if (head < HQ + HKV) {
+    const Several<float, 2 * E> turned = several<2 * E>(angles + size_t(token) * D + lane * 2 * E);
     if (NORM) {
-      const T* weight = head < HQ ? q_norm : k_norm;
+      const Several<T, E> wa = several<E>(weight), wb = several<E>(weight + D / 2);
       float sum = 0.0f;
       for (int e = 0; e < E; ++e) sum += low[e] * low[e] + high[e] * high[e];
       for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-      const float scale = rsqrtf(sum / D + *eps);
+      const float scale = rsqrtf(sum / D + __int_as_float(EPS));
       for (int e = 0; e < E; ++e) {
-        low[e] = rounded<T>(rounded<T>(low[e] * scale) * wide(weight[lane * E + e]));
-        high[e] = rounded<T>(rounded<T>(high[e] * scale) * wide(weight[D / 2 + lane * E + e]));
+        low[e] = rounded<T>(rounded<T>(low[e] * scale) * wide(wa.of[e]));
+        high[e] = rounded<T>(rounded<T>(high[e] * scale) * wide(wb.of[e]));
       }
     }
     for (int e = 0; e < E; ++e) {
-      float sine, cosine;
-      sincosf(positions[token] * turns[lane * E + e], &sine, &cosine);
-      const float a = low[e], b = high[e];
-      low[e] = a * cosine - b * sine;
-      high[e] = a * sine + b * cosine;
+      const float cosine = turned.of[2 * e], sine = turned.of[2 * e + 1], x = low[e], y = high[e];
+      low[e] = x * cosine - y * sine;
+      high[e] = x * sine + y * cosine;
     }
   }
-  if (head < HQ) {
-    to = q + (size_t(token) * HQ + head) * D;
-  } else {
-    const int slot = slots[token], h = head < HQ + HKV ? head - HQ : head - HQ - HKV, value = head >= HQ + HKV;
-    to = const_cast<T*>(pool) +
-        (((size_t(slot / PAGE) * 2 + value) * HKV + h) * PAGE + slot % PAGE) * D;
+  const int h = head < HQ + HKV ? head - HQ : head - HQ - HKV, value = head >= HQ + HKV;
+  const size_t line = ((size_t(slot / PAGE) * 2 + value) * HKV + h) * PAGE + slot % PAGE;
+  if (head >= HQ && sizeof(S) == 1) {
+    float most = 0.0f;
+    for (int e = 0; e < E; ++e) most = fmaxf(most, fmaxf(fabsf(low[e]), fabsf(high[e])));
+    for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+    const float factor = most > 0.0f ? most / 127.0f : 1.0f;
+    S* to = const_cast<S*>(pool) + line * D + lane * E;
+    for (int e = 0; e < E; ++e) {
+      to[e] = S(__float2int_rn(low[e] / factor) + 128);
+      to[D / 2 + e] = S(__float2int_rn(high[e] / factor) + 128);
+    }
+    if (lane == 0) const_cast<float*>(factors)[line] = factor;
+    return;
   }
+  T* kept = reinterpret_cast<T*>(const_cast<S*>(pool)) + line * D;
+  T* to = (head < HQ ? q + (size_t(token) * HQ + head) * D : kept) + lane * E;
+  Several<T, E> c, d;
   for (int e = 0; e < E; ++e) {
-    to[lane * E + e] = narrow(low[e], T());
-    to[D / 2 + lane * E + e] = narrow(high[e], T());
+    c.of[e] = narrow(low[e], T());
+    d.of[e] = narrow(high[e], T());
   }
+  *reinterpret_cast<Several<T, E>*>(to) = c;
+  *reinterpret_cast<Several<T, E>*>(to + D / 2) = d;
 """
 
 _ADD_NORM = """
@@ -76,12 +107,14 @@ _ADD_NORM = """
   __shared__ float sums[THREADS / 32];
   const size_t row = size_t(blockIdx.x) * WIDTH;
   float kept[TURNS][PER];
+  uint4 weights[TURNS];
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int at = i * STEP + threadIdx.x * PER;
     if (at >= WIDTH) break;
     const uint4 a = *reinterpret_cast<const uint4*>(x + row + at), b = *reinterpret_cast<const uint4*>(r + row + at);
+    weights[i] = *reinterpret_cast<const uint4*>(weight + at);
     const T *pa = reinterpret_cast<const T*>(&a), *pb = reinterpret_cast<const T*>(&b);
     uint4 both;
     T* pc = reinterpret_cast<T*>(&both);
@@ -97,13 +130,12 @@ _ADD_NORM = """
   __syncthreads();
   sum = 0.0f;
   for (int i = 0; i < THREADS / 32; ++i) sum += sums[i];
-  const float scale = rsqrtf(sum / WIDTH + *eps);
+  const float scale = rsqrtf(sum / WIDTH + __int_as_float(EPS));
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int at = i * STEP + threadIdx.x * PER;
     if (at >= WIDTH) break;
-    const uint4 w = *reinterpret_cast<const uint4*>(weight + at);
-    const T* pw = reinterpret_cast<const T*>(&w);
+    const T* pw = reinterpret_cast<const T*>(&weights[i]);
     uint4 four;
     T* py = reinterpret_cast<T*>(&four);
     for (int e = 0; e < PER; ++e) py[e] = narrow(rounded<T>(kept[i][e] * scale) * wide(pw[e]), T());
@@ -130,6 +162,19 @@ _SWIGLU = """
 
 
 @dataclass(frozen=True)
+class Table:
+    """Embeddings of `width` dimensions: a plain `weight`, and again as `scales` and `biases`, or one of `bits` bits
+    with both for every `group`."""
+
+    weight: Any
+    scales: Any
+    biases: Any
+    width: int
+    bits: int = 16
+    group: int = 64
+
+
+@dataclass(frozen=True)
 class Heads:
     """A layer's heads and where their keys and values go."""
 
@@ -143,28 +188,64 @@ class Between:
     """The kernels between a layer's matrix products, made by `kernel`."""
 
     def __init__(self, kernel: NewKernel) -> None:
-        names = ["qkv", "q_norm", "k_norm", "eps", "positions", "turns", "slots", "pool"]
-        self._rotate = kernel("rotate", names, ["q"], _ROTATE, header=_TYPES)
-        self._add_norm = kernel("add_norm", ["x", "r", "weight", "eps"], ["h", "y"], _ADD_NORM, header=_TYPES)
-        self._swiglu = kernel("swiglu", ["both"], ["out"], _SWIGLU, header=_TYPES)
+        numbers = text("numbers.cuh")
+        names = ["qkv", "q_norm", "k_norm", "angles", "slots", "pool", "factors"]
+        self._embed = kernel("embed", ["tokens", "table", "scales", "biases"], ["out"], _EMBED, header=numbers)
+        self._angles = kernel("angles", ["positions", "turns"], ["out"], _ANGLES)
+        self._rotate = kernel("rotate", names, ["q"], _ROTATE, header=numbers)
+        self._add_norm = kernel("add_norm", ["x", "r", "weight"], ["h", "y"], _ADD_NORM, header=numbers)
+        self._swiglu = kernel("swiglu", ["both"], ["out"], _SWIGLU, header=numbers)
+
+    def embed(self, tokens: Any, table: Table) -> Any:
+        """The lines of `table` for `tokens` (T,), (T, W) in its type."""
+        return self._embed(
+            [tokens, table.weight, table.scales, table.biases],
+            [("T", table.scales.dtype), ("WIDTH", table.width), ("BITS", table.bits), ("GROUP", table.group)],
+            blocks=(tokens.shape[0], 1),
+            threads=128,
+            shapes=[(tokens.shape[0], table.width)],
+            dtypes=[table.scales.dtype],
+        )[0]
+
+    def angles(self, positions: Any, turns: Any) -> Any:
+        """Cosines and sines (T, D / 2, 2), float32, of `positions` (T,) times `turns` (D / 2,) radians."""
+        shape = (positions.shape[0], turns.shape[0], 2)
+        return self._angles(
+            [positions, turns],
+            [],
+            blocks=(-(-shape[0] * shape[1] // 128), 1),
+            threads=128,
+            shapes=[shape],
+            dtypes=[mx.float32],
+        )[0]
 
     def rotate(
-        self, qkv: Any, q_norm: Any | None, k_norm: Any | None, eps: Any, turns: Any, step: Any, pool: Any, heads: Heads
+        self,
+        qkv: Any,
+        q_norm: Any | None,
+        k_norm: Any | None,
+        eps: float,
+        angles: Any,
+        slots: Any,
+        pool: Pool,
+        heads: Heads,
     ) -> Any:
         """Queries (T, query heads, 1, D) out of `qkv` (T, (query + 2 kv heads) * D): normed by `q_norm` (D,) where
-        there is one, and turned by their positions times `turns` (D / 2,); keys likewise, and with the values put into
-        `pool`."""
+        there is one, and turned by `angles` as `angles` makes them; keys likewise, and with the values put at `slots`
+        of `pool`."""
         rows, count = qkv.shape[0], qkv.shape[0] * (heads.queries + 2 * heads.kv)
         norms = (qkv, qkv) if q_norm is None else (q_norm, k_norm)
         return self._rotate(
-            [qkv, norms[0], norms[1], eps, step.positions, turns, step.slots, pool],
+            [qkv, *norms, angles, slots, pool.data, angles if pool.factors is None else pool.factors],
             [
                 ("T", qkv.dtype),
+                ("S", pool.data.dtype),
                 ("D", heads.dim),
                 ("HQ", heads.queries),
                 ("HKV", heads.kv),
                 ("PAGE", heads.page),
                 ("NORM", q_norm is not None),
+                ("EPS", bits_of(eps)),
             ],
             blocks=(-(-count // 4), 1),
             threads=128,
@@ -172,13 +253,13 @@ class Between:
             dtypes=[qkv.dtype],
         )[0]
 
-    def add_norm(self, x: Any, r: Any, weight: Any, eps: Any) -> tuple[Any, Any]:
+    def add_norm(self, x: Any, r: Any, weight: Any, eps: float) -> tuple[Any, Any]:
         """`x + r` (T, W) and its root mean square norm times `weight` (W,); W is a multiple of 8."""
         rows, width = x.shape
         threads = min(512, -(-width // 256) * 32)
         h, y = self._add_norm(
-            [x, r, weight, eps],
-            [("T", x.dtype), ("WIDTH", width), ("THREADS", threads)],
+            [x, r, weight],
+            [("T", x.dtype), ("WIDTH", width), ("THREADS", threads), ("EPS", bits_of(eps))],
             blocks=(rows, 1),
             threads=threads,
             shapes=[x.shape, x.shape],
@@ -197,8 +278,3 @@ class Between:
             shapes=[(rows, width)],
             dtypes=[both.dtype],
         )[0]
-
-
-def constant(value: float) -> Any:
-    """One number on the device, float32."""
-    return mx.array([value], mx.float32)

@@ -10,50 +10,59 @@ import numpy as np
 import numpy.typing as npt
 
 from ..mlxlm import Window
+from ..uploads import Uploads
 from .kernels import Kernels
-from .work import COUNT, COUNTERS, FIRST, Segments, Tiles, few_tiles, is_few, many_tiles
+from .pool import Pool
+from .work import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, few_tiles, is_few, many_tiles
 
 
 @dataclass
 class Pass:
-    """What all layers share in a step. The first `few` tokens are of segments for one kernel, the rest for the other.
-    `pages` and `slots` are where those tokens' rows are and where the tokens go, on the device. `compiled` are passes
-    over these layers that were compiled."""
+    """What all layers share in a step. The first `few` tokens are of segments for one kernel, the rest for the other;
+    `pages`, of these and of those, are where their rows are, and `slots` where all the tokens go, on the device.
+    `compiled` are passes over these layers that were compiled."""
 
     positions: Any = None
     slots: Any = None
-    pages: Any = None
+    pages: tuple[Any, Any] = (None, None)
     counters: tuple[Any, Any] = (None, None)
     compiled: dict[Any, Any] = field(default_factory=dict)
     few: int = 0
     segments: Any = None
-    tiles: dict[tuple[bool, int, int, int], Tiles] | None = None
+    tiles: dict[tuple[bool, int, int, int, int], Tiles] | None = None
+    _uploads: Uploads = field(default_factory=Uploads)
 
     def begin(self, segments: Segments, rep: int, positions: npt.NDArray[np.int32], slots: Any, pages: Any) -> None:
         """The next step; `segments` begin with those of few rows."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
         self.segments = segments
-        self.few = int(segments[is_few(segments[:, COUNT], rep), COUNT].sum())
-        self.positions, self.slots, self.pages = mx.array(positions), mx.array(slots), _padded(pages)
+        few = is_few(segments[:, COUNT], rep)
+        self.few = int(segments[few, COUNT].sum())
+        border = len(pages) if few.all() else int(segments[few.sum(), PAGES])
+        segments[~few, PAGES] -= border
+        parts = positions, slots, _padded(pages[border:]), _padded(pages[:border])
+        self.positions, self.slots, *both = self._uploads.put(*parts)
+        self.pages = both[0], both[1]
         self.tiles = {}
 
-    def work(self, *, few: bool, rep: int, heads: int, window: int) -> Tiles:
+    def work(self, kernels: Kernels, window: int, *, few: bool) -> Tiles:
         """The step's tiles for layers of such heads, made once; tokens are counted from the first of their kind."""
         assert self.tiles is not None
-        key = (few, rep, heads, window)
+        key = (few, kernels.rep, kernels.heads, kernels.dim, window)
         if key not in self.tiles:
-            some = self.segments[is_few(self.segments[:, COUNT], rep) == few]
+            some = self.segments[is_few(self.segments[:, COUNT], kernels.rep) == few]
             some[:, FIRST] -= 0 if few else self.few
-            made = (few_tiles if few else many_tiles)(some, rep=rep, heads=heads, window=window)
-            self.tiles[key] = replace(made, items=_padded(made.items))
+            heads = {"rep": kernels.rep, "heads": kernels.heads, "window": window}
+            made = few_tiles(some, **heads) if few else many_tiles(some, **heads, dim=kernels.dim)
+            self.tiles[key] = replace(made, items=self._uploads.put(_padded(made.items))[0])
         return self.tiles[key]
 
 
 class PagedLayer:
     """One layer: its `pool` and its `window`, 0 where it sees everything."""
 
-    def __init__(self, pool: Any, window: int, step: Pass, kernels: Kernels) -> None:
+    def __init__(self, pool: Pool, window: int, step: Pass, kernels: Kernels) -> None:
         self.pool = pool
         self.written: Any = None
         self.step = step
@@ -96,15 +105,15 @@ class PagedLayer:
 
     def _attend(self, queries: Any, window: int, scale: float, *, few: bool) -> Any:
         kernels, step = self.kernels, self.step
-        tiles = step.work(few=few, rep=kernels.rep, heads=kernels.heads, window=window)
+        tiles = step.work(kernels, window, few=few)
         return kernels.attend(
-            queries, self.pool, tiles, step.pages, step.counters[few], self.written, scale=scale, window=window
+            queries, self.pool, tiles, step.pages[few], step.counters[few], self.written, scale=scale, window=window
         )
 
 
-def _padded(array: npt.NDArray[np.int32]) -> Any:
-    """`array` (n, ...) on the device, zeros behind it, so that it comes in few sizes: a tile of zeros has no rows."""
+def _padded(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """`array` (n, ...) with zeros behind it, so that it comes in few sizes: a tile of zeros has no rows."""
     count = len(array)
     step = max(64, 1 << max(0, count.bit_length() - 3))
     more = -count % step
-    return mx.array(np.concatenate([array, np.zeros((more, *array.shape[1:]), np.int32)]) if more else array)
+    return np.concatenate([array, np.zeros((more, *array.shape[1:]), np.int32)]) if more else array

@@ -36,12 +36,8 @@ class PagedLayout:
         self.blocks = pages
         self._kernels = kernels
         self._step = Pass()
-        shape = (pages, 2, kernels.heads, kernels.page, kernels.dim)
-        self._layers = []
-        for window in windows:
-            self._layers.append(PagedLayer(mx.zeros(shape, kernels.dtype), window, self._step, kernels))
-            mx.eval(self._layers[-1].pool)
-        self._page_bytes = sum(int(layer.pool.nbytes) for layer in self._layers) // pages
+        self._layers = [PagedLayer(kernels.new_pool(pages), window, self._step, kernels) for window in windows]
+        self._page_bytes = len(windows) * kernels.page_bytes
         self._pages = Pages(pages, PAGE, self._copy, keeps=keeps)
         self._known: dict[str, Sequence[int]] = {}
 
@@ -97,7 +93,8 @@ class PagedLayout:
         self._known.clear()
         self._step.compiled.clear()  # what is compiled holds the pools
         for layer in self._layers:
-            layer.pool = layer.written = None
+            layer.pool.free()
+            layer.written = None
 
     def reset(self) -> int:
         return self._pages.reset()

@@ -7,6 +7,7 @@ rows keep the whole device busy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +24,23 @@ FEW = (8, 16)
 MANY = 128
 """Packed rows of a tile for many."""
 FEW_BLOCKS = 264
-"""Blocks of a launch for few rows, all kv heads counted: two for each of a large GPU's multiprocessors, which all get the
-same number of cached tokens."""
-MANY_BLOCKS = 396
-"""Blocks that a launch for many rows should have at least: a few for each of a large GPU's multiprocessors."""
+"""Blocks of a launch for few rows, all kv heads counted: two for each of a large GPU's multiprocessors. All get
+the same number of cached tokens."""
+MANY_SLOTS = {64: 264, 128: 264, 256: 132}
+"""Blocks for many rows that a large GPU runs at a time, by a head's dimensions: two or one for each multiprocessor."""
 COUNTERS = 1 << 16
 """Blocks of a launch whose partial results may be merged."""
 TILE = 16
 """Cached tokens that a warp of a block for few rows looks at together."""
 _FEW_LEAST = 4
-_STEP = 64
-_MANY_LEAST = 512
-_MOST_SPLITS = 256
+_MANY_STEP, _MANY_LEAST = 32, 256
+_CUTS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32, 44, 64)
+_START, _MERGE, _MERGE_EACH = 170, 100, 12
+"""What a part costs, one of several, and for each of them: in the time that a cached token takes (measured, H200)."""
+_ALONE = 0.63
+"""What a block takes alone on its multiprocessor, of what it takes as one of two."""
+_GAIN = 0.95
+"""What a finer cut must bring it down to: the times are rough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,8 @@ def few_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Tiles
 
 
 def _dealt(tiles: Segments, sizes: npt.NDArray[np.int32], each: int) -> tuple[Segments, npt.NDArray[np.int64]]:
-    """The tiles, one behind the other, cut wherever a block has its `each` pieces of TILE tokens; and the piece that each
-    of the cut ones begins with."""
+    """The tiles, one behind the other, cut wherever a block has its `each` pieces of TILE tokens; and the piece that
+    each of the cut ones begins with."""
     ends = np.cumsum(sizes, dtype=np.int64)
     borders = np.union1d(ends, np.arange(each, ends[-1], each))
     begins = np.concatenate([[0], borders[:-1]])
@@ -89,8 +95,8 @@ def _dealt(tiles: Segments, sizes: npt.NDArray[np.int32], each: int) -> tuple[Se
     return items, begins
 
 
-def many_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Tiles:
-    """Tiles of MANY packed rows; each looks at no more than its own last token may see."""
+def many_tiles(segments: Segments, *, rep: int, heads: int, window: int, dim: int) -> Tiles:
+    """Tiles of MANY packed rows, the longest first; each looks at no more than its own last token may see."""
     counts = segments[:, COUNT] * rep
     each = -(-counts // MANY)
     segments = np.repeat(segments, each, axis=0)
@@ -99,9 +105,10 @@ def many_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Tile
     row0 = (np.arange(len(segments)) - np.repeat(np.cumsum(each) - each, each)) * MANY
     tiles[:, 1] = np.minimum(MANY, counts - row0)
     tiles[:, 2] = row0
-    tiles[:, 4] = _low(segments[:, POSITION] + row0 // rep, window)
+    tiles[:, 4] = _low(segments[:, POSITION] + row0 // rep, window) // _MANY_STEP * _MANY_STEP
     tiles[:, 5] = segments[:, POSITION] + (row0 + tiles[:, 1] - 1) // rep + 1
-    return _split(tiles, heads)
+    seen = tiles[:, 5] - tiles[:, 4]
+    return _split(tiles, seen, -(-seen // _part(seen, heads, MANY_SLOTS[dim])))
 
 
 def _whole(segments: Segments, window: int) -> Segments:
@@ -121,22 +128,47 @@ def _low(positions: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.int32]
     return low - low % TILE
 
 
-def _split(tiles: Segments, heads: int) -> Tiles:
-    """The tiles of many rows, those with long ranges in several parts, side by side."""
-    seen = tiles[:, 5] - tiles[:, 4]
-    part = max(_MANY_LEAST, int(seen.sum(dtype=np.int64)) * heads // MANY_BLOCKS, -(-int(seen.max()) // _MOST_SPLITS))
-    if len(tiles) * heads + 2 * MANY_BLOCKS > COUNTERS:  # enough of them as they are
-        part = int(seen.max())
-    part = -(-part // _STEP) * _STEP
-    splits = np.maximum(1, -(-seen // part))
-    if (splits == 1).all():
-        tiles[:, 7] = 1
-        return Tiles(tiles, MANY, len(tiles), 0)
-    width = -(-seen // (splits * TILE)) * TILE
+def _part(seen: npt.NDArray[np.int32], heads: int, slots: int) -> int:
+    """The most cached tokens that a part should have: what would end soonest of a few ways to cut."""
+    longest = int(seen.max())
+    enough = 1.05 * int((seen + _START).sum(dtype=np.int64)) * heads / slots  # nearly what no idle slot makes it
+    best, part = math.inf, longest
+    for cuts in _CUTS:
+        size = -(-longest // (cuts * _MANY_STEP)) * _MANY_STEP
+        splits = -(-seen // size)
+        if cuts > 1 and (size < _MANY_LEAST or int(splits.sum()) * heads > COUNTERS):
+            break
+        end = _end(seen, splits, heads, slots)
+        if end < _GAIN * best:
+            best, part = end, size
+        if best <= enough or end > 1.5 * best:
+            break
+    return part
+
+
+def _end(seen: npt.NDArray[np.int32], splits: npt.NDArray[np.int32], heads: int, slots: int) -> float:
+    """When such parts are through, the longest first, on a clock of cached tokens."""
+    each = -(-seen // splits) + _START + np.where(splits > 1, _MERGE + _MERGE_EACH * splits, 0)
+    lengths = np.repeat(np.sort(np.repeat(each, splits))[::-1], heads)
+    if slots == max(MANY_SLOTS.values()) and 2 * len(lengths) <= slots:
+        return _ALONE * int(lengths[0])
+    waves = np.zeros(-(-len(lengths) // slots) * slots, np.int64)
+    waves[: len(lengths)] = lengths
+    busy = np.zeros(slots, np.int64)
+    for wave in waves.reshape(-1, slots):
+        busy = np.sort(busy) + wave
+    return int(busy.max())
+
+
+def _split(tiles: Segments, seen: npt.NDArray[np.int32], splits: npt.NDArray[np.int32]) -> Tiles:
+    """The tiles in so many parts each, those of a tile side by side, the longest first."""
+    order = np.argsort(-(seen // splits), kind="stable")
+    tiles, seen, splits = tiles[order], seen[order], splits[order]
+    width = -(-seen // (splits * _MANY_STEP)) * _MANY_STEP
     tiles, width, index = np.repeat(tiles, splits, axis=0), np.repeat(width, splits), np.arange(splits.sum())
     index -= np.repeat(np.cumsum(splits) - splits, splits)
     start = tiles[:, 4] + index * width
     tiles[:, 5] = np.maximum(start, np.minimum(tiles[:, 5], start + width))
     tiles[:, 4] = start
     tiles[:, 7] = index << 16 | np.repeat(splits, splits)
-    return Tiles(tiles, MANY, len(tiles), len(tiles))
+    return Tiles(tiles, MANY, len(tiles), len(tiles) if (splits > 1).any() else 0)

@@ -1,0 +1,43 @@
+// Half-precision numbers and the tensor cores, for compute capability 8.0 and later.
+
+namespace treadle {
+
+__device__ inline void mma(float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1,
+                           __nv_bfloat16) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ inline void mma(float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1,
+                           __half) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ inline unsigned pack(float low, float high, __nv_bfloat16) {
+  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<unsigned*>(&both);
+}
+
+__device__ inline unsigned pack(float low, float high, __half) {
+  __half2 both = __floats2half2_rn(low, high);
+  return *reinterpret_cast<unsigned*>(&both);
+}
+
+__device__ inline float wide(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ inline float wide(__half v) { return __half2float(v); }
+__device__ inline __nv_bfloat16 narrow(float v, __nv_bfloat16) { return __float2bfloat16(v); }
+__device__ inline __half narrow(float v, __half) { return __float2half(v); }
+
+template <typename T>
+__device__ inline float rounded(float v) { return wide(narrow(v, T())); }
+
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Several { T of[N]; };
+
+template <int N, typename T>
+__device__ inline Several<T, N> several(const T* from) { return *reinterpret_cast<const Several<T, N>*>(from); }
+
+}  // namespace treadle
