@@ -28,6 +28,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "kv_budget_bytes": 100_000,
         "kv_token_bytes": 10,
         "kv_row_bytes": 0,
+        "kv_least_tokens": 256,
     },
 }
 
@@ -155,11 +156,11 @@ def test_a_missing_chat_template_only_warns(capsys: pytest.CaptureFixture[str], 
     assert "--chat-template" in plain["sections"]["Model"]["tokenizer"]["fix"]
 
 
-@pytest.mark.parametrize(("row_bytes", "token_bytes", "mark"), [(0, 10_000, "warn"), (90_000, 10, "fail")])
+@pytest.mark.parametrize(("row_bytes", "token_bytes", "mark"), [(0, 380, "warn"), (0, 10_000, "fail"), (90_000, 10, "fail")])
 def test_too_little_cache_is_said(
     capsys: pytest.CaptureFixture[str], folder: Path, row_bytes: int, token_bytes: int, mark: str
 ) -> None:
-    part = {**GOOD["model"], "kv_row_bytes": row_bytes, "kv_token_bytes": token_bytes}
+    part = {**GOOD["model"], "context": 1000, "kv_row_bytes": row_bytes, "kv_token_bytes": token_bytes}
     code, plain = report(capsys, Asked(model=part), folder, max_running=2)
     assert plain["sections"]["Model"]["capacity"]["mark"] == mark
     assert code == (1 if mark == "fail" else 0)

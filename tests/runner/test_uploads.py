@@ -1,12 +1,11 @@
-"""A step's numbers go to the device together, and their places there do not depend on how many they are."""
+"""A step's numbers go to the device together, and stay what they were though the host's memory is used again."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
 
-from treadle.runner import uploads
-from treadle.runner.uploads import Uploads
+from treadle.runner.uploads import RING, Uploads
 
 
 def test_each_array_arrives_as_it_was() -> None:
@@ -19,15 +18,21 @@ def test_each_array_arrives_as_it_was() -> None:
         assert one.tolist() == array.tolist()
 
 
-def test_what_was_put_stays_as_it_was_while_more_is_put() -> None:
-    """Though the host's copies take each other's place."""
-    some = Uploads()
-    first = [some.put(np.full(n, n, np.int32))[0] for n in range(1, 40)]
-    assert [one.tolist() for one in first] == [[n] * n for n in range(1, 40)]
+def test_what_arrived_stays_as_it_was_while_more_is_put() -> None:
+    """Of the same size, and of others in between; up to RING may be on their way at once."""
+    some, kept = Uploads(), []
+    for n in range(1, 3 * RING):
+        kept.append(some.put(np.full(n, n, np.int32))[0])
+        some.put(np.full(5000, n, np.int32))
+        if n % RING == 0:
+            mx.eval(kept)
+    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
 
 
-def test_the_last_few_copies_of_the_host_are_kept() -> None:
-    some = Uploads()
-    for n in range(20):
-        some.put(np.array([n], np.int32))
-        assert len(some._kept) == min(n + 1, uploads._KEPT)
+def test_the_hosts_memory_is_taken_once() -> None:
+    """What MLX frees it gives to others, who would then live on the host."""
+    some, places = Uploads(), set()
+    for n in range(3 * RING):
+        mx.eval(some.put(np.full(n % 100 + 1, n, np.int32)))
+        places |= {view.ctypes.data for ring in some._rings.values() for _, view in ring}
+    assert len(places) == RING

@@ -72,9 +72,7 @@ Memory = Annotated[
 PrefixCache = Annotated[
     bool | None, _setting("prefix_cache", "Keep prompts in the KV cache for those that begin alike.", LIMITS)
 ]
-KvBits = Annotated[
-    int | None, _setting("kv_bits", "8: keys and values in 8 bits. CUDA only.", LIMITS, "BITS")
-]
+KvBits = Annotated[int | None, _setting("kv_bits", "8: keys and values in 8 bits. CUDA only.", LIMITS, "BITS")]
 Threads = Annotated[int | None, _setting("threads", "CPU threads. Default: by the cores there are.", ENGINE, _COUNT)]
 
 

@@ -155,7 +155,7 @@ def _cache(settings: Settings, part: Mapping[str, Any]) -> Finding:
     fit = budget // max(1, row)
     facts["whole_contexts"] = fit
     value += f", {token_bytes / 1024:g} KiB a token: {min(fit, running)} of them with the whole context"
-    if budget < running * part["kv_row_bytes"] + token_bytes:
+    if budget < running * part["kv_row_bytes"] + part["kv_least_tokens"] * token_bytes:
         fix = "lower --max-running, give more --memory, or use a smaller model"
         return Finding(MODEL, "capacity", f"{value}; too little to start", Mark.FAIL, fix, facts)
     if fit < 1:

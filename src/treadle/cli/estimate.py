@@ -25,7 +25,8 @@ _PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
 
 class Estimate(msgspec.Struct, frozen=True):
     """`kv_token_bytes` and `kv_row_bytes` are None where the config alone does not tell (quantized keys and values,
-    for one): they are measured at the start. `kv_budget_bytes` is 0 where nothing says how much memory there is."""
+    for one): they are measured at the start. `kv_budget_bytes` is 0 where nothing says how much memory there is.
+    `kv_least_tokens` are what the first row takes at once."""
 
     architecture: str
     parameters: int
@@ -35,11 +36,13 @@ class Estimate(msgspec.Struct, frozen=True):
     kv_budget_bytes: int
     kv_token_bytes: int | None = None
     kv_row_bytes: int | None = None
+    kv_least_tokens: int = 1
 
 
 def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
     """What would run on a device of this `kind`. Raises ModelError, ConfigError, or whatever the model's class does."""
     from ..runner import memory, mlxlm
+    from ..runner.stock import buffer
 
     assert question.folder is not None
     folder = Path(question.folder)
@@ -68,6 +71,7 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
         kv_budget_bytes=budget if question.memory is None else question.memory,
         kv_token_bytes=token_bytes,
         kv_row_bytes=row_bytes,
+        kv_least_tokens=buffer.STEP,
     )
 
 

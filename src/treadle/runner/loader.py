@@ -232,7 +232,7 @@ def _model_errors(folder: Path) -> Iterator[None]:
     """Whatever a model's files or its code raise while loading becomes one line that names the folder."""
     try:
         yield
-    except (ModelError, RunnerBroken):
+    except (ConfigError, ModelError, RunnerBroken):
         raise
     except FileNotFoundError as error:
         raise ModelError(f"{folder} is not a model folder, or incomplete: {_line(error)}") from error
