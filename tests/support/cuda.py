@@ -261,13 +261,14 @@ def _few_rows(launch: Launch) -> list[Any]:
     weight = np.array(weight.astype(mx.float32))
     (rows, columns), tiles, (across, splits) = x.shape, -(-weight.shape[0] // 16), launch.blocks
     assert rows <= t["ROWS"]
-    assert columns % t["SPAN"] == 0
-    assert splits * t["PARTS"] <= columns // t["SPAN"]
-    assert launch.threads % (32 * t["PARTS"]) == 0
+    parts, counters = len(launch.view("counters")), launch.view("counters").reshape(-1)
+    assert splits * parts <= columns // (8 * t["GROUP"])
+    assert columns % (8 * t["GROUP"]) == 0
+    assert launch.threads % (32 * parts) == 0
     assert 0 < across <= tiles
-    assert len(launch.view("counters")) >= tiles
-    assert not launch.view("counters").any()
-    assert splits == 1 or launch.shapes[1][0] >= splits * tiles * -(-t["ROWS"] // 8) * 128
+    assert len(counters) >= tiles
+    assert not counters.any()
+    assert splits == 1 or launch.shapes[1][0] >= splits * tiles * t["ROWS"] // 8 * 128
     return [x @ weight.T, np.zeros(launch.shapes[1])]
 
 

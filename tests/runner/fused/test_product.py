@@ -69,6 +69,13 @@ def test_few_rows_are_the_kernels_and_more_are_mlxs(rows: int, launches: int, mo
     assert Count.launched == launches
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+def test_plain_weights_need_no_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Count, "launched", 0)
+    joined(layers(2), Count)(mx.zeros((rows, 512), mx.float16))
+    assert Count.launched == 0
+
+
 def mixed() -> list[Any]:
     one, other = layers(2)
     return [one, *quantized([other], bits=4, group_size=64)]
@@ -102,11 +109,18 @@ def test_layers_that_do_not_go_together_are_refused(some: Any, why: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "columns", "dtype"),
-    [(16, 0, 512, mx.float32), (16, 0, 520, mx.float16), (4, 32, 512, mx.float16), (6, 64, 512, mx.float16)],
+    ("bits", "group", "outputs", "columns", "dtype"),
+    [
+        (4, 64, 64, 512, mx.float32),
+        (4, 64, 64, 768, mx.float16),
+        (4, 64, 8, 512, mx.float16),
+        (4, 32, 64, 512, mx.float16),
+        (6, 64, 64, 512, mx.float16),
+    ],
 )
-def test_what_the_kernel_for_few_rows_does_not_fit_is_refused(bits: int, group: int, columns: int, dtype: Any) -> None:
-    weight = mx.zeros((64, columns), dtype)
-    parts = (weight, None, None) if bits == 16 else mx.quantize(weight, group_size=group, bits=bits)
+def test_what_the_kernel_for_few_rows_does_not_fit_is_refused(
+    bits: int, group: int, outputs: int, columns: int, dtype: Any
+) -> None:
+    parts = mx.quantize(mx.zeros((outputs, columns), dtype), group_size=group, bits=bits)
     with pytest.raises(NotImplementedError):
-        FewRows(*parts, bits, group, dtype, ReferenceKernel)
+        FewRows(*parts, bits, group, ReferenceKernel)

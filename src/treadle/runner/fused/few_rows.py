@@ -1,89 +1,188 @@
-"""Matrix products of few rows on CUDA, in one reading of the weights."""
+"""Matrix products of few rows with quantized weights on CUDA, in one reading of the weights."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from itertools import product, takewhile
 from typing import Any
 
 import mlx.core as mx
 
-from ..cuda import CudaKernel, NewKernel
+from ..cuda import CudaKernel, NewKernel, text
 
-MOST_ROWS = {16: 0, 8: 64, 4: 64}
+MOST_ROWS = {8: 64, 4: 64}
 """By bits of a weight: more rows than these are faster through MLX."""
-_COLUMNS = {16: 128, 8: 256, 4: 256}
-_BLOCKS = 264
-_MOST_SPLITS = 8
+SIZES = (8, 16, 32, 64)
+"""Rows of x that a kernel has room for."""
+_GROUPS = (64, 128)
+_STAGE, _TILE = 256, 16
+_WARPS, _PARTS, _MOST_SPLITS = (4, 8, 12), (1, 2, 4), 16
+_SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227}
+_LEAST_SHARED = 99
 _BODY = """
-  treadle::few_rows<T, MT, BITS, GROUP, KB>(
-      x, reinterpret_cast<const unsigned*>(w), s, b, out, partial, const_cast<int*>(counters), x_shape[0], w_shape[0],
-      x_shape[1], *splits);
+  treadle::few_rows<T, ROWS, BITS, GROUP, DEPTH>(
+      x, (const unsigned*)w, s, b, out, partial, const_cast<int*>(counters), x_shape[0], w_shape[0], x_shape[1],
+      counters_shape[0]);
 """
 
 
+@dataclass(frozen=True)
+class Chip:
+    """What a launch is cut for: multiprocessors, and bytes of shared memory that a block may have."""
+
+    processors: int = 132
+    shared: int = 227 * 1024
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Chip:
+        """By the compute capability in `info`, as `mx.device_info` has it; an H200 where there is none."""
+        if "compute_capability_major" not in info:
+            return cls()
+        capability = int(info["compute_capability_major"]), int(info["compute_capability_minor"])
+        return cls(shared=_SHARED.get(capability, _LEAST_SHARED) * 1024)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The shape of quantized weights: `outputs` rows of `inputs` columns of `bits` bits in groups of `group`."""
+
+    outputs: int
+    inputs: int
+    bits: int
+    group: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.outputs // _TILE)
+
+    @property
+    def eight(self) -> int:
+        """Columns of eight groups, which are never parted: 16 bytes of scales."""
+        return 8 * self.group
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a product of at most `rows` rows is shared out. A block has `warps` warps, `parts` of which share a tile; the
+    grid is `across` blocks for the tiles by `splits` for the columns. Weights are copied `depth` stages ahead."""
+
+    rows: int
+    depth: int
+    warps: int
+    parts: int
+    splits: int
+    across: int
+
+    @property
+    def tall(self) -> int:
+        """Eights of rows, which are what a tensor core takes."""
+        return self.rows // 8
+
+    def columns(self, weights: Weights) -> int:
+        """The most that a block has."""
+        return -(-(weights.inputs // weights.eight) // self.splits) * weights.eight
+
+    def shared(self, weights: Weights) -> int:
+        """Bytes of a block's shared memory: the warps' rings, x, its sums, and what parts leave to be added."""
+        columns, stages = self.columns(weights), weights.eight // _STAGE
+        scales = ((stages + self.depth - 2) // stages + 1) * 2 * _TILE * 16
+        ring = self.depth * _TILE * _STAGE * weights.bits // 8 + scales
+        sums = columns // weights.eight * self.tall * 512
+        joint = (self.warps - self.warps // self.parts) * self.tall * 512
+        return self.warps * ring + columns * self.rows * 2 + sums + joint
+
+    def cost(self, weights: Weights) -> float:
+        """About how many microseconds it takes, as measured on an H200: to start and to bring x, to go through the
+        weights (with all warps busy, or a warp for itself), and to merge."""
+        columns, warps = self.columns(weights), self.warps // self.parts
+        stages = columns / _STAGE
+        alone = -(-weights.tiles // (self.across * warps)) * stages / self.parts * (0.75 + 0.1 * self.tall)
+        busy = -(-weights.tiles // self.across) * stages * (0.08 if weights.bits == 4 else 0.1)
+        busy *= max(1.0, self.tall / 2 + 0.1) * (0.7 + 3.6 / self.warps)
+        merge = 2.0 + 0.05 * self.splits * self.tall + self.splits * weights.tiles * self.tall * 1024 / 3e6
+        start = 3.5 + self.rows * columns / 20000 + 0.3 * (self.parts - 1) * self.tall
+        return start + max(alone, busy) + (merge if self.splits > 1 else 0.0)
+
+
+@cache
+def launch(weights: Weights, rows: int, chip: Chip) -> Launch | None:
+    """The cheapest for that many of `SIZES`; None where x does not fit into shared memory."""
+    fitting = (one for one in _launches(weights, rows, chip) if one.shared(weights) <= chip.shared)
+    return min(fitting, key=lambda one: one.cost(weights), default=None)
+
+
+def _launches(weights: Weights, rows: int, chip: Chip) -> Iterator[Launch]:
+    depth = 4 if rows == 8 and weights.bits == 4 else 3
+    for warps, parts in product(_WARPS, _PARTS):
+        for splits in range(1, min(_MOST_SPLITS, weights.inputs // weights.eight // parts, chip.processors) + 1):
+            across = min(-(-weights.tiles * parts // warps), chip.processors // splits)
+            yield Launch(rows, depth, warps, parts, splits, across)
+
+
 class FewRows:
-    """x W^T for weights W (N, K) of `bits` bits: plain (16), or quantized with `scales` and `biases` in groups of
-    `group`. `kernel` makes the kernel. Raises NotImplementedError where that does not fit them."""
+    """x W^T for quantized weights W (N, K) of `bits` bits, with `scales` and `biases` in groups of `group`. `kernel`
+    makes the kernel, and `chip` is what it is for. Raises NotImplementedError where it does not fit them."""
 
     def __init__(
         self,
         weight: Any,
-        scales: Any | None,
-        biases: Any | None,
+        scales: Any,
+        biases: Any,
         bits: int,
         group: int,
-        dtype: Any,
         kernel: NewKernel = CudaKernel,
+        chip: Chip | None = None,
     ) -> None:
+        self._arrays = [weight, scales, biases]
         self._kernel = kernel
-        self._weight = weight
-        self._scales = weight if scales is None else scales
-        self._biases = weight if biases is None else biases
-        self._bits, self._group = (bits, group) if scales is not None else (16, 0)
-        self.inputs = int(weight.shape[1]) if scales is None else int(weight.shape[1]) * 32 // bits
-        self.outputs = int(weight.shape[0])
-        if self._bits not in _COLUMNS or self.inputs % _COLUMNS[self._bits] or dtype not in (mx.bfloat16, mx.float16):
-            raise NotImplementedError(f"a product of {self.inputs} columns with weights of {self._bits} bits")
-        if self._bits < 16 and group not in (64, 128):
-            raise NotImplementedError(f"groups of {group}")
-        self._dtype = dtype
-        blocks = -(-self.outputs // 64)
-        stages = self.inputs // _COLUMNS[self._bits]
-        self._splits = max(1, min(_MOST_SPLITS, stages, -(-_BLOCKS // blocks)))
-        self._counters = mx.zeros(blocks, mx.int32)
-        self._split = mx.array([self._splits], mx.int32)
-        mx.eval(self._counters, self._split)
+        self._chip = Chip.of(mx.device_info()) if chip is None else chip
+        if bits not in MOST_ROWS or group not in _GROUPS or scales.dtype not in (mx.bfloat16, mx.float16):
+            raise NotImplementedError(f"weights of {bits} bits in groups of {group} with scales in {scales.dtype}")
+        self._weights = Weights(int(weight.shape[0]), int(weight.shape[1]) * 32 // bits, bits, group)
+        if self._weights.inputs % self._weights.eight or self._weights.outputs < _TILE:
+            raise NotImplementedError(f"a product of {self._weights.inputs} columns and {self._weights.outputs} rows")
+        self.most_rows = self._most_rows()
+        self._counters = {parts: mx.zeros((parts, self._weights.tiles), mx.int32) for parts in _PARTS}
+        mx.eval(self._counters)
 
-    @property
-    def most_rows(self) -> int:
-        """Rows up to which this is the way."""
-        return MOST_ROWS[self._bits]
+    def _most_rows(self) -> int:
+        """Rows up to which this is the way. Raises NotImplementedError where there are none."""
+        most = [size for size in SIZES if size <= MOST_ROWS[self._weights.bits]]
+        fitting = list(takewhile(lambda size: self._launch(size) is not None, most))
+        if not fitting:
+            raise NotImplementedError(f"{self._weights.inputs} columns: they need more shared memory than there is")
+        return fitting[-1]
+
+    def _launch(self, rows: int) -> Launch | None:
+        return launch(self._weights, next(size for size in SIZES if rows <= size), self._chip)
 
     def __call__(self, x: Any) -> Any:
-        """(T, N) of `x` (T, K)."""
-        rows, columns = x.shape[0], _COLUMNS[self._bits]
-        tiles = next(n for n in (1, 2, 4, 8) if rows <= 8 * n)
-        partial = self._splits * rows * self.outputs if self._splits > 1 else 1
-        return _made(self._kernel, tiles, self._bits, columns)(
-            [x, self._weight, self._scales, self._biases, self._counters, self._split],
-            [("T", x.dtype), ("MT", tiles), ("BITS", self._bits), ("GROUP", self._group or 64), ("KB", columns)],
-            blocks=(-(-self.outputs // 64), self._splits),
-            threads=128,
-            shapes=[(rows, self.outputs), (partial,)],
+        """(T, N) of `x` (T, K), at most `most_rows` of them, of the scales' type."""
+        way, weights = self._launch(x.shape[0]), self._weights
+        assert way is not None
+        partial = way.splits * weights.tiles * way.tall * 128 if way.splits > 1 else 1
+        return _made(self._kernel, self._chip.shared)(
+            [x, *self._arrays, self._counters[way.parts]],
+            [
+                ("T", x.dtype),
+                ("ROWS", way.rows),
+                ("BITS", weights.bits),
+                ("GROUP", weights.group),
+                ("DEPTH", way.depth),
+            ],
+            blocks=(way.across, way.splits),
+            threads=32 * way.warps,
+            shapes=[(x.shape[0], weights.outputs), (partial,)],
             dtypes=[x.dtype, mx.float32],
         )[0]
 
 
 @cache
-def _made(kernel: NewKernel, tiles: int, bits: int, columns: int) -> CudaKernel:
-    staged = 2 * tiles * 8 * columns * 2
-    sums = 0 if bits == 16 else 2 * (columns // 64) * tiles * 8 * 4
-    return kernel(
-        "few_rows",
-        ["x", "w", "s", "b", "counters", "splits"],
-        ["out", "partial"],
-        _BODY,
-        header=resources.files(__package__).joinpath("few_rows.cuh").read_text(encoding="utf-8"),
-        shared_memory=staged + sums,
-    )
+def _made(kernel: NewKernel, shared: int) -> CudaKernel:
+    """With all the shared memory there is, as MLX asks for it when it first loads a kernel, not at each launch. How many
+    parts there are comes with the counters' shape: as a template's number it would be another kernel to compile."""
+    header = text("numbers.cuh", "fused/few_rows.cuh")
+    inputs = ["x", "w", "s", "b", "counters"]
+    return kernel("few_rows", inputs, ["out", "partial"], _BODY, header=header, shared_memory=shared)

@@ -17,7 +17,7 @@ from .few_rows import FewRows
 @dataclass
 class Product:
     """x W^T + b with W (N, K) plain, or quantized by `scales` and `biases` to `bits` in groups of `group`;
-    few rows of x by a kernel that `kernel` makes."""
+    few rows with quantized weights by a kernel that `kernel` makes. Plain weights MLX reads near the memory's speed."""
 
     kernel: NewKernel
     weight: Any
@@ -33,23 +33,24 @@ class Product:
 
     @cached_property
     def _few(self) -> FewRows | None:
-        dtype = self.weight.dtype if self.scales is None else self.scales.dtype
+        if self.scales is None:
+            return None
         try:
-            return FewRows(self.weight, self.scales, self.biases, self.bits, self.group, dtype, self.kernel)
+            return FewRows(self.weight, self.scales, self.biases, self.bits, self.group, self.kernel)
         except NotImplementedError:
             return None
 
     def __call__(self, x: Any) -> Any:
         """(T, N) of `x` (T, K)."""
+        if self.scales is None:
+            return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
         few = self._few
         if few is not None and x.shape[0] <= few.most_rows:
             y = few(x)
-            return y if self.bias is None else y + self.bias
-        if self.scales is None:
-            return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
-        y = mx.quantized_matmul(
-            x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group, bits=self.bits
-        )
+        else:
+            y = mx.quantized_matmul(
+                x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group, bits=self.bits
+            )
         return y if self.bias is None else y + self.bias
 
 
