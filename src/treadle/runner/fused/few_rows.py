@@ -181,8 +181,8 @@ class FewRows:
 
 @cache
 def _made(kernel: NewKernel, shared: int) -> CudaKernel:
-    """With all the shared memory there is, as MLX asks for it when it first loads a kernel, not at each launch. How many
-    parts there are comes with the counters' shape: as a template's number it would be another kernel to compile."""
+    """With all the shared memory there is, as MLX asks for it when it first loads a kernel, not at each launch. How
+    many parts there are comes with the counters' shape: as a template it would mean another compilation."""
     header = text("numbers.cuh", "fused/few_rows.cuh")
     inputs = ["x", "w", "s", "b", "counters"]
     return kernel("few_rows", inputs, ["out", "partial"], _BODY, header=header, shared_memory=shared)
