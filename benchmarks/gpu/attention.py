@@ -15,17 +15,21 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from timing import seconds
 
-from treadle.runner.paged.kernels import Kernels
-from treadle.runner.paged.pool import Pool
-from treadle.runner.paged.work import COUNT, COUNTERS, FEW, FIRST, PAGES, POSITION, Tiles, few_tiles, is_few, many_tiles
-from treadle.runner.uploads import Uploads
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
+from benchmarks.gpu.timing import seconds  # noqa: E402
+
+from treadle.runner.paged.kernels import Kernels  # noqa: E402
+from treadle.runner.paged.pool import Pool  # noqa: E402
+from treadle.runner.paged.work import COUNT, COUNTERS, FEW, FIRST, PAGES, POSITION, Tiles, few_tiles, is_few, many_tiles  # noqa: E402
+from treadle.runner.uploads import Uploads  # noqa: E402
 
 BANDWIDTH = 4.3e12
 PAGE = 32

@@ -15,13 +15,17 @@ import itertools
 import random
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from timing import seconds
 
-from treadle.runner.cuda import CudaKernel, NewKernel
-from treadle.runner.fused.few_rows import FewRows
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
+from benchmarks.gpu.timing import seconds  # noqa: E402
+
+from treadle.runner.cuda import CudaKernel, NewKernel  # noqa: E402
+from treadle.runner.fused.few_rows import FewRows  # noqa: E402
 
 BANDWIDTH = 4.3e12
 GROUP = 64

@@ -156,7 +156,9 @@ def test_a_missing_chat_template_only_warns(capsys: pytest.CaptureFixture[str], 
     assert "--chat-template" in plain["sections"]["Model"]["tokenizer"]["fix"]
 
 
-@pytest.mark.parametrize(("row_bytes", "token_bytes", "mark"), [(0, 380, "warn"), (0, 10_000, "fail"), (90_000, 10, "fail")])
+@pytest.mark.parametrize(
+    ("row_bytes", "token_bytes", "mark"), [(0, 380, "warn"), (0, 10_000, "fail"), (90_000, 10, "fail")]
+)
 def test_too_little_cache_is_said(
     capsys: pytest.CaptureFixture[str], folder: Path, row_bytes: int, token_bytes: int, mark: str
 ) -> None:

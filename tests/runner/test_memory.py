@@ -50,7 +50,10 @@ def test_metal_tells_what_it_recommends(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_cuda_tells_what_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 << 30, "free_memory": 10 << 30})
-    assert memory.usable_bytes("cuda") == pytest.approx(10 * 2**30, rel=0.01)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 2 << 30)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: 1 << 30)
+    assert memory.usable_bytes("cuda") == 13 << 30
+    assert memory.kv_budget(None, "cuda", 0.8) == int((11 << 30) * 0.8)
 
 
 def test_freed_buffers_go_back() -> None:

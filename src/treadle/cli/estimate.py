@@ -58,7 +58,8 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
             "smaller or a quantized model, or free memory"
         )
     context = FolderFacts.read(folder).context(question.context)
-    budget = int((usable_bytes - weight_bytes) * memory.BUDGET_SHARE) if usable_bytes else 0
+    share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE
+    budget = int((usable_bytes - weight_bytes) * share) if usable_bytes else 0
     leaves = library.leaves(library.new_caches(module))
     cost = None if question.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
     token_bytes, row_bytes = cost or (None, None)

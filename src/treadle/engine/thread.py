@@ -6,6 +6,7 @@ A thread can't be killed: a hung one stays, and the engine says that it is dead.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -19,6 +20,9 @@ from .outbox import Outbox
 from .owner import OwnerLimits, run_owner
 
 log = logging.getLogger(__name__)
+
+LAST_S = 10.0
+"""Seconds that a program which never stopped its engine waits for it at its end."""
 
 
 class ThreadOwner:
@@ -42,6 +46,7 @@ class ThreadOwner:
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_exit = on_message, on_exit
         self._thread.start()
+        atexit.register(self._end_with_the_program)
 
     def send(self, message: ToOwner) -> None:
         self._mailbox.put(message)
@@ -62,6 +67,7 @@ class ThreadOwner:
         except BaseException:
             log.exception("the owner's thread ends")
         finally:
+            atexit.unregister(self._end_with_the_program)
             self._call(self._finish, "stopped" if clean else "failed")
 
     def _tell(self, message: FromOwner) -> None:
@@ -76,6 +82,13 @@ class ThreadOwner:
     def _call(self, function: object, *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has closed: nobody is left to hear it
             self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+
+    # At the program's end ----------------------------------------------------------------------------------------
+
+    def _end_with_the_program(self) -> None:
+        """MLX aborts a process that ends while one of its threads is at work."""
+        self._mailbox.put(Stop())
+        self._thread.join(LAST_S)
 
     # On the event loop -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from mlx.utils import tree_flatten
 from ..errors import ConfigError, ModelError
 from . import memory as mem
 from .base import Progress, RunnerBroken
+from .layouts import Asked, Kept, check_bits, choose
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
-from .own import Own, paged, stock
-from .paged.layout import PAGE
+from .own import Own
 from .prefill import can_share
 from .probe import probe
 
@@ -57,7 +56,7 @@ def load(
     library = connect()
     device = mem.device()
     mem.limit_free_pool(device.kind)
-    _check_bits(kv_bits, device.kind)
+    check_bits(kv_bits, device.kind)
     progress("reading the weights")
     with _model_errors(folder):
         read = _read(library, folder, device.kind)
@@ -65,15 +64,14 @@ def load(
     progress("measuring the model")
     with _model_errors(folder):
         found = probe(library, read.module, length)
-        budget = mem.kv_budget(memory, device.kind)
-        layout: Own | str = "not asked for"
+        kept = Kept("not asked for", found.kv, mem.kv_budget(memory, device.kind))
         if own:
-            blocks = mem.blocks(found.kv, budget, max_running)
-            new = partial(_own, library, read.module, blocks=blocks, budget=budget, keeps=prefix_cache)
-            layout = new(device=device.kind, bits=kv_bits)
-        shares_prefill = isinstance(layout, str) and not found.why_not and can_share(library, read.module)
-    if own and isinstance(layout, str):
-        _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, layout)
+            asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits)
+            kept = choose(library, read.module, found.kv, asked)
+        why_not = kept.own if isinstance(kept.own, str) else ""
+        shares_prefill = bool(why_not) and not found.why_not and can_share(library, read.module)
+    if own and why_not:
+        _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, why_not)
     mx.clear_cache()
     return LoadedModel(
         name=name or folder.name,
@@ -86,14 +84,14 @@ def load(
         dtype=read.dtype,
         parameters=read.parameters,
         weight_bytes=read.weight_bytes,
-        kv=_kv(found.kv, layout),
-        kv_budget_bytes=budget,
-        batched=not (isinstance(layout, str) and found.why_not),
+        kv=kept.kv,
+        kv_budget_bytes=kept.budget,
+        batched=not (why_not and found.why_not),
         shares_prefill=shares_prefill,
-        own=layout if isinstance(layout, Own) else None,
+        own=kept.own if isinstance(kept.own, Own) else None,
         kv_dtype="int8" if kv_bits else read.dtype,
         keeps_prefixes=prefix_cache,
-        details={**_about(device.name, library, read.config, assumed, layout, found.why_not), **(details or {})},
+        details={**_about(device.name, library, read.config, assumed, why_not, found.why_not), **(details or {})},
     )
 
 
@@ -117,50 +115,15 @@ def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
 
 
 def _about(
-    device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool, layout: Own | str, why_not: str
+    device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool, why_not: str, not_batched: str
 ) -> dict[str, str]:
     """What is shown to people: lines that say nothing of this model are left out."""
     lines = {"device": device, "mlx": metadata.version("mlx"), "mlx-lm": library.version}
     lines["quantization"] = _quantization(config)
     lines["context"] = "not in config.json: assumed" if assumed else ""
-    if not isinstance(layout, Own):
-        lines |= {"own rows": layout, "not batched": why_not}
+    if why_not:
+        lines |= {"own rows": why_not, "not batched": not_batched}
     return {name: line for name, line in lines.items() if line}
-
-
-def _kv(found: mem.KvCost, layout: Own | str) -> mem.KvCost:
-    """What a row costs where it is kept."""
-    if isinstance(layout, Own) and layout.page_bytes:
-        return mem.KvCost(layout.page_bytes // PAGE, 0)
-    return found
-
-
-def _check_bits(kv_bits: int | None, device: str) -> None:
-    fix = "leave kv_bits out, and lower context or max_running where memory is short"
-    if kv_bits == 4:
-        raise ConfigError(
-            "keys and values of 4 bits change what a model says (docs/performance.md has figures): use 8, or " + fix,
-            param="kv_bits",
-        )
-    if kv_bits and device != "cuda":
-        raise ConfigError(
-            f"only the CUDA kernels read keys and values of {kv_bits} bits at a gain, and this is {device}: {fix}",
-            param="kv_bits",
-        )
-
-
-def _own(
-    library: MlxLm, module: Any, *, blocks: int, budget: int, keeps: bool, device: str, bits: int | None = None
-) -> Own | str:
-    """How the model's rows are kept: in pages where the kernels can read them, in buffers of their own elsewhere."""
-    if device == "cuda":
-        own = paged(library, module, budget=budget, keeps=keeps, bits=bits or 16)
-        if isinstance(own, Own):
-            return own
-        if bits:
-            raise ConfigError(f"no keys and values of {bits} bits for this model: {own}. Leave it out", param="kv_bits")
-        _log.warning("attention kernels are not used: %s", own)
-    return stock(library, module, blocks=blocks, budget=budget, keeps=keeps, device=device)
 
 
 def _for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:

@@ -14,6 +14,8 @@ from .stock.buffer import STEP
 
 BUDGET_SHARE = 0.5
 """Of what the weights leave: a row that joins a batch makes a second copy of it for a moment, and rows are padded."""
+PAGES_SHARE = 0.8
+"""The same where rows are in pages, of which there are no copies: the rest is for what a step computes with."""
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -78,7 +80,7 @@ def _cgroup_available(folder: Path) -> int | None:
     return None if limit == "max" else max(0, int(limit) - used)
 
 
-def kv_budget(asked: int | None, kind: str) -> int:
+def kv_budget(asked: int | None, kind: str, share: float = BUDGET_SHARE) -> int:
     """Bytes that all running sequences together may hold: what was asked for, or a share of what is left (0: unknown).
 
     Call it when the weights are in memory.
@@ -86,7 +88,7 @@ def kv_budget(asked: int | None, kind: str) -> int:
     if asked is not None:
         return asked
     total = usable_bytes(kind)
-    return max(1, int((total - mx.get_active_memory()) * BUDGET_SHARE)) if total else 0
+    return max(1, int((total - mx.get_active_memory()) * share)) if total else 0
 
 
 def blocks(cost: KvCost, budget: int, rows: int) -> int:

@@ -7,9 +7,11 @@ from typing import Protocol
 from ..core.messages import Sampling, Submit
 from ..core.plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
 from .model import LoadedModel
+from .paged.layout import PAGE
 
 WARM_UP_ROWS = 2
 _PROMPT = (0, 1, 0)
+_KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 
 
 class Warmable(Protocol):
@@ -22,8 +24,10 @@ class Warmable(Protocol):
 
 def warm_up(runner: Warmable, model: LoadedModel) -> None:
     """Prefill and decode two rows, one greedy and one with every stage of sampling; leaves nothing behind, also when it
-    raises. Where passes have usual lengths, those are tried too, so that the first prompt does not wait for them."""
+    raises. Where passes have usual lengths, or kernels are compiled for some numbers of tokens, those are tried too, so
+    that no prompt waits for them."""
     _warm_passes(runner, model)
+    _warm_kernels(runner, model)
     every = Sampling(temperature=1.0, top_p=0.9, top_k=8, repetition_penalty=1.1)
     requests = [
         Submit(id="warm-up 0", prompt=_PROMPT, max_tokens=3, salt="warm-up"),
@@ -57,3 +61,18 @@ def _warm_passes(runner: Warmable, model: LoadedModel) -> None:
             start += size
     finally:
         runner.release(request.id)
+
+
+def _warm_kernels(runner: Warmable, model: LoadedModel) -> None:
+    """Prompts of as many tokens as kernels differ for, their logits wanted too. What MLX compiles it keeps on disk:
+    it is the first start on a machine that takes long."""
+    if model.own is None or not model.own.page_bytes:
+        return
+    most = min(model.context, model.kv_budget_bytes // model.own.page_bytes * PAGE) - 1
+    for count in (size for size in _KERNEL_SIZES if size <= most):
+        request = Submit(id="warm-up", prompt=(0,) * (count + 1), max_tokens=1, prompt_logprobs=1, salt="warm-up")
+        try:
+            chunk = PrefillChunk(id=request.id, start=0, tokens=request.prompt[:-1])
+            runner.execute(StepPlan(step=0, admit=(Admit(request=request),), prefill=(chunk,)))
+        finally:
+            runner.release(request.id)

@@ -16,7 +16,7 @@ from tests.runner.paged.models import PAGE_BYTES, loaded, make, own_of
 from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
 from treadle.core.messages import Submit
 from treadle.errors import ConfigError
-from treadle.runner import build, loader
+from treadle.runner import build, layouts, loader
 from treadle.runner.memory import KvCost
 from treadle.runner.mlxlm import connect
 from treadle.runner.model import LoadedModel
@@ -154,14 +154,19 @@ def test_a_budget_too_small_for_pages_is_refused_by_name(tmp_path: Path, monkeyp
     build.build(tmp_path, memory=2 * PAGE_BYTES).close()
 
 
+def choose(module: Any, bits: int | None = None) -> layouts.Kept:
+    """As the loader does on CUDA."""
+    return layouts.choose(connect(), module, KvCost(1, 2), layouts.Asked("cuda", 1 << 20, 4, True, bits))
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
     broken: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers are tried fused, then by themselves; then rows have buffers of their own, as elsewhere."""
     using = failing("attend_few", "attend_many") if broken else ReferenceKernels
-    monkeypatch.setattr(loader, "paged", lambda *args, **kwargs: paged(*args, **kwargs, using=using))
-    own = loader._own(connect(), make("llama"), blocks=0, budget=1 << 20, keeps=True, device="cuda")
+    monkeypatch.setattr(layouts, "paged", partial(paged, using=using))
+    own = choose(make("llama")).own
     assert isinstance(own, Own)
     assert own.kind == ("rows" if broken else "pages")
     said = warnings(caplog)
@@ -173,13 +178,12 @@ def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
 
 def test_keys_and_values_of_8_bits_are_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never silently left out: who asked for them has given less memory."""
-    asked = partial(loader._own, connect(), blocks=0, budget=1 << 20, keeps=True, device="cuda", bits=8)
-    monkeypatch.setattr(loader, "paged", partial(paged, using=ReferenceKernels))
-    own = asked(module=make("llama"))
-    assert isinstance(own, Own)
-    assert own.page_bytes < PAGE_BYTES // 3
-    assert loader._kv(KvCost(1, 2), own) == KvCost(own.page_bytes // PAGE, 0)
-    monkeypatch.setattr(loader, "paged", partial(paged, using=failing("write_small")))
+    monkeypatch.setattr(layouts, "paged", partial(paged, using=ReferenceKernels))
+    kept = choose(make("llama"), bits=8)
+    assert isinstance(kept.own, Own)
+    assert kept.own.page_bytes < PAGE_BYTES // 3
+    assert kept.kv == KvCost(kept.own.page_bytes // PAGE, 0)
+    monkeypatch.setattr(layouts, "paged", partial(paged, using=failing("write_small")))
     refused = pytest.raises(ConfigError, match=r"no keys and values of 8 bits .*write_small")
     with refused, loader._model_errors(Path("folder")):  # it is not the model's fault
-        asked(module=make("gemma3"))
+        choose(make("gemma3"), bits=8)

@@ -1,0 +1,69 @@
+"""How a model's rows are kept on a device, and in how much memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from . import memory as mem
+from .mlxlm import MlxLm
+from .own import Own, paged, stock
+from .paged.layout import PAGE
+
+_log = logging.getLogger(__name__)
+_FIX = "leave kv_bits out, and lower context or max_running where memory is short"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows in a layout of this server's own, or why not; what a row costs there, and the bytes there are for all."""
+
+    own: Own | str
+    kv: mem.KvCost
+    budget: int
+
+
+def check_bits(kv_bits: int | None, device: str) -> None:
+    """Raises ConfigError for keys and values of so many bits where nothing reads them at a gain."""
+    if kv_bits == 4:
+        raise ConfigError(
+            f"keys and values of 4 bits change what a model says (docs/performance.md has figures): use 8, or {_FIX}",
+            param="kv_bits",
+        )
+    if kv_bits and device != "cuda":
+        raise ConfigError(
+            f"only the CUDA kernels read keys and values of {kv_bits} bits at a gain, and this is {device}: {_FIX}",
+            param="kv_bits",
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A device, and what is wanted there: bytes for all rows, if anyone said how many, for up to `max_running` of them;
+    whether prefixes are kept for others; and keys and values of so many bits, if not the model's own."""
+
+    device: str
+    memory: int | None
+    max_running: int
+    keeps: bool
+    bits: int | None = None
+
+
+def choose(library: MlxLm, module: Any, measured: mem.KvCost, asked: Asked) -> Kept:
+    """In pages where the kernels can read them, in buffers of their own elsewhere. `measured` is what a row costs in
+    mlx-lm's caches. Raises ConfigError where bits were asked for and can't be had."""
+    device = asked.device
+    if device == "cuda":
+        budget = mem.kv_budget(asked.memory, device, mem.PAGES_SHARE)
+        own = paged(library, module, budget=budget, keeps=asked.keeps, bits=asked.bits or 16)
+        if isinstance(own, Own):
+            return Kept(own, mem.KvCost(own.page_bytes // PAGE, 0), budget)
+        if asked.bits:
+            raise ConfigError(f"no keys and values of {asked.bits} bits for this model: {own}. {_FIX}", param="kv_bits")
+        _log.warning("attention kernels are not used: %s", own)
+    budget = mem.kv_budget(asked.memory, device)
+    blocks = mem.blocks(measured, budget, asked.max_running)
+    own = stock(library, module, blocks=blocks, budget=budget, keeps=asked.keeps, device=device)
+    return Kept(own, measured, budget)
