@@ -14,6 +14,7 @@ from tests.support.faults import Faults, FaultyRunner, Gate, builds, plain
 from tests.support.owners import WAIT_S, settle
 from treadle.core.messages import Stop, Submit
 from treadle.engine import supervisor as supervisor_module
+from treadle.engine import thread as thread_module
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.owner import OwnerLimits
 from treadle.engine.supervisor import Patience
@@ -258,3 +259,17 @@ async def test_a_thread_that_ends_by_what_nobody_catches_is_still_an_end():
     owner.send(Submit(id="a", prompt=(1,), max_tokens=1))
     await asyncio.wait_for(owner.ended(), WAIT_S)
     assert (exits, runner.closed) == (["failed"], 1)
+
+
+@in_loop
+async def test_a_program_that_ends_waits_for_an_engine_that_it_never_stopped(monkeypatch):
+    """C2: what the interpreter is left to call ends the owner's thread; one that ended has nothing left there."""
+    left: list[Any] = []
+    monkeypatch.setattr(thread_module.atexit, "register", left.append)
+    monkeypatch.setattr(thread_module.atexit, "unregister", left.remove)
+    owner = ThreadOwner(builds(), LIMITS)
+    await owner.start(lambda message: None, lambda how: None)
+    (at_exit,) = left
+    await in_thread(at_exit)
+    assert not owner._thread.is_alive()
+    assert left == []
