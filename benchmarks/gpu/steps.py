@@ -1,6 +1,7 @@
 """Decode steps on a GPU: are the tokens right, and how long is a step beside mlx-lm's BatchGenerator and the floor?
 
     python benchmarks/gpu/steps.py [--shape 8B] [--bits 16] [--rows 1 8 32 128] [--length 640] [--long] [--ways ...]
+        [--kv-bits 8] [--sampled]
 
 Makes a Qwen3 shape with random weights in memory. First greedy tokens of rows of many lengths at once, prompts beside
 decoding, are compared with mlx-lm's own generation of each alone; where they part for the first time, it says how far
@@ -24,7 +25,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models import cache, qwen3
 
-from treadle.core.messages import Submit
+from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner import own as owned
 from treadle.runner.memory import KvCost
@@ -33,6 +34,9 @@ from treadle.runner.model import LoadedModel
 from treadle.runner.text import TextRunner
 
 BANDWIDTH = 4.3e12
+GREEDY = Sampling()
+USUAL = Sampling(temperature=0.6, top_p=0.95, top_k=20, seed=1)
+"""What Qwen3 asks for by itself."""
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4},
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28},
@@ -100,8 +104,9 @@ def prompt(i: int, length: int) -> tuple[int, ...]:
 class Rows:
     """Rows of a runner, driven as the engine drives them: each step is started before the last one is finished."""
 
-    def __init__(self, runner: TextRunner, lengths: Sequence[int], chunk: int) -> None:
+    def __init__(self, runner: TextRunner, lengths: Sequence[int], chunk: int, sampling: Sampling = GREEDY) -> None:
         self.runner = runner
+        self.sampling = sampling
         self.tokens: list[list[int]] = [[] for _ in lengths]
         self.prompts = [prompt(i, length) for i, length in enumerate(lengths)]
         self.cached = [0] * len(lengths)
@@ -116,7 +121,8 @@ class Rows:
         """One more step; prompts in turn, a chunk a step, beside the rows that decode (no more than `limit` tokens)."""
         admit: tuple[Admit, ...] = ()
         if not self.admitted:
-            wanted = [Admit(request=Submit(id=str(i), prompt=p, max_tokens=9999)) for i, p in enumerate(self.prompts)]
+            some = {"max_tokens": 9999, "sampling": self.sampling}
+            wanted = [Admit(request=Submit(id=str(i), prompt=p, **some)) for i, p in enumerate(self.prompts)]
             self.cached = [self.runner.reuse(one) for one in wanted]
             admit = tuple(Admit(one.request, cached=n) for one, n in zip(wanted, self.cached, strict=True))
             self.admitted = True
@@ -204,9 +210,9 @@ def peak() -> Iterator[list[float]]:
     found.append(mx.get_peak_memory() / 1e9)
 
 
-def ours(model: LoadedModel, lengths: Sequence[int], steps: int) -> float:
+def ours(model: LoadedModel, lengths: Sequence[int], steps: int, sampling: Sampling) -> float:
     runner = TextRunner(model)
-    rows = Rows(runner, lengths, 4096)
+    rows = Rows(runner, lengths, 4096, sampling)
     rows.run(steps)
     rows.release()
     runner._body.close()  # type: ignore[attr-defined]
@@ -245,6 +251,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["fused", "generator"], help="of fused, plain, generator")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--kv-bits", type=int, default=16, choices=(16, 8), help="of keys and values in pages")
+    parser.add_argument("--sampled", action="store_true", help="temperature 0.6, top_p 0.95, top_k 20")
     parser.add_argument("--no-fidelity", action="store_true")
     options = parser.parse_args()
     module = make(options.shape, options.bits)
@@ -268,7 +275,7 @@ def main() -> None:
                     found[way] = theirs(module, lengths, options.steps)
                 else:
                     model = loaded(module, way, sum(lengths) + 96 * len(lengths), options.kv_bits)
-                    found[way] = ours(model, lengths, options.steps)
+                    found[way] = ours(model, lengths, options.steps, USUAL if options.sampled else GREEDY)
                     del model
             line += f"; {way} {found[way]:.2f} ms = {least / found[way] * 100:.0f} %, peak {memory[0]:.1f} GB"
         if "generator" in found and len(found) > 1:

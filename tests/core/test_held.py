@@ -96,6 +96,16 @@ def test_where_the_other_one_goes_another_is_looked_for() -> None:
     bench.run()
 
 
+def test_who_has_joined_keeps_nobody_else() -> None:
+    """C2: each would keep the one before it, and that one the one before, prompts and all."""
+    bench = with_one_that_runs(share=True)
+    bench.submit("second", prompt=(*SYSTEM, *tail("second", 8)), max_tokens=30)
+    bench.until(lambda: bool(bench.heard["second"].tokens))
+    row = bench.scheduler._rows["second"]
+    assert (row.joined, row.twin, row.lead) == (True, None, None)
+    bench.run()
+
+
 def test_few_are_compared_and_the_closest_is_taken() -> None:
     bench = Bench(cache=True, block=4, blocks=400, max_running=20, share=True)
     for i in range(MOST_TWINS + 1):

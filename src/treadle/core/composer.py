@@ -108,6 +108,7 @@ class Composer:
             row.reuse_told = True
             self._outputs.of(row).cached = cached
         row.joined = True
+        row.twin = None  # or every row would keep the one before it
         row.cached = row.kept = row.reused = cached
         room.left = max(0, room.left - max(0, room.blocks(cached) - held))
         self._counts.cached_tokens += cached
