@@ -79,10 +79,12 @@ class FusedDecoder:
         """A pass of rows that decode is the same program again and again: compiled once for each number of rows, it
         takes a tenth of the time to put together. What grows with the rows' lengths comes in a few sizes."""
         kernels, window = cache[0].kernels, cache[0].window
-        tiles = step.work(kernels, window, few=True)
-        if tiles.rows not in step.compiled:
-            step.compiled[tiles.rows] = kernels.compile(self._program(cache, step.counters[True], tiles))
-        logits = step.compiled[tiles.rows](tokens, step.positions, step.slots, step.pages[True], tiles.items)
+        tiles, pages = step.work(kernels, window, few=True), step.pages[True]
+        program = step.compiled.get(
+            (tokens.shape, tiles.rows, tiles.items.shape, pages.shape),
+            lambda: kernels.compile(self._program(cache, step.counters[True], tiles)),
+        )
+        logits = program(tokens, step.positions, step.slots, pages, tiles.items)
         cache[-1].written = logits  # all keys and values are, once it is computed
         return logits
 

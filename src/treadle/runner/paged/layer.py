@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..mlxlm import Window
+from ..programs import Programs
 from ..uploads import Uploads
 from .kernels import Kernels
 from .pool import Pool
@@ -26,7 +27,7 @@ class Pass:
     slots: Any = None
     pages: tuple[Any, Any] = (None, None)
     counters: tuple[Any, Any] = (None, None)
-    compiled: dict[Any, Any] = field(default_factory=dict)
+    compiled: Programs = field(default_factory=Programs)
     few: int = 0
     segments: Any = None
     tiles: dict[tuple[bool, int, int, int, int], Tiles] | None = None
@@ -113,7 +114,5 @@ class PagedLayer:
 
 def _padded(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """`array` (n, ...) with zeros behind it, so that it comes in few sizes: a tile of zeros has no rows."""
-    count = len(array)
-    step = max(64, 1 << max(0, count.bit_length() - 3))
-    more = -count % step
-    return np.concatenate([array, np.zeros((more, *array.shape[1:]), np.int32)]) if more else array
+    size = max(64, 1 << (len(array) - 1).bit_length()) if len(array) else 64
+    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), np.int32)])
