@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
+from treadle.runner import uploads
 from treadle.runner.uploads import RING, Uploads
 
 
@@ -27,6 +29,28 @@ def test_what_arrived_stays_as_it_was_while_more_is_put() -> None:
         if n % RING == 0:
             mx.eval(kept)
     assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
+
+
+def test_arrays_whose_memory_can_not_be_written_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "_is_shared", lambda host: False)
+    some = Uploads()
+    kept = [some.put(np.full(n, n, np.int32))[0] for n in range(1, 3 * RING)]
+    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
+    assert not some._rings
+
+
+def test_memory_that_only_a_copy_of_can_be_written_is_not_shared() -> None:
+    class Copied:
+        def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
+            if copy is False:
+                raise ValueError("a copy is needed")
+            return np.zeros(2, np.uint32)
+
+        def __getitem__(self, at: int) -> object:
+            return np.uint32(0)
+
+    assert not uploads._is_shared(Copied())
+    assert uploads._is_shared(mx.array(np.zeros(2, np.uint32)))
 
 
 def test_the_hosts_memory_is_taken_once() -> None:

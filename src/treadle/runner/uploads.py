@@ -26,25 +26,39 @@ class Uploads:
 
     def __init__(self) -> None:
         self._rings: dict[int, deque[tuple[Any, npt.NDArray[np.uint32]]]] = {}
+        self._in_place = _is_shared(mx.array(np.zeros(2, np.uint32)))
 
     def put(self, *arrays: npt.NDArray[np.int32]) -> list[Any]:
         """The arrays, of numbers that are not negative, on the device, int32. They must be evaluated, or forgotten,
         before RING more are put."""
         sizes = [array.size for array in arrays]
-        host, view = self._next(max(_LEAST, 1 << (sum(sizes) - 1).bit_length()))
-        view[: sum(sizes)] = np.concatenate([array.ravel() for array in arrays])
-        device, found, start = host.astype(mx.int32), [], 0
+        packed = np.zeros(max(_LEAST, 1 << (sum(sizes) - 1).bit_length()), np.uint32)
+        packed[: sum(sizes)] = np.concatenate([array.ravel() for array in arrays])
+        device, found, start = self._on_host(packed).astype(mx.int32), [], 0
         for array, size in zip(arrays, sizes, strict=True):
             found.append(device[start : start + size].reshape(array.shape))
             start += size
         return found
 
-    def _next(self, size: int) -> tuple[Any, npt.NDArray[np.uint32]]:
-        """An array of that size on the host, and its memory."""
-        ring = self._rings.setdefault(size, deque())
-        if len(ring) == RING:
-            ring.rotate(-1)
-        else:
-            host = mx.array(np.zeros(size, np.uint32))
+    def _on_host(self, numbers: npt.NDArray[np.uint32]) -> Any:
+        if not self._in_place:
+            return mx.array(numbers)
+        ring = self._rings.setdefault(len(numbers), deque())
+        if len(ring) < RING:
+            host = mx.array(numbers)
             ring.append((host, np.array(host, copy=False)))
-        return ring[-1]
+            return host
+        ring.rotate(-1)
+        host, view = ring[-1]
+        view[:] = numbers
+        return host
+
+
+def _is_shared(host: Any) -> bool:
+    """Whether NumPy can write to the array's own memory."""
+    try:
+        view = np.array(host, copy=False)
+        view[-1] = 1
+    except ValueError:  # only to a copy of it, or not at all
+        return False
+    return bool(host[-1].item() == 1)
