@@ -110,6 +110,7 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
             kv_bits=spec.kv_bits,
             blas=report,
             max_running=spec.max_running,
+            prefill_tokens=spec.prefill_tokens,
             progress=progress,
         )
 

@@ -30,14 +30,15 @@ def build(
     kv_bits: int | None = None,
     blas: BlasReport | None = None,
     max_running: int = 1,
+    prefill_tokens: int = 2048,
     progress: Progress = lambda stage: None,
 ) -> TextRunner:
     """The text runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `name` is the model's public name (the folder's by default), `context` shortens the model's own, `memory` is the
-    byte budget of all caches, `prefix_cache` keeps prompts for others that begin alike, `kv_bits` 8 keeps keys and
-    values quantized where the CUDA kernels read them, and `blas` is what `blas.prepare` said: it is shown, and its
-    warning logged.
+    byte budget of all caches, beside steps of `prefill_tokens` tokens of prompts, `prefix_cache` keeps prompts for
+    others that begin alike, `kv_bits` 8 keeps keys and values quantized where the CUDA kernels read them, and `blas` is
+    what `blas.prepare` said: it is shown, and its warning logged.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -51,6 +52,7 @@ def build(
             context=context,
             memory=memory,
             max_running=max_running,
+            prefill_tokens=prefill_tokens,
             prefix_cache=prefix_cache,
             kv_bits=kv_bits,
             details=details,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import mlx.core as mx
 
 from ..errors import ConfigError
 from . import memory as mem
+from .appetite import steps_bytes
+from .guard import OutOfMemory
 from .mlxlm import MlxLm
 from .own import Own, paged, stock
 from .paged.layout import PAGE
@@ -42,13 +47,15 @@ def check_bits(kv_bits: int | None, device: str) -> None:
 @dataclass(frozen=True)
 class Asked:
     """A device, and what is wanted there: bytes for all rows, if anyone said how many, for up to `max_running` of them;
-    whether prefixes are kept for others; and keys and values of so many bits, if not the model's own."""
+    whether prefixes are kept for others; keys and values of so many bits, if not the model's own; and steps of up to
+    `prefill_tokens` tokens of prompts."""
 
     device: str
     memory: int | None
     max_running: int
     keeps: bool
     bits: int | None = None
+    prefill_tokens: int = 2048
 
 
 def choose(library: MlxLm, module: Any, measured: mem.KvCost, asked: Asked) -> Kept:
@@ -59,7 +66,7 @@ def choose(library: MlxLm, module: Any, measured: mem.KvCost, asked: Asked) -> K
         budget = mem.kv_budget(asked.memory, device, mem.PAGES_SHARE)
         own = paged(library, module, budget=budget, keeps=asked.keeps, bits=asked.bits or 16)
         if isinstance(own, Own):
-            return Kept(own, mem.KvCost(own.page_bytes // PAGE, 0), budget)
+            return _measured(own, module, budget, asked)
         if asked.bits:
             raise ConfigError(f"no keys and values of {asked.bits} bits for this model: {own}. {_FIX}", param="kv_bits")
         _log.warning("attention kernels are not used: %s", own)
@@ -67,3 +74,20 @@ def choose(library: MlxLm, module: Any, measured: mem.KvCost, asked: Asked) -> K
     blocks = mem.blocks(measured, budget, asked.max_running)
     own = stock(library, module, blocks=blocks, budget=budget, keeps=asked.keeps, device=device)
     return Kept(own, measured, budget)
+
+
+def _measured(own: Own, module: Any, budget: int, asked: Asked) -> Kept:
+    """In no more pages than steps leave memory for, where nobody said how many."""
+    kv = mem.KvCost(own.page_bytes // PAGE, 0)
+    if asked.memory is not None or own.pages is None:
+        return Kept(own, kv, budget)
+    try:
+        steps = steps_bytes(own, module, asked.prefill_tokens)
+    except OutOfMemory as error:
+        raise ConfigError(
+            f"the weights leave no memory for a step of {asked.prefill_tokens} tokens of prompts: lower prefill_tokens",
+            param="prefill_tokens",
+        ) from error
+    mx.clear_cache()
+    budget = min(budget, mem.left_by(steps, asked.device))
+    return Kept(replace(own, new_layout=partial(own.pages, budget // own.page_bytes, asked.keeps)), kv, budget)

@@ -38,6 +38,7 @@ def load(
     context: int | None = None,
     memory: int | None = None,
     max_running: int = 1,
+    prefill_tokens: int = 2048,
     prefix_cache: bool = True,
     kv_bits: int | None = None,
     own: bool = True,
@@ -47,10 +48,11 @@ def load(
     """Load the model, its weights included, and measure what the runner must know.
 
     `context` shortens the model's own; `memory` is the byte budget of all caches (a share of what the weights leave
-    by default) for up to `max_running` rows; `prefix_cache` keeps prompts for others; `kv_bits` 8 keeps keys and
-    values as whole numbers of so many bits; without `own` rows are in mlx-lm's caches, whatever the model; `details`
-    are shown to people beside what is found here. Raises StartFailed when mlx-lm does not fit, ModelError when the
-    model can't be loaded or run, ConfigError when `context` is longer than the model's or `kv_bits` can't be had.
+    by default) for up to `max_running` rows, beside steps of `prefill_tokens` tokens of prompts; `prefix_cache` keeps
+    prompts for others; `kv_bits` 8 keeps keys and values as whole numbers of so many bits; without `own` rows are in
+    mlx-lm's caches, whatever the model; `details` are shown to people beside what is found here. Raises StartFailed
+    when mlx-lm does not fit, ModelError when the model can't be loaded or run, ConfigError when `context` is longer
+    than the model's, `kv_bits` can't be had, or there is no memory for a step.
     """
     progress("loading mlx-lm")
     library = connect()
@@ -66,7 +68,7 @@ def load(
         found = probe(library, read.module, length)
         kept = Kept("not asked for", found.kv, mem.kv_budget(memory, device.kind))
         if own:
-            asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits)
+            asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, min(prefill_tokens, length))
             kept = choose(library, read.module, found.kv, asked)
         why_not = kept.own if isinstance(kept.own, str) else ""
         shares_prefill = bool(why_not) and not found.why_not and can_share(library, read.module)

@@ -14,8 +14,10 @@ from .stock.buffer import STEP
 
 BUDGET_SHARE = 0.5
 """Of what the weights leave: a row that joins a batch makes a second copy of it for a moment, and rows are padded."""
-PAGES_SHARE = 0.8
-"""The same where rows are in pages, of which there are no copies: the rest is for what a step computes with."""
+PAGES_SHARE = 0.9
+"""The same where rows are in pages, of which there are no copies, if steps need no more than the rest."""
+_SPARE = 1.1
+"""Of what steps were measured to take: pieces of memory are not always found where one is free."""
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -89,6 +91,11 @@ def kv_budget(asked: int | None, kind: str, share: float = BUDGET_SHARE) -> int:
         return asked
     total = usable_bytes(kind)
     return max(1, int((total - mx.get_active_memory()) * share)) if total else 0
+
+
+def left_by(steps: int, kind: str) -> int:
+    """Bytes that are left when `steps` bytes are there for steps; at least one."""
+    return max(1, usable_bytes(kind) - mx.get_active_memory() - int(steps * _SPARE))
 
 
 def blocks(cost: KvCost, budget: int, rows: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -35,14 +36,15 @@ _PROBE_PAGES = sum(-(-(len(prompt) + 1) // PAGE) for prompt in _PROMPTS)
 @dataclass(frozen=True)
 class Own:
     """How a model's rows are kept: `new_layout` makes an empty layout, `selection` says what its head sees. `decoder`
-    stands for the model in a pass, where it is not the model itself. `page_bytes` is what a page takes in all layers, 0
-    where there are none."""
+    stands for the model in a pass, where it is not the model itself. Where there are pages, one takes `page_bytes` in
+    all layers, and `pages` makes a layout of so many that keeps prefixes or does not."""
 
     kind: str
     selection: Selection | None
     new_layout: Callable[[], Layout]
     decoder: Any | None = None
     page_bytes: int = 0
+    pages: Callable[[int, bool], Layout] | None = None
 
     def new_rows(self, module: Any) -> FlatRows:
         """Rows of `module`, none yet."""
@@ -98,11 +100,11 @@ def paged(
     kernels = using(shape.heads, shape.dim, PAGE, shape.dtype, bits, rep=shape.query_heads // shape.heads)
     page_bytes = len(windows) * kernels.page_bytes
 
-    def layout(pages: int = budget // page_bytes, keeps: bool = keeps) -> Layout:
+    def layout(pages: int, keeps: bool) -> Layout:
         return PagedLayout(windows, kernels, pages=pages, keeps=keeps)
 
-    own = Own("pages", library.selection(module), layout, page_bytes=page_bytes)
-    small = lambda: layout(_PROBE_PAGES, False)  # noqa: E731
+    whole, small = partial(layout, budget // page_bytes, keeps), partial(layout, _PROBE_PAGES, False)
+    own = Own("pages", library.selection(module), whole, page_bytes=page_bytes, pages=layout)
     try:
         fused = replace(own, decoder=FusedDecoder(module, kernels, own.selection))
     except (NotImplementedError, AttributeError) as error:

@@ -1,0 +1,44 @@
+"""What steps take beside weights, keys and values, found by running the largest ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..core.composer import MOST_SCORED
+from .body import FlatRows
+from .flat import Piece
+from .guard import mlx_runtime
+from .own import Own
+from .paged.layout import PAGE
+
+_ROW = "measured"
+
+
+def steps_bytes(own: Own, module: Any, tokens: int) -> int:
+    """Bytes that MLX comes to hold for a pass over `tokens` tokens of prompts and the next one, which is started before
+    it is finished, and for the scores of as many tokens as a step may score. Rows are in pages of `own`.
+
+    What a pass computes on its way is not freed before it has ended: MLX hands it to the device as a whole. Raises
+    OutOfMemory where not even this fits.
+    """
+    assert own.pages is not None
+    layout = own.pages(-(-tokens // PAGE), False)
+    try:
+        with mlx_runtime("measuring a step"):
+            rows = own.rows_in(layout, module)
+            scored = min(tokens, MOST_SCORED)
+            return (1 + layout.lookahead) * _peak(rows, tokens, 1) + _peak(rows, scored, scored)
+    finally:
+        layout.close()
+
+
+def _peak(rows: FlatRows, count: int, wants: int) -> int:
+    rows.admit(_ROW, "")
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    done = rows.compute([Piece(_ROW, (0,) * count, 0, wants=wants)], None)
+    mx.eval(done.logits, done.arrays)
+    rows.release(_ROW)
+    return max(0, mx.get_peak_memory() - before)

@@ -1,0 +1,100 @@
+"""Where nobody says how much memory caches may take, they get what the weights and the largest steps leave."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.paged.models import PAGE_BYTES, make
+from tests.support.cuda import ReferenceKernels
+from treadle.errors import ConfigError
+from treadle.runner import layouts
+from treadle.runner.appetite import steps_bytes
+from treadle.runner.body import FlatRows
+from treadle.runner.guard import OutOfMemory
+from treadle.runner.layouts import Asked, choose
+from treadle.runner.memory import KvCost
+from treadle.runner.mlxlm import connect
+from treadle.runner.own import Own, paged
+
+ROOM = 64 << 20
+
+
+@pytest.fixture(autouse=True)
+def _pages_by_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "paged", partial(paged, using=ReferenceKernels))
+
+
+def a_device_with(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """So much of its memory is free."""
+    held = mx.get_active_memory() + mx.get_cache_memory()
+    monkeypatch.setattr(mx, "device_info", lambda: {"free_memory": room + held - mx.get_cache_memory()})
+
+
+def kept(memory: int | None = None, prefill_tokens: int = 256) -> layouts.Kept:
+    asked = Asked("cuda", memory, 4, True, prefill_tokens=prefill_tokens)
+    return choose(connect(), make("llama"), KvCost(1, 2), asked)
+
+
+def test_longer_steps_take_more_and_leave_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_device_with(monkeypatch, ROOM)
+    short, long = kept(prefill_tokens=64), kept(prefill_tokens=1024)
+    assert isinstance(short.own, Own)
+    assert isinstance(long.own, Own)
+    needs = [steps_bytes(short.own, make("llama"), tokens) for tokens in (64, 1024)]
+    assert 0 < needs[0] < needs[1]
+    assert long.budget < short.budget <= 0.9 * ROOM
+    assert long.own.new_layout().blocks == long.budget // PAGE_BYTES
+
+
+def test_two_steps_are_counted_where_one_is_started_before_the_other_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_device_with(monkeypatch, ROOM)
+    own, seen = kept().own, []
+    assert isinstance(own, Own)
+    compute = FlatRows.compute
+
+    def spy(rows: FlatRows, pieces: Any, previous: Any) -> Any:
+        seen.append([(len(piece.tokens), piece.wants) for piece in pieces])
+        return compute(rows, pieces, previous)
+
+    monkeypatch.setattr(FlatRows, "compute", spy)
+    peaks = iter([100_000_000, 1_000_000])
+    monkeypatch.setattr(mx, "get_peak_memory", lambda: mx.get_active_memory() + next(peaks))
+    found = steps_bytes(own, make("llama"), 700)
+    assert seen == [[(700, 1)], [(512, 512)]]
+    assert found == pytest.approx(201_000_000, abs=10_000_000)
+
+
+def test_what_is_asked_for_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "steps_bytes", lambda *_: pytest.fail("nobody has to measure"))
+    found = kept(memory=10 * PAGE_BYTES)
+    assert isinstance(found.own, Own)
+    assert (found.budget, found.own.new_layout().blocks) == (10 * PAGE_BYTES, 10)
+
+
+def test_no_memory_for_a_step_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> int:
+        raise OutOfMemory("no memory")
+
+    a_device_with(monkeypatch, ROOM)
+    monkeypatch.setattr(layouts, "steps_bytes", fail)
+    with pytest.raises(ConfigError, match="step of 256 tokens of prompts: lower prefill_tokens") as caught:
+        kept()
+    assert caught.value.param == "prefill_tokens"
+
+
+def test_measuring_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages it ran in are gone, also where it fails."""
+    a_device_with(monkeypatch, ROOM)
+    module, own = make("llama"), kept().own
+    assert isinstance(own, Own)
+    steps_bytes(own, module, 64)
+    before = mx.get_active_memory()
+    steps_bytes(own, module, 64)
+    monkeypatch.setattr(FlatRows, "compute", lambda *_: (_ for _ in ()).throw(MemoryError("out of memory")))
+    with pytest.raises(OutOfMemory):
+        steps_bytes(own, module, 64)
+    assert mx.get_active_memory() - before < PAGE_BYTES
