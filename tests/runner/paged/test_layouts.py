@@ -11,7 +11,7 @@ import pytest
 from tests.runner.paged.models import PAGE_BYTES, make
 from tests.support.cuda import ReferenceKernels
 from treadle.errors import ConfigError
-from treadle.runner import layouts
+from treadle.runner import layouts, memory
 from treadle.runner.appetite import steps_bytes
 from treadle.runner.body import FlatRows
 from treadle.runner.guard import OutOfMemory
@@ -29,13 +29,12 @@ def _pages_by_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_device_with(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """So much of its memory is free."""
-    held = mx.get_active_memory() + mx.get_cache_memory()
-    monkeypatch.setattr(mx, "device_info", lambda: {"free_memory": room + held - mx.get_cache_memory()})
+    """So much of its memory is free, whatever else the tests hold."""
+    monkeypatch.setattr(memory, "usable_bytes", lambda kind: room + mx.get_active_memory())
 
 
-def kept(memory: int | None = None, prefill_tokens: int = 256) -> layouts.Kept:
-    asked = Asked("cuda", memory, 4, True, prefill_tokens=prefill_tokens)
+def kept(budget: int | None = None, prefill_tokens: int = 256) -> layouts.Kept:
+    asked = Asked("cuda", budget, 4, True, prefill_tokens=prefill_tokens)
     return choose(connect(), make("llama"), KvCost(1, 2), asked)
 
 
@@ -70,7 +69,7 @@ def test_two_steps_are_counted_where_one_is_started_before_the_other_ends(monkey
 
 def test_what_is_asked_for_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "steps_bytes", lambda *_: pytest.fail("nobody has to measure"))
-    found = kept(memory=10 * PAGE_BYTES)
+    found = kept(budget=10 * PAGE_BYTES)
     assert isinstance(found.own, Own)
     assert (found.budget, found.own.new_layout().blocks) == (10 * PAGE_BYTES, 10)
 
