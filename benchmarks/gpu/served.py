@@ -1,10 +1,12 @@
 """Served on a GPU: Treadle beside mlx_lm.server, and beside its own engine without a server.
 
-    python benchmarks/gpu/served.py OUT [--layers 28] [--hidden 1024] [--quick]
+    python benchmarks/gpu/served.py OUT [--layers 28] [--hidden 1024] [--quick] [--folder FOLDER] [--max-running 64]
+        [--workload W ...]
 
 Makes a Qwen3 0.6B shape with random bf16 weights whose answers are printable ASCII (one piece a token, no end token),
-runs `treadle bench engine` and `treadle bench run` on it, and leaves their JSON and HTML in OUT. Prints tables. Needs
-MLX with a GPU, mlx-lm, and Treadle's own requirements; nothing is downloaded.
+runs `treadle bench engine` and `treadle bench run` on it, and leaves their JSON and HTML in OUT. Prints tables. The
+model is made in FOLDER, and found there the next time. Needs MLX with a GPU, mlx-lm, and Treadle's own requirements;
+nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -70,11 +72,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--workload", action="append", metavar="W", help="instead of the usual ones; no engine then")
+    parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
+    parser.add_argument("--max-running", type=int, default=64)
+    parser.add_argument("--alone", action="store_true", help="without mlx_lm.server")
     parser.add_argument("--quick", action="store_true", help="see that it works")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp()) / "qwen3-shape"
-    make_model(folder, options.layers, options.hidden)
+    folder = options.folder or Path(tempfile.mkdtemp()) / "qwen3-shape"
+    if not (folder / "model.safetensors").exists():
+        make_model(folder, options.layers, options.hidden)
     rounds, most = ("1", "2") if options.quick else ("2", "64")
     batches = "1,2" if options.quick else "1,8,32"
     engine = ["--batch", batches, "--prompt", "512", "--tokens", "128", "--rounds", rounds]
@@ -85,9 +91,12 @@ def main() -> None:
         loads += ["burst:c=16", "burst:c=64", "stall:prompt=5000,tokens=8192", "interactive:prompt=5000,tokens=8192"]
         loads += ["cancel", "overload:fits=128,lasts_s=10"]
     words = [word for load in options.workload or loads for word in ("--workload", load)]
-    words += ["--start", f"{sys.executable} -m treadle serve {folder} --max-running 64", "--name", "treadle"]
-    words += ["--start", f"{sys.executable} -m mlx_lm server --model {folder}", "--name", "mlx-lm"]
-    words += ["--model", "qwen3-shape", "--model", str(folder), "--rounds", rounds, "--max-lag", "1"]
+    words += ["--start", f"{sys.executable} -m treadle serve {folder} --max-running {options.max_running}"]
+    words += ["--name", "treadle"]
+    words += ["--model", folder.name, "--rounds", rounds, "--max-lag", "1"]
+    if not options.alone:
+        words += ["--start", f"{sys.executable} -m mlx_lm server --model {folder}", "--name", "mlx-lm"]
+        words += ["--model", str(folder)]
     treadle("bench", "run", *words, "--json", str(options.out / "run.json"), "--html", str(options.out / "run.html"))
 
 
