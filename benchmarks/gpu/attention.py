@@ -104,7 +104,7 @@ def _pool(kernels: Kernels, pages: int) -> Pool:
         pool.data = _random(pool.data.shape, kernels.dtype)
     else:
         pool.data = mx.random.randint(0, 256, pool.data.shape).astype(mx.uint8)
-        pool.factors = mx.random.uniform(0.01, 0.02, pool.factors.shape)
+        pool.factors = mx.random.uniform(1e-4, 2e-2, pool.factors.shape)
     mx.eval(pool.data, pool.factors)
     return pool
 

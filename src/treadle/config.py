@@ -28,8 +28,8 @@ class Settings:
 
     `max_waiting` None means as many as may run; `max_tokens` None leaves what the context leaves; `context` None is the
     model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running rows and of
-    cached prefixes together; None takes a share of the device's. What rows leave of it holds prefixes, unless
-    `prefix_cache` is off. `kv_bits` 8 or 4 stores keys and values quantized.
+    cached prefixes together; None takes what the device leaves, or a share of it. What rows leave of it holds prefixes,
+    unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized, on CUDA; 4 is refused with the reason.
     `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key make it TLS, and with
     `grpc_client_ca` only clients with a certificate of that authority may come.
     """

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import numpy as np
 
+from treadle.runner.chip import Chip
 from treadle.runner.cuda import CudaKernel
 from treadle.runner.paged.kernels import Kernels
 from treadle.runner.paged.work import MANY
@@ -291,7 +292,10 @@ _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
 class ReferenceKernel(CudaKernel):
     """Stands for the kernel of that name."""
 
-    def __init__(self, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str, **_: Any) -> None:
+    def __init__(
+        self, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str, *, shared_memory: int = 0, **_: Any
+    ) -> None:
+        assert shared_memory <= Chip().shared
         self.name = name
         self._inputs = inputs
         self._outputs = outputs

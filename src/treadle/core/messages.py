@@ -169,9 +169,9 @@ class Capabilities(Plain, frozen=True):
     best read in multiples of `prefill_quantum` tokens (0: in any number).
 
     Cache memory is given out in blocks of `kv_block` tokens, of which there are `kv_blocks` in all (0: not limited).
-    `lookahead` is how many steps may be started before the oldest of them is finished, beyond one. `kv_dtype` is how
-    keys and values are stored. `prefix_cache` says whether prompts are reused, and `sharing` how those of running rows
-    are.
+    `lookahead` is how many steps may be started before the oldest of them is finished, beyond one, and `prefill_tokens`
+    how many tokens of prompts a step may compute (0: as many as are asked for). `kv_dtype` is how keys and values are
+    stored. `prefix_cache` says whether prompts are reused, and `sharing` how those of running rows are.
     """
 
     model: str
@@ -190,6 +190,7 @@ class Capabilities(Plain, frozen=True):
     kv_blocks: int = 0
     kv_dtype: str = ""
     lookahead: int = 0
+    prefill_tokens: int = 0
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
     modalities: tuple[str, ...] = ("text",)

@@ -88,7 +88,7 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = nothing
     return Scheduler(
         SchedulerLimits(
             max_running=limits.max_running,
-            prefill_tokens=limits.prefill_tokens,
+            prefill_tokens=min(limits.prefill_tokens, can.prefill_tokens or limits.prefill_tokens),
             kv_tokens=kv_tokens(can, limits.max_running),
             prefill_quantum=can.prefill_quantum,
             kv_block=can.kv_block,

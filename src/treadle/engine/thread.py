@@ -45,8 +45,8 @@ class ThreadOwner:
     async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_exit = on_message, on_exit
-        self._thread.start()
         atexit.register(self._end_with_the_program)
+        self._thread.start()
 
     def send(self, message: ToOwner) -> None:
         self._mailbox.put(message)

@@ -40,5 +40,9 @@ def _peak(rows: FlatRows, count: int, wants: int) -> int:
     before = mx.get_active_memory()
     done = rows.compute([Piece(_ROW, (0,) * count, 0, wants=wants)], None)
     mx.eval(done.logits, done.arrays)
+    peak = mx.get_peak_memory() - before
+    if wants > 1:  # log-probabilities are made of them in float32
+        assert done.logits is not None
+        peak += 2 * 4 * int(done.logits.size)
     rows.release(_ROW)
-    return max(0, mx.get_peak_memory() - before)
+    return max(0, peak)

@@ -18,16 +18,21 @@ from .own import Own, paged, stock
 from .paged.layout import PAGE
 
 _log = logging.getLogger(__name__)
+ENOUGH = 0.4
+"""Of the memory that the weights leave: less for caches means shorter steps."""
+LEAST_STEP = 256
 _FIX = "leave kv_bits out, and lower context or max_running where memory is short"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Rows in a layout of this server's own, or why not; what a row costs there, and the bytes there are for all."""
+    """Rows in a layout of this server's own, or why not; what a row costs there, the bytes there are for all, and how
+    many tokens of prompts a step may compute beside them (0: as many as are asked for)."""
 
     own: Own | str
     kv: mem.KvCost
     budget: int
+    prefill_tokens: int = 0
 
 
 def check_bits(kv_bits: int | None, device: str) -> None:
@@ -77,17 +82,32 @@ def choose(library: MlxLm, module: Any, measured: mem.KvCost, asked: Asked) -> K
 
 
 def _measured(own: Own, module: Any, budget: int, asked: Asked) -> Kept:
-    """In no more pages than steps leave memory for, where nobody said how many."""
+    """In no more pages than steps leave memory for, where nobody said how many; in shorter steps where those of the
+    length that was asked for would leave too little."""
     kv = mem.KvCost(own.page_bytes // PAGE, 0)
     if asked.memory is not None or own.pages is None:
         return Kept(own, kv, budget)
-    try:
-        steps = steps_bytes(own, module, asked.prefill_tokens)
-    except OutOfMemory as error:
+    tokens = asked.prefill_tokens
+    while (left := _left(own, module, tokens, asked.device)) < ENOUGH * budget and tokens > LEAST_STEP:
+        tokens = max(LEAST_STEP, tokens // 2)
+    if not left:
         raise ConfigError(
-            f"the weights leave no memory for a step of {asked.prefill_tokens} tokens of prompts: lower prefill_tokens",
+            f"the weights leave no memory for a step of {tokens} tokens of prompts: use a smaller or a quantized model",
             param="prefill_tokens",
-        ) from error
-    mx.clear_cache()
-    budget = min(budget, mem.left_by(steps, asked.device))
-    return Kept(replace(own, new_layout=partial(own.pages, budget // own.page_bytes, asked.keeps)), kv, budget)
+        )
+    if tokens < asked.prefill_tokens:
+        _log.info("steps of up to %d tokens of prompts, not %d: memory is short", tokens, asked.prefill_tokens)
+    budget = min(budget, left)
+    new_layout = partial(own.pages, budget // own.page_bytes, asked.keeps)
+    return Kept(replace(own, new_layout=new_layout), kv, budget, tokens)
+
+
+def _left(own: Own, module: Any, tokens: int, device: str) -> int:
+    """Bytes that steps of so many tokens leave; 0 where not even these fit."""
+    try:
+        steps = steps_bytes(own, module, tokens)
+    except OutOfMemory:
+        return 0
+    finally:
+        mx.clear_cache()
+    return mem.left_by(steps, device)

@@ -68,7 +68,7 @@ def load(
         found = probe(library, read.module, length)
         kept = Kept("not asked for", found.kv, mem.kv_budget(memory, device.kind))
         if own:
-            asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, min(prefill_tokens, length))
+            asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, prefill_tokens)
             kept = choose(library, read.module, found.kv, asked)
         why_not = kept.own if isinstance(kept.own, str) else ""
         shares_prefill = bool(why_not) and not found.why_not and can_share(library, read.module)
@@ -91,7 +91,8 @@ def load(
         batched=not (why_not and found.why_not),
         shares_prefill=shares_prefill,
         own=kept.own if isinstance(kept.own, Own) else None,
-        kv_dtype="int8" if kv_bits else read.dtype,
+        kv_dtype="int8" if kv_bits and own else read.dtype,
+        prefill_tokens=kept.prefill_tokens,
         keeps_prefixes=prefix_cache,
         details={**_about(device.name, library, read.config, assumed, why_not, found.why_not), **(details or {})},
     )

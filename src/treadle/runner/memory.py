@@ -94,8 +94,8 @@ def kv_budget(asked: int | None, kind: str, share: float = BUDGET_SHARE) -> int:
 
 
 def left_by(steps: int, kind: str) -> int:
-    """Bytes that are left when `steps` bytes are there for steps; at least one."""
-    return max(1, usable_bytes(kind) - mx.get_active_memory() - int(steps * _SPARE))
+    """Bytes that are left when `steps` bytes are there for steps."""
+    return max(0, usable_bytes(kind) - mx.get_active_memory() - int(steps * _SPARE))
 
 
 def blocks(cost: KvCost, budget: int, rows: int) -> int:

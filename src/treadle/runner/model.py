@@ -23,7 +23,8 @@ CUDA_PAD = 64
 class LoadedModel:
     """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches. `own` is how
     their keys and values are kept; None where they are in mlx-lm's caches, and `shares_prefill` says whether several
-    prompts may share a pass there. `kv_dtype` is how they are stored."""
+    prompts may share a pass there. `kv_dtype` is how they are stored, and `prefill_tokens` how many
+    tokens of prompts there is memory to compute in a step (0: as many as are asked for)."""
 
     name: str
     module: Any
@@ -41,6 +42,7 @@ class LoadedModel:
     shares_prefill: bool
     own: Own | None = None
     kv_dtype: str = ""
+    prefill_tokens: int = 0
     keeps_prefixes: bool = False
     details: dict[str, str] = field(default_factory=dict)
 

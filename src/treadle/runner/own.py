@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from .base import RunnerBroken
 from .body import FlatRows
+from .chip import Chip
 from .flat import FlatPass, Layout, Piece
 from .fused.decoder import FusedDecoder
 from .guard import mlx_runtime
@@ -97,7 +98,10 @@ def paged(
     (shape,) = shapes
     if reason := using.fits(shape):
         return reason
-    kernels = using(shape.heads, shape.dim, PAGE, shape.dtype, bits, rep=shape.query_heads // shape.heads)
+    chip = Chip.of(mx.device_info())
+    kernels = using(shape.heads, shape.dim, PAGE, shape.dtype, bits, rep=shape.query_heads // shape.heads, chip=chip)
+    if kernels.too_large:
+        return kernels.too_large
     page_bytes = len(windows) * kernels.page_bytes
 
     def layout(pages: int, keeps: bool) -> Layout:

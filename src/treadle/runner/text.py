@@ -76,6 +76,7 @@ class TextRunner:
             kv_blocks=body.blocks,
             kv_dtype=model.kv_dtype,
             lookahead=body.lookahead,
+            prefill_tokens=model.prefill_tokens,
             prefix_cache=model.keeps_prefixes,
             sharing=body.sharing,
             prefill_quantum=model.prefill_quantum,

@@ -10,6 +10,8 @@ import pytest
 
 from tests.runner.paged.models import PAGE_BYTES, make
 from tests.support.cuda import ReferenceKernels
+from treadle.core.messages import Capabilities
+from treadle.engine.owner import OwnerLimits, scheduler_for
 from treadle.errors import ConfigError
 from treadle.runner import layouts, memory
 from treadle.runner.appetite import steps_bytes
@@ -74,14 +76,34 @@ def test_what_is_asked_for_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.budget, found.own.new_layout().blocks) == (10 * PAGE_BYTES, 10)
 
 
-def test_no_memory_for_a_step_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_shorter_where_long_ones_leave_too_little(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where those don't fit at all; what a step may compute is told to the scheduler."""
+
+    def take(own: Own, module: Any, tokens: int) -> int:
+        if tokens > 4096:
+            raise OutOfMemory("no memory")
+        return tokens * 20_000
+
+    a_device_with(monkeypatch, ROOM)
+    monkeypatch.setattr(layouts, "steps_bytes", take)
+    with caplog.at_level("INFO"):
+        found = kept(prefill_tokens=8192)
+    assert (found.prefill_tokens, found.budget) == (1024, ROOM - int(1024 * 20_000 * 1.1))
+    assert "steps of up to 1024 tokens of prompts, not 8192" in caplog.text
+    can = Capabilities("m", "llama", 261, 2048, "cuda", "bfloat16", prefill_tokens=1024)
+    assert scheduler_for(can, OwnerLimits(4, 8192)).limits.prefill_tokens == 1024
+
+
+def test_no_memory_for_the_shortest_step_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> int:
         raise OutOfMemory("no memory")
 
     a_device_with(monkeypatch, ROOM)
     monkeypatch.setattr(layouts, "steps_bytes", fail)
-    with pytest.raises(ConfigError, match="step of 256 tokens of prompts: lower prefill_tokens") as caught:
-        kept()
+    with pytest.raises(ConfigError, match="no memory for a step of 256 tokens of prompts") as caught:
+        kept(prefill_tokens=2048)
     assert caught.value.param == "prefill_tokens"
 
 

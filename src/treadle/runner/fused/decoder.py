@@ -85,7 +85,7 @@ class FusedDecoder:
             lambda: kernels.compile(self._program(cache, step.counters[True], tiles)),
         )
         logits = program(tokens, step.positions, step.slots, pages, tiles.items)
-        cache[-1].written = logits  # all keys and values are, once it is computed
+        cache[-1].written = logits
         return logits
 
     def _program(self, cache: Sequence[PagedLayer], counters: Any, like: Tiles) -> Callable[..., Any]:
@@ -118,6 +118,7 @@ class FusedDecoder:
             x, y = between.add_norm(x, attended, layer.second_norm, layer.eps)
             y = between.swiglu(layer.gate_up(y))
             x, y = between.add_norm(x, layer.down(y), norm, layer.eps)
+        cache[-1].written = y  # all keys and values are, once it is computed
         return self._head(y if rows is None else y[rows])[:, None]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product, takewhile
@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..chip import Chip
 from ..cuda import CudaKernel, NewKernel, text
 
 MOST_ROWS = {8: 64, 4: 64}
@@ -19,29 +20,11 @@ SIZES = (8, 16, 32, 64)
 _GROUPS = (64, 128)
 _STAGE, _TILE = 256, 16
 _WARPS, _PARTS, _MOST_SPLITS = (4, 8, 12), (1, 2, 4), 16
-_SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227}
-_LEAST_SHARED = 99
 _BODY = """
   treadle::few_rows<T, ROWS, BITS, GROUP, DEPTH>(
       x, (const unsigned*)w, s, b, out, partial, const_cast<int*>(counters), x_shape[0], w_shape[0], x_shape[1],
       counters_shape[0]);
 """
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What a launch is cut for: multiprocessors, and bytes of shared memory that a block may have."""
-
-    processors: int = 132
-    shared: int = 227 * 1024
-
-    @classmethod
-    def of(cls, info: Mapping[str, Any]) -> Chip:
-        """By the compute capability in `info`, as `mx.device_info` has it; an H200 where there is none."""
-        if "compute_capability_major" not in info:
-            return cls()
-        capability = int(info["compute_capability_major"]), int(info["compute_capability_minor"])
-        return cls(shared=_SHARED.get(capability, _LEAST_SHARED) * 1024)
 
 
 @dataclass(frozen=True)

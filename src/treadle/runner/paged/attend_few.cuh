@@ -1,8 +1,5 @@
 namespace treadle {
 
-// Stages of a ring for tiles of 16 tokens of so many bytes.
-__device__ constexpr int few_stages(int bytes) { return bytes >= 512 ? 2 : bytes >= 256 ? 3 : 5; }
-
 __device__ inline unsigned swap_halves(unsigned value) {  // transposes an 8 x 8 matrix that lies over the warp
   unsigned turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(value));
@@ -28,13 +25,14 @@ __device__ inline unsigned halved(unsigned two, __nv_bfloat16) {
 // which the host made alike in tokens for all blocks, its warps taking turns at 16 tokens; each warp has its own ring in shared
 // memory, filled ahead by asynchronous copies over the ends of items, so that memory is never waited for twice, and its own
 // running softmax. Tokens are the tensor cores' rows and packed rows their columns: eight rows fill a fragment.
-template <typename T, typename S, int D, int REP, int PAGE, int WINDOW, int ROWS>
+template <typename T, typename S, int D, int REP, int PAGE, int WINDOW, int ROWS, int STAGES>
 __device__ inline void attend_few(const T* q, const S* pool, const float* factors, const int* pages, const int* items,
                                   const int* starts, float factor, T* out, float* partial, float* scales,
                                   int* counters, int heads) {
   constexpr bool SMALL = sizeof(S) == 1;
+  constexpr float RAISED = 1024.0f;
   constexpr int WARPS = 4, TILE = 16, STEPS = D / 16, GROUPS = ROWS / 8, LINE = D + 4;
-  constexpr int STAGES = few_stages(D * sizeof(S)), BYTES = D * sizeof(S), CHUNKS = BYTES / 16;
+  constexpr int BYTES = D * sizeof(S), CHUNKS = BYTES / 16;
   constexpr int STAGE = 2 * TILE * (BYTES + (SMALL ? 4 : 0));
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ float shared_m[WARPS][8], shared_l[WARPS][8];
@@ -183,7 +181,9 @@ __device__ inline void attend_few(const T* q, const S* pool, const float* factor
           l[n][c] = l[n][c] * old[c] + s[n][c] + s[n][2 + c];
         }
         if (SMALL) {
-          const float low = kept[TILE + g], high = kept[TILE + g + 8];
+          // Half precision must not lose small weights of small values; behind the end lies what others left.
+          const float low = base < item.hi ? kept[TILE + g] * RAISED : 0.0f;
+          const float high = base + 8 < item.hi ? kept[TILE + g + 8] * RAISED : 0.0f;
           p[n][0] = swap_halves(pack(s[n][0] * low, s[n][1] * low, __half()));
           p[n][1] = swap_halves(pack(s[n][2] * high, s[n][3] * high, __half()));
         } else {
@@ -231,8 +231,8 @@ __device__ inline void attend_few(const T* q, const S* pool, const float* factor
         float* line = shared_o + (warp * 8 + 2 * t + c) * LINE;
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
-          line[i * 16 + (SMALL ? 2 * g : g)] = o[n][i][c];
-          line[i * 16 + (SMALL ? 2 * g + 1 : g + 8)] = o[n][i][2 + c];
+          line[i * 16 + (SMALL ? 2 * g : g)] = SMALL ? o[n][i][c] / RAISED : o[n][i][c];
+          line[i * 16 + (SMALL ? 2 * g + 1 : g + 8)] = SMALL ? o[n][i][2 + c] / RAISED : o[n][i][2 + c];
         }
       }
       __syncthreads();

@@ -1,4 +1,4 @@
-// Attention of a step's tokens over keys and values in pages, for tensor cores of compute capability 8.0 and later.
+// Attention of a step's tokens over keys and values in pages, for tensor cores of compute capability 8.0 and later, where a block has the shared memory (`Kernels.too_large`).
 //
 // A pool holds one layer's cache: [pages][2: keys, values][kv heads][PAGE tokens][D]. The queries of one kv head are
 // packed: packed row r of a segment is token r / REP and head h * REP + r % REP, so that grouped heads share every byte

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 
+from ..chip import Chip
 from ..cuda import CudaKernel, bits_of, text
 from .pool import Pool, PoolKernels
 from .work import FEW, MANY, TILE, Tiles
 
 HEAD_DIMS = (64, 128, 256)
 _LOG2_E = 1.4426950408889634
-_MANY_TILE = 64
+_MANY_TILES = (64, 16)
+"""Cached tokens that a block for many rows looks at together, where there is shared memory for so many."""
+_RINGS = (5, 4, 3, 2)
+"""Tiles of a warp's ring in a block for few rows."""
+_STATIC, _FLAGS = 1024, 272
+"""Bytes that the device keeps of a block's shared memory, or that kernels have fixed; what those for few rows have."""
 _INPUTS = ["q", "pool", "factors", "pages", "items", "counters", "written"]
 _FEW_BODY = """
-  treadle::attend_few<T, S, D, REP, PAGE, WINDOW, ROWS>(
+  treadle::attend_few<T, S, D, REP, PAGE, WINDOW, ROWS, STAGES>(
       q, pool, (const float*)factors, pages, items + (gridDim.x + 8) / 8 * 8, items, __int_as_float(SCALE), out,
       partial, scales, const_cast<int*>(counters), HEADS);
 """
@@ -40,9 +46,10 @@ class AttentionShape:
 
 @dataclass
 class Kernels(PoolKernels):
-    """Attention over such pools, with `rep` query heads for each kv head."""
+    """Attention over such pools, with `rep` query heads for each kv head, cut for `chip`."""
 
     rep: int = 1
+    chip: Chip = field(default_factory=Chip)
 
     @classmethod
     def fits(cls, shape: AttentionShape) -> str:
@@ -88,7 +95,7 @@ class Kernels(PoolKernels):
                 ("HEADS", self.heads),
                 ("ROWS", tiles.rows),
                 ("SCALE", bits_of(scale * _LOG2_E)),
-                ("S", pool.data.dtype) if few else ("TILE", _MANY_TILE),
+                *([("S", pool.data.dtype), ("STAGES", self._stages)] if few else [("TILE", self._tile)]),
             ],
             blocks=(tiles.blocks, self.heads),
             threads=128 if few or self.dim <= 128 else 256,
@@ -96,17 +103,42 @@ class Kernels(PoolKernels):
             dtypes=[self.dtype, mx.float32, mx.float32],
         )[0]
 
+    @property
+    def too_large(self) -> str:
+        """Why a block of the device can't hold what the kernels need; empty when it can."""
+        needs = max(self._few_memory(_RINGS[-1]), self._many_memory(_MANY_TILES[-1]))
+        if needs + _STATIC <= self.chip.shared:
+            return ""
+        return f"heads of {self.dim} dimensions take {needs} bytes of shared memory, and {self.chip.shared} are there"
+
+    @cached_property
+    def _stages(self) -> int:
+        """As deep a ring as lets two blocks share a multiprocessor, or one where two can't."""
+        room = (self.chip.shared + _STATIC) // 2 - _STATIC - _FLAGS
+        twice = (depth for depth in _RINGS if self._few_memory(depth) <= room)
+        once = (depth for depth in _RINGS if self._few_memory(depth) + _STATIC <= self.chip.shared)
+        return next(twice, 0) or next(once)
+
+    @cached_property
+    def _tile(self) -> int:
+        return next(tile for tile in _MANY_TILES if self._many_memory(tile) + _STATIC <= self.chip.shared)
+
+    def _few_memory(self, stages: int) -> int:
+        """A ring of tiles for each warp, and a place for its sums."""
+        line = self.dim + 4 if self.small else self.dim * int(self.dtype.size)
+        return _FEW_WARPS * (stages * 2 * TILE * line + 8 * (self.dim + 4) * 4)
+
+    def _many_memory(self, tile: int) -> int:
+        """Queries, and two tiles of keys and of values."""
+        return (MANY + 4 * tile) * self.dim * int(self.dtype.size)
+
     @cached_property
     def _few(self) -> CudaKernel:
-        """A warp has a ring of tiles, as many as `few_stages` in the kernel's text, and a place for its sums."""
-        line = self.dim if self.small else self.dim * int(self.dtype.size)
-        stages = 2 if line >= 512 else 3 if line >= 256 else 5
-        ring, sums = stages * 2 * TILE * (line + (4 if self.small else 0)), 8 * (self.dim + 4) * 4
-        return self._attend("few", _FEW_BODY, _FEW_WARPS * (ring + sums))
+        return self._attend("few", _FEW_BODY, self._few_memory(self._stages))
 
     @cached_property
     def _many(self) -> CudaKernel:
-        return self._attend("many", _MANY_BODY, (MANY + 4 * _MANY_TILE) * self.dim * 2)
+        return self._attend("many", _MANY_BODY, self._many_memory(self._tile))
 
     def _attend(self, kind: str, body: str, memory: int) -> CudaKernel:
         name, outputs = f"attend_{kind}", ["out", "partial", "scales"]

@@ -37,6 +37,7 @@ class Pass:
         """The next step; `segments` begin with those of few rows."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
+            mx.eval(self.counters)
         self.segments = segments
         few = is_few(segments[:, COUNT], rep)
         self.few = int(segments[few, COUNT].sum())
@@ -46,6 +47,11 @@ class Pass:
         self.positions, self.slots, *both = self._uploads.put(*parts)
         self.pages = both[0], both[1]
         self.tiles = {}
+
+    def close(self) -> None:
+        """Nothing more is computed; what is compiled holds the pools."""
+        self.compiled.clear()
+        self.counters = (None, None)
 
     def work(self, kernels: Kernels, window: int, *, few: bool) -> Tiles:
         """The step's tiles for layers of such heads, made once; tokens are counted from the first of their kind."""
@@ -100,9 +106,10 @@ class PagedLayer:
     def attend_written(self, queries: Any, scale: float) -> Any:
         """Like `attend`, where what made `queries` has put keys and values where they belong."""
         self.written = self.step.slots
-        attended = self.attend(queries, scale, 0, None)
-        self.written = queries
-        return attended
+        try:
+            return self.attend(queries, scale, 0, None)
+        finally:
+            self.written = None
 
     def _attend(self, queries: Any, window: int, scale: float, *, few: bool) -> Any:
         kernels, step = self.kernels, self.step

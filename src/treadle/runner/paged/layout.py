@@ -91,7 +91,7 @@ class PagedLayout:
 
     def close(self) -> None:
         self._known.clear()
-        self._step.compiled.clear()  # what is compiled holds the pools
+        self._step.close()
         for layer in self._layers:
             layer.pool.free()
             layer.written = None
