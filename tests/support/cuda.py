@@ -86,8 +86,10 @@ def _copy_page(launch: Launch) -> list[Any]:
 
 
 def _widen(launch: Launch) -> list[Any]:
-    launch.covers(launch.view("pages").size * launch.view("pool")[0].size // 8)
-    return [_kept(launch, launch.view("pages"))]
+    pages, plain = launch.view("pages"), launch.view("plain")
+    launch.covers(pages.size * launch.view("pool")[0].size // 8)
+    plain[: len(pages)] = _kept(launch, pages)
+    return [np.zeros(1)]
 
 
 def _kept(launch: Launch, pages: Any) -> Any:

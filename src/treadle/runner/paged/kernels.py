@@ -81,7 +81,8 @@ class Kernels(PoolKernels):
         again afterwards: at least as many as partial results times kv heads."""
         few = tiles.rows != MANY
         if not few and pool.factors is not None:  # what many rows read again and again is worth making plain
-            pool, pages = Pool(self.widened(pool, pages, written, queries)), mx.arange(pages.shape[0], dtype=mx.int32)
+            pool, written = self.widen(pool, pages, written, queries)
+            pages = mx.arange(pages.shape[0], dtype=mx.int32)
         parts = tiles.parts * self.heads * tiles.rows
         factors = counters if pool.factors is None else pool.factors
         return (self._few if few else self._many)(

@@ -92,6 +92,7 @@ class PagedLayout:
     def close(self) -> None:
         self._known.clear()
         self._step.close()
+        self._kernels.close()
         for layer in self._layers:
             layer.pool.free()
             layer.written = None

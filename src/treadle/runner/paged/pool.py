@@ -9,7 +9,7 @@ nothing else ever makes a new array out of a pool.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -50,6 +50,7 @@ _SMALL_BODY = """
 """
 _WIDEN_BODY = """
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, each = size_t(2) * HEADS * PAGE * D / 8;
+  if (i == 0) done[0] = 0;
   if (i >= pages_shape[0] * each) return;
   const size_t at = pages[i / each] * each + i % each;
   const uint2 eight = reinterpret_cast<const uint2*>(pool)[at];
@@ -58,7 +59,7 @@ _WIDEN_BODY = """
   uint4 wide;
   T* to = reinterpret_cast<T*>(&wide);
   for (int e = 0; e < 8; ++e) to[e] = treadle::narrow((int(from[e]) - 128) * factor, T());
-  reinterpret_cast<uint4*>(out)[i] = wide;
+  reinterpret_cast<uint4*>(const_cast<T*>(plain))[i] = wide;
 """
 _COPY_BODY = """
   const size_t each = size_t(2) * HEADS * PAGE * D * sizeof(S) / 16;
@@ -102,6 +103,7 @@ class PoolKernels:
     page: int
     dtype: Any
     bits: int = 16
+    _plain: Pool | None = field(default=None, repr=False, kw_only=True)
 
     @property
     def small(self) -> bool:
@@ -150,18 +152,27 @@ class PoolKernels:
             dtypes=[mx.int32],
         )[0]
 
-    def widened(self, pool: Pool, pages: Any, *after: Any) -> Any:
-        """The pool's `pages` (P,) as they would be in a plain one, (P, 2, kv heads, page, D). They are read when
-        the two arrays `after`, whose making fills them, are there."""
-        shape = (pages.shape[0], 2, self.heads, self.page, self.dim)
-        return self._widen(
-            [pool.data, pool.factors, pages, *after],
+    def widen(self, pool: Pool, pages: Any, *after: Any) -> tuple[Pool, Any]:
+        """The pool's `pages` (P,) in the first pages of a plain one, which all layers use in turn; what comes back with
+        it says that they are there. They are read when the two arrays `after`, whose making fills them, are there."""
+        count = int(pages.shape[0])
+        if self._plain is None or self._plain.data.shape[0] < count:
+            self._plain = None
+            self._plain = Pool(mx.zeros((count, 2, self.heads, self.page, self.dim), self.dtype))
+            mx.eval(self._plain.data)
+        done = self._widen(
+            [pool.data, pool.factors, pages, *after, self._plain.data],
             [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
-            blocks=(-(-pages.shape[0] * 2 * self.heads * self.page * self.dim // 8 // 256), 1),
+            blocks=(-(-count * 2 * self.heads * self.page * self.dim // 8 // 256), 1),
             threads=256,
-            shapes=[shape],
-            dtypes=[self.dtype],
+            shapes=[(1,)],
+            dtypes=[mx.int32],
         )[0]
+        return self._plain, done
+
+    def close(self) -> None:
+        """Free what layers used in turn."""
+        self._plain = None
 
     @cached_property
     def _write(self) -> CudaKernel:
@@ -178,5 +189,5 @@ class PoolKernels:
 
     @cached_property
     def _widen(self) -> CudaKernel:
-        names = ["pool", "factors", "pages", "written", "queries"]
-        return self.kernel("widen", names, ["out"], _WIDEN_BODY, header=text("numbers.cuh"))
+        names = ["pool", "factors", "pages", "written", "queries", "plain"]
+        return self.kernel("widen", names, ["done"], _WIDEN_BODY, header=text("numbers.cuh"))
