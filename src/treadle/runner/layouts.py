@@ -63,6 +63,11 @@ class Asked:
     prefill_tokens: int = 2048
 
 
+def left_to_mlx_lm(measured: mem.KvCost, asked: Asked) -> Kept:
+    """In mlx-lm's caches, whatever the model."""
+    return Kept("not asked for", measured, mem.kv_budget(asked.memory, asked.device))
+
+
 def choose(library: MlxLm, module: Any, measured: mem.KvCost, asked: Asked) -> Kept:
     """In pages where the kernels can read them, in buffers of their own elsewhere. `measured` is what a row costs in
     mlx-lm's caches. Raises ConfigError where bits were asked for and can't be had."""

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from ..errors import ConfigError, ModelError
 from . import memory as mem
 from .base import Progress, RunnerBroken
-from .layouts import Asked, Kept, check_bits, choose
+from .layouts import Asked, check_bits, choose, left_to_mlx_lm
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
 from .own import Own
@@ -66,10 +66,8 @@ def load(
     progress("measuring the model")
     with _model_errors(folder):
         found = probe(library, read.module, length)
-        kept = Kept("not asked for", found.kv, mem.kv_budget(memory, device.kind))
-        if own:
-            asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, prefill_tokens)
-            kept = choose(library, read.module, found.kv, asked)
+        asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, prefill_tokens)
+        kept = choose(library, read.module, found.kv, asked) if own else left_to_mlx_lm(found.kv, asked)
         why_not = kept.own if isinstance(kept.own, str) else ""
         shares_prefill = bool(why_not) and not found.why_not and can_share(library, read.module)
     if own and why_not:
