@@ -73,7 +73,7 @@ class FusedDecoder:
         def attend(pages: PagedLayer, queries: Any, scale: float) -> Any:
             return pages.attend_written(queries, scale)
 
-        return self._logits(tokens, cache, step, attend, rows)
+        return self._logits(tokens, cache, step.positions, step.slots, attend, rows)
 
     def _decode(self, tokens: Any, cache: Sequence[PagedLayer], step: Pass) -> Any:
         """A pass of rows that decode is the same program again and again: compiled once for each number of rows, it
@@ -97,22 +97,28 @@ class FusedDecoder:
                     queries, layer.pool, tiles, pages, counters, slots, scale=scale, window=layer.window
                 )
 
-            return self._logits(tokens, cache, Pass(positions=positions, slots=slots), attend, None)
+            return self._logits(tokens, cache, positions, slots, attend, None)
 
         return program
 
     def _logits(
-        self, tokens: Any, cache: Sequence[PagedLayer], step: Pass, attend: Callable[..., Any], rows: Any | None
+        self,
+        tokens: Any,
+        cache: Sequence[PagedLayer],
+        positions: Any,
+        slots: Any,
+        attend: Callable[..., Any],
+        rows: Any | None,
     ) -> Any:
         between, layers = self._between, self._layers
         x = self._embed(tokens.reshape(-1))
         y = mx.fast.rms_norm(x, layers[0].norm, self._first_eps)
-        angles = {key: between.angles(step.positions, turns) for key, turns in self._turns.items()}
+        angles = {key: between.angles(positions, turns) for key, turns in self._turns.items()}
         norms = [*(layer.norm for layer in layers[1:]), self._norm]
         for layer, pages, norm in zip(layers, cache, norms, strict=True):
             turned = angles[id(layer.turns)]
             queries = between.rotate(
-                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, step.slots, pages.pool, layer.heads
+                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, slots, pages.pool, layer.heads
             )
             attended = layer.out(attend(pages, queries, layer.scale).reshape(x.shape[0], -1))
             x, y = between.add_norm(x, attended, layer.second_norm, layer.eps)
@@ -149,18 +155,19 @@ def _layer(layer: Any, kernels: Kernels) -> _Layer:
 def _alike(layers: list[_Layer]) -> list[_Layer]:
     """The layers, with the same `turns` where they are equal."""
     known: list[Any] = []
+    shared = []
     for layer in layers:
-        if not any(mx.array_equal(layer.turns, one).item() for one in known):
-            known.append(layer.turns)
-    return [
-        replace(layer, turns=next(one for one in known if mx.array_equal(layer.turns, one).item())) for layer in layers
-    ]
+        turns = next((one for one in known if mx.array_equal(layer.turns, one).item()), None)
+        if turns is None:
+            turns = layer.turns
+            known.append(turns)
+        shared.append(replace(layer, turns=turns))
+    return shared
 
 
 def _embedding(module: Any, between: Between) -> Callable[[Any], Any]:
     """What makes vectors (T, W) of tokens (T,): MLX's own takes a thread for a whole line of the table."""
-    width = 8
-    if type(module) is nn.Embedding and module.weight.shape[1] % width == 0:
+    if type(module) is nn.Embedding and module.weight.shape[1] % 8 == 0:
         weight = module.weight
         table = Table(weight, weight, weight, weight.shape[1])
     elif type(module) is nn.QuantizedEmbedding and module.mode == "affine" and module.bits in (4, 8):

@@ -32,24 +32,6 @@ struct Item {
   }
 };
 
-__device__ inline void add(float4& to, const float4& value, float weight) {
-  to.x += value.x * weight;
-  to.y += value.y * weight;
-  to.z += value.z * weight;
-  to.w += value.w * weight;
-}
-
-// Four dimensions from `d` on of a tile's packed row r, divided by the sum of weights.
-template <typename T, int D, int REP>
-__device__ inline void put_row(T* out, const Item& item, int packed, int h, int heads, int d, float4 value, float sum) {
-  const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-  const size_t row = size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP;
-  uint2 four;
-  four.x = pack(value.x * inverse, value.y * inverse, T());
-  four.y = pack(value.z * inverse, value.w * inverse, T());
-  *reinterpret_cast<uint2*>(out + row * D + d) = four;
-}
-
 // True in every thread of the block that is the last one to come here of those which share `counter`.
 __device__ inline bool last_of(int* counter, int count, int* flag) {
   __syncthreads();
@@ -61,44 +43,6 @@ __device__ inline bool last_of(int* counter, int count, int* flag) {
   }
   __syncthreads();
   return *flag;
-}
-
-// Sums a tile's partial results (ROWS x D each, with ROWS x {maximum, sum}; the first is `slot`, and packed row `row0` its
-// first row) and writes the tile's rows.
-template <typename T, int D, int REP, int ROWS>
-__device__ inline void merge_splits(const Item& item, int slot, int row0, int rows, int h, int heads, const float* partial,
-                                    const float* scales, T* out) {
-  constexpr int AT_ONCE = 8;
-  for (int i = threadIdx.x; i < rows * (D / 4); i += blockDim.x) {
-    const int r = i / (D / 4), d = i % (D / 4) * 4;
-    float most = LOWEST, sum = 0.0f;
-    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int s = 0; s < item.splits; s += AT_ONCE) {
-      float2 weighs[AT_ONCE];
-      float4 parts[AT_ONCE];
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {  // all on their way at once
-        const size_t row = (size_t(slot + min(s + k, item.splits - 1)) * heads + h) * ROWS + r;
-        weighs[k] = __ldcg(reinterpret_cast<const float2*>(scales + 2 * row));
-        parts[k] = __ldcg(reinterpret_cast<const float4*>(partial + row * D + d));
-        if (s + k >= item.splits) weighs[k] = make_float2(NEVER, 0.0f);
-      }
-      float next = most;
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) next = fmaxf(next, weighs[k].x);
-      const float old = exp2f(most - next);
-      sum *= old;
-      value = make_float4(value.x * old, value.y * old, value.z * old, value.w * old);
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {
-        const float weight = exp2f(weighs[k].x - next);
-        sum += weighs[k].y * weight;
-        add(value, parts[k], weight);
-      }
-      most = next;
-    }
-    put_row<T, D, REP>(out, item, row0 + r, h, heads, d, value, sum);
-  }
 }
 
 __device__ inline unsigned shared_address(const void* pointer) {

@@ -121,5 +121,5 @@ class PagedLayer:
 
 def _padded(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """`array` (n, ...) with zeros behind it, so that it comes in few sizes: a tile of zeros has no rows."""
-    size = max(64, 1 << (len(array) - 1).bit_length()) if len(array) else 64
+    size = max(64, 1 << (len(array) - 1).bit_length())
     return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), np.int32)])

@@ -168,7 +168,7 @@ def _split(tiles: Segments, seen: npt.NDArray[np.int32], splits: npt.NDArray[np.
     tiles, width, index = np.repeat(tiles, splits, axis=0), np.repeat(width, splits), np.arange(splits.sum())
     index -= np.repeat(np.cumsum(splits) - splits, splits)
     start = tiles[:, 4] + index * width
-    tiles[:, 5] = np.maximum(start, np.minimum(tiles[:, 5], start + width))
+    tiles[:, 5] = np.minimum(tiles[:, 5], start + width)
     tiles[:, 4] = start
     tiles[:, 7] = index << 16 | np.repeat(splits, splits)
     return Tiles(tiles, MANY, len(tiles), len(tiles) if (splits > 1).any() else 0)
