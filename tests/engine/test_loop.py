@@ -400,6 +400,17 @@ def test_a_stop_ends_rows_with_steps_in_flight():
     assert isinstance(hand.said[-1], Stopped)
 
 
+def test_a_job_finds_no_row_that_has_ended():
+    """A3, B4: it is answered after the rows that ended before it have given back what they held."""
+    hand, seen = Hand(), []
+    hand.faults.jobs = {"job": lambda context, args: seen.append(sorted(hand.runner.rows))}
+    hand.put(ask("a", tokens=1), ask("b", tokens=9))
+    while not hand.ends("a"):
+        hand.step()
+    hand.put(RunJob(id="j", name="job")).step()
+    assert seen == [["b"]]
+
+
 def test_a_job_finds_no_step_in_flight_and_comes_after_what_those_had_to_say():
     hand = Hand(can=AHEAD)
     seen: list[tuple[int, int]] = []

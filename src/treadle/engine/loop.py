@@ -3,7 +3,7 @@
 Invariants:
 - Everything here runs on the owner; other threads reach it through the mailbox alone.
 - A step is started before the one before it is finished, where the runner can look ahead: never more steps than that
-  are in flight, and they are finished in their order. A job finds none in flight.
+  are in flight, and they are finished in their order. A job finds none in flight, and no row that has ended.
 - Between two steps every cancel that has arrived is applied (B3), and the runner has forgotten all rows that ended
   before it is asked what room there is.
 - Every message that asks for something is answered by exactly one terminal event, also on the way down (C3).
@@ -123,6 +123,7 @@ class EngineLoop:
             self._stop()
         elif self._jobs:
             self._flush(self._finish_until(0))
+            self._release_departed()
             self._run_job(self._jobs.popleft())
 
     def _accept(self, message: ToOwner) -> None:
@@ -162,7 +163,7 @@ class EngineLoop:
     # Stepping ----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> StepPlan:
-        self._release((*self._unreleased, *self.scheduler.departed()))
+        self._release_departed()
         plan = self.scheduler.plan(self._clock(), self.runner.room() if self._counts_room else None)
         self._release(plan.release)
         for admit in plan.admit:
@@ -216,6 +217,9 @@ class EngineLoop:
             raise RunnerBroken(f"{self._failing} steps in a row raised; the last: {error}") from error
         self.beat()
         return self.scheduler.recover(plan, f"{type(error).__name__}: {error}")
+
+    def _release_departed(self) -> None:
+        self._release((*self._unreleased, *self.scheduler.departed()))
 
     def _release(self, row_ids: tuple[str, ...]) -> None:
         """Each row by itself: one that can't be removed is tried again, and does not keep the others (B5)."""
