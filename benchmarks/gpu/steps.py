@@ -28,6 +28,7 @@ from mlx_lm.models import cache, qwen3
 from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner import own as owned
+from treadle.runner.draw_kernel import draw_kernel
 from treadle.runner.memory import KvCost
 from treadle.runner.mlxlm import connect
 from treadle.runner.model import LoadedModel
@@ -94,6 +95,7 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
         own=own,
         kv_dtype="bfloat16",
         keeps_prefixes=True,
+        draws=draw_kernel(args.vocab_size, mx.bfloat16),
     )
 
 

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 import pytest
 
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
 from tests.runner.reference import reference
+from tests.support import cuda
 from treadle.core.messages import FinishReason, Sampling, Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner import sampling
+from treadle.runner.draw_kernel import DrawKernel
 from treadle.runner.model import LoadedModel
 from treadle.runner.stock.layout import StockLayout
 from treadle.runner.text import TextRunner
@@ -104,6 +107,22 @@ def test_a_pick_that_changes_late_changes_what_was_built_on_it(
     run = Looped(TextRunner(ahead(model)))
     run.run(*some)
     assert relaunched
+    for request in some:
+        assert_alike(run.everything(request.id), step.everything(request.id))
+
+
+@pytest.mark.parametrize("room", [2048, 2], ids=["sorted", "spilled"])
+def test_a_kernel_picks_the_same_ahead_as_in_lock_step(tiny: Tiny, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it leaves rows to be drawn again, when the next step is under way, and where numbers are uploaded."""
+    monkeypatch.setattr(cuda, "SORTED", room)
+    model = tiny("llama")
+    model = replace(model, draws=DrawKernel(model.vocabulary, mx.float32, cuda.ReferenceKernel))
+    some = requests(random.Random(11))
+    relaunched = _count(monkeypatch)
+    step, run = Looped(TextRunner(model)), Looped(TextRunner(replace(ahead(model), device="cuda")))
+    step.run(*some)
+    run.run(*some)
+    assert bool(relaunched) == (room == 2)
     for request in some:
         assert_alike(run.everything(request.id), step.everything(request.id))
 

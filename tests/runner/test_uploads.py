@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from treadle.runner import uploads
-from treadle.runner.uploads import RING, Uploads
+from treadle.runner.uploads import RING, Put, Uploads, plain
 
 
-def test_each_array_arrives_as_it_was() -> None:
-    arrays = [np.arange(n, dtype=np.int32).reshape(shape) for n, shape in ((5, (5,)), (0, (0,)), (24, (3, 8)))]
-    arrays.append(np.array([2**31 - 1], np.int32))
-    found = Uploads().put(*arrays)
+@pytest.mark.parametrize("put", [Uploads().put, plain], ids=["uploads", "plain"])
+def test_each_array_arrives_as_it_was(put: Put) -> None:
+    arrays: list[Any] = [
+        np.arange(n, dtype=np.int32).reshape(shape) for n, shape in ((5, (5,)), (0, (0,)), (24, (3, 8)))
+    ]
+    arrays.append(np.array([2**31 - 1, -1, -(2**31)], np.int32))
+    arrays.append(np.array([[1.5, -0.0], [np.inf, -3e-38]], np.float32))
+    found = put(*arrays)
     for array, one in zip(arrays, found, strict=True):
-        assert one.dtype == mx.int32
+        assert one.dtype == (mx.int32 if array.dtype == np.int32 else mx.float32)
         assert one.shape == array.shape
         assert one.tolist() == array.tolist()
 

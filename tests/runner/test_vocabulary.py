@@ -20,6 +20,19 @@ def test_ties_come_by_index() -> None:
     assert top_indices(mx.array(values), 3).tolist() == [[7, 90, 4000]]
 
 
+@pytest.mark.parametrize("count", [1, 20, 300, 1024])
+def test_of_equal_ones_the_first_are_taken_whatever_else_is_asked_for(count: int) -> None:
+    """B1: a row's candidates don't depend on how many another row has."""
+    values = np.random.default_rng(count).normal(size=(3, 20_000)).astype(np.float32).round(1)
+    values[1] = -np.inf
+    values[1, 77::1000] = 1
+    values[2] = 0
+    got = np.array(top_indices(mx.array(values), count))
+    best = np.argsort(-values, axis=-1, kind="stable")[:, :count]
+    assert np.array_equal(got[[0, 2]], best[[0, 2]])
+    assert np.array_equal(got[1, :20], best[1, :20])
+
+
 def test_clustered_entries_are_all_found() -> None:
     values = np.full((1, 8192), -50.0, np.float32)
     values[0, 1000:1064] = np.arange(64)

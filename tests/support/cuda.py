@@ -275,6 +275,52 @@ def _few_rows(launch: Launch) -> list[Any]:
     return [x @ weight.T, np.zeros(launch.shapes[1])]
 
 
+SORTED = 2048
+
+
+def _draw(launch: Launch) -> list[Any]:
+    """A row at a time, by sorting all of it."""
+    logits, asked = launch.values("logits"), launch.view("asked")
+    assert launch.blocks == (len(asked), 1)
+    assert logits.shape == (len(asked), launch.template["V"])
+    assert launch.template["V"] % launch.template["PER"] == 0
+    drawn = [_drawn(x, row) for x, row in zip(logits, asked, strict=True)]
+    return [np.array([token for token, _ in drawn]), np.array([spilled for _, spilled in drawn])]
+
+
+def _drawn(logits: Any, asked: Any) -> tuple[int, bool]:
+    inverse, min_p, top_p = (_number(asked[i]) for i in (0, 1, 3))
+    best = int(np.argmax(logits))
+    if not inverse > 0 or not np.isfinite(logits[best]):
+        return best, False
+    distance = (logits[best] - logits) * np.float32(inverse)
+    powers = np.exp2(distance * np.float32(-1.44269504))
+    order = np.lexsort((np.arange(len(logits)), distance))
+    order = order[(distance < 32)[order] & (powers >= min_p)[order]]
+    weights = np.where(distance < 32, np.floor(powers.astype(np.float64) * 2**40), 0).astype(np.uint64)
+    if 0 < asked[2] < len(order):
+        if _crowded(distance[order], asked[2] - 1):
+            return best, True
+        order = order[: asked[2]]
+    total = int(weights[order].sum())
+    if top_p <= 1:
+        sums = np.cumsum(weights[order])
+        count = max(1, int((sums - weights[order] < top_p * total).sum()))
+        if count < len(order) and _crowded(distance[order], count - 1):
+            return best, True
+        order = order[:count]
+    kept = np.sort(order)
+    sums = np.cumsum(weights[kept])
+    target = int(sums[-1]) * (int(asked[4]) << 24 | int(asked[5])) >> 48
+    return int(kept[np.searchsorted(sums, np.uint64(target), side="right")]), False
+
+
+def _crowded(distances: Any, place: int) -> bool:
+    """Whether what is about as far as the one at that place is too much to be sorted."""
+    bucket = np.floor(distances * 64)
+    return bool((bucket == bucket[place]).sum() > SORTED)
+
+
 _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "write": _write,
     "write_small": _write_small,
@@ -282,6 +328,7 @@ _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "widen": _widen,
     "embed": _embed,
     "angles": _angles,
+    "draw": _draw,
     "attend_few": _attend_few,
     "attend_many": _attend_many,
     "rotate": _rotate,

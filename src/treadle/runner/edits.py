@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.messages import Submit
+from .uploads import Put, plain
 
 _FIRST_SIZE = 64
 
@@ -86,19 +87,20 @@ class SeenTokens:
         return np.asarray(self.presence * (self.counts > 0) + self.frequency * self.counts, np.float32)
 
 
-def edit(logits: Any, rows: Sequence[RowEdits], positions: Sequence[int]) -> Any:
+def edit(logits: Any, rows: Sequence[RowEdits], positions: Sequence[int], put: Put = plain) -> Any:
     """`logits` (B, V) with every row's edits, as float32 if there are any; rows without edits keep their values.
 
-    Order: biases and held-back stop tokens, then the repetition penalty, then presence and frequency.
+    Order: biases and held-back stop tokens, then the repetition penalty, then presence and frequency. `put` makes
+    arrays.
     """
     places = [i for i, (row, position) in enumerate(zip(rows, positions, strict=True)) if row.pending(position)]
     if not places:
         return logits
-    logits = _biased(logits.astype(mx.float32), [(i, rows[i], positions[i]) for i in places])
-    return _penalised_logits(logits, [(i, seen) for i in places if (seen := rows[i].seen) is not None])
+    logits = _biased(logits.astype(mx.float32), [(i, rows[i], positions[i]) for i in places], put)
+    return _penalised_logits(logits, [(i, seen) for i in places if (seen := rows[i].seen) is not None], put)
 
 
-def _biased(logits: Any, rows: Sequence[tuple[int, RowEdits, int]]) -> Any:
+def _biased(logits: Any, rows: Sequence[tuple[int, RowEdits, int]], put: Put) -> Any:
     ids: list[npt.NDArray[np.int32]] = []
     values: list[npt.NDArray[np.float32]] = []
     where: list[int] = []
@@ -113,18 +115,21 @@ def _biased(logits: Any, rows: Sequence[tuple[int, RowEdits, int]]) -> Any:
     index = np.repeat(np.array(where, np.int32), [len(part) for part in ids])
     if not len(index):
         return logits
-    return logits.at[mx.array(index), mx.array(np.concatenate(ids))].add(mx.array(np.concatenate(values)))
+    where_to, tokens, biases = put(index, np.concatenate(ids), np.concatenate(values))
+    return logits.at[where_to, tokens].add(biases)
 
 
-def _penalised_logits(logits: Any, rows: Sequence[tuple[int, SeenTokens]]) -> Any:
+def _penalised_logits(logits: Any, rows: Sequence[tuple[int, SeenTokens]], put: Put) -> Any:
     rows = [(place, seen) for place, seen in rows if len(seen.ids)]
     if not rows:
         return logits
     lengths = [len(seen.ids) for _, seen in rows]
-    index = mx.array(np.repeat(np.array([place for place, _ in rows], np.int32), lengths))
-    repetition = mx.array(np.repeat(np.array([seen.repetition for _, seen in rows], np.float32), lengths))
-    minus = mx.array(np.concatenate([seen.minus() for _, seen in rows]))
-    ids = mx.array(np.concatenate([seen.ids for _, seen in rows]))
+    index, repetition, minus, ids = put(
+        np.repeat(np.array([place for place, _ in rows], np.int32), lengths),
+        np.repeat(np.array([seen.repetition for _, seen in rows], np.float32), lengths),
+        np.concatenate([seen.minus() for _, seen in rows]),
+        np.concatenate([seen.ids for _, seen in rows]),
+    )
     old = logits[index, ids]
     logits[index, ids] = mx.where(old > 0, old / repetition, old * repetition) - minus
     return logits

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..core.messages import PrefixStatistics, Sharing
 from .mlxlm import Selection
+from .uploads import Put, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,14 @@ class Layout(Protocol):
 
 
 class FlatPass:
-    """Runs pieces through `module`, whose caches are `layout`'s; `select` says what its head sees."""
+    """Runs pieces through `module`, whose caches are `layout`'s; `select` says what its head sees, and `put` makes
+    arrays."""
 
-    def __init__(self, module: Any, layout: Layout, select: Selection | None) -> None:
+    def __init__(self, module: Any, layout: Layout, select: Selection | None, put: Put = plain) -> None:
         self._module = module
         self._layout = layout
         self._select = select
+        self._put = put
         self._layers = layout.layers()
 
     def run(self, pieces: Sequence[Piece], previous: Any | None) -> tuple[Any | None, list[Piece]]:
@@ -147,13 +150,13 @@ class FlatPass:
         self._layout.begin(placed, _spread(starts, counts))
         wants = np.array([piece.wants for piece in pieces], np.int32)
         rows = _spread(np.cumsum(counts, dtype=np.int32) - wants, wants)
-        return self._logits(_tokens(pieces, placed, first, previous), rows, first), pieces
+        return self._logits(self._tokens(pieces, placed, first, previous), rows, first), pieces
 
     def _logits(self, tokens: Any, rows: npt.NDArray[np.int32], count: int) -> Any | None:
-        some = 0 < len(rows) < count
+        wanted = self._put(rows)[0] if 0 < len(rows) < count else None
         try:
-            if self._select is not None and some:
-                self._select.rows = mx.array(rows)
+            if self._select is not None:
+                self._select.rows = wanted
             logits = self._module(tokens[:, None], cache=self._layers)
         finally:
             if self._select is not None:
@@ -161,7 +164,24 @@ class FlatPass:
         if not len(rows):
             return None
         logits = logits[:, -1, :]
-        return logits[mx.array(rows)] if some and self._select is None else logits
+        return logits[wanted] if wanted is not None and self._select is None else logits
+
+    def _tokens(self, pieces: Sequence[Piece], placed: Sequence[Placed], count: int, previous: Any | None) -> Any:
+        """The pass's tokens (T,) int32, on the device."""
+        if previous is not None and len(pieces) == count == previous.shape[0]:
+            source = [piece.previous for piece in pieces]
+            if source == list(range(count)):
+                return previous
+        host = np.zeros(count, np.int32)
+        source_of = np.full(count, -1, np.int32)
+        for piece, place in zip(pieces, placed, strict=True):
+            host[place.first : place.first + place.count] = piece.tokens
+            if piece.previous >= 0:
+                source_of[place.first + place.count - 1] = piece.previous
+        if previous is None or (source_of < 0).all():
+            return self._put(host)[0]
+        known, source = self._put(host, source_of)
+        return mx.where(source >= 0, previous[mx.maximum(source, 0)], known)
 
 
 def _spread(starts: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -169,20 +189,3 @@ def _spread(starts: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> npt
     ends = np.cumsum(counts, dtype=np.int32)
     spread: npt.NDArray[np.int32] = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - (ends - counts), counts)
     return spread
-
-
-def _tokens(pieces: Sequence[Piece], placed: Sequence[Placed], count: int, previous: Any | None) -> Any:
-    """The pass's tokens (T,) int32, on the device."""
-    if previous is not None and len(pieces) == count == previous.shape[0]:
-        source = [piece.previous for piece in pieces]
-        if source == list(range(count)):
-            return previous
-    host = np.zeros(count, np.int32)
-    source_of = np.full(count, -1, np.int32)
-    for piece, place in zip(pieces, placed, strict=True):
-        host[place.first : place.first + place.count] = piece.tokens
-        if piece.previous >= 0:
-            source_of[place.first + place.count - 1] = piece.previous
-    if previous is None or (source_of < 0).all():
-        return mx.array(host)
-    return mx.where(mx.array(source_of >= 0), previous[mx.array(np.maximum(source_of, 0))], mx.array(host))

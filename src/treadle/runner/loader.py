@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from ..errors import ConfigError, ModelError
 from . import memory as mem
 from .base import Progress, RunnerBroken
+from .draw_kernel import draw_kernel
 from .layouts import Asked, check_bits, choose, left_to_mlx_lm
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
@@ -92,6 +93,7 @@ def load(
         kv_dtype="int8" if kv_bits and own else read.dtype,
         prefill_tokens=kept.prefill_tokens,
         keeps_prefixes=prefix_cache,
+        draws=draw_kernel(found.vocabulary, found.logits) if device.kind == "cuda" else None,
         details={**_about(device.name, library, read.config, assumed, why_not, found.why_not), **(details or {})},
     )
 

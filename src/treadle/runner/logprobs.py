@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..core.messages import TokenLogprob
 from .sampling import SamplingRow
+from .uploads import Put, plain
 from .vocabulary import log_sum_exp, top_indices
 
 
 class PromptScores:
     """Log-probabilities of `targets`, each after what `logits` (n, V) were computed from: evaluate `arrays`, `read`."""
 
-    def __init__(self, logits: Any, targets: Sequence[int], count: int) -> None:
+    def __init__(self, logits: Any, targets: Sequence[int], count: int, put: Put = plain) -> None:
         self._count = count
         logits = logits.astype(mx.float32)
         total = log_sum_exp(logits)
-        chosen = mx.take_along_axis(logits, mx.array(list(targets), mx.int32)[:, None], axis=-1) - total
+        chosen = mx.take_along_axis(logits, put(np.array(targets, np.int32))[0][:, None], axis=-1) - total
         best = top_indices(logits, min(max(count, 1), logits.shape[-1]))
         self.arrays = [chosen[:, 0], best, mx.take_along_axis(logits, best, axis=-1) - total]
 
@@ -35,12 +37,12 @@ class PromptScores:
 class Logprobs:
     """Log-probabilities of the tokens (B,) picked from `logits` (B, V): evaluate `arrays`, then `read` them."""
 
-    def __init__(self, logits: Any, tokens: Any, rows: Sequence[SamplingRow]) -> None:
+    def __init__(self, logits: Any, tokens: Any, rows: Sequence[SamplingRow], put: Put = plain) -> None:
         self._asked = {i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None}
         self.arrays: list[Any] = []
         if not self._asked:
             return
-        places = mx.array(list(self._asked))
+        places = put(np.array(list(self._asked), np.int32))[0]
         logits = logits[places].astype(mx.float32)
         total = log_sum_exp(logits)
         chosen = mx.take_along_axis(logits, tokens[places][:, None], axis=-1) - total

@@ -14,6 +14,7 @@ from .memory import KvCost
 from .merged import MergedRows
 from .mlxlm import Caches, MlxLm
 from .own import Own
+from .sampling import Kernel
 
 CUDA_QUANTUM = 256
 CUDA_PAD = 64
@@ -23,8 +24,8 @@ CUDA_PAD = 64
 class LoadedModel:
     """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches. `own` is how
     their keys and values are kept; None where they are in mlx-lm's caches, and `shares_prefill` says whether several
-    prompts may share a pass there. `kv_dtype` is how they are stored, and `prefill_tokens` how many
-    tokens of prompts there is memory to compute in a step (0: as many as are asked for)."""
+    prompts may share a pass there. `kv_dtype` is how they are stored, and `prefill_tokens` how many tokens of prompts
+    there is memory to compute in a step (0: as many as are asked for). `draws` picks tokens where a kernel does."""
 
     name: str
     module: Any
@@ -44,6 +45,7 @@ class LoadedModel:
     kv_dtype: str = ""
     prefill_tokens: int = 0
     keeps_prefixes: bool = False
+    draws: Kernel | None = None
     details: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -20,6 +20,7 @@ from .mlxlm import MlxLm, Selection
 from .paged.kernels import AttentionShape, Kernels
 from .paged.layout import PAGE, PagedLayout
 from .stock.layout import StockLayout
+from .uploads import Uploads, plain
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Own:
 
     def rows_in(self, layout: Layout, module: Any) -> FlatRows:
         """Rows of `module` in an empty layout."""
-        return FlatRows(layout, FlatPass(self.decoder or module, layout, self.selection))
+        put = Uploads().put if self.page_bytes else plain
+        return FlatRows(layout, FlatPass(self.decoder or module, layout, self.selection, put))
 
 
 def _windows(library: MlxLm, module: Any) -> list[int] | str:

@@ -18,9 +18,11 @@ _TOLERANCE = 0.25
 
 @dataclass(frozen=True)
 class Probe:
-    """`why_not` is why rows can't share a forward pass; empty when they can."""
+    """Of logits how many there are and their type. `why_not` is why rows can't share a forward pass; empty when they
+    can."""
 
     vocabulary: int
+    logits: Any
     kv: KvCost
     why_not: str
 
@@ -31,7 +33,7 @@ def probe(library: MlxLm, model: Any, context: int) -> Probe:
     alone = [_logits(model, [token], row) for token, row in zip((6, 7), caches, strict=True)]
     mx.eval(alone, [mlxlm.states(row) for row in caches])
     cost = kv_cost(library.leaves(caches[0]), len(_PREFILLED) + 1, context)
-    return Probe(int(alone[0].shape[-1]), cost, _why_not(library, model, mx.concatenate(alone)))
+    return Probe(int(alone[0].shape[-1]), alone[0].dtype, cost, _why_not(library, model, mx.concatenate(alone)))
 
 
 def _why_not(library: MlxLm, model: Any, alone: Any) -> str:

@@ -6,27 +6,39 @@ one draw. Greedy rows take the largest edited logit. A stage runs only for the r
 A draw inverts the cumulative distribution at a number that depends on the row's seed and position alone. Rows without
 top_k and top_p draw in two levels, a block of the vocabulary and then a token of it, which needs no sorting. The others
 look at their CANDIDATES most probable tokens; a row whose nucleus is wider says so in `Draw.spilled` and is drawn again
-among more of them, in the end all: the same number picks the same token.
+among more of them, in the end all: the same number picks the same token. Where a kernel draws (`draw_kernel.py`), it
+looks at all tokens, and at a row in `spilled` not at all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from ..core.messages import Sampling, Submit
+from .cuda import bits_of
 from .draws import uniforms
 from .edits import RowEdits, edit
+from .uploads import Put, plain
 from .vocabulary import exp, top_indices
 
 CANDIDATES = 1024
 COLDEST = 1e-5  # a lower temperature picks the largest logit anyway, and would divide by nothing
 _WIDER = 16
 _BLOCK = 512
+_OFF = 2.0
+_MOST_TOP_K = (1 << 31) - 1
+
+Numbers = tuple[int, int, int, int]
+"""What a kernel reads of a row's parameters: one over the temperature (0: greedy), min_p, top_k and top_p (above 1:
+off), as whole numbers or as the bits of a float32."""
+
+Kernel = Callable[[Any, Sequence[Numbers], Sequence[int], Sequence[int]], tuple[Any, Any]]
+"""Draws for rows of logits, by their numbers, seeds and positions. See `DrawKernel`."""
 
 
 class SamplingRow:
@@ -43,6 +55,13 @@ class SamplingRow:
         self.greedy = self.sampling.temperature == 0
         self.top_k = self.sampling.top_k if self.sampling.top_k < vocabulary else 0
         self.narrow = not self.greedy and (self.top_k > 0 or self.sampling.top_p < 1)
+        self.numbers = self._numbers()
+
+    def _numbers(self) -> Numbers:
+        sampling = self.sampling
+        inverse = 0.0 if self.greedy else 1 / max(sampling.temperature, COLDEST)
+        top_p = sampling.top_p if sampling.top_p < 1 else _OFF
+        return bits_of(inverse), bits_of(min(sampling.min_p, 1.0)), min(self.top_k, _MOST_TOP_K), bits_of(top_p)
 
     @property
     def remembers(self) -> bool:
@@ -75,11 +94,12 @@ def check(sampling: Sampling) -> None:
 
 @dataclass
 class Draw:
-    """Tokens picked, not yet evaluated: evaluate `arrays`, then call `settle`."""
+    """Tokens picked, not yet evaluated: evaluate `arrays`, then call `settle`. `again` makes a group of rows by their
+    places in `spilled`."""
 
     tokens: Any  # (B,) int32
-    spilled: Any | None  # (narrow rows,) bool: the nucleus was wider than the candidates
-    narrow: _Narrow | None
+    spilled: Any | None = None  # (R,): the nucleus was wider than what was looked at
+    again: Callable[[list[int]], _Narrow] | None = None
 
     @property
     def arrays(self) -> list[Any]:
@@ -88,11 +108,12 @@ class Draw:
     def settle(self) -> tuple[list[int], bool]:
         """The tokens, and whether any differs from what `tokens` holds as it was drawn again."""
         tokens: list[int] = self.tokens.tolist()
-        group, spilled, width = self.narrow, self.spilled, CANDIDATES
+        again, spilled, width = self.again, self.spilled, CANDIDATES
         redrawn = False
-        while group is not None and spilled is not None and any(flags := spilled.tolist()):
+        while again is not None and spilled is not None and any(flags := spilled.tolist()):
             width *= _WIDER
-            group = group.only([i for i, wide in enumerate(flags) if wide])
+            group = again([i for i, wide in enumerate(flags) if wide])
+            again = group.only
             picked, spilled = group.pick(width)
             for place, token in zip(group.base.places, picked.tolist(), strict=True):
                 tokens[place] = token
@@ -100,9 +121,24 @@ class Draw:
         return tokens, redrawn
 
 
-def draw(logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int]) -> Draw:
-    """Pick a token for each row of `logits` (B, V) at its position. Nothing is evaluated yet."""
-    logits = edit(logits, [row.edits for row in rows], positions)
+def draw(
+    logits: Any,
+    rows: Sequence[SamplingRow],
+    positions: Sequence[int],
+    kernel: Kernel | None = None,
+    put: Put = plain,
+) -> Draw:
+    """Pick a token for each row of `logits` (B, V) at its position, by `kernel` where there is one; `put` makes the
+    arrays of what is edited. Nothing is evaluated yet."""
+    logits = edit(logits, [row.edits for row in rows], positions, put)
+    if kernel is None or all(row.greedy for row in rows):
+        return _draw(logits, rows, positions)
+    numbers, seeds = [row.numbers for row in rows], [row.sampling.seed for row in rows]
+    tokens, spilled = kernel(logits, numbers, seeds, positions)
+    return Draw(tokens, spilled, lambda places: _Narrow.of(logits, rows, positions, places))
+
+
+def _draw(logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int]) -> Draw:
     wide = [i for i, row in enumerate(rows) if not row.greedy and not row.narrow]
     narrow = [i for i, row in enumerate(rows) if row.narrow]
     tokens = None
@@ -112,10 +148,10 @@ def draw(logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int]) -> 
         picked = _pick_wide(_Scaled.of(logits, rows, positions, wide))
         tokens = _placed(tokens, wide, picked, len(rows))
     if not narrow:
-        return Draw(tokens, None, None)
-    group = _Narrow.of(_Scaled.of(logits, rows, positions, narrow), [rows[i] for i in narrow])
+        return Draw(tokens)
+    group = _Narrow.of(logits, rows, positions, narrow)
     picked, spilled = group.pick(CANDIDATES)
-    return Draw(_placed(tokens, narrow, picked, len(rows)), spilled, group)
+    return Draw(_placed(tokens, narrow, picked, len(rows)), spilled, group.only)
 
 
 def _placed(tokens: Any | None, places: list[int], picked: Any, count: int) -> Any:
@@ -151,7 +187,7 @@ class _Scaled:
             scaled=(logits - largest) * per_row,
             min_p=mx.array([min(s.min_p, 1.0) for s in some], mx.float32)[:, None],
             has_min_p=any(s.min_p > 0 for s in some),
-            chance=mx.array([uniforms(rows[i].sampling.seed, positions[i]) for i in places], mx.float32),
+            chance=mx.array(uniforms([s.seed for s in some], [positions[i] for i in places])),
         )
 
     @property
@@ -209,7 +245,9 @@ class _Narrow:
     widest: int  # the largest top_k
 
     @classmethod
-    def of(cls, base: _Scaled, rows: Sequence[SamplingRow]) -> _Narrow:
+    def of(cls, logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int], places: list[int]) -> _Narrow:
+        base = _Scaled.of(logits, rows, positions, places)
+        rows = [rows[i] for i in places]
         return cls(
             base=base,
             top_k=mx.array([row.top_k or base.vocabulary for row in rows], mx.int32)[:, None],

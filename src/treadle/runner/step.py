@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..core.messages import Submit, TokenLogprob
 from ..core.plan import DecodeRow
@@ -14,6 +15,7 @@ from .body import Computed
 from .flat import Piece
 from .logprobs import Logprobs, PromptScores
 from .sampling import Draw, SamplingRow
+from .uploads import Put, plain
 
 
 @dataclass(slots=True, eq=False)
@@ -58,15 +60,14 @@ class Step:
         """The picks (P,), on the device."""
         return None if self.drawn is None else self.drawn.tokens
 
-    @property
-    def picked_from(self) -> Any:
+    def picked_from(self, put: Put = plain) -> Any:
         """Logits (P, V) of the last token of each row that picks."""
         logits, places = self.computed.logits, [self.computed.places[pick.id] for pick in self.picks]
         last = [first + count - 1 for first, count in places]
         assert logits is not None
-        return logits if last == list(range(logits.shape[0])) else logits[mx.array(last)]
+        return logits if last == list(range(logits.shape[0])) else logits[put(np.array(last, np.int32))[0]]
 
-    def prompt_scores(self) -> dict[str, PromptScores]:
+    def prompt_scores(self, put: Put = plain) -> dict[str, PromptScores]:
         """Log-probabilities of the prompts' tokens that come after what was computed, where they are asked for."""
         scores = {}
         for piece in self.pieces:
@@ -76,7 +77,7 @@ class Step:
                 targets = request.prompt[piece.start + 1 : piece.start + 1 + count]
                 if targets:
                     logits = self.computed.logits[first : first + len(targets)]  # type: ignore[index]
-                    scores[piece.id] = PromptScores(logits, targets, request.prompt_logprobs)
+                    scores[piece.id] = PromptScores(logits, targets, request.prompt_logprobs, put)
         return scores
 
     def read_logprobs(self, tokens: Sequence[int], redrawn: bool) -> dict[int, TokenLogprob]:
@@ -85,7 +86,7 @@ class Step:
             return {}
         if not redrawn:
             return self.logprobs.read()
-        return Logprobs(self.picked_from, mx.array(list(tokens), mx.int32), self.sampling).read()
+        return Logprobs(self.picked_from(), mx.array(list(tokens), mx.int32), self.sampling).read()
 
 
 def piece_of(row: Row, tokens: Sequence[int], decode: DecodeRow | None, before: Mapping[str, int]) -> Piece:

@@ -30,6 +30,7 @@ from .model import LoadedModel
 from .sampling import SamplingRow, draw
 from .step import Row, Step, piece_of
 from .times import StepTimes
+from .uploads import Uploads, plain
 from .warmup import warm_up
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class TextRunner:
         self._before_step = before_step
         self._rows: dict[str, Row] = {}
         self._body: Body = model.new_body(clock)
+        self._put = Uploads().put if model.device == "cuda" else plain
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
         self._times = StepTimes()
@@ -276,7 +278,7 @@ class TextRunner:
                 self.release(id_)
                 step.failed[id_] = message
             step.picks = [pick for pick in step.picks if pick.id not in step.failed]
-            step.scores = step.prompt_scores()
+            step.scores = step.prompt_scores(self._put)
             step.drawn = step.logprobs = None
             if before is None or not any(row.remembers for row in step.sampling):
                 self._draw(step)
@@ -287,9 +289,9 @@ class TextRunner:
         """Pick a token for each row that gains one; nothing is waited for where steps may run ahead."""
         arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
         if step.picks:
-            rows, logits = step.sampling, step.picked_from
-            step.drawn = draw(logits, rows, [pick.position for pick in step.picks])
-            step.logprobs = Logprobs(logits, step.drawn.tokens, rows)
+            rows, logits, put = step.sampling, step.picked_from(self._put), self._put
+            step.drawn = draw(logits, rows, [pick.position for pick in step.picks], self._model.draws, put)
+            step.logprobs = Logprobs(logits, step.drawn.tokens, rows, put)
             arrays += [*step.drawn.arrays, *step.logprobs.arrays]
         if self._body.lookahead:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]

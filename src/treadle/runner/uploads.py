@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+Put = Callable[..., list[Any]]
+"""Makes arrays of NumPy's: `plain`, or an `Uploads`' own."""
+
 RING = 32
 """Arrays of one size, so that one is written again only when the steps that read it are long over: a step takes a few
 of them, and two steps are on their way at most."""
 _LEAST = 1024
+
+
+_DTYPES = {np.dtype(np.int32): mx.int32, np.dtype(np.float32): mx.float32}
+
+
+def plain(*arrays: npt.NDArray[Any]) -> list[Any]:
+    """The arrays, where MLX makes them."""
+    return [mx.array(array) for array in arrays]
 
 
 class Uploads:
@@ -28,15 +40,15 @@ class Uploads:
         self._rings: dict[int, deque[tuple[Any, npt.NDArray[np.uint32]]]] = {}
         self._in_place = _is_shared(mx.array(np.zeros(2, np.uint32)))
 
-    def put(self, *arrays: npt.NDArray[np.int32]) -> list[Any]:
-        """The arrays, of numbers that are not negative, on the device, int32. They must be evaluated, or forgotten,
-        before RING more are put."""
+    def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
+        """The arrays, int32 or float32, on the device. They must be evaluated, or forgotten, before RING more are
+        put."""
         sizes = [array.size for array in arrays]
         packed = np.zeros(max(_LEAST, 1 << (sum(sizes) - 1).bit_length()), np.uint32)
-        packed[: sum(sizes)] = np.concatenate([array.ravel() for array in arrays])
+        packed[: sum(sizes)] = np.concatenate([array.ravel().view(np.uint32) for array in arrays])
         device, found, start = self._on_host(packed).astype(mx.int32), [], 0
         for array, size in zip(arrays, sizes, strict=True):
-            found.append(device[start : start + size].reshape(array.shape))
+            found.append(device[start : start + size].view(_DTYPES[array.dtype]).reshape(array.shape))
             start += size
         return found
 

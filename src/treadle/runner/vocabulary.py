@@ -22,7 +22,8 @@ def log_sum_exp(values: Any) -> Any:
 
 
 def top_indices(values: Any, count: int) -> Any:
-    """Indices (R, count) of the `count` largest of each row of `values` (R, N), largest first, ties by index.
+    """Indices (R, count) of the `count` largest of each row of `values` (R, N), largest first, and of equal ones the
+    first: which those are does not depend on how many others are asked for.
 
     The `count` blocks with the largest maxima hold them all, so only those are looked into. An index can be N or more
     where a row has fewer than `count` entries above -inf.
@@ -33,7 +34,7 @@ def top_indices(values: Any, count: int) -> Any:
     block = 1 << int(math.log2(math.sqrt(length / count)))
     padded = mx.pad(values, [(0, 0), (0, -length % block)], constant_values=-math.inf)
     blocks = padded.reshape(rows, -1, block)
-    which = _largest(mx.max(blocks, axis=-1), count)
+    which = mx.sort(_largest(mx.max(blocks, axis=-1), count), axis=-1)
     inside = mx.take_along_axis(blocks, which[:, :, None], axis=1).reshape(rows, -1)
     indices = (which[:, :, None] * block + mx.arange(block)).reshape(rows, -1)
     best = _largest(inside, count)
@@ -43,4 +44,9 @@ def top_indices(values: Any, count: int) -> Any:
 
 
 def _largest(values: Any, count: int) -> Any:
-    return mx.argpartition(-values, count - 1, axis=-1)[:, :count]
+    """Places (R, count), in any order, of the largest of `values` (R, N), and of equal ones of the first."""
+    some = mx.argpartition(-values, count - 1, axis=-1)[:, :count]
+    least = mx.min(mx.take_along_axis(values, some, axis=-1), axis=-1, keepdims=True)
+    length = values.shape[-1]
+    order = mx.where(values > least, -1, mx.where(values == least, mx.arange(length), length))
+    return mx.argpartition(order, count - 1, axis=-1)[:, :count]

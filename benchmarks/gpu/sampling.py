@@ -1,0 +1,113 @@
+"""Picking tokens on a GPU: is the kernel right, and how long does it take beside MLX's operations?
+
+    python benchmarks/gpu/sampling.py [--vocabulary 151936] [--draws 4096] [--no-times]
+
+First many draws of one row of logits are counted and compared with the distribution that temperature, min_p, top_k and
+top_p leave of it, computed in float64: chi-square over its degrees of freedom, which is about 1, and no token outside.
+The same rows must pick the same tokens again, and alone as together. Then times for B rows: by the kernel, and by MLX's
+operations.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from timing import seconds
+
+from treadle.core.messages import Sampling, Submit
+from treadle.runner.draw_kernel import DrawKernel
+from treadle.runner.sampling import SamplingRow, draw
+
+CASES = {
+    "temperature": Sampling(temperature=1.0),
+    "0.6, top_p 0.95, top_k 20": Sampling(temperature=0.6, top_p=0.95, top_k=20),
+    "top_p 0.95": Sampling(temperature=1.0, top_p=0.95),
+    "min_p 0.05": Sampling(temperature=1.0, min_p=0.05),
+    "1.5, top_k 1000": Sampling(temperature=1.5, top_k=1000),
+}
+
+
+def made(vocabulary: int, spread: float, seed: int) -> npt.NDArray[np.float32]:
+    """Logits (V,), a few of them far above the others, with the equals that bfloat16 makes."""
+    logits = np.random.default_rng(seed).normal(0, spread, vocabulary).astype(np.float32)
+    logits[:: vocabulary // 30] += 4 * spread
+    return np.array(mx.array(logits).astype(mx.bfloat16).astype(mx.float32))
+
+
+def expected(logits: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray[np.float64]:
+    """The distribution (V,) that is left of `logits`, the slow and plain way."""
+    scaled = logits.astype(np.float64) / sampling.temperature
+    p = np.exp(scaled - scaled.max())
+    p[p < sampling.min_p] = 0
+    order = np.argsort(-p, kind="stable")
+    if sampling.top_k:
+        p[order[sampling.top_k :]] = 0
+    p /= p.sum()
+    before = np.cumsum(p[order]) - p[order]
+    p[order[(before >= sampling.top_p) & (np.arange(len(p)) > 0)]] = 0
+    return np.asarray(p / p.sum())
+
+
+def rows_of(sampling: Sampling, vocabulary: int, count: int) -> list[SamplingRow]:
+    return [SamplingRow(Submit(id="", prompt=(0,), max_tokens=1, sampling=sampling), (), vocabulary)] * count
+
+
+def check(name: str, sampling: Sampling, kernel: DrawKernel, vocabulary: int, draws: int) -> None:
+    for spread in (1.0, 3.0):
+        logits, batch = made(vocabulary, spread, 1), 64
+        same = mx.repeat(mx.array(logits).astype(mx.bfloat16)[None], batch, axis=0)
+        rows, tokens, again = rows_of(sampling, vocabulary, batch), [], False
+        for start in range(0, draws, batch):
+            places = list(range(start, start + batch))
+            found, redrawn = draw(same, rows, places, kernel).settle()
+            again |= redrawn
+            tokens += found
+        repeated = draw(same, rows, list(range(batch)), kernel).settle()[0] == tokens[:batch]
+        alone = [draw(same[:1], rows[:1], [i], kernel).settle()[0][0] for i in range(4)] == tokens[:4]
+        p, seen = expected(logits, sampling), np.bincount(tokens, minlength=vocabulary)
+        likely = p * draws >= 5
+        rest, others = p[~likely].sum() * draws, seen[~likely].sum()
+        chi = ((seen[likely] - p[likely] * draws) ** 2 / (p[likely] * draws)).sum() + (others - rest) ** 2 / max(
+            rest, 1
+        )
+        print(
+            f"{name:26} spread {spread}: chi-square {chi / max(1, likely.sum()):.2f}, {seen[p == 0].sum()} outside, "
+            f"the same again {repeated}, alone {alone}, drawn again by sorting {again}",
+            flush=True,
+        )
+
+
+def time_ms(sampling: Sampling, kernel: DrawKernel | None, vocabulary: int, count: int) -> float:
+    logits = mx.array(np.stack([made(vocabulary, 2.0, i) for i in range(count)])).astype(mx.bfloat16)
+    rows, places = rows_of(sampling, vocabulary, count), list(range(count))
+    mx.eval(logits)
+
+    def once(_: int) -> list[Any]:
+        return draw(logits, rows, places, kernel).arrays
+
+    return seconds(once, 20) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--vocabulary", type=int, default=151936)
+    parser.add_argument("--draws", type=int, default=4096)
+    parser.add_argument("--no-times", action="store_true")
+    options = parser.parse_args()
+    kernel = DrawKernel(options.vocabulary, mx.bfloat16)
+    for name, sampling in CASES.items():
+        check(name, sampling, kernel, options.vocabulary, options.draws)
+    if options.no_times:
+        return
+    for name, sampling in CASES.items():
+        for count in (1, 8, 32, 128):
+            ours, theirs = (time_ms(sampling, one, options.vocabulary, count) for one in (kernel, None))
+            print(f"{name:26} B {count:3}: kernel {ours:.3f} ms, operations {theirs:.3f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()
