@@ -99,18 +99,29 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
     )
 
 
-def prompt(i: int, length: int) -> tuple[int, ...]:
-    return tuple((7919 * i + 104729 * j * j + 31 * j) % 150000 + 5 for j in range(length))
+def prompt(i: int, length: int, vocabulary: int = 150_005) -> tuple[int, ...]:
+    return tuple((7919 * i + 104729 * j * j + 31 * j) % (vocabulary - 5) + 5 for j in range(length))
 
 
 class Rows:
-    """Rows of a runner, driven as the engine drives them: each step is started before the last one is finished."""
+    """Rows of a runner, driven as the engine drives them: each step is started before the last one is finished, where
+    it may be. `first` is the number of the first one's prompt."""
 
-    def __init__(self, runner: TextRunner, lengths: Sequence[int], chunk: int, sampling: Sampling = GREEDY) -> None:
+    def __init__(
+        self,
+        runner: TextRunner,
+        lengths: Sequence[int],
+        chunk: int,
+        sampling: Sampling = GREEDY,
+        *,
+        vocabulary: int = 150_005,
+        first: int = 0,
+    ) -> None:
         self.runner = runner
         self.sampling = sampling
+        self.ahead = runner.capabilities().lookahead
         self.tokens: list[list[int]] = [[] for _ in lengths]
-        self.prompts = [prompt(i, length) for i, length in enumerate(lengths)]
+        self.prompts = [prompt(first + i, length, vocabulary) for i, length in enumerate(lengths)]
         self.cached = [0] * len(lengths)
         self.flying = 0
         self.position = [0] * len(lengths)
@@ -162,7 +173,7 @@ class Rows:
     def run(self, limit: int) -> None:
         while min(self.position) < limit:
             self.start(limit)
-            while self.flying > 1:
+            while self.flying > self.ahead:
                 self.finish()
         while self.flying:
             self.finish()
