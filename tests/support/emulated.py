@@ -37,7 +37,7 @@ _GUARD, _ALIGNED = 1 << 14, 256
 _MOST_DIMENSIONS = 8
 _FLAGS = (
     "-std=c++20 -O1 -w -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -U_FORTIFY_SOURCE "
-    "-fsanitize=alignment"
+    "-ftrivial-auto-var-init=pattern -fsanitize=alignment"
 )
 _TYPES = {
     mx.bfloat16: "__nv_bfloat16",

@@ -56,6 +56,7 @@ inline void (*body)();
 inline jmp_buf home;
 inline char message[1024];
 inline uint64_t dice;
+inline bool shuffling;
 
 // Dynamic shared memory: as aligned as it says and no more, with guards around it.
 constexpr size_t LARGEST = 227 << 10, GUARD = 4096;
@@ -113,8 +114,8 @@ inline void shuffle(int* some, int size) {
   setcontext(&next->begin);
 }
 
-inline Thread* next_ready() {  // of the same warp if possible
-  const int here = place_of[self - threads], first = here / 32 * 32;
+inline Thread* next_ready() {  // of the same warp if possible; at times any, where the order is shuffled
+  const int here = shuffling && rolled() % 16 == 0 ? rolled() % count : place_of[self - threads], first = here / 32 * 32;
   for (int i = 1; i <= 32; ++i) {
     const int place = first + (here - first + i) % 32;
     if (place < count && threads[order[place]].state == State::READY) return threads + order[place];
@@ -241,14 +242,14 @@ inline void run_block() {
   }
 }
 
-inline void arrange(bool shuffled) {  // the order in which threads come to run: warps, and lanes of each
+inline void arrange() {  // the order in which threads come to run: warps, and lanes of each
   int turns[MOST_THREADS / 32], lanes[32], at = 0;
   const int whole = count / 32;
   for (int i = 0; i < whole; ++i) turns[i] = i;
-  if (shuffled) shuffle(turns, whole);
+  if (shuffling) shuffle(turns, whole);
   for (int i = 0; i < whole; ++i) {
     for (int j = 0; j < 32; ++j) lanes[j] = j;
-    if (shuffled) shuffle(lanes, 32);
+    if (shuffling) shuffle(lanes, 32);
     for (int j = 0; j < 32; ++j) order[at++] = turns[i] * 32 + lanes[j];
   }
   for (; at < count; ++at) order[at] = at;
@@ -309,15 +310,16 @@ inline const char* launch(void (*kernel)(), unsigned width, unsigned height, uns
   shape = {size, 1, 1};
   memory_size = shared;
   dice = seed;
+  shuffling = seed != 0;
   begin_threads(size);
   const int all = width * height;
   int* const turns = new int[all];
   for (int i = 0; i < all; ++i) turns[i] = i;
-  if (seed) shuffle(turns, all);
+  if (shuffling) shuffle(turns, all);
   // `at` is kept in memory, as jumps come back here.
   for (volatile int at = 0; at < all && !message[0]; at = at + 1) {
     block = {turns[at] % width, turns[at] / width, 0};
-    arrange(seed != 0);
+    arrange();
     run_block();
     self = nullptr;
     if (!message[0] && !_setjmp(home)) check_guards();

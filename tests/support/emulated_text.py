@@ -63,7 +63,7 @@ def translated(text: str) -> str:
     text = "".join(_without_asm(text))
     text = _DYNAMIC.sub(r"unsigned char* const \2 = emulated::dynamic(\1);", text)
     text = _FIXED.sub(_fixed, text)
-    if "__shared__" in text:
+    if "__shared__" in text or re.search(r"\bextern\s+static\b", text):
         raise UnknownText("shared memory that is not declared in a way that is known")
     return text
 

@@ -1,0 +1,73 @@
+"""The attention kernels' own text, over work as the planners cut it, against float32."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.emulated.twins import Attention, Twins
+from treadle.runner.paged import work
+
+KINDS = {
+    "64": Attention(64, mx.bfloat16, heads=2, rep=2),
+    "64 of 8 bits, windowed": Attention(64, mx.float16, heads=3, rep=1, window=20, bits=8),
+    "128, windowed, on a small chip": Attention(128, mx.float16, heads=1, rep=5, window=48, shared=90),
+    "128 of 8 bits": Attention(128, mx.bfloat16, heads=2, rep=4, bits=8),
+    "256": Attention(256, mx.float16, heads=1, rep=3),
+    "256, windowed, on a smaller chip": Attention(256, mx.bfloat16, heads=1, rep=2, window=100, shared=163),
+    "256 of 8 bits": Attention(256, mx.bfloat16, heads=1, rep=2, bits=8),
+}
+
+
+def few_slots(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """A device that runs `blocks` blocks at a time: many pieces of work for one block, or short ranges split."""
+    monkeypatch.setattr(work, "FEW_BLOCKS", blocks)
+    monkeypatch.setattr(work, "MANY_SLOTS", dict.fromkeys(work.MANY_SLOTS, blocks))
+    monkeypatch.setattr(work, "_MANY_LEAST", 32)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Attention:
+    return KINDS[request.param]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tokens_that_decode_see_their_rows(kind: Attention, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any length, one token or a few of each: one tile each, of 8 or 16 rows; few blocks with many pieces, and
+    many with one each that are merged."""
+    dice = random.Random(seed)
+    twins = Twins(kind, dice, seed=seed)
+    few = work.FEW[-1] // kind.rep
+    lengths = [2, 17, 33, 180] if seed else [few + 1, 40, 96]
+    twins.step({f"r{i}": length for i, length in enumerate(lengths)})
+    for blocks in (264, 6, 16):
+        few_slots(monkeypatch, blocks)
+        for most in (work.FEW[0] // kind.rep, few):
+            twins.step({f"r{i}": dice.randint(1, most) for i in range(dice.randint(3, 9))})
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_prompts_in_pieces_see_their_rows(kind: Attention, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside rows that decode, with tiles that end anywhere, in pages that were others' before; whole and in parts that
+    are merged."""
+    dice = random.Random(seed)
+    twins = Twins(kind, dice, seed=seed)
+    ids = ["a", "b", "c", "d"]
+    for blocks in (264, 16, 40):
+        few_slots(monkeypatch, blocks)
+        twins.step({id_: dice.choice([1, 2, 17, 33, 64, 65, 90, 140]) for id_ in dice.sample(ids, 3)})
+        if blocks == 16:
+            twins.release("a" if "a" in twins.rows else twins.rows[0])
+
+
+def test_a_long_row_is_merged_out_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More parts than a merge looks at together, in both kernels."""
+    kind = KINDS["64"]
+    twins = Twins(kind, random.Random(5), seed=5)
+    few_slots(monkeypatch, 264)
+    twins.step({"a": 300, "b": 5})
+    twins.step({"a": 400, "b": 1})
+    twins.step({"a": 70})
+    twins.step({"a": 1, "b": 3})

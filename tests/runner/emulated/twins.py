@@ -1,0 +1,146 @@
+"""One layer's attention twice, on the same random rows: by the kernels' text and by NumPy."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.cuda import ReferenceKernel, ReferenceKernels
+from tests.support.emulated import EmulatedKernel, EmulatedKernels, host, shuffled
+from treadle.runner.chip import Chip
+from treadle.runner.flat import Piece, Placed
+from treadle.runner.paged.kernels import Kernels
+from treadle.runner.paged.layout import PAGE, PagedLayout
+
+PEAKED = 3.0
+"""What queries are times: so that one cached token too many or too few is seen."""
+TOLERANCE = {mx.bfloat16: 0.03, mx.float16: 0.006}
+_PAGES = 120
+
+
+def close(found: Any, wanted: Any, tolerance: float) -> None:
+    """Within `tolerance`, absolute and relative."""
+    np.testing.assert_allclose(
+        np.array(found.astype(mx.float32)), np.array(wanted.astype(mx.float32)), atol=tolerance, rtol=tolerance
+    )
+
+
+def kernels_of(seed: int) -> type[EmulatedKernels]:
+    """Kernels whose launches are shuffled as `seed` says, 0 for not at all."""
+    return type("Shuffled", (EmulatedKernels,), {"kernel": shuffled(EmulatedKernel, seed)})
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A layer's attention: as `Kernels` has it, with its window and what of a chip it depends on."""
+
+    dim: int
+    dtype: Any
+    heads: int
+    rep: int
+    window: int = 0
+    bits: int = 16
+    shared: int = 227
+
+    @property
+    def chip(self) -> Chip:
+        return Chip(processors=4, shared=self.shared * 1024)
+
+    def layout(self, kernels: type[Kernels], dtype: Any, chip: Chip) -> PagedLayout:
+        made = kernels(self.heads, self.dim, PAGE, dtype, self.bits, rep=self.rep, chip=chip)
+        assert not made.too_large
+        return PagedLayout([self.window], made, pages=_PAGES, keeps=False)
+
+
+class _Roomy(ReferenceKernel):
+    """In float32 what a block holds takes twice the memory, and nothing needs it."""
+
+    def __init__(self, *args: Any, shared_memory: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
+
+
+class Wide(ReferenceKernels):
+    """The launches in NumPy, in float32 for any heads."""
+
+    kernel = _Roomy
+
+
+class Twins:
+    """Rows in pages of both, with NaNs wherever no token was written."""
+
+    def __init__(self, attention: Attention, dice: random.Random, *, seed: int = 0) -> None:
+        self._attention = attention
+        self._numbers = np.random.default_rng(dice.randrange(1 << 30))
+        self._real = attention.layout(kernels_of(seed), attention.dtype, attention.chip)
+        self._plain = attention.layout(Wide, mx.float32, Chip(shared=2 * Chip().shared))
+        self._lengths: dict[str, int] = {}
+        (layer,) = self._real.layers()
+        spoilt = layer.pool.data if layer.pool.factors is None else layer.pool.factors
+        host(spoilt).view(np.uint8)[:] = 0xFF
+
+    def step(self, counts: dict[str, int]) -> None:
+        """Each row gains so many tokens, in one pass; check what they see."""
+        placed = self._placed(counts)
+        total = placed[-1].end_in_pass
+        heads, rep, dim = self._attention.heads, self._attention.rep, self._attention.dim
+        keys, values = (self._random(total, heads, 1, dim) for _ in range(2))
+        queries = self._random(total, heads * rep, 1, dim, scale=PEAKED)
+        found, wanted = (
+            _attended(layout, placed, queries.astype(dtype), keys.astype(dtype), values.astype(dtype))
+            for layout, dtype in ((self._real, self._attention.dtype), (self._plain, mx.float32))
+        )
+        close(found, wanted, TOLERANCE[self._attention.dtype])
+        self._check_counters()
+
+    @property
+    def rows(self) -> list[str]:
+        return list(self._lengths)
+
+    def release(self, row: str) -> None:
+        del self._lengths[row]
+        self._real.release(row)
+        self._plain.release(row)
+
+    def _placed(self, counts: dict[str, int]) -> list[_Piece]:
+        pieces = []
+        for row, count in counts.items():
+            if row not in self._lengths:
+                self._real.admit(row, "")
+                self._plain.admit(row, "")
+            start = self._lengths.setdefault(row, 0)
+            self._lengths[row] += count
+            pieces.append(Piece(row, (0,) * count, start))
+        placed, total = [], 0
+        for piece in self._real.order(pieces):
+            placed.append(_Piece(piece.id, total, len(piece.tokens), piece.start))
+            total += len(piece.tokens)
+        return placed
+
+    def _random(self, *shape: int, scale: float = 1.0) -> Any:
+        return mx.array(self._numbers.normal(0, scale, shape).astype(np.float32)).astype(self._attention.dtype)
+
+    def _check_counters(self) -> None:
+        (layer,) = self._real.layers()
+        assert not any(host(counters).any() for counters in layer.step.counters)
+
+
+class _Piece(Placed):
+    @property
+    def end_in_pass(self) -> int:
+        return self.first + self.count
+
+
+def _attended(layout: PagedLayout, placed: list[_Piece], queries: Any, keys: Any, values: Any) -> Any:
+    layout.begin(placed, _positions(placed))
+    (layer,) = layout.layers()
+    layer.update_and_fetch(keys, values)
+    return layer.attend(queries, queries.shape[-1] ** -0.5, 0, None)
+
+
+def _positions(placed: list[_Piece]) -> npt.NDArray[np.int32]:
+    return np.concatenate([np.arange(piece.start, piece.end) for piece in placed]).astype(np.int32)
