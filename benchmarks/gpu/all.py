@@ -1,0 +1,83 @@
+"""Everything that is measured on a GPU, in one call: first what must be right, then how long it takes.
+
+    python benchmarks/gpu/all.py OUT [PART ...] [--model FOLDER] [--list]
+
+Runs the named parts (all of them by default: about half an hour on an H200), each with a time limit; what they print is
+shown without comments and kept whole in OUT. A part that fails is told, and the next one runs. The model that is served
+is made in FOLDER by `served`, and found there by what comes after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+STEPS = ("steps.py", "--ways", "fused", "generator")
+AGENTS = ("../prefixes.py", "agents", "shared", "miss", "--agents", "20", "--turns", "8", "--system", "4000")
+PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "sampling": (120, ("sampling.py",)),
+    "linear": (90, ("linear.py", "--cases", "12")),
+    "attention": (150, ("attention.py", "--cases", "16")),
+    "families": (300, ("families.py",)),
+    "families-kv8": (200, ("families.py", "--bits", "16", "--kv-bits", "8", "--family", "llama3", "qwen3", "gemma3")),
+    "8B": (150, (*STEPS, "--shape", "8B")),
+    "8B-int4": (150, (*STEPS, "--shape", "8B", "--bits", "4")),
+    "8B-long": (200, (*STEPS, "--shape", "8B", "--rows", "--long", "--no-fidelity")),
+    "8B-kv8": (120, ("steps.py", "--ways", "fused", "--shape", "8B", "--rows", "32", "--long", "--kv-bits", "8")),
+    "0.6B": (120, (*STEPS, "--shape", "0.6B")),
+    "0.6B-int4": (120, (*STEPS, "--shape", "0.6B", "--bits", "4")),
+    "0.6B-drawn": (60, ("steps.py", "--ways", "fused", "--shape", "0.6B", "--sampled", "--no-fidelity")),
+    "served": (500, ("served.py", "{out}", "--folder", "{model}")),
+    "burst": (
+        150,
+        ("served.py", "{out}", "--folder", "{model}", "--alone", "--max-running", "256", "--workload", "burst:c=256"),
+    ),
+    "prefixes": (150, (*AGENTS, "--model", "{model}")),
+}
+
+
+def run(name: str, out: Path, model: Path) -> bool:
+    """Run a part; whether it came to its end well."""
+    limit_s, words = PARTS[name]
+    command = [sys.executable, str(HERE / words[0]), *(word.format(out=out, model=model) for word in words[1:])]
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    began, log = time.perf_counter(), out / f"{name}.txt"
+    print(f"== {name}", flush=True)
+    with log.open("w") as file:
+        try:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+            done = subprocess.run(command, stdout=file, stderr=file, env=environment, timeout=limit_s, check=False)
+            ended = "" if done.returncode == 0 else f"exit code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"stopped after {limit_s} s"
+    shown = [line for line in log.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    print("\n".join(shown[-60:]), flush=True)
+    print(f"== {name}: {ended or 'done'}, {time.perf_counter() - began:.0f} s", flush=True)
+    return not ended
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="OUT/model by default")
+    parser.add_argument("--list", action="store_true", help="say what parts there are")
+    options = parser.parse_args()
+    if options.list:
+        sys.exit("\n".join(f"{name:14} {' '.join(words)}" for name, (_, words) in PARTS.items()))
+    if unknown := [part for part in options.parts if part not in PARTS]:
+        parser.error(f"no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    model = options.model or options.out / "model"
+    failed = [part for part in options.parts or PARTS if not run(part, options.out, model)]
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
