@@ -2,7 +2,7 @@
 #pragma once
 #include <math.h>
 
-#include "emulated_block.h"
+#include "emulated_arrays.h"
 
 #define __device__
 #define __global__
@@ -158,6 +158,7 @@ inline unsigned ballot(const char* what, bool vote) {
 
 inline void __syncwarp(unsigned mask = ~0u) {
   emulated::whole(mask);
+  emulated::arrive();
   emulated::together("__syncwarp", nullptr, [](void* const*) {});
 }
 template <typename T>

@@ -1,8 +1,9 @@
 """The CUDA kernels' own text on the host: compiled as C++, a block's threads as fibers that take turns.
 
-Every array is passed as a copy with guards of NaNs around it, and shared memory holds NaNs until something is written
-to it. What a kernel writes outside of its arrays, or to one that it should only read, a barrier that not all come to
-and accesses that are not aligned fail the launch. Copies to shared memory arrive as late as they may.
+Every array is passed as a copy that no memory follows, and shared memory and outputs hold NaNs until something is
+written to them. What a kernel reads or writes behind its arrays or writes before them, or to one that it should only
+read, a barrier that not all come to and accesses that are not aligned fail the launch. Asynchronous copies arrive as
+late as they may.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
+import math
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,12 +35,14 @@ from treadle.runner.paged.kernels import Kernels
 
 Bytes = npt.NDArray[np.uint8]
 
-_GUARD, _ALIGNED = 1 << 14, 256
 _MOST_DIMENSIONS = 8
+_READ, _CHANGED, _MADE = range(3)
 _FLAGS = (
     "-std=c++20 -O1 -w -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -U_FORTIFY_SOURCE "
-    "-ftrivial-auto-var-init=pattern -fsanitize=alignment"
+    "-ftrivial-auto-var-init=pattern -fno-exceptions -fsanitize=alignment"
 )
+_LIBRARIES = ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc"]  # what the sanitizer calls is in the header
+_HEADER = Path(__file__).with_name("emulated.h")
 _TYPES = {
     mx.bfloat16: "__nv_bfloat16",
     mx.float16: "__half",
@@ -55,20 +59,14 @@ void kernel({parameters}) {{
 {source}
 }}
 }}
-static void* const* arrays;
 static const mlx::core::cu::Shape* shapes;
 static void call() {{ mlx::core::cu::kernel({arguments}); }}
 extern "C" __attribute__((visibility("default")))
-const char* run(void* const* all, const unsigned long* sizes, int count, const mlx::core::cu::Shape* their_shapes,
-                unsigned width, unsigned height, unsigned threads, unsigned long shared, unsigned seed) {{
-  arrays = all;
-  shapes = their_shapes;
-  emulated::known_arrays = count;
-  for (int i = 0; i < count; ++i) {{
-    const auto* first = static_cast<const unsigned char*>(all[i]);
-    emulated::arrays[i] = {{first, first + sizes[i]}};
-  }}
-  return emulated::launch(call, width, height, threads, shared, seed);
+const char* run(void* const* hosts, const size_t* sizes, const int* uses, const char* const* names,
+                const mlx::core::cu::Shape* given, unsigned width, unsigned height, unsigned threads, size_t shared,
+                unsigned seed) {{
+  shapes = given;
+  return emulated::launch_with(hosts, sizes, uses, names, {count}, call, width, height, threads, shared, seed);
 }}
 """
 
@@ -90,9 +88,14 @@ def compiler() -> str:
 
 @cache
 def _folder() -> Path:
-    """Where what is compiled lies until the process ends."""
+    """Where what is compiled lies until the process ends, with the headers compiled already."""
+    options = [compiler(), *_FLAGS.split(), "-x"]
+    said = subprocess.run([*options, "c++", "-c", os.devnull, "-o", os.devnull], capture_output=True, text=True)
+    if said.returncode:
+        pytest.skip(f"kernels are emulated with GCC 12 and later: {said.stderr[:200]}")
     folder = Path(tempfile.mkdtemp(prefix="treadle-emulated-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _called(*options, "c++-header", str(_HEADER), "-o", str(folder / f"{_HEADER.name}.gch"))
     return folder
 
 
@@ -100,10 +103,10 @@ def _folder() -> Path:
 def _compiled(text: str) -> Callable[..., Any]:
     source = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.cc"
     source.write_text(text, encoding="utf-8")
-    compiled, library = source.with_suffix(".o"), source.with_suffix(".so")
-    here = str(Path(__file__).parent)
-    _called(compiler(), *_FLAGS.split(), "-I", here, "-c", str(source), "-o", str(compiled))
-    _called(compiler(), "-shared", str(compiled), "-o", str(library))
+    library = source.with_suffix(".so")
+    _called(
+        compiler(), *_FLAGS.split(), "-I", str(_HEADER.parent), "-shared", str(source), *_LIBRARIES, "-o", str(library)
+    )
     run: Any = ctypes.CDLL(str(library)).run
     run.restype = ctypes.c_char_p
     return run
@@ -127,19 +130,20 @@ def text_of(
     parameters, arguments = [], []
     for i, (name, array) in enumerate(inputs.items()):
         parameters.append(f"const {_TYPES[array.dtype]}* {name}")
-        arguments.append(f"static_cast<const {_TYPES[array.dtype]}*>(arrays[{i}])")
+        arguments.append(f"(const {_TYPES[array.dtype]}*)emulated::mappings[{i}].first")
         if f"{name}_shape" in source and array.ndim:
             parameters.append(f"const Shape {name}_shape")
             arguments.append(f"shapes[{i}]")
     for i, (name, dtype) in enumerate(outputs.items(), len(inputs)):
         parameters.append(f"{_TYPES[dtype]}* {name}")
-        arguments.append(f"static_cast<{_TYPES[dtype]}*>(arrays[{i}])")
+        arguments.append(f"({_TYPES[dtype]}*)emulated::mappings[{i}].first")
     return _TEXT.format(
         header=translated(header),
         parameters=", ".join(parameters),
         constants="\n".join(_constant(name, value) for name, value in template),
         source=translated(source),
         arguments=", ".join(arguments),
+        count=len(inputs) + len(outputs),
     )
 
 
@@ -151,40 +155,15 @@ def _constant(name: str, value: Any) -> str:
     return f"using {name} = {_TYPES[value]};"
 
 
-@dataclass
-class _Guarded:
-    """Memory that a kernel is given: `data`, with guards around it."""
-
-    whole: Bytes
-    data: Bytes
-
-    @classmethod
-    def of(cls, size: int) -> _Guarded:
-        whole = np.full(size + 2 * _GUARD + _ALIGNED, 0xFF, np.uint8)
-        first = _GUARD + -(whole.ctypes.data + _GUARD) % _ALIGNED
-        return cls(whole, whole[first : first + size])
-
-    @property
-    def address(self) -> int:
-        return int(self.data.ctypes.data)
-
-    def check(self, name: str) -> None:
-        first = self.address - int(self.whole.ctypes.data)
-        before, behind = self.whole[:first], self.whole[first + len(self.data) :]
-        if not (before == 0xFF).all():
-            raise EmulationFailed(f"written {first - np.flatnonzero(before != 0xFF)[-1]} bytes before {name}")
-        if not (behind == 0xFF).all():
-            raise EmulationFailed(f"written {np.flatnonzero(behind != 0xFF)[0]} bytes behind the end of {name}")
-
-
 def host(array: Any) -> Any:
     """The array's own memory; bfloat16, which NumPy does not have, as uint16."""
     mx.eval(array)
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
 
 
-def _bytes(view: Any) -> Bytes:
-    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)
+def _bytes(array: Any) -> Bytes:
+    """The array's own memory, or a copy of it where there are gaps."""
+    return np.ascontiguousarray(host(array)).reshape(-1).view(np.uint8)
 
 
 class EmulatedKernel(CudaKernel):
@@ -224,61 +203,47 @@ class EmulatedKernel(CudaKernel):
         arrays = dict(zip(self._inputs, inputs, strict=True))
         types = dict(zip(self._outputs, dtypes, strict=True))
         run = _compiled(text_of(self._source, self._header, arrays, types, template))
-        given = self._given(arrays)
-        made = [_Guarded.of(int(np.prod(shape)) * dtype.size) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        self._run(run, [*given, *made], list(arrays.values()), blocks, threads)
-        for name, memory in zip([*arrays, *self._outputs], [*given, *made], strict=True):
-            memory.check(f"{self.name}'s {name}")
-        for (name, array), memory in zip(arrays.items(), given, strict=True):
-            self._give_back(name, host(array), memory)
-        return [_array(memory, shape, dtype) for memory, shape, dtype in zip(made, shapes, dtypes, strict=True)]
+        made = [np.empty(math.prod(shape) * dtype.size, np.uint8) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        uses = [self._use(*one) for one in arrays.items()] + [_MADE] * len(made)
+        self._run(run, [*map(_bytes, inputs), *made], uses, _shapes(inputs), (*blocks, threads))
+        return [_array(*one) for one in zip(made, shapes, dtypes, strict=True)]
 
-    def _given(self, arrays: Mapping[str, Any]) -> list[_Guarded]:
-        """A copy of each array; one for those that are the same."""
-        known: dict[tuple[int, int], _Guarded] = {}
-        given = []
-        for array in arrays.values():
-            view = host(array)
-            key = view.ctypes.data, view.nbytes
-            if key not in known:
-                known[key] = _Guarded.of(view.nbytes)
-                known[key].data[:] = _bytes(view)
-            given.append(known[key])
-        return given
+    def _use(self, name: str, array: Any) -> int:
+        """What is written in place is written to the array itself."""
+        if not re.search(rf"(?:const_cast<[^>]*>|\(int\*\))\({name}\)", self._source):
+            return _READ
+        assert host(array).flags.c_contiguous, f"MLX makes a copy of {name}: what is written to it is lost"
+        return _CHANGED
 
     def _run(
-        self, run: Callable[..., Any], memory: Sequence[_Guarded], inputs: Sequence[Any], blocks: Any, threads: int
+        self, run: Callable[..., Any], arrays: Sequence[Bytes], uses: Sequence[int], shapes: Any, grid: Sequence[int]
     ) -> None:
-        count = len(memory)
-        shapes = np.zeros((count, _MOST_DIMENSIONS), np.int32)
-        for i, array in enumerate(inputs):
-            shapes[i, : array.ndim] = array.shape
+        count = len(arrays)
         said = run(
-            (ctypes.c_void_p * count)(*[one.address for one in memory]),
-            (ctypes.c_ulong * count)(*[len(one.data) for one in memory]),
-            count,
+            (ctypes.c_void_p * count)(*[one.ctypes.data for one in arrays]),
+            (ctypes.c_size_t * count)(*[one.nbytes for one in arrays]),
+            (ctypes.c_int * count)(*uses),
+            (ctypes.c_char_p * count)(*[name.encode() for name in (*self._inputs, *self._outputs)]),
             shapes.ctypes.data_as(ctypes.c_void_p),
-            *blocks,
-            threads,
-            ctypes.c_ulong(self._shared_memory),
+            *grid,
+            ctypes.c_size_t(self._shared_memory),
             self.seed,
         )
         if said is not None:
             raise EmulationFailed(f"{self.name}: {said.decode()}")
 
-    def _give_back(self, name: str, view: Any, memory: _Guarded) -> None:
-        """What was written in place, to the array itself."""
-        if np.array_equal(_bytes(view), memory.data):
-            return
-        if not re.search(rf"(?:const_cast<[^>]*>|\(int\*\))\({name}\)", self._source):
-            raise EmulationFailed(f"{self.name} has written to {name}, which it is to read")
-        assert view.flags.c_contiguous, f"{name} is a copy in MLX: what is written to it is lost"
-        view[...] = memory.data.view(view.dtype).reshape(view.shape)
+
+def _shapes(arrays: Sequence[Any]) -> npt.NDArray[np.int32]:
+    """A line for each, as MLX hands them over."""
+    shapes = np.zeros((len(arrays), _MOST_DIMENSIONS), np.int32)
+    for line, array in zip(shapes, arrays, strict=True):
+        line[: array.ndim] = array.shape
+    return shapes
 
 
-def _array(memory: _Guarded, shape: Sequence[int], dtype: Any) -> Any:
+def _array(data: Bytes, shape: Sequence[int], dtype: Any) -> Any:
     kind = np.uint16 if dtype == mx.bfloat16 else np.dtype(str(dtype).rpartition(".")[2])
-    made = mx.array(memory.data.view(kind).reshape(shape))
+    made = mx.array(data.view(kind).reshape(shape))
     return made.view(mx.bfloat16) if dtype == mx.bfloat16 else made
 
 

@@ -41,7 +41,7 @@ struct Thread {
   All all;
   const char* what;
   Copy copies[MOST_COPIES];
-  long first_copy, last_copy, groups;
+  long first_copy, waited_copy, last_copy, groups;
 };
 
 struct Warp { int waiting, alive; };
@@ -66,8 +66,9 @@ inline size_t memory_start, memory_size, static_size;
 struct Variable { void* at; size_t size; };
 inline Variable variables[16];
 inline int known_variables;
-struct Range { const unsigned char *from, *to; };
-inline Range arrays[32];
+constexpr int MOST_ARRAYS = 32;
+struct Range { const unsigned char *from, *to; const char* name; };
+inline Range arrays[MOST_ARRAYS];
 inline int known_arrays;
 
 [[noreturn]] inline void fail(const char* format, ...) {
@@ -172,7 +173,17 @@ inline void together(const char* what, void* payload, All all) {
   wait();
 }
 
+// What was waited for is there for all with the barrier after that. (CUDA: for the thread itself at once.)
+inline void arrive() {
+  for (; self->first_copy < self->waited_copy; ++self->first_copy) {
+    const Copy& copy = self->copies[self->first_copy % MOST_COPIES];
+    memset(arena + copy.to, 0, 16);
+    memcpy(arena + copy.to, copy.from, copy.bytes);
+  }
+}
+
 inline void sync_block() {
+  arrive();
   self->state = State::AT_BLOCK;
   ++waiting;
   meet_in_block();
@@ -231,7 +242,7 @@ inline void run_block() {
   waiting = 0;
   for (int i = 0; i < count; ++i) {
     threads[i].state = State::READY;
-    threads[i].first_copy = threads[i].last_copy = threads[i].groups = 0;
+    threads[i].first_copy = threads[i].waited_copy = threads[i].last_copy = threads[i].groups = 0;
   }
   for (int i = 0; i < (count + 31) / 32; ++i) warps[i] = {0, count - i * 32 < 32 ? count - i * 32 : 32};
   if (!_setjmp(home)) {
@@ -256,9 +267,14 @@ inline void arrange() {  // the order in which threads come to run: warps, and l
   for (int i = 0; i < count; ++i) place_of[order[i]] = i;
 }
 
-inline void signalled(int number) {
+inline void signalled(int number, siginfo_t* signal, void*) {
   if (number == SIGVTALRM) fail("it ran for a minute");
-  fail(number == SIGFPE ? "a division by zero" : "an access to no memory");
+  if (number == SIGFPE) fail("a division by zero");
+  const auto* at = static_cast<const unsigned char*>(signal->si_addr);
+  for (int i = 0; i < known_arrays; ++i)
+    if (at >= arrays[i].to && at < arrays[i].to + 4096)
+      fail("an access %td bytes behind the end of %s", at - arrays[i].to, arrays[i].name);
+  fail("an access to no memory, at %p", at);
 }
 
 struct Signals {  // for as long as it lives
@@ -266,8 +282,8 @@ struct Signals {  // for as long as it lives
   struct sigaction before[4];
   Signals() {
     struct sigaction action = {};
-    action.sa_handler = signalled;
-    action.sa_flags = SA_NODEFER;
+    action.sa_sigaction = signalled;
+    action.sa_flags = SA_NODEFER | SA_SIGINFO;
     for (int i = 0; i < 4; ++i) sigaction(NUMBERS[i], &action, before + i);
     limit(60);
   }

@@ -26,7 +26,7 @@ inline unsigned char* shared_at(unsigned address, const char* what) {
   return arena + address;
 }
 
-// A copy comes as late as it may: with the wait for its group. Until then there is garbage.
+// A copy comes as late as it may: with the barrier after the wait for its group. Until then there is garbage.
 inline void copy_async(unsigned to, const void* from, unsigned bytes = 16) {
   const auto* first = static_cast<const unsigned char*>(from);
   memset(shared_at(to, "cp.async"), 0xff, 16);
@@ -42,12 +42,8 @@ inline void copy_async_off(unsigned to, const void* from, unsigned bytes, unsign
 }
 inline void commit_group() { ++self->groups; }
 inline void wait_group(int left) {
-  for (; self->first_copy < self->last_copy; ++self->first_copy) {
-    const Copy& copy = self->copies[self->first_copy % MOST_COPIES];
-    if (copy.group >= self->groups - left) break;
-    memset(arena + copy.to, 0, 16);
-    memcpy(arena + copy.to, copy.from, copy.bytes);
-  }
+  long& at = self->waited_copy;
+  while (at < self->last_copy && self->copies[at % MOST_COPIES].group < self->groups - left) ++at;
 }
 
 template <int TABLE>

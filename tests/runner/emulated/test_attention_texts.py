@@ -7,17 +7,17 @@ import random
 import mlx.core as mx
 import pytest
 
-from tests.runner.emulated.twins import Attention, Twins
+from tests.runner.emulated.twins import PEAKED, STEEP, Attention, Twins
 from treadle.runner.paged import work
 
 KINDS = {
     "64": Attention(64, mx.bfloat16, heads=2, rep=2),
     "64 of 8 bits, windowed": Attention(64, mx.float16, heads=3, rep=1, window=20, bits=8),
-    "128, windowed, on a small chip": Attention(128, mx.float16, heads=1, rep=5, window=48, shared=90),
+    "128, on a small chip": Attention(128, mx.float16, heads=1, rep=5, shared=90),
     "128 of 8 bits": Attention(128, mx.bfloat16, heads=2, rep=4, bits=8),
-    "256": Attention(256, mx.float16, heads=1, rep=3),
-    "256, windowed, on a smaller chip": Attention(256, mx.bfloat16, heads=1, rep=2, window=100, shared=163),
-    "256 of 8 bits": Attention(256, mx.bfloat16, heads=1, rep=2, bits=8),
+    "256": Attention(256, mx.float16, heads=1, rep=2),
+    "256, windowed, on a smaller chip": Attention(256, mx.bfloat16, heads=1, rep=3, window=100, shared=163),
+    "256 of 8 bits": Attention(256, mx.float16, heads=1, rep=2, bits=8),
 }
 
 
@@ -25,7 +25,8 @@ def few_slots(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     """A device that runs `blocks` blocks at a time: many pieces of work for one block, or short ranges split."""
     monkeypatch.setattr(work, "FEW_BLOCKS", blocks)
     monkeypatch.setattr(work, "MANY_SLOTS", dict.fromkeys(work.MANY_SLOTS, blocks))
-    monkeypatch.setattr(work, "_MANY_LEAST", 32)
+    for name, value in {"_MANY_LEAST": 32, "_MERGE": 0, "_MERGE_EACH": 0}.items():  # what pays for long rows only
+        monkeypatch.setattr(work, name, value)
 
 
 @pytest.fixture(params=KINDS)
@@ -45,7 +46,8 @@ def test_tokens_that_decode_see_their_rows(kind: Attention, seed: int, monkeypat
     for blocks in (264, 6, 16):
         few_slots(monkeypatch, blocks)
         for most in (work.FEW[0] // kind.rep, few):
-            twins.step({f"r{i}": dice.randint(1, most) for i in range(dice.randint(3, 9))})
+            counts = {f"r{i}": dice.randint(1, most) for i in range(dice.randint(3, 9))}
+            twins.step(counts, scale=STEEP if blocks == 6 else PEAKED)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -71,3 +73,14 @@ def test_a_long_row_is_merged_out_of_many_parts(monkeypatch: pytest.MonkeyPatch)
     twins.step({"a": 400, "b": 1})
     twins.step({"a": 70})
     twins.step({"a": 1, "b": 3})
+
+
+@pytest.mark.parametrize("name", ["64", "128, on a small chip"])
+def test_a_long_row_is_gone_through_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tiles than a warp knows the pages of, and than a ring has places."""
+    kind = KINDS[name]
+    monkeypatch.setattr(work, "MANY_SLOTS", dict.fromkeys(work.MANY_SLOTS, 1))
+    monkeypatch.setattr(work, "FEW_BLOCKS", 1)
+    twins = Twins(kind, random.Random(6), seed=6)
+    for count in (*[100] * 11, 1):
+        twins.step({"a": count})

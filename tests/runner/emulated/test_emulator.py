@@ -69,28 +69,36 @@ def test_what_is_read_before_it_was_waited_for_is_garbage(left: int) -> None:
     assert np.isnan(found[32:]).all() if left else (found[32:] == 128 + np.arange(32) * 4).all()
 
 
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ("out[threadIdx.x + 1] = 0;", "written 0 bytes behind the end of small's out"),
-        ("out[int(threadIdx.x) - 1] = 0;", "written 1 bytes before small's out"),
-        ("((float*)x)[0] = 7;", "has written to x"),
-        ("reinterpret_cast<float2*>(out + 1)[0] = float2();", "misaligned"),
-        ("if (threadIdx.x < 7) __syncthreads(); else __syncwarp();", "nobody can go on: 7 threads wait in __sync"),
-        ("if (threadIdx.x < 7) __syncwarp(); else __shfl_sync(~0u, 1, 0);", "meet in __syncwarp and in __shfl_sync"),
-        ("*(volatile int*)8 = 0;", "an access to no memory"),
-        ("out[threadIdx.x / (threadIdx.x - 31)] = 0;", "a division by zero"),
-        (f"{_FETCH} {_COPY.format(from_=32)}", "from outside of all arrays"),
-        (f"{_FETCH} {_COPY.format(from_=1)}", "no multiple of 16"),
-        (f"{_FETCH} {_COPY.format(from_=0).replace('(at)', '(at + 16)')}", "from the beginning of 512 bytes of shared"),
-        (f"{_FETCH} memory[512] = 0;", "written 0 bytes behind shared memory"),
-        ("nothing();", "was not declared"),
-    ],
-)
-def test_what_a_kernel_must_not_do_fails(source: str, why: str) -> None:
-    with pytest.raises(EmulationFailed, match=why):
-        run(source, floats(), shared=512 if "memory" in source else 0)
-    assert (run("out[threadIdx.x] = x[threadIdx.x];", floats()) == np.arange(32)).all()
+_FAULTS = {
+    "out[threadIdx.x + 1] = 0;": "an access 0 bytes behind the end of out",
+    "out[0] = x[threadIdx.x * 2];": "bytes behind the end of x",
+    "out[int(threadIdx.x) - 1] = 0;": "written 1 bytes before out",
+    "((float*)x)[0] = 7;": "written to x, which",
+    "reinterpret_cast<float2*>(out + 1)[0] = float2();": "misaligned",
+    "if (threadIdx.x < 7) __syncthreads(); else __syncwarp();": "nobody can go on: 7 threads wait in __sync",
+    "if (threadIdx.x < 7) __syncwarp(); else __shfl_sync(~0u, 1, 0);": "meet in __syncwarp and in __shfl_sync",
+    "*(volatile int*)8 = 0;": "an access to no memory",
+    "out[threadIdx.x / (threadIdx.x - 31)] = 0;": "a division by zero",
+    _COPY.format(from_=32): "from outside of all arrays",
+    _COPY.format(from_=1): "no multiple of 16",
+    _COPY.format(from_=0).replace("(at)", "(at + 16)"): "from the beginning of 512 bytes of shared",
+    "memory[512] = 0;": "written 0 bytes behind shared memory",
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_what_a_kernel_must_not_do_fails(fault: str) -> None:
+    """And the next launch knows nothing of it."""
+    cases = "".join(f"case {i}: {{ {source} break; }}\n" for i, source in enumerate(_FAULTS))
+    source = f"{_FETCH} switch (y[0]) {{ {cases} default: out[threadIdx.x] = x[threadIdx.x]; }}"
+    with pytest.raises(EmulationFailed, match=_FAULTS[fault]):
+        run(source, floats(), mx.array([list(_FAULTS).index(fault)]), shared=512)
+    assert (run(source, floats(), mx.array([-1]), shared=512) == np.arange(32)).all()
+
+
+def test_text_that_is_no_program_fails() -> None:
+    with pytest.raises(EmulationFailed, match="was not declared"):
+        run("nothing();")
 
 
 def test_threads_that_end_hold_up_nobody() -> None:

@@ -21,7 +21,7 @@ KINDS = [
     (8, 64, 16, mx.bfloat16),
     (8, 64, 32, mx.float16),
 ]
-SHAPES = [(333, 2, 1), (16, 1, 4), (40, 4, 4), (100, 3, 9), (333, 4, 4), (17, 4, 1), (100, 1, 1)]
+SHAPES = [(333, 2, 1), (16, 2, 4), (40, 4, 4), (100, 3, 9), (333, 4, 4), (160, 5, 1), (100, 4, 1)]
 """Rows of weights, eights of groups in each, and the device's multiprocessors."""
 TOLERANCE = {mx.bfloat16: 0.006, mx.float16: 0.001}
 """Of the largest result."""
@@ -54,9 +54,8 @@ def test_products_are_those_with_the_weights_made_plain(bits: int, group: int, s
         product.ways = ways
         for rows in (dice.randint(1 if size == 8 else size // 2 + 1, size), size):
             check(product, parts, bits, group, rows)
-    assert {True, False} == {parts for parts, _, _ in ways} or size > 16
-    assert {True, False} == {splits for _, splits, _ in ways}
-    assert {True, False} == {many for _, _, many in ways}
+    assert {(False, True), (True, False), (False, False)} <= {(parts, splits) for parts, splits, _ in ways}
+    assert (size < 32, False, True) in ways
 
 
 def check(product: FewRows, parts: Any, bits: int, group: int, rows: int) -> None:

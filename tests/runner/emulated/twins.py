@@ -17,8 +17,8 @@ from treadle.runner.flat import Piece, Placed
 from treadle.runner.paged.kernels import Kernels
 from treadle.runner.paged.layout import PAGE, PagedLayout
 
-PEAKED = 3.0
-"""What queries are times: so that one cached token too many or too few is seen."""
+PEAKED, STEEP = 3.0, 100.0
+"""What queries are times: so that one cached token too many or too few is seen; so that one token weighs everything."""
 TOLERANCE = {mx.bfloat16: 0.03, mx.float16: 0.006}
 _PAGES = 120
 
@@ -83,13 +83,13 @@ class Twins:
         spoilt = layer.pool.data if layer.pool.factors is None else layer.pool.factors
         host(spoilt).view(np.uint8)[:] = 0xFF
 
-    def step(self, counts: dict[str, int]) -> None:
+    def step(self, counts: dict[str, int], *, scale: float = PEAKED) -> None:
         """Each row gains so many tokens, in one pass; check what they see."""
         placed = self._placed(counts)
         total = placed[-1].end_in_pass
         heads, rep, dim = self._attention.heads, self._attention.rep, self._attention.dim
         keys, values = (self._random(total, heads, 1, dim) for _ in range(2))
-        queries = self._random(total, heads * rep, 1, dim, scale=PEAKED)
+        queries = self._random(total, heads * rep, 1, dim, scale=scale)
         found, wanted = (
             _attended(layout, placed, queries.astype(dtype), keys.astype(dtype), values.astype(dtype))
             for layout, dtype in ((self._real, self._attention.dtype), (self._plain, mx.float32))

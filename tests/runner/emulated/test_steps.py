@@ -1,0 +1,73 @@
+"""Whole steps by the kernels' own text: what rows pick is what mlx-lm's model has as most likely."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.runner.looped import Looped
+from tests.runner.paged.models import loaded, make, own_of
+from tests.support.emulated import EmulatedKernel, EmulatedKernels
+from treadle.core.messages import Sampling, Submit
+from treadle.runner.draw_kernel import draw_kernel
+from treadle.runner.own import Own
+from treadle.runner.text import TextRunner
+
+KINDS = (Sampling(), Sampling(temperature=1.0, top_k=3, top_p=0.9, seed=5), Sampling())
+TOLERANCE = 0.08
+"""Of the spread of the logits: a few steps of bfloat16."""
+
+
+def requests(dice: random.Random, count: int) -> list[Submit]:
+    """Of many lengths, some with a beginning in common, greedy and drawn."""
+    trunk = tuple(dice.randrange(256) for _ in range(45))
+    some = []
+    for i in range(count):
+        fresh = tuple(dice.randrange(256) for _ in range((1, 7, 30, 90)[i % 4]))
+        prompt = trunk + fresh if i % 2 else fresh
+        some.append(Submit(id=str(i), prompt=prompt, max_tokens=4, sampling=KINDS[i % 3], max_wait_s=1e9))
+    return some
+
+
+def check(module: Any, request: Submit, tokens: list[int]) -> None:
+    """Each token is among the most likely ones after those before it, or as good as."""
+    assert len(tokens) == request.max_tokens
+    logits = module(mx.array([[*request.prompt, *tokens[:-1]]]))[0, len(request.prompt) - 1 :]
+    values = np.array(logits.astype(mx.float32))
+    best = np.sort(values, axis=-1)[:, -max(1, request.sampling.top_k)]
+    picked = np.take_along_axis(values, np.array(tokens)[:, None], axis=-1)[:, 0]
+    assert (best - picked <= TOLERANCE * values.std()).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "kv_bits"), [("qwen3", 16, 16), ("llama", 4, 16), ("qwen3", 16, 8)], ids=["bf16", "int4", "kv8"]
+)
+def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits: int) -> None:
+    """Prompts in chunks beside rows that decode, and some reused: in pages, layers fused, drawn by the kernel."""
+    module = make(name, dtype=mx.bfloat16, hidden_size=512, intermediate_size=512)
+    if bits < 16:
+        nn.quantize(module, group_size=64, bits=bits)
+    own = own_of(module, bits=kv_bits, using=EmulatedKernels)
+    assert isinstance(own, Own), own
+    assert own.decoder is not None
+    model = loaded(module, own)
+    draws = draw_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel)
+    assert draws is not None
+    loop = Looped(TextRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)
+    some = requests(random.Random(bits + kv_bits), 6)
+    found = loop.run(*some)
+    again = replace_id(some[3], "again")
+    found |= loop.run(again)
+    assert loop.cached("again") >= 64
+    for request in (*some, again):
+        check(module, request, found[request.id])
+
+
+def replace_id(request: Submit, id_: str) -> Submit:
+    return Submit(id=id_, prompt=request.prompt, max_tokens=4, sampling=request.sampling, max_wait_s=1e9)
