@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.utils import dequantize_model
 
 from tests.runner.looped import Looped
 from tests.runner.paged.models import loaded, make, own_of
@@ -20,8 +22,8 @@ from treadle.runner.own import Own
 from treadle.runner.text import TextRunner
 
 KINDS = (Sampling(), Sampling(temperature=1.0, top_k=3, top_p=0.9, seed=5), Sampling())
-TOLERANCE = 0.08
-"""Of the spread of the logits: a few steps of bfloat16."""
+TOLERANCE = 0.2
+"""Of the spread of the logits: what bfloat16 makes of such models. MLX itself is twice as far off there."""
 
 
 def requests(dice: random.Random, count: int) -> list[Submit]:
@@ -56,7 +58,7 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     own = own_of(module, bits=kv_bits, using=EmulatedKernels)
     assert isinstance(own, Own), own
     assert own.decoder is not None
-    model = loaded(module, own)
+    model, exact = loaded(module, own), _exact(module)
     draws = draw_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel)
     assert draws is not None
     loop = Looped(TextRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)
@@ -66,7 +68,14 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     found |= loop.run(again)
     assert loop.cached("again") >= 64
     for request in (*some, again):
-        check(module, request, found[request.id])
+        check(exact, request, found[request.id])
+
+
+def _exact(module: Any) -> Any:
+    """The same weights, computing in float32."""
+    exact = dequantize_model(copy.deepcopy(module))
+    exact.set_dtype(mx.float32)
+    return exact
 
 
 def replace_id(request: Submit, id_: str) -> Submit:
