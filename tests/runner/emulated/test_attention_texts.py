@@ -59,7 +59,8 @@ def test_prompts_in_pieces_see_their_rows(kind: Attention, seed: int, monkeypatc
     ids = ["a", "b", "c", "d"]
     for blocks in (264, 16, 40):
         few_slots(monkeypatch, blocks)
-        twins.step({id_: dice.choice([1, 2, 17, 33, 64, 65, 90, 140]) for id_ in dice.sample(ids, 3)})
+        counts = {id_: dice.choice([1, 2, 17, 33, 64, 65, 90, 140]) for id_ in dice.sample(ids, 3)}
+        twins.step(counts, scale=STEEP if blocks == 40 and kind.bits == 16 else PEAKED)
         if blocks == 16:
             twins.release("a" if "a" in twins.rows else twins.rows[0])
 
