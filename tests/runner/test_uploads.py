@@ -37,6 +37,13 @@ def test_what_arrived_stays_as_it_was_while_more_is_put() -> None:
     assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
 
 
+def test_any_number_may_be_on_their_way_at_once() -> None:
+    """As many rows as a step has may want the log-probabilities of their prompts."""
+    some = Uploads()
+    kept = [some.put(np.full(n, n, np.int32))[0] for n in range(1, 3 * RING)]
+    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
+
+
 def test_arrays_whose_memory_can_not_be_written_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "_is_shared", lambda host: False)
     some = Uploads()
@@ -64,5 +71,5 @@ def test_the_hosts_memory_is_taken_once() -> None:
     some, places = Uploads(), set()
     for n in range(3 * RING):
         mx.eval(some.put(np.full(n % 100 + 1, n, np.int32)))
-        places |= {view.ctypes.data for ring in some._rings.values() for _, view in ring}
+        places |= {place.view.ctypes.data for ring in some._rings.values() for place in ring}
     assert len(places) == RING
