@@ -14,7 +14,7 @@ from tests.support.cuda import ReferenceKernel
 from tests.support.emulated import EmulatedKernel
 from treadle.core.messages import Sampling
 from treadle.runner.draw_kernel import DrawKernel, draw_kernel
-from treadle.runner.sampling import SamplingRow, draw
+from treadle.runner.sampling import SamplingRow, asked_of, draw
 
 USUAL = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 SHAPES = [
@@ -161,10 +161,9 @@ def test_the_kernels_own_text_picks_what_the_reference_picks(vocabulary: int, dt
         )
         for i in range(len(logits))
     ]
-    batch, numbers = mx.array(logits).astype(dtype), [one.numbers for one in rows]
-    places = range(len(rows))
-    emulated = DrawKernel(vocabulary, dtype, EmulatedKernel)(batch, numbers, places, places)
-    reference = DrawKernel(vocabulary, mx.float32, ReferenceKernel)(batch.astype(mx.float32), numbers, places, places)
+    batch, asked = mx.array(logits).astype(dtype), mx.array(asked_of(rows, range(len(rows))))
+    emulated = DrawKernel(vocabulary, dtype, EmulatedKernel)(batch, asked)
+    reference = DrawKernel(vocabulary, mx.float32, ReferenceKernel)(batch.astype(mx.float32), asked)
     assert emulated[1].tolist() == reference[1].tolist()
     assert 0 < sum(emulated[1].tolist()) < len(rows) // 2
     assert emulated[0].tolist() == reference[0].tolist()

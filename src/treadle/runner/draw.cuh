@@ -19,11 +19,11 @@ __device__ inline float wide(float v) { return v; }
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 
 struct Row {
-  float inverse;  // of the temperature; 0: greedy
+  float inverse;   // of the temperature; 0: greedy
   float min_p;
-  unsigned top_k;  // 0: any number
-  float top_p;  // above 1: off
-  Whole chance;   // of 2^48
+  unsigned top_k;  // 0: off
+  float top_p;     // above 1: off
+  Whole chance;    // of 2^48
 };
 
 struct Shared {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,10 +11,8 @@ import numpy as np
 from ..core.messages import Sampling, Submit
 from .base import RunnerBroken
 from .cuda import CudaKernel, NewKernel, text
-from .draws import whole_uniforms
 from .guard import mlx_runtime
-from .sampling import Numbers, SamplingRow, draw
-from .uploads import Uploads
+from .sampling import SamplingRow, draw
 
 _log = logging.getLogger(__name__)
 
@@ -31,21 +28,18 @@ class DrawKernel:
     def __init__(self, vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> None:
         self._vocabulary = vocabulary
         self._dtype = dtype
-        self._uploads = Uploads()
         header = text("numbers.cuh", "draw.cuh")
         self._kernel = kernel("draw", ["logits", "asked"], ["tokens", "spilled"], _BODY, header=header)
 
-    def __call__(
-        self, logits: Any, numbers: Sequence[Numbers], seeds: Sequence[int], positions: Sequence[int]
-    ) -> tuple[Any, Any]:
-        """A token (B,) int32 for each row of `logits` (B, V), by its numbers, seed and position alone. And (B,) int32,
-        0 or, where a row has none, 1: the tokens at the border of what it keeps are too many to sort."""
+    def __call__(self, logits: Any, asked: Any) -> tuple[Any, Any]:
+        """A token (B,) int32 for each row of `logits` (B, V), by its line of `asked` (B, 6) int32 alone, which is as
+        `asked_of` makes it. And (B,) int32, 0 or, where a row has none, 1: the tokens at the border of what it keeps
+        are too many to sort."""
         if logits.dtype != self._dtype:
             logits = logits.astype(mx.float32)
-        asked = np.concatenate([np.array(numbers, np.int32), whole_uniforms(seeds, positions)], axis=1)
         count = logits.shape[0]
         tokens, spilled = self._kernel(
-            [logits, self._uploads.put(asked)[0]],
+            [logits, asked],
             [("T", logits.dtype), ("V", self._vocabulary), ("PER", 1 if self._vocabulary % _TOGETHER else _TOGETHER)],
             blocks=(count, 1),
             threads=_THREADS,

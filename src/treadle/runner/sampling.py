@@ -15,13 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from ..core.messages import Sampling, Submit
 from .cuda import bits_of
-from .draws import uniforms
+from .draws import uniforms, whole_uniforms
 from .edits import RowEdits, edit
 from .uploads import Put, plain
 from .vocabulary import exp, top_indices
@@ -30,19 +33,14 @@ CANDIDATES = 1024
 COLDEST = 1e-5  # a lower temperature picks the largest logit anyway, and would divide by nothing
 _WIDER = 16
 _BLOCK = 512
-_OFF = 2.0
-_MOST_TOP_K = (1 << 31) - 1
 
-Numbers = tuple[int, int, int, int]
-"""What a kernel reads of a row's parameters: one over the temperature (0: greedy), min_p, top_k and top_p (above 1:
-off), as whole numbers or as the bits of a float32."""
-
-Kernel = Callable[[Any, Sequence[Numbers], Sequence[int], Sequence[int]], tuple[Any, Any]]
-"""Draws for rows of logits, by their numbers, seeds and positions. See `DrawKernel`."""
+Kernel = Callable[[Any, Any], tuple[Any, Any]]
+"""Draws for rows of logits, by what `asked_of` makes of them. See `DrawKernel`."""
 
 
 class SamplingRow:
-    """How one row picks its tokens, and what it has picked so far where that matters.
+    """How one row picks its tokens, and what it has picked so far where that matters. `inverse` is one over the
+    temperature, 0 where the row is greedy; `top_k` is 0 where off, `top_p` infinite.
 
     Raises ValueError when a parameter is out of range: that is the row's own fault.
     """
@@ -53,15 +51,16 @@ class SamplingRow:
         self.edits = RowEdits(request, history, vocabulary)
         self.logprobs = request.logprobs
         self.greedy = self.sampling.temperature == 0
+        self.inverse = 0.0 if self.greedy else 1 / max(self.sampling.temperature, COLDEST)
+        self.min_p = min(self.sampling.min_p, 1.0)
         self.top_k = self.sampling.top_k if self.sampling.top_k < vocabulary else 0
-        self.narrow = not self.greedy and (self.top_k > 0 or self.sampling.top_p < 1)
-        self.numbers = self._numbers()
+        self.top_p = self.sampling.top_p if self.sampling.top_p < 1 else math.inf
+        self.narrow = not self.greedy and (self.top_k > 0 or self.top_p < 1)
 
-    def _numbers(self) -> Numbers:
-        sampling = self.sampling
-        inverse = 0.0 if self.greedy else 1 / max(sampling.temperature, COLDEST)
-        top_p = sampling.top_p if sampling.top_p < 1 else _OFF
-        return bits_of(inverse), bits_of(min(sampling.min_p, 1.0)), min(self.top_k, _MOST_TOP_K), bits_of(top_p)
+    @cached_property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """`inverse`, `min_p`, `top_k` and `top_p` as a kernel reads them: whole, or the bits of a float32."""
+        return bits_of(self.inverse), bits_of(self.min_p), self.top_k, bits_of(self.top_p)
 
     @property
     def remembers(self) -> bool:
@@ -133,9 +132,14 @@ def draw(
     logits = edit(logits, [row.edits for row in rows], positions, put)
     if kernel is None or all(row.greedy for row in rows):
         return _draw(logits, rows, positions)
-    numbers, seeds = [row.numbers for row in rows], [row.sampling.seed for row in rows]
-    tokens, spilled = kernel(logits, numbers, seeds, positions)
+    tokens, spilled = kernel(logits, put(asked_of(rows, positions))[0])
     return Draw(tokens, spilled, lambda places: _Narrow.of(logits, rows, positions, places))
+
+
+def asked_of(rows: Sequence[SamplingRow], positions: Sequence[int]) -> npt.NDArray[np.int32]:
+    """What a kernel reads (B, 6): each row's `numbers`, and the two at which it draws at its position."""
+    numbers = np.array([row.numbers for row in rows], np.int32)
+    return np.concatenate([numbers, whole_uniforms([row.sampling.seed for row in rows], positions)], axis=1)
 
 
 def _draw(logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int]) -> Draw:
@@ -177,17 +181,17 @@ class _Scaled:
     def of(cls, logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int], places: list[int]) -> _Scaled:
         if len(places) < len(rows):
             logits = logits[mx.array(places)]
-        some = [rows[i].sampling for i in places]
+        some = [rows[i] for i in places]
         logits = logits.astype(mx.float32)
         # The largest finite number stands in for a row of nothing but -inf, whose weights are then all 0.
         largest = mx.maximum(mx.max(logits, axis=-1, keepdims=True), -3e38)
-        per_row = mx.array([1 / max(s.temperature, COLDEST) for s in some], mx.float32)[:, None]
+        per_row = mx.array([row.inverse for row in some], mx.float32)[:, None]
         return cls(
             places=places,
             scaled=(logits - largest) * per_row,
-            min_p=mx.array([min(s.min_p, 1.0) for s in some], mx.float32)[:, None],
-            has_min_p=any(s.min_p > 0 for s in some),
-            chance=mx.array(uniforms([s.seed for s in some], [positions[i] for i in places])),
+            min_p=mx.array([row.min_p for row in some], mx.float32)[:, None],
+            has_min_p=any(row.min_p > 0 for row in some),
+            chance=mx.array(uniforms([row.sampling.seed for row in some], [positions[i] for i in places])),
         )
 
     @property
@@ -251,7 +255,7 @@ class _Narrow:
         return cls(
             base=base,
             top_k=mx.array([row.top_k or base.vocabulary for row in rows], mx.int32)[:, None],
-            top_p=mx.array([_nucleus(row.sampling.top_p) for row in rows], mx.float32)[:, None],
+            top_p=mx.array([row.top_p for row in rows], mx.float32)[:, None],
             whole=[row.top_k == 0 for row in rows],
             widest=max(row.top_k for row in rows),
         )
@@ -285,7 +289,3 @@ class _Narrow:
             return of_candidates
         everything = mx.sum(self.base.weights(self.base.scaled), axis=-1, keepdims=True)
         return mx.where(mx.array(self.whole)[:, None], everything, of_candidates)
-
-
-def _nucleus(top_p: float) -> float:
-    return top_p if top_p < 1 else math.inf
