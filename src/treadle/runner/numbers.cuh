@@ -34,6 +34,14 @@ __device__ inline __half narrow(float v, __half) { return __float2half(v); }
 template <typename T>
 __device__ inline float rounded(float v) { return wide(narrow(v, T())); }
 
+// What the whole numbers of 8 bits are times that stand for those of a warp, of which each lane's largest is `most`.
+__device__ inline float factor_of(float most) {
+  for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+  return most > 0.0f ? most / 127.0f : 1.0f;
+}
+
+__device__ inline int whole(float v, float factor) { return __float2int_rn(v / factor) + 128; }
+
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Several { T of[N]; };
 

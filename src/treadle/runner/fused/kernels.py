@@ -80,12 +80,11 @@ _ROTATE = """
   if (head >= HQ && sizeof(S) == 1) {
     float most = 0.0f;
     for (int e = 0; e < E; ++e) most = fmaxf(most, fmaxf(fabsf(low[e]), fabsf(high[e])));
-    for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
-    const float factor = most > 0.0f ? most / 127.0f : 1.0f;
+    const float factor = factor_of(most);
     S* to = const_cast<S*>(pool) + line * D + lane * E;
     for (int e = 0; e < E; ++e) {
-      to[e] = S(__float2int_rn(low[e] / factor) + 128);
-      to[D / 2 + e] = S(__float2int_rn(high[e] / factor) + 128);
+      to[e] = S(whole(low[e], factor));
+      to[D / 2 + e] = S(whole(high[e], factor));
     }
     if (lane == 0) const_cast<float*>(factors)[line] = factor;
     return;

@@ -41,11 +41,10 @@ _SMALL_BODY = """
     x[e] = treadle::wide(from[e * 32 + lane]);
     most = fmaxf(most, fabsf(x[e]));
   }
-  for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
-  const float factor = most > 0.0f ? most / 127.0f : 1.0f;
+  const float factor = treadle::factor_of(most);
   const size_t line = ((size_t(slot / PAGE) * 2 + value) * HEADS + h) * PAGE + slot % PAGE;
   unsigned char* to = const_cast<unsigned char*>(pool) + line * D;
-  for (int e = 0; e < D / 32; ++e) to[e * 32 + lane] = __float2int_rn(x[e] / factor) + 128;
+  for (int e = 0; e < D / 32; ++e) to[e * 32 + lane] = treadle::whole(x[e], factor);
   if (lane == 0) const_cast<float*>(factors)[line] = factor;
 """
 _WIDEN_BODY = """
