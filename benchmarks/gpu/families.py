@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
-from steps import USUAL, Rows, alone
+from steps import USUAL, Rows, alone, first_difference
 
 from treadle.runner.loader import load
 from treadle.runner.model import LoadedModel
@@ -101,10 +101,6 @@ def made(folder: Path, config: dict[str, Any], bits: int) -> Path:
 def _loudness(name: str, config: dict[str, Any]) -> float:
     head = "embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return 20.0 if name.endswith(head) else 8.0 if name.endswith("gate.weight") else 1.0
-
-
-def first_difference(found: list[int], expected: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), len(expected))
 
 
 def greedy(model: LoadedModel, count: int) -> str:

@@ -11,12 +11,18 @@ operations.
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from timing import seconds
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.support.distribution import expected
 
 from treadle.core.messages import Sampling, Submit
 from treadle.runner.draw_kernel import DrawKernel
@@ -36,20 +42,6 @@ def made(vocabulary: int, spread: float, seed: int) -> npt.NDArray[np.float32]:
     logits = np.random.default_rng(seed).normal(0, spread, vocabulary).astype(np.float32)
     logits[:: vocabulary // 30] += 4 * spread
     return np.array(mx.array(logits).astype(mx.bfloat16).astype(mx.float32))
-
-
-def expected(logits: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray[np.float64]:
-    """The distribution (V,) that is left of `logits`, the slow and plain way."""
-    scaled = logits.astype(np.float64) / sampling.temperature
-    p = np.exp(scaled - scaled.max())
-    p[p < sampling.min_p] = 0
-    order = np.argsort(-p, kind="stable")
-    if sampling.top_k:
-        p[order[sampling.top_k :]] = 0
-    p /= p.sum()
-    before = np.cumsum(p[order]) - p[order]
-    p[order[(before >= sampling.top_p) & (np.arange(len(p)) > 0)]] = 0
-    return np.asarray(p / p.sum())
 
 
 def rows_of(sampling: Sampling, vocabulary: int, count: int) -> list[SamplingRow]:

@@ -197,6 +197,11 @@ def alone(module: Any, tokens: tuple[int, ...], count: int) -> tuple[list[int], 
     return found, gaps
 
 
+def first_difference(found: Sequence[int], expected: Sequence[int]) -> int:
+    """Where the tokens part; how many there are, where they don't."""
+    return next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), len(expected))
+
+
 def fidelity(module: Any, runner: TextRunner, lengths: Sequence[int], count: int) -> None:
     rows = Rows(runner, lengths, 200)
     rows.run(count)
@@ -208,7 +213,7 @@ def fidelity(module: Any, runner: TextRunner, lengths: Sequence[int], count: int
     for i, length in enumerate(lengths):
         expected, gaps = alone(module, prompt(i, length), count)
         for name, got in (("computed", rows.tokens[i]), ("reused", again.tokens[i])):
-            same = next((k for k in range(count) if got[k] != expected[k]), count)
+            same = first_difference(got, expected)
             note = "" if same == count else f", then the two best logits are {gaps[same]:.4f} apart"
             print(f"row of {length:5} {name}: {same} of {count} tokens equal{note}", flush=True)
     print(f"# prefixes: {held}", flush=True)

@@ -9,8 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.runner.test_sampling import expected, row
+from tests.runner.test_sampling import row
 from tests.support.cuda import ReferenceKernel
+from tests.support.distribution import expected
 from tests.support.emulated import EmulatedKernel
 from treadle.core.messages import Sampling
 from treadle.runner.draw_kernel import DrawKernel, draw_kernel

@@ -8,13 +8,11 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from tests.support.distribution import expected
 from treadle.core.messages import Sampling, Submit
 from treadle.runner.sampling import SamplingRow, check, draw
-
-Floats = npt.NDArray[np.float64]
 
 
 def row(
@@ -36,21 +34,6 @@ def pick(logits: Any, rows: list[SamplingRow], positions: list[int]) -> list[int
     drawn = draw(mx.array(logits), rows, positions)
     mx.eval(drawn.arrays)
     return drawn.settle()[0]
-
-
-def expected(logits: npt.NDArray[np.float32], sampling: Sampling) -> Floats:
-    """The distribution that temperature, min_p, top_k and top_p leave of `logits` (V,), the slow and plain way."""
-    scaled = logits.astype(np.float64) / sampling.temperature
-    p = np.exp(scaled - scaled.max())
-    p /= p.sum()
-    p[p < sampling.min_p * p.max()] = 0
-    order = np.argsort(-p, kind="stable")
-    if sampling.top_k:
-        p[order[sampling.top_k :]] = 0
-    p /= p.sum()
-    before = np.cumsum(p[order]) - p[order]
-    p[order[(before >= sampling.top_p) & (np.arange(len(p)) > 0)]] = 0
-    return np.asarray(p / p.sum())
 
 
 SHAPES = [
