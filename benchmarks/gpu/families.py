@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,11 +22,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
-from steps import USUAL, Rows, alone, first_difference
 
-from treadle.runner.loader import load
-from treadle.runner.model import LoadedModel
-from treadle.runner.text import TextRunner
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
+from benchmarks.gpu.steps import USUAL, Rows, alone, first_difference  # noqa: E402
+
+from treadle.runner.loader import load  # noqa: E402
+from treadle.runner.model import LoadedModel  # noqa: E402
+from treadle.runner.text import TextRunner  # noqa: E402
 
 LENGTHS = (5, 40, 333, 7, 64, 700, 17, 2)
 COMMON: dict[str, Any] = {

@@ -6,9 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from benchmarks.gpu import attention, linear
+from benchmarks.gpu import attention, linear, sampling
 
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
+from treadle.runner.draw_kernel import DrawKernel
 
 
 class Half(ReferenceKernels):
@@ -43,4 +44,22 @@ def test_products_that_are_right_are_found_so(capsys: pytest.CaptureFixture[str]
 
 def test_products_that_are_off_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert not linear.check(2, Off, (mx.float16,))
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_draws_that_are_right_are_found_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sampling.check(DrawKernel(600, mx.float32, ReferenceKernel), 600, 1024, mx.float32)
+    assert "WRONG" not in capsys.readouterr().out
+
+
+class Early(ReferenceKernel):
+    """Takes the token before now and then."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        tokens, spilled = super().__call__(*args, **kwargs)
+        return [mx.where(tokens % 3 == 0, mx.maximum(tokens - 1, 0), tokens), spilled]
+
+
+def test_draws_that_are_off_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not sampling.check(DrawKernel(600, mx.float32, Early), 600, 1024, mx.float32)
     assert "WRONG" in capsys.readouterr().out
