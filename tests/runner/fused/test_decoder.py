@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from treadle.runner.fused.decoder import FusedDecoder
 from treadle.runner.mlxlm import Selection, connect
 from treadle.runner.own import Own
 from treadle.runner.paged.layout import PagedLayout
+from treadle.runner.programs import Programs
 from treadle.runner.text import TextRunner
 
 PLAIN = ["llama", "llama3", "llama scaled", "llama tied", "llama biased", "llama windowed", "qwen2", "qwen3"]
@@ -191,23 +193,129 @@ class LazyKernels(ReferenceKernels):
     compile = staticmethod(mx.compile)
 
 
-def test_a_pass_of_rows_that_decode_is_put_together_once_for_each_number_of_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def lazy_rows() -> FlatRows:
+    """Rows whose passes are traced, and compute nothing of use."""
+    kernels, selection = LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), Selection()
+    layout = PagedLayout([0, 0], kernels, pages=512, keeps=False)
+    return FlatRows(layout, FlatPass(FusedDecoder(make("llama"), kernels, selection), layout, selection))
+
+
+def launches(rows: FlatRows, *pieces: tuple[int, int, int]) -> int:
+    """Kernels that are called for a pass of rows, each of so many tokens from so many on, with so many wanted."""
+    before = Lazy.calls
+    for i in range(len(pieces)):
+        rows.admit(str(i), "")
+    done = rows.compute(
+        [Piece(str(i), (5,) * n, start, wants=wants) for i, (n, start, wants) in enumerate(pieces)], None
+    )
+    mx.eval(done.arrays if done.logits is None else done.logits)
+    for i in range(len(pieces)):
+        rows.release(str(i))
+    wanted = sum(wants for _, _, wants in pieces)
+    assert (0 if done.logits is None else done.logits.shape[0]) == wanted
+    return Lazy.calls - before
+
+
+def test_a_pass_of_rows_that_decode_is_put_together_once_for_each_number_of_rows() -> None:
     """Nothing in it has to be known before it runs."""
-    module, selection = make("llama"), Selection()
-    kernels = LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2)
-    layout = PagedLayout([0, 0], kernels, pages=64, keeps=False)
-    rows = FlatRows(layout, FlatPass(FusedDecoder(module, kernels, selection), layout, selection))
-    monkeypatch.setattr(Lazy, "calls", 0)
-    calls = []
-    for step, count in enumerate((1, 3, 3, 3, 1)):
-        ids = [str(i) for i in range(count)]
-        for id_ in ids:
-            rows.admit(id_, "")
-        done = rows.compute([Piece(id_, (5,), step, wants=1) for id_ in ids], None)
-        mx.eval(done.logits, done.arrays)
-        assert done.logits is not None
-        assert done.logits.shape == (count, VOCABULARY)
-        calls.append(Lazy.calls)
-    assert 0 < calls[0] < calls[1] == calls[2] == calls[3] == calls[4]
+    rows = lazy_rows()
+    calls = [launches(rows, *[(1, step, 1)] * count) for step, count in enumerate((1, 3, 3, 3, 1))]
+    assert calls[0] > 0
+    assert calls[1] > 0
+    assert calls[2:] == [0, 0, 0]
+
+
+MIXED = ((1, 700, 1), (1, 90, 1), (130, 0, 1))
+OTHERS = {
+    "longer": ((1, 700, 1), (1, 90, 1), (131, 0, 1)),
+    "more rows that decode": ((1, 700, 1), (1, 90, 1), (1, 90, 1), (129, 0, 1)),
+    "nothing wanted of the prompt": ((1, 700, 1), (1, 90, 1), (130, 0, 0)),
+    "all wanted of the prompt": ((1, 700, 1), (1, 90, 1), (130, 0, 130)),
+    "a prompt in more parts": ((1, 700, 1), (1, 90, 1), (130, 6000, 1)),
+    "rows of more tokens": ((1, 700, 1), (2, 90, 1), (129, 0, 1)),
+    "of more tokens in tiles of more rows": ((1, 700, 1), (6, 90, 1), (125, 0, 1)),
+    "a prompt alone": ((132, 0, 3),),
+    "two prompts": ((66, 0, 1), (66, 0, 2)),
+}
+
+
+def test_a_pass_with_prompts_is_put_together_twice() -> None:
+    """The first time as it is, the second time to be compiled."""
+    rows = lazy_rows()
+    first, *others = (launches(rows, *MIXED) for _ in range(4))
+    assert others == [first, 0, 0]
+    assert launches(rows, (1, 703, 1), (1, 65, 1), (130, 30, 1)) == 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_pass_with_prompts_is_another_program_where_anything_constant_differs(name: str) -> None:
+    rows = lazy_rows()
+    for _ in range(3):
+        launches(rows, *MIXED)
+    assert launches(rows, *OTHERS[name]) > 0
+    assert launches(rows, *MIXED) == 0
+
+
+def test_keys_and_values_of_8_bits_are_not_compiled_beside_prompts() -> None:
+    """What they are made plain in grows from pass to pass."""
+    own = own_of(make("llama"), bits=8)
+    assert isinstance(own, Own), own
+    rows = own.new_rows(make("llama"))
+    rows.admit("a", "")
+    for start in (0, 40, 80):
+        rows.compute([Piece("a", (5,) * 40, start, wants=1)], None)
+    (layer, *_) = rows._layout.layers()
+    assert len(layer.step.compiled) == 0
+
+
+class Never(Programs):
+    """Compiles nothing with prompts in it."""
+
+    def again(self, *_: Any) -> None:
+        return None
+
+
+class Counting(Programs):
+    """Counts passes that are given a program with prompts in it."""
+
+    given = 0
+
+    def again(self, *args: Any) -> Any:
+        program = super().again(*args)
+        self.given += program is not None
+        return program
+
+
+@pytest.mark.parametrize("name", ["llama", "llama windowed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_passes_with_prompts_compute_the_same_from_a_program(name: str, seed: int) -> None:
+    """Logits, keys and values, over random mixes of few lengths; a program's constants were another pass's."""
+    dice, module = random.Random(seed), make(name)
+    own = own_of(module)
+    assert isinstance(own, Own), own
+    both = [own.new_rows(module), own.new_rows(module)]
+    counting = Counting()
+    for rows, programs in zip(both, (Never(), counting), strict=True):
+        rows._layout.layers()[0].step.compiled = programs
+    held: dict[str, int] = {}
+    for _ in range(40):
+        for id_ in [id_ for id_ in held if held[id_] > 150 or dice.random() < 0.1]:
+            del held[id_]
+            for rows in both:
+                rows.release(id_)
+        pieces = []
+        for id_ in dice.sample("abc", dice.randint(1, 3)):
+            start, count = held.setdefault(id_, 0), dice.choice((1, 1, 40))
+            tokens = tuple(dice.randrange(VOCABULARY) for _ in range(count))
+            pieces.append(Piece(id_, tokens, start, wants=dice.choice((0, 1)) if count > 1 else 1))
+            held[id_] += count
+        for rows in both:
+            for id_ in held:
+                rows.admit(id_, "")
+        plain, compiled = (rows.compute(pieces, None) for rows in both)
+        mx.eval([done.arrays for done in (plain, compiled)])
+        assert plain.places == compiled.places
+        assert plain.logits is None or mx.array_equal(plain.logits, compiled.logits).item()
+        for one, other in zip(*(rows._layout.layers() for rows in both), strict=True):
+            assert mx.array_equal(one.pool.data, other.pool.data).item()
+    assert counting.given > 3

@@ -17,7 +17,6 @@ import mlx.nn as nn
 from ..mlxlm import Selection
 from ..paged.kernels import Kernels
 from ..paged.layer import PagedLayer, Pass
-from ..paged.work import Tiles
 from .kernels import Between, Heads, Table
 from .product import Product, joined
 
@@ -67,65 +66,44 @@ class FusedDecoder:
     def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
         """Logits (N, 1, V) of the selected ones of `tokens` (T, 1)."""
         step, rows = cache[0].step, self._selection.rows
-        if rows is None and step.few == tokens.shape[0] and len({pages.window for pages in cache}) == 1:
-            return self._decode(tokens, cache, step)
-
-        def attend(pages: PagedLayer, queries: Any, scale: float) -> Any:
-            return pages.attend_written(queries, scale)
-
-        return self._logits(tokens, cache, step.positions, step.slots, attend, rows)
-
-    def _decode(self, tokens: Any, cache: Sequence[PagedLayer], step: Pass) -> Any:
-        """A pass of rows that decode is the same program again and again: compiled once for each number of rows, it
-        takes a tenth of the time to put together. What grows with the rows' lengths comes in a few sizes."""
-        kernels, window = cache[0].kernels, cache[0].window
-        tiles, pages = step.work(kernels, window, few=True), step.pages[True]
-        program = step.compiled.get(
-            (tokens.shape, tiles.rows, tiles.items.shape, pages.shape),
-            lambda: kernels.compile(self._program(cache, step.counters[True], tiles)),
-        )
-        logits = program(tokens, step.positions, step.slots, pages, tiles.items)
-        cache[-1].written = logits
+        windows = sorted({layer.window for layer in cache})
+        shapes, arrays = step.inputs(windows)
+        known = step.compiled.get if rows is None and step.few == step.count else step.compiled.again
+        program = None
+        if step.few == step.count or cache[0].pool.factors is None:  # else memory that grows is a part of it
+            key = (shapes, None if rows is None else rows.shape)
+            program = known(key, lambda: step.kernels.compile(self._program(cache, step.template(windows))))
+        made = self._pass(tokens, rows, step, cache) if program is None else program(tokens, rows, arrays)
+        logits, cache[-1].written = made
         return logits
 
-    def _program(self, cache: Sequence[PagedLayer], counters: Any, like: Tiles) -> Callable[..., Any]:
-        def program(tokens: Any, positions: Any, slots: Any, pages: Any, items: Any) -> Any:
-            tiles = replace(like, items=items)
+    def _program(self, cache: Sequence[PagedLayer], template: Pass) -> Callable[..., Any]:
+        """A pass that comes again with other arrays is the same program: compiled, it takes a tenth of the time to put
+        together. Passes of rows that decode come again and again, and what grows with the rows' lengths comes in a few
+        sizes; those with prompts are compiled the second time that they come."""
 
-            def attend(layer: PagedLayer, queries: Any, scale: float) -> Any:
-                return layer.kernels.attend(
-                    queries, layer.pool, tiles, pages, counters, slots, scale=scale, window=layer.window
-                )
-
-            return self._logits(tokens, cache, positions, slots, attend, None)
+        def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
+            return self._pass(tokens, rows, template.filled(arrays), cache)
 
         return program
 
-    def _logits(
-        self,
-        tokens: Any,
-        cache: Sequence[PagedLayer],
-        positions: Any,
-        slots: Any,
-        attend: Callable[..., Any],
-        rows: Any | None,
-    ) -> Any:
+    def _pass(self, tokens: Any, rows: Any | None, step: Pass, cache: Sequence[PagedLayer]) -> tuple[Any, Any]:
+        """Logits of the tokens at `rows`, or of all, and what is there when all keys and values are written."""
         between, layers = self._between, self._layers
         x = self._embed(tokens.reshape(-1))
         y = mx.fast.rms_norm(x, layers[0].norm, self._first_eps)
-        angles = {key: between.angles(positions, turns) for key, turns in self._turns.items()}
+        angles = {key: between.angles(step.positions, turns) for key, turns in self._turns.items()}
         norms = [*(layer.norm for layer in layers[1:]), self._norm]
         for layer, pages, norm in zip(layers, cache, norms, strict=True):
             turned = angles[id(layer.turns)]
             queries = between.rotate(
-                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, slots, pages.pool, layer.heads
+                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, step.slots, pages.pool, layer.heads
             )
-            attended = layer.out(attend(pages, queries, layer.scale).reshape(x.shape[0], -1))
-            x, y = between.add_norm(x, attended, layer.second_norm, layer.eps)
+            attended = step.attend(queries, pages.pool, step.slots, window=pages.window, scale=layer.scale)
+            x, y = between.add_norm(x, layer.out(attended.reshape(x.shape[0], -1)), layer.second_norm, layer.eps)
             y = between.swiglu(layer.gate_up(y))
             x, y = between.add_norm(x, layer.down(y), norm, layer.eps)
-        cache[-1].written = y  # all keys and values are, once it is computed
-        return self._head(y if rows is None else y[rows])[:, None]
+        return self._head(y if rows is None else y[rows])[:, None], y
 
 
 def _layer(layer: Any, kernels: Kernels) -> _Layer:

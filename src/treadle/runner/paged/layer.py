@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,62 +20,117 @@ from .work import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, few_tiles, is_
 
 @dataclass
 class Pass:
-    """What all layers share in a step. The first `few` tokens are of segments for one kernel, the rest for the other;
-    `pages`, of these and of those, are where their rows are, and `slots` where all the tokens go, on the device.
-    `compiled` are passes over these layers that were compiled."""
+    """What all layers share in a step. The first `few` of `count` tokens are of segments for one kernel, the rest for
+    the other; `pages`, of these and of those, are where their rows are, and `slots` where all the tokens go, on the
+    device. `tiles` are, by whether they are for few and by their window, for layers of `kernels`' heads. `compiled` are
+    passes over these layers that were compiled."""
 
+    kernels: Kernels
     positions: Any = None
     slots: Any = None
     pages: tuple[Any, Any] = (None, None)
     counters: tuple[Any, Any] = (None, None)
     compiled: Programs = field(default_factory=Programs)
+    count: int = 0
     few: int = 0
-    segments: Any = None
-    tiles: dict[tuple[bool, int, int, int, int], Tiles] | None = None
+    segments: dict[bool, Segments] = field(default_factory=dict)
+    tiles: dict[tuple[bool, int], Tiles] = field(default_factory=dict)
+    windows: set[int] = field(default_factory=set)
     _uploads: Uploads = field(default_factory=Uploads)
 
-    def begin(self, segments: Segments, rep: int, positions: npt.NDArray[np.int32], slots: Any, pages: Any) -> None:
+    def begin(self, segments: Segments, positions: npt.NDArray[np.int32], slots: Any, pages: Any) -> None:
         """The next step; `segments` begin with those of few rows."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
-        self.segments = segments
-        few = is_few(segments[:, COUNT], rep)
-        self.few = int(segments[few, COUNT].sum())
-        border = len(pages) if few.all() else int(segments[few.sum(), PAGES])
-        segments[~few, PAGES] -= border
-        parts = positions, slots, _padded(pages[border:]), _padded(pages[:border])
-        self.positions, self.slots, *both = self._uploads.put(*parts)
-        self.pages = both[0], both[1]
-        self.tiles = {}
+        some = int(np.count_nonzero(is_few(segments[:, COUNT], self.kernels.rep)))
+        few, many = segments[:some], segments[some:]
+        self.count, self.few = len(positions), int(few[:, COUNT].sum())
+        border = int(many[0, PAGES]) if len(many) else len(pages)
+        many[:, PAGES] -= border
+        many[:, FIRST] -= self.few
+        self.segments = {kind: of for kind, of in ((True, few), (False, many)) if len(of)}
+        made = {(kind, window): self._cut(window, few=kind) for kind in self.segments for window in self.windows}
+        both = [_padded(pages[border:]), _padded(pages[:border])]
+        self.positions, self.slots, *rest = self._uploads.put(
+            positions, slots, *both, *(tiles.items for tiles in made.values())
+        )
+        self.pages = rest[0], rest[1]
+        self.tiles = {
+            key: replace(tiles, items=items) for (key, tiles), items in zip(made.items(), rest[2:], strict=True)
+        }
 
     def close(self) -> None:
         """Nothing more is computed; what is compiled holds the pools."""
         self.compiled.clear()
         self.counters = (None, None)
 
-    def work(self, kernels: Kernels, window: int, *, few: bool) -> Tiles:
-        """The step's tiles for layers of such heads, made once; tokens are counted from the first of their kind."""
-        assert self.tiles is not None
-        key = (few, kernels.rep, kernels.heads, kernels.dim, window)
-        if key not in self.tiles:
-            some = self.segments[is_few(self.segments[:, COUNT], kernels.rep) == few]
-            some[:, FIRST] -= 0 if few else self.few
-            heads = {"rep": kernels.rep, "heads": kernels.heads, "window": window}
-            made = few_tiles(some, **heads) if few else many_tiles(some, **heads, dim=kernels.dim)
-            self.tiles[key] = replace(made, items=self._uploads.put(_padded(made.items))[0])
-        return self.tiles[key]
+    def work(self, window: int, *, few: bool) -> Tiles:
+        """The step's tiles, made once; tokens are counted from the first of their kind. Those of a window that was
+        asked for before are made when a step begins, and come to the device with all that it needs."""
+        if (few, window) not in self.tiles:
+            self.windows.add(window)
+            made = self._cut(window, few=few)
+            self.tiles[few, window] = replace(made, items=self._uploads.put(made.items)[0])
+        return self.tiles[few, window]
+
+    def _cut(self, window: int, *, few: bool) -> Tiles:
+        kernels, some = self.kernels, self.segments[few]
+        if few:
+            made = few_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window)
+        else:
+            made = many_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window, dim=kernels.dim)
+        return replace(made, items=_padded(made.items))
+
+    def attend(self, queries: Any, pool: Pool, written: Any, *, window: int, scale: float) -> Any:
+        """Attention (T, query heads, 1, D) of all the step's `queries` of that shape over what is in `pool`, where
+        `written` says that it is there."""
+        if self.few in (0, self.count):
+            return self._attend(queries, pool, written, window, scale, few=self.few > 0)
+        parts = [self._attend(queries[: self.few], pool, written, window, scale, few=True)]
+        parts.append(self._attend(queries[self.few :], pool, written, window, scale, few=False))
+        return mx.concatenate(parts)
+
+    def _attend(self, queries: Any, pool: Pool, written: Any, window: int, scale: float, *, few: bool) -> Any:
+        tiles = self.work(window, few=few)
+        return self.kernels.attend(
+            queries, pool, tiles, self.pages[few], self.counters[few], written, scale=scale, window=window
+        )
+
+    # Programs ----------------------------------------------------------------------------------------------------
+
+    def inputs(self, windows: Sequence[int]) -> tuple[Hashable, list[Any]]:
+        """For a program of a step for layers with `windows`: all that is constant in it, and the arrays that it is
+        given each time."""
+        keys = self._keys(windows)
+        tiles = [self.work(window, few=few) for few, window in keys]
+        shapes = [(of.rows, of.blocks, of.parts, of.items.shape) for of in tiles]
+        constants = (self.count, self.few, self.pages[0].shape, self.pages[1].shape, *keys, *shapes)
+        return constants, [self.positions, self.slots, *self.pages, *(of.items for of in tiles)]
+
+    def template(self, windows: Sequence[int]) -> Pass:
+        """The step without its arrays: with others it is a step that has the same constants."""
+        bare = {key: replace(self.tiles[key], items=None) for key in self._keys(windows)}
+        return replace(self, positions=None, slots=None, pages=(None, None), segments={}, tiles=bare)
+
+    def filled(self, arrays: Sequence[Any]) -> Pass:
+        """The template with `arrays` as `inputs` gives them."""
+        positions, slots, many, few, *items = arrays
+        tiles = {key: replace(of, items=one) for (key, of), one in zip(self.tiles.items(), items, strict=True)}
+        return replace(self, positions=positions, slots=slots, pages=(many, few), tiles=tiles)
+
+    def _keys(self, windows: Sequence[int]) -> list[tuple[bool, int]]:
+        return [(few, window) for few in self.segments for window in windows]
 
 
 class PagedLayer:
     """One layer: its `pool` and its `window`, 0 where it sees everything."""
 
-    def __init__(self, pool: Pool, window: int, step: Pass, kernels: Kernels) -> None:
+    def __init__(self, pool: Pool, window: int, step: Pass) -> None:
         self.pool = pool
         self.written: Any = None
         self.step = step
         self.window = window
-        self.kernels = kernels
 
     @property
     def offset(self) -> Any:
@@ -87,8 +143,7 @@ class PagedLayer:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Put `keys` and `values` (T, kv heads, 1, D) where they belong."""
-        step = self.step
-        self.written = self.kernels.write(self.pool, keys, values, step.slots)
+        self.written = self.step.kernels.write(self.pool, keys, values, self.step.slots)
         return keys, values
 
     def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
@@ -96,30 +151,12 @@ class PagedLayer:
         if sinks is not None:
             raise NotImplementedError("the kernels know no attention sinks")
         window = min(filter(None, (window, self.window)), default=0)
-        few = self.step.few
-        if few == 0 or few == queries.shape[0]:
-            return self._attend(queries, window, scale, few=few > 0)
-        parts = [self._attend(queries[:few], window, scale, few=True)]
-        parts.append(self._attend(queries[few:], window, scale, few=False))
-        return mx.concatenate(parts)
-
-    def attend_written(self, queries: Any, scale: float) -> Any:
-        """Like `attend`, where what made `queries` has put keys and values where they belong."""
-        self.written = self.step.slots
-        try:
-            return self.attend(queries, scale, 0, None)
-        finally:
-            self.written = None
-
-    def _attend(self, queries: Any, window: int, scale: float, *, few: bool) -> Any:
-        kernels, step = self.kernels, self.step
-        tiles = step.work(kernels, window, few=few)
-        return kernels.attend(
-            queries, self.pool, tiles, step.pages[few], step.counters[few], self.written, scale=scale, window=window
-        )
+        return self.step.attend(queries, self.pool, self.written, window=window, scale=scale)
 
 
 def _padded(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """`array` (n, ...) with zeros behind it, so that it comes in few sizes: a tile of zeros has no rows."""
     size = max(64, 1 << (len(array) - 1).bit_length())
-    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), np.int32)])
+    padded = np.zeros((size, *array.shape[1:]), np.int32)
+    padded[: len(array)] = array
+    return padded

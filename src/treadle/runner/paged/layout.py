@@ -35,8 +35,8 @@ class PagedLayout:
     def __init__(self, windows: Sequence[int], kernels: Kernels, *, pages: int, keeps: bool) -> None:
         self.blocks = pages
         self._kernels = kernels
-        self._step = Pass()
-        self._layers = [PagedLayer(kernels.new_pool(pages), window, self._step, kernels) for window in windows]
+        self._step = Pass(kernels)
+        self._layers = [PagedLayer(kernels.new_pool(pages), window, self._step) for window in windows]
         self._page_bytes = len(windows) * kernels.page_bytes
         self._pages = Pages(pages, PAGE, self._copy, keeps=keeps)
         self._known: dict[str, Sequence[int]] = {}
@@ -72,7 +72,7 @@ class PagedLayout:
         segments[:, PAGES] = np.cumsum(segments[:, PAGES]) - segments[:, PAGES]
         row = np.repeat(segments[:, PAGES], segments[:, COUNT])
         slots = pages[row + positions // PAGE] * PAGE + positions % PAGE
-        self._step.begin(segments, self._kernels.rep, positions, slots, pages)
+        self._step.begin(segments, positions, slots, pages)
 
     def written(self) -> list[Any]:
         """The last layer's suffices: it was computed from all others'."""
