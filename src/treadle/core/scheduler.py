@@ -37,7 +37,7 @@ from .messages import (
     Submit,
 )
 from .outputs import Outputs
-from .pace import PrefillPace
+from .pace import Bill, PrefillPace
 from .plan import RowTokens, StepPlan, StepResult
 from .queue import Queue
 from .room import Promises, Reservations, Room
@@ -76,6 +76,7 @@ class _Flight:
 
     plan: StepPlan
     rows: dict[str, Row]
+    bill: Bill
 
 
 class Scheduler:
@@ -171,7 +172,7 @@ class Scheduler:
             return self.flush()
         flight = self._flights.popleft()
         _agree(flight.plan is plan, "plans are applied in their order")
-        self._observe(plan, result)
+        self._observe(flight, result)
         for failure in result.failures:
             if (row := flight.rows.get(failure.id)) is not None and row.live:
                 self._end(row, failed("engine_step_failed", failure.message))
@@ -254,7 +255,8 @@ class Scheduler:
         memory: none will come free."""
         if not plan.idle:
             self._counts.steps += 1
-            self._flights.append(_Flight(plan, {id_: self._running[id_] for id_ in _row_ids(plan)}))
+            rows = {id_: self._running[id_] for id_ in _row_ids(plan)}
+            self._flights.append(_Flight(plan, rows, self._bill(plan)))
         stuck = self._running and not (self._flights or plan.release)
         self._stuck = self._stuck + 1 if stuck else 0
         if self._stuck > STUCK_PLANS:
@@ -320,20 +322,20 @@ class Scheduler:
         rows: dict[Row, None] = {}
         while True:
             flight = self._flights.pop()
+            self._pace.void(flight.bill)
             rows = dict.fromkeys((*flight.rows.values(), *rows))
             if flight.plan is plan:
                 return rows
 
     # What became of a step -----------------------------------------------------------------------------------------
 
-    def _observe(self, plan: StepPlan, result: StepResult) -> None:
+    def _bill(self, plan: StepPlan) -> Bill:
         chunks = {chunk.id: len(chunk.tokens) for chunk in plan.prefill}
-        self._pace.observe(
-            prefill_tokens=sum(chunks.values()),
-            prefill_s=result.prefill_s,
-            decode_s=result.decode_s,
-            beside=any(decode.id not in chunks for decode in plan.decode),
-        )
+        return self._pace.bill(sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode))
+
+    def _observe(self, flight: _Flight, result: StepResult) -> None:
+        behind = self._flights[0].bill if self._flights else None
+        self._pace.observe(flight.bill, prefill_s=result.prefill_s, decode_s=result.decode_s, behind=behind)
         self._counts.prefill_s += result.prefill_s
         self._counts.decode_s += result.decode_s
 

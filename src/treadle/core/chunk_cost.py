@@ -1,0 +1,84 @@
+"""What a chunk of a prompt costs, learned from chunks that were computed."""
+
+from __future__ import annotations
+
+CHUNK_S = 0.2
+LONGEST_CHUNK_S = 0.6
+WORTH_OVERHEADS = 4.0  # a chunk that nobody decodes beside takes as long as this many overheads
+FORGET = 0.9  # weight of the past against each new measurement
+FORGET_FAST = 0.3  # the same, where the past said several times too much
+MOST_OVERHEAD = 0.95  # of the mean chunk: no token is free
+LEAST_SPREAD = 0.01  # of sizes, as a part of their mean square: below it they tell nothing of the overhead
+TELLING_SPREAD = 0.2  # what they tell is taken as it is
+OUTLIER = 2.5  # times what was expected: once, it is chance, and counts for no more than that
+
+
+class ChunkCost:
+    """Seconds of a prefill chunk as an affine function of its tokens: least squares with a fading memory."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._overhead = 0.0
+        self._tried = 0.0
+        self._slow = False  # what was measured last
+        self.told_apart = False  # sizes have differed enough to tell the overhead from the tokens
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        self._tried = max(float(tokens), self._tried * FORGET)
+        keep = FORGET
+        if self.known:
+            slow = seconds > OUTLIER * max(self.seconds(tokens), self._y / self._weight)
+            self._slow, before = slow, self._slow
+            if slow and not before:
+                self._slow_down(1 + (1 - FORGET) * (OUTLIER - 1))
+                return
+            if OUTLIER * seconds < self.seconds(tokens):
+                keep = FORGET_FAST
+        self._weight = self._weight * keep + 1
+        self._x = self._x * keep + tokens
+        self._y = self._y * keep + seconds
+        self._xx = self._xx * keep + tokens * tokens
+        self._xy = self._xy * keep + tokens * seconds
+        self._fit()
+
+    def _slow_down(self, factor: float) -> None:
+        """All is dearer than it was: once far too slow tells nothing of overhead and tokens."""
+        self._y *= factor
+        self._xy *= factor
+        self._overhead *= factor
+
+    @property
+    def known(self) -> bool:
+        return self._y > 0
+
+    def _fit(self) -> None:
+        """Sizes that hardly differ tell nothing of the overhead: it stays what it was found to be."""
+        spread = self._weight * self._xx - self._x * self._x
+        part = spread / (self._xx * self._weight)
+        if part > LEAST_SPREAD:
+            per_token = max(0.0, (self._weight * self._xy - self._x * self._y) / spread)
+            found = max(0.0, (self._y - per_token * self._x) / self._weight)
+            trust = min(1.0, part / TELLING_SPREAD) if self.told_apart else 1.0
+            self._overhead += trust * (found - self._overhead)
+            self.told_apart = True
+
+    def line(self) -> tuple[float, float]:
+        """(overhead in seconds, seconds per token): the first not negative, the second positive."""
+        mean = self._y / self._weight
+        overhead = min(self._overhead, MOST_OVERHEAD * mean)
+        return overhead, (mean - overhead) * self._weight / self._x
+
+    def seconds(self, tokens: int) -> float:
+        overhead, per_token = self.line()
+        return overhead + per_token * tokens
+
+    def tokens_alone(self) -> int:
+        """How many tokens a chunk should have that nobody decodes beside. While all sizes were alike, another one."""
+        overhead, _ = self.line()
+        tokens = self.tokens(max(CHUNK_S, min(LONGEST_CHUNK_S, WORTH_OVERHEADS * overhead)))
+        return tokens if self.told_apart else max(tokens, int(2 * self._tried))
+
+    def tokens(self, seconds: float) -> int:
+        """How many tokens `seconds` pay for; at most twice as many as were tried of late, as the line may mislead."""
+        overhead, per_token = self.line()
+        return int(min(max(0.0, seconds - overhead) / per_token, 2 * self._tried))

@@ -1,0 +1,233 @@
+"""A machine that is a formula, and the engine's loop around it: a host that builds steps, a device that computes them.
+
+Seconds here are simulated. As in `engine/loop.py` a step is built while the one before it is computed, and a step's
+seconds are what `runner/text.py` takes them for: until its end, from its start or the end of the one before it. Where
+building takes longer than computing, the seconds of a step are those in which the next one was built.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from treadle.core.messages import Output, Submit
+from treadle.core.plan import RowTokens, StepPlan, StepResult
+from treadle.core.scheduler import Scheduler, SchedulerLimits
+from treadle.runner.flat import Piece
+from treadle.runner.times import StepTimes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a step takes: to be built, where rows decode and where a prompt is read beside them, and to be computed, by
+    its tokens of prompts and those before them. Each time is within +-`noise`; the first chunk of the prompt "long" is
+    `first` times as dear, and steps with chunks, by their numbers, in `slow` five times."""
+
+    build_s: float
+    build_mixed_s: float
+    decode_s: float
+    mixed_s: float
+    token_s: float
+    context_s: float = 0.0  # for each token and each one before it
+    lookahead: int = 1
+    noise: float = 0.0
+    first: float = 1.0
+    slow: frozenset[int] = frozenset()
+
+    def computed_s(self, sizes: Mapping[int, int]) -> float:
+        """Of chunks by where they start."""
+        if not sizes:
+            return self.decode_s
+        attended = sum(count * (start + count / 2) for start, count in sizes.items())
+        return self.mixed_s + self.token_s * sum(sizes.values()) + self.context_s * attended
+
+
+@dataclass
+class Sent:
+    """One request: when it was sent, and when its tokens came."""
+
+    at: float
+    token_s: list[float] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0] - self.at
+
+
+@dataclass(frozen=True)
+class _Started:
+    plan: StepPlan
+    began: float
+    done: float
+
+
+class Served:
+    """A scheduler that drives a machine. What is sent for later is taken when its time has come, between two steps."""
+
+    def __init__(self, machine: Machine, *, max_running: int = 64, prefill_tokens: int = 2048, seed: int = 0) -> None:
+        self.machine = machine
+        self.scheduler = Scheduler(SchedulerLimits(max_running, prefill_tokens))
+        self.now = 0.0
+        self.sent: dict[str, Sent] = {}
+        self.chunks: list[tuple[float, int]] = []  # when each step with a part of a prompt was planned, and its tokens
+        self._later: deque[tuple[float, Submit]] = deque()
+        self._times = StepTimes()
+        self._chance = random.Random(seed)
+        self._started: deque[_Started] = deque()
+        self._device_free = self._finished_at = 0.0
+
+    def send(self, id_: str, prompt: int, max_tokens: int, at: float | None = None) -> Sent:
+        at = self.now if at is None else at
+        request = Submit(id=id_, prompt=(1,) * prompt, max_tokens=max_tokens, max_wait_s=1e9)
+        self._later.append((at, request))
+        self._later = deque(sorted(self._later, key=lambda entry: entry[0]))
+        self.sent[id_] = Sent(at)
+        return self.sent[id_]
+
+    def until(self, holds: Callable[[], bool], steps: int = 100_000) -> None:
+        for _ in range(steps):
+            if holds():
+                return
+            self.step()
+        raise AssertionError(f"not reached within {steps} steps")
+
+    def step(self) -> None:
+        """One round of the loop."""
+        if not self.scheduler.has_work and self._later:
+            self.now = max(self.now, self._later[0][0])
+        while self._later and self._later[0][0] <= self.now:
+            self.scheduler.submit(self._later.popleft()[1], self.now)
+        self.scheduler.departed()
+        plan = self.scheduler.plan(self.now)
+        if plan.idle:
+            self._finish_until(max(0, self.scheduler.in_flight - 1))
+        else:
+            self._start(plan)
+            self._finish_until(self.machine.lookahead)
+        self._hear(self.scheduler.flush())
+
+    def _start(self, plan: StepPlan) -> None:
+        machine, began, factor = self.machine, self.now, 1.0
+        if plan.prefill:
+            self.chunks.append((self.now, sum(len(chunk.tokens) for chunk in plan.prefill)))
+            factor = machine.first if any(admit.request.id == "long" for admit in plan.admit) else 1.0
+            factor = 5.0 if len(self.chunks) in machine.slow else factor
+        self.now += self._noisy(factor * (machine.build_mixed_s if plan.prefill else machine.build_s))
+        sizes = {chunk.start: 0 for chunk in plan.prefill}
+        for chunk in plan.prefill:
+            sizes[chunk.start] += len(chunk.tokens)
+        self._device_free = max(self.now, self._device_free) + self._noisy(factor * machine.computed_s(sizes))
+        self._started.append(_Started(plan, began, self._device_free))
+
+    def _noisy(self, seconds: float) -> float:
+        return seconds * self._chance.uniform(1 - self.machine.noise, 1 + self.machine.noise)
+
+    def _finish_until(self, in_flight: int) -> None:
+        while self.scheduler.in_flight > in_flight:
+            started = self._started.popleft()
+            self.now = max(self.now, started.done)
+            seconds = self.now - max(started.began, self._finished_at)
+            self._finished_at = self.now
+            rows = tuple(RowTokens(id=row.id, tokens=(7,)) for row in started.plan.decode)
+            times = self._times.split(pieces(started.plan), seconds)
+            self._hear(self.scheduler.apply(started.plan, StepResult(rows=rows, **times)))
+
+    def _hear(self, outputs: tuple[Output, ...]) -> None:
+        for output in outputs:
+            self.sent[output.id].token_s += [self.now] * len(output.tokens)
+            self.sent[output.id].done |= output.finish is not None
+
+
+def pieces(plan: StepPlan) -> list[Piece]:
+    """What each row computes in a step, as the runner sees it."""
+    tokens = {chunk.id: chunk.tokens for chunk in plan.prefill}
+    picks = {decode.id for decode in plan.decode}
+    return [
+        Piece(id_, (*tokens.get(id_, ()), *(0,) * (id_ in picks)), 0, picks=id_ in picks)
+        for id_ in {**tokens, **dict.fromkeys(picks)}
+    ]
+
+
+@dataclass(frozen=True)
+class Stall:
+    """What a long prompt beside four decoding rows came to (P3), and a short request that came meanwhile (P4)."""
+
+    kept: float
+    gap_ratio: float
+    ttft_s: float
+    ideal_s: float
+    short_ratio: float
+    chunk: int
+
+
+def quantile(values: list[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def stall(machine: Machine, *, prompt: int = 30_000, decoders: int = 4, short: int = 0, seed: int = 0) -> Stall:
+    """Rows decode, one has come after the other; then the long prompt joins them."""
+    served = Served(machine, seed=seed)
+    alone = _unloaded(machine, short or 82, seed)
+    for i in range(decoders):
+        sent = served.send(f"decoder {i}", 82, 10**9)
+        served.until(lambda sent=sent: bool(sent.token_s))
+    watched = served.sent["decoder 0"]
+    for _ in range(300):
+        served.step()
+    idle, before = gaps(watched)[-200:], len(served.chunks)
+    long = served.send("long", prompt, 1)
+    shorts = []
+    if short:
+        step_s = statistics.median(idle)
+        shorts = [served.send(f"short {i}", short, 1, at=served.now + (11 + 10.13 * i) * step_s) for i in range(40)]
+    first = len(watched.token_s)
+    served.until(lambda: long.done)
+    during = gaps(watched)[first - 1 :]
+    sizes = [count for _, count in served.chunks[before:]]
+    cost_s = machine.computed_s({0: prompt}) - machine.mixed_s
+    return Stall(
+        kept=statistics.mean(idle) / statistics.mean(during),
+        gap_ratio=quantile(during, 0.99) / quantile(idle, 0.99),
+        ttft_s=long.ttft_s,
+        ideal_s=cost_s * 1.4 / 0.4,
+        short_ratio=statistics.median([s.ttft_s for s in shorts if s.done]) / alone if shorts else 0.0,
+        chunk=int(statistics.mean(sizes)),
+    )
+
+
+def _unloaded(machine: Machine, length: int, seed: int) -> float:
+    """A short request's TTFT on an idle server."""
+    served, ttft_s = Served(machine, seed=seed), []
+    for i in range(9):
+        sent = served.send(f"{i}", length, 1, at=served.now + 1.0)
+        served.until(lambda sent=sent: sent.done)
+        ttft_s.append(sent.ttft_s)
+    return statistics.median(ttft_s)
+
+
+def gaps(sent: Sent) -> list[float]:
+    return [b - a for a, b in zip(sent.token_s, sent.token_s[1:], strict=False)]
+
+
+def burst(machine: Machine, at_once: int, *, every_s: float = 0.1, prompt: int = 82, seed: int = 0) -> list[float]:
+    """P1: TTFT of 4 requests a slot, `every_s` apart, after a few that warm up."""
+    served = Served(machine, max_running=at_once, seed=seed)
+    warm = [served.send(f"warm {i}", prompt, 64, at=0.05 * i) for i in range(6)]
+    served.until(lambda: all(one.done for one in warm))
+    chance, start = random.Random(seed), served.now + 1.0
+    jitter = [chance.uniform(0, 0.01) for _ in range(4 * at_once)]
+    sent = [served.send(f"{i}", prompt, 64, at=start + every_s * i + jitter[i]) for i in range(4 * at_once)]
+    served.until(lambda: all(one.done for one in sent))
+    return [one.ttft_s for one in sent]
+
+
+SMALL = Machine(2.8e-3, 5e-3, 2e-3, 3e-3, 8e-6, context_s=2e-10)
+SLOW_HOST = Machine(4.3e-3, 8.3e-3, 2.5e-3, 4.4e-3, 9e-6, context_s=2e-10)
+QUICK_HOST = Machine(1e-3, 1.5e-3, 3e-3, 5e-3, 8e-6, context_s=2e-10)
+LARGE = Machine(2.8e-3, 5e-3, 5.5e-3, 7e-3, 60e-6, context_s=4e-10)
+CPU = Machine(0.0, 0.0, 0.1, 0.13, 3e-3, lookahead=0)
+DEAR_PASS = Machine(1e-3, 1e-3, 4e-3, 12e-3, 8e-6, context_s=2e-10)
