@@ -11,7 +11,7 @@ class Beginning(Sequence[int]):
 
     __slots__ = ("_count", "_tokens")
 
-    def __init__(self, tokens: list[int], count: int) -> None:
+    def __init__(self, tokens: Sequence[int], count: int) -> None:
         assert count <= len(tokens)
         self._tokens = tokens
         self._count = count
@@ -23,9 +23,9 @@ class Beginning(Sequence[int]):
     def __getitem__(self, index: int) -> int: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
 
-    def __getitem__(self, index: int | slice) -> int | list[int]:
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if isinstance(index, slice):
             return self._tokens[slice(*index.indices(self._count))]
         return self._tokens[range(self._count)[index]]

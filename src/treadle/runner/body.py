@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,8 +55,8 @@ class Body(Protocol):
         """A pass for `pieces`, one a row; `previous` (P,) int32 are what the step before picked."""
         ...
 
-    def settle(self, row: str, tokens: Sequence[int]) -> None:
-        """`tokens` are all that the row's cache holds, computed and known."""
+    def settle(self, held: Mapping[str, int]) -> None:
+        """So many of each row's tokens are all that its cache holds, computed and known."""
         ...
 
     def release(self, row: str) -> None:
@@ -115,19 +115,17 @@ class FlatRows:
 
     def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
         self._rows.add(row)
-        self._layout.admit(row, salt)
+        self._layout.admit(row, salt, tokens)
 
     def mark(self, row: str, ends: Sequence[int]) -> None:
         """What is settled can be reused wherever prompts part."""
 
     def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
-        done = Computed()
-        some = []
-        for piece in pieces:
-            if piece.id in self._rows:
-                some.append(piece)
-            else:
-                done.refused[piece.id] = "the runner holds no cache for this request"
+        done, rows = Computed(), self._rows
+        some = [piece for piece in pieces if piece.id in rows]
+        if len(some) < len(pieces):
+            why = "the runner holds no cache for this request"
+            done.refused = {piece.id: why for piece in pieces if piece.id not in rows}
         if not some:
             return done
         done.logits, ordered = self._flat.run(some, previous)
@@ -139,8 +137,8 @@ class FlatRows:
         done.arrays = self._layout.written()
         return done
 
-    def settle(self, row: str, tokens: Sequence[int]) -> None:
-        self._layout.settle(row, tokens)
+    def settle(self, held: Mapping[str, int]) -> None:
+        self._layout.settle(held)
 
     def release(self, row: str) -> None:
         if row in self._rows:

@@ -6,6 +6,7 @@ one for all penalties. The counts live here, on the host, and go when the row go
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,6 @@ class RowEdits:
 
     def __init__(self, request: Submit, history: Sequence[int], vocabulary: int) -> None:
         sampling = request.sampling
-        self.min_tokens = request.min_tokens
         self.stops = np.array(sorted({i for i in request.stop_token_ids if 0 <= i < vocabulary}), np.int32)
         biases = [(i, bias) for i, bias in sampling.logit_bias if 0 <= i < vocabulary]
         self.bias_ids = np.array([i for i, _ in biases], np.int32)
@@ -32,14 +32,13 @@ class RowEdits:
         self.seen: SeenTokens | None = None
         if _penalised(request):
             self.seen = SeenTokens(request, history)
-
-    def pending(self, position: int) -> bool:
-        """Whether anything changes the logits at `position`."""
-        return self.seen is not None or len(self.bias_ids) > 0 or self.holds_stops(position)
+        self._held = request.min_tokens if len(self.stops) else 0
+        self.before: float = math.inf if self.seen is not None or len(self.bias_ids) else self._held
+        """Anything changes the logits at positions below this one."""
 
     def holds_stops(self, position: int) -> bool:
         """Whether stop tokens may not be picked at `position` yet."""
-        return position < self.min_tokens and len(self.stops) > 0
+        return position < self._held
 
 
 class SeenTokens:
@@ -93,7 +92,7 @@ def edit(logits: Any, rows: Sequence[RowEdits], positions: Sequence[int], put: P
     Order: biases and held-back stop tokens, then the repetition penalty, then presence and frequency. `put` makes
     arrays.
     """
-    places = [i for i, (row, position) in enumerate(zip(rows, positions, strict=True)) if row.pending(position)]
+    places = [i for i, (row, position) in enumerate(zip(rows, positions, strict=True)) if position < row.before]
     if not places:
         return logits
     logits = _biased(logits.astype(mx.float32), [(i, rows[i], positions[i]) for i in places], put)

@@ -7,11 +7,11 @@ the layers' caches (`mlxlm.route_attention`), behind which a `Layout` keeps keys
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +20,7 @@ from .mlxlm import Selection
 from .uploads import Put, plain
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What one row computes in a step: `tokens`, the first of them at position `start` of its sequence.
 
     Where `previous` is not negative, the last token is what the step before picks, at that place among its picks, and
@@ -47,8 +46,7 @@ class Piece:
         return self.start + len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A piece in a pass: its tokens are `first` to `first + count` of it, and stand at `start` in row `id`."""
 
     id: str
@@ -82,8 +80,9 @@ class Layout(Protocol):
         """How many of `tokens` are kept already; they are the row's from now on."""
         ...
 
-    def admit(self, row: str, salt: str) -> None:
-        """A row that holds what `reuse` gave it, or nothing."""
+    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
+        """A row that holds what `reuse` gave it, or nothing. `tokens` are what it computes; more may be added to them
+        later."""
         ...
 
     def order(self, pieces: Sequence[Piece]) -> list[Piece]:
@@ -98,8 +97,8 @@ class Layout(Protocol):
         """What to evaluate so that the pass's keys and values are kept."""
         ...
 
-    def settle(self, row: str, tokens: Sequence[int]) -> None:
-        """`tokens` are all that the row holds, computed and known: others may reuse them."""
+    def settle(self, held: Mapping[str, int]) -> None:
+        """So many of each row's tokens are all that it holds, computed and known: others may reuse them."""
         ...
 
     def release(self, row: str) -> None:
@@ -144,9 +143,11 @@ class FlatPass:
         pieces = self._layout.order(pieces)
         placed, first = [], 0
         for piece in pieces:
-            placed.append(Placed(piece.id, first, len(piece.tokens), piece.start))
-            first += len(piece.tokens)
-        starts, counts = (np.array([getattr(p, name) for p in placed], np.int32) for name in ("start", "count"))
+            count = len(piece.tokens)
+            placed.append(Placed(piece.id, first, count, piece.start))
+            first += count
+        starts = np.array([piece.start for piece in pieces], np.int32)
+        counts = np.array([place.count for place in placed], np.int32)
         self._layout.begin(placed, _spread(starts, counts))
         wants = np.array([piece.wants for piece in pieces], np.int32)
         rows = _spread(np.cumsum(counts, dtype=np.int32) - wants, wants)
@@ -186,6 +187,8 @@ class FlatPass:
 
 def _spread(starts: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """`counts[i]` numbers from `starts[i]` on, for each i, one behind the other."""
+    if (counts == 1).all():
+        return starts
     ends = np.cumsum(counts, dtype=np.int32)
     spread: npt.NDArray[np.int32] = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - (ends - counts), counts)
     return spread

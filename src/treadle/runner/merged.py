@@ -10,12 +10,13 @@ Prompts are kept as snapshots (`snapshots`) of rows on their way, and of what ro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from ..core.messages import PrefixStatistics, Sharing
 from . import mlxlm
@@ -38,13 +39,13 @@ UNKNOWN_BUDGET = 2 << 30
 @dataclass(slots=True, eq=False)
 class _Row:
     """A row whose caches hold `cached` tokens, the first of `tokens`. It is kept after as many as `marks` says, and
-    when it leaves, after those that are `settled`; one that failed has none. `kept` tokens are kept already."""
+    when it leaves, after as many as are `settled`; one that failed has none. `kept` tokens are kept already."""
 
     salt: str
     tokens: Sequence[int] = ()
     cached: int = 0
     kept: int = 0
-    settled: Sequence[int] | None = None
+    settled: int | None = None
     marks: list[int] = field(default_factory=list)
     shares: bool = True
 
@@ -110,11 +111,11 @@ class MergedRows:
         leaves = None if mine is None else self._left_by(row, mine)
         self._forget(row)
         if mine is not None and mine.settled is not None and leaves is not None:
-            self._keep(row, mine, mine.settled[:], leaves)
+            self._keep(row, mine, mine.tokens[: mine.settled], leaves)
 
     def _left_by(self, row: str, mine: _Row) -> Caches | None:
         """What a row leaves that can be trusted."""
-        if self._snapshots is None or mine.settled is None or len(mine.settled) != mine.cached:
+        if self._snapshots is None or mine.settled != mine.cached:
             return None
         if row in self._own:
             return self._own[row]
@@ -131,9 +132,10 @@ class MergedRows:
         self._own.pop(row, None)
         self._batch.forget(row)
 
-    def settle(self, row: str, tokens: Sequence[int]) -> None:
-        if row in self._rows:
-            self._rows[row].settled = tokens
+    def settle(self, held: Mapping[str, int]) -> None:
+        for row, count in held.items():
+            if row in self._rows:
+                self._rows[row].settled = count
 
     def reset(self) -> int:
         for row in self._rows.values():

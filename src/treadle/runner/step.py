@@ -93,12 +93,13 @@ def piece_of(row: Row, tokens: Sequence[int], decode: DecodeRow | None, before: 
     """What `row` computes: a chunk of its prompt, the token that goes before its next pick, or one after the other.
     `before` are the places of the step before's picks, one of which may be that token."""
     request, start = row.request, row.cached
-    previous = -1
+    previous, wants = -1, 0
     if decode is not None:
-        if decode.token is None:
-            previous = before[row.request.id]
-        tokens = (*tokens, 0 if decode.token is None else decode.token)
+        token, wants = decode.token, 1
+        if token is None:
+            previous, token = before[request.id], 0
+        tokens = (*tokens, token)
         assert len(request.prompt) + decode.position == start + len(tokens), "the prompt must be in the cache"
-    scored = request.prompt_logprobs is not None and start < len(request.prompt) - 1
-    wants = len(tokens) if scored else 1 if decode is not None else 0
-    return Piece(request.id, tokens, start, wants=wants, picks=decode is not None, previous=previous)
+    if request.prompt_logprobs is not None and start < len(request.prompt) - 1:
+        wants = len(tokens)
+    return Piece(request.id, tokens, start, wants, decode is not None, previous)

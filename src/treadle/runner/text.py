@@ -11,19 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 
 from ..core.messages import Capabilities, RunnerStatistics
-from ..core.plan import Admit, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from . import memory
 from .base import Job, JobContext
-from .beginning import Beginning
 from .body import Body
-from .flat import Piece
 from .guard import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .logprobs import Logprobs
 from .model import LoadedModel
@@ -196,28 +194,38 @@ class TextRunner:
         for admit in plan.admit:
             self._admit(admit, failed)
         before = {pick.id: i for i, pick in enumerate(self._started[-1].picks)} if self._started else {}
-        chunks = {chunk.id: chunk for chunk in plan.prefill if chunk.id not in failed}
-        picks = [decode for decode in plan.decode if decode.id not in failed]
-        picked = {pick.id: pick for pick in picks}
-        pieces = []
-        for id_ in {**chunks, **picked}:
-            row = self._rows.get(id_)
-            if row is None:
-                failed[id_] = "the runner holds no cache for this request"
-                continue
-            chunk = chunks.get(id_)
-            if chunk is not None and chunk.awaited:
-                self._body.mark(id_, chunk.awaited)
-            pieces.append(piece_of(row, () if chunk is None else chunk.tokens, picked.get(id_), before))
-        step = Step(
-            began=self._clock(),
-            pieces=self._checked(pieces, failed),
-            rows={},
-            picks=[pick for pick in picks if pick.id not in failed],
-            failed=failed,
-        )
-        step.rows = {piece.id: self._rows[piece.id] for piece in step.pieces}
+        step = Step(began=self._clock(), pieces=[], rows={}, picks=[], failed=failed)
+        picked = {pick.id: pick for pick in plan.decode}
+        for chunk in plan.prefill:
+            if chunk.id not in failed:
+                self._take_part(step, chunk.id, chunk, picked.pop(chunk.id, None), before)
+        for id_, pick in picked.items():
+            if id_ not in failed:
+                self._take_part(step, id_, None, pick, before)
+        step.picks = [pick for pick in plan.decode if pick.id not in failed]
         return step
+
+    def _take_part(
+        self, step: Step, id_: str, chunk: PrefillChunk | None, pick: DecodeRow | None, before: Mapping[str, int]
+    ) -> None:
+        """Put what a row computes into the step, or why it can't."""
+        row = self._rows.get(id_)
+        if row is None:
+            step.failed[id_] = "the runner holds no cache for this request"
+            return
+        if chunk is not None and chunk.awaited:
+            self._body.mark(id_, chunk.awaited)
+        piece = piece_of(row, () if chunk is None else chunk.tokens, pick, before)
+        try:
+            if piece.previous < 0 or chunk is not None:
+                self._check_tokens(piece.tokens)
+        except (ValueError, TypeError, OverflowError) as error:
+            self.release(id_)
+            step.failed[id_] = f"the prompt can't be read: {error}"
+            return
+        row.cached = piece.end
+        step.pieces.append(piece)
+        step.rows[id_] = row
 
     def _admit(self, admit: Admit, failed: dict[str, str]) -> None:
         request = admit.request
@@ -239,25 +247,10 @@ class TextRunner:
         """Out of range ids are read from outside the embedding table on some devices."""
         if not tokens:
             raise ValueError("the prompt is empty")
-        low, high = min(tokens), max(tokens)
+        low, high = (tokens[0],) * 2 if len(tokens) == 1 else (min(tokens), max(tokens))
         if low < 0 or high >= self._model.vocabulary:
             wrong = low if low < 0 else high
             raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._model.vocabulary}")
-
-    def _checked(self, pieces: Iterable[Piece], failed: dict[str, str]) -> list[Piece]:
-        good = []
-        for piece in pieces:
-            row = self._rows[piece.id]
-            assert piece.start == row.cached, f"a piece starts at {piece.start}, the cache holds {row.cached}"
-            try:
-                self._check_tokens(piece.tokens)
-            except (ValueError, TypeError, OverflowError) as error:
-                self.release(piece.id)
-                failed[piece.id] = f"the prompt can't be read: {error}"
-            else:
-                row.cached = piece.end
-                good.append(piece)
-        return good
 
     def _lose(self, step: Step) -> None:
         """The step failed. Rows that took part and have gone since, whatever their ids mean now, are not touched."""
@@ -314,12 +307,11 @@ class TextRunner:
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
-        gained = {pick.id: (tokens[i], found.get(i)) for i, pick in enumerate(step.picks)}
+        gained = [
+            RowTokens(pick.id, (tokens[i],), (found[i],) if i in found else ()) for i, pick in enumerate(step.picks)
+        ]
         return StepResult(
-            rows=tuple(
-                RowTokens(id=id_, tokens=(token,), logprobs=() if logprob is None else (logprob,))
-                for id_, (token, logprob) in gained.items()
-            ),
+            rows=tuple(gained),
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             failures=tuple(RowFailure(id=id_, message=message) for id_, message in step.failed.items()),
             **self._seconds(step, seconds),
@@ -333,14 +325,12 @@ class TextRunner:
 
     def _advance(self, step: Step, tokens: list[int]) -> None:
         """What was picked is known, and what was computed can be reused by others."""
-        settled = {piece.id: piece.end for piece in step.pieces}
         for pick, token in zip(step.picks, tokens, strict=True):
             row = step.rows[pick.id]
             row.sampling.picked(token)
             row.tokens.append(token)
-        for id_, row in step.rows.items():
-            if self._rows.get(id_) is row:
-                self._body.settle(id_, Beginning(row.tokens, settled[id_]))
+        here, then = self._rows, step.rows
+        self._body.settle({piece.id: piece.end for piece in step.pieces if here.get(piece.id) is then[piece.id]})
 
     def _go_on(self, step: Step, redrawn: bool) -> None:
         """Steps that were started on this one's picks: those that waited for them are drawn; if a pick has changed

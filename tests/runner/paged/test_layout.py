@@ -125,9 +125,9 @@ def test_statistics_tell_what_was_reused_copied_and_kept() -> None:
     layout = own.new_layout()
     page_bytes = LAYERS * 2 * 2 * 32 * 64 * 4
     tokens = tuple(range(80))
-    layout.admit("a", "")
+    layout.admit("a", "", tokens)
     layout._pages.grow("a", 80)
-    layout.settle("a", tokens)
+    layout.settle({"a": 80})
     assert layout.row_bytes() == 3 * page_bytes
     layout.release("a")
     assert layout.reuse("b", "", tokens[:73]) == 73

@@ -7,7 +7,8 @@ pay for the longest row, and copy all when one joins or leaves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -15,13 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ...core.messages import PrefixStatistics, Sharing
+from ..beginning import Beginning
 from ..flat import Piece, Placed
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
 from .pages import Pages
-from .work import COUNT, PAGES, is_few
+from .work import COUNT, FIRST, PAGES, POSITION, is_few
 
 PAGE = 32
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """The first `settled` of a row's `tokens` are computed; at `full` of them another page is."""
+
+    tokens: Sequence[int]
+    settled: int = 0
+    full: int = PAGE
 
 
 class PagedLayout:
@@ -39,7 +50,7 @@ class PagedLayout:
         self._layers = [PagedLayer(kernels.new_pool(pages), window, self._step) for window in windows]
         self._page_bytes = len(windows) * kernels.page_bytes
         self._pages = Pages(pages, PAGE, self._copy, keeps=keeps)
-        self._known: dict[str, Sequence[int]] = {}
+        self._known: dict[str, _Known] = {}
 
     def layers(self) -> list[Any]:
         return list(self._layers)
@@ -54,22 +65,25 @@ class PagedLayout:
         self._known.pop(row, None)
         return self._pages.reuse(row, salt, tokens)
 
-    def admit(self, row: str, salt: str) -> None:
+    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
+        self._known[row] = _Known(tokens)
         self._pages.admit(row, salt)
 
     def order(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Those of few tokens first: they go to one kernel, the others to another."""
-        return sorted(pieces, key=lambda piece: not is_few(len(piece.tokens), self._kernels.rep))
+        rep = self._kernels.rep
+        many = [piece for piece in pieces if not is_few(len(piece.tokens), rep)]
+        return [*(piece for piece in pieces if is_few(len(piece.tokens), rep)), *many] if many else list(pieces)
 
     def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
-        tables = []
-        for piece in placed:
-            self._pages.grow(piece.id, piece.end)
-            tables.append(self._pages[piece.id])
+        grow = self._pages.grow
+        tables = [grow(piece.id, piece.start + piece.count) for piece in placed]
         pages = np.concatenate(tables)
-        segments = np.array([(p.first, p.count, p.start, len(table)) for p, table in zip(placed, tables, strict=True)])
-        segments = segments.astype(np.int32)
-        segments[:, PAGES] = np.cumsum(segments[:, PAGES]) - segments[:, PAGES]
+        segments = np.empty((len(placed), 4), np.int32)
+        segments[:, FIRST] = [piece.first for piece in placed]
+        segments[:, COUNT] = [piece.count for piece in placed]
+        segments[:, POSITION] = positions[segments[:, FIRST]]
+        segments[:, PAGES] = np.cumsum([0, *map(len, tables[:-1])])
         row = np.repeat(segments[:, PAGES], segments[:, COUNT])
         slots = pages[row + positions // PAGE] * PAGE + positions % PAGE
         self._step.begin(segments, positions, slots, pages)
@@ -78,12 +92,19 @@ class PagedLayout:
         """The last layer's suffices: it was computed from all others'."""
         return [self._layers[-1].written]
 
-    def settle(self, row: str, tokens: Sequence[int]) -> None:
-        self._known[row] = tokens
-        self._pages.settle(row, tokens)
+    def settle(self, held: Mapping[str, int]) -> None:
+        known = self._known
+        for row, count in held.items():
+            mine = known.get(row)
+            if mine is not None:
+                mine.settled = count
+                if count >= mine.full:
+                    mine.full = count // PAGE * PAGE + PAGE
+                    self._pages.settle(row, Beginning(mine.tokens, count))
 
     def release(self, row: str) -> None:
-        self._pages.release(row, self._known.pop(row, ()))
+        mine = self._known.pop(row, None)
+        self._pages.release(row, () if mine is None else Beginning(mine.tokens, mine.settled))
 
     def lose(self, row: str) -> None:
         self._known.pop(row, None)

@@ -113,11 +113,12 @@ class Pages:
         if row not in self._rows:
             self._rows[row] = RowPages(salt)
 
-    def grow(self, row: str, tokens: int) -> None:
-        """Pages for the row's first `tokens` tokens. Raises MemoryError where there are none left."""
+    def grow(self, row: str, tokens: int) -> npt.NDArray[np.int32]:
+        """The row's pages, with those for its first `tokens` tokens. Raises MemoryError where there are none left."""
         mine = self._rows[row]
         while mine.count * self.size < tokens:
             mine.append(self._take())
+        return mine.table[: mine.count]
 
     def settle(self, row: str, tokens: Sequence[int]) -> None:
         """Offer the pages that `tokens`, all that the row has, fill."""

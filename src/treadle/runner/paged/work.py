@@ -72,25 +72,28 @@ def few_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Tiles
     sizes = -(-(tiles[:, 5] - tiles[:, 4]) // TILE)
     each = max(_FEW_LEAST, -(-int(sizes.sum()) // blocks))
     items, begins = _dealt(tiles, sizes, each)
-    starts = np.zeros((blocks + 8) // 8 * 8, np.int32)
-    starts[: blocks + 1] = np.searchsorted(begins, np.arange(blocks + 1) * each)
-    return Tiles(np.concatenate([starts.reshape(-1, 8), items]), rows, blocks, 2 * blocks)
+    lines = (blocks + 8) // 8
+    starts = np.zeros((lines + len(items), 8), np.int32)
+    starts[lines:] = items
+    starts[:lines].reshape(-1)[: blocks + 1] = begins.searchsorted(np.arange(0, (blocks + 1) * each, each))
+    return Tiles(starts, rows, blocks, 2 * blocks)
 
 
 def _dealt(tiles: Segments, sizes: npt.NDArray[np.int32], each: int) -> tuple[Segments, npt.NDArray[np.int64]]:
     """The tiles, one behind the other, cut wherever a block has its `each` pieces of TILE tokens; and the piece that
     each of the cut ones begins with."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    borders = np.union1d(ends, np.arange(each, ends[-1], each))
-    begins = np.concatenate([[0], borders[:-1]])
-    row = np.searchsorted(ends, begins, side="right")
+    ends = sizes.cumsum(dtype=np.int64)
+    starts = ends - sizes
+    block = starts // each  # that the tile begins in
+    splits = (ends - 1) // each - block + 1
+    row = np.arange(len(tiles)).repeat(splits)
+    index = np.arange(len(row)) - (splits.cumsum() - splits)[row]
+    begins = np.maximum(starts[row], (block[row] + index) * each)
     items = tiles[row]
-    items[:, 4] += (begins - (ends - sizes)[row]).astype(np.int32) * TILE
-    items[:, 5] = np.minimum(items[:, 5], items[:, 4] + (borders - begins) * TILE)
-    splits = np.bincount(row, minlength=len(tiles))
-    parts = np.where(splits > 1, splits, 0)
-    items[:, 2] = (np.cumsum(parts) - parts)[row]
-    index = np.arange(len(items)) - (np.cumsum(splits) - splits)[row]
+    items[:, 4] += (begins - starts[row]) * TILE
+    items[:-1, 5] = np.minimum(items[:-1, 5], items[:-1, 4] + (begins[1:] - begins[:-1]) * TILE)
+    parts = splits * (splits > 1)
+    items[:, 2] = (parts.cumsum() - parts)[row]
     items[:, 7] = index << 16 | splits[row]
     return items, begins
 
@@ -124,7 +127,9 @@ def _whole(segments: Segments, window: int) -> Segments:
 
 def _low(positions: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.int32]:
     """The first cached tokens that queries at `positions` see, rounded down to a multiple of TILE."""
-    low = np.maximum(0, positions - window + 1) if window else np.zeros_like(positions)
+    if not window:
+        return np.zeros_like(positions)
+    low: npt.NDArray[np.int32] = np.maximum(0, positions - window + 1)
     return low - low % TILE
 
 

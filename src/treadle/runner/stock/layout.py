@@ -7,7 +7,7 @@ them copies them once more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -27,12 +27,14 @@ PREFIX_BLOCK = 32
 
 
 class _Row:
-    """A row's buffers, one a layer, with `settled` tokens, and its place in the index, which has `kept` of them."""
+    """A row's buffers, one a layer, with the first `settled` of its `tokens`, and its place in the index, which has
+    `kept` of them."""
 
     def __init__(self, buffers: list[Buffer], salt: str) -> None:
         self.buffers = buffers
         self.salt = salt
-        self.settled: Sequence[int] = ()
+        self.tokens: Sequence[int] = ()
+        self.settled = 0
         self.kept = 0
         self.node: Node | None = None
         self.shares = True
@@ -104,9 +106,9 @@ class StockLayout:
         self._reused += found.tokens
         return found.tokens
 
-    def admit(self, row: str, salt: str) -> None:
-        if row not in self._rows:
-            self._new(row, salt)
+    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
+        mine = self._rows.get(row) or self._new(row, salt)
+        mine.tokens = tokens
 
     def _new(self, row: str, salt: str) -> _Row:
         self._rows[row] = _Row([Buffer(w, PREFIX_BLOCK) for w in self._windows], salt)
@@ -115,8 +117,8 @@ class StockLayout:
     def release(self, row: str) -> None:
         """What it has behind its last whole block is kept as well."""
         mine = self._rows.pop(row, None)
-        if mine is not None and self._index is not None and mine.shares and mine.kept < len(mine.settled):
-            self._keep(mine, row, mine.settled[mine.kept :])
+        if mine is not None and self._index is not None and mine.shares and mine.kept < mine.settled:
+            self._keep(mine, row, mine.tokens[mine.kept : mine.settled])
             self._store.flush()
             self._trim()
 
@@ -146,15 +148,19 @@ class StockLayout:
 
     # Prefixes ----------------------------------------------------------------------------------------------------
 
-    def settle(self, row: str, tokens: Sequence[int]) -> None:
-        mine = self._rows.get(row)
-        if mine is None or self._index is None:
+    def settle(self, held: Mapping[str, int]) -> None:
+        if self._index is None:
             return
-        mine.settled, full = tokens, len(mine.settled) // PREFIX_BLOCK
-        if full == len(tokens) // PREFIX_BLOCK:
-            return
-        while mine.shares and mine.kept + PREFIX_BLOCK <= len(tokens):
-            self._keep(mine, row, tokens[mine.kept : mine.kept + PREFIX_BLOCK])
+        for row, count in held.items():
+            mine = self._rows.get(row)
+            if mine is not None:
+                full, mine.settled = mine.settled // PREFIX_BLOCK, count
+                if full < count // PREFIX_BLOCK:
+                    self._keep_blocks(mine, row)
+
+    def _keep_blocks(self, mine: _Row, row: str) -> None:
+        while mine.shares and mine.kept + PREFIX_BLOCK <= mine.settled:
+            self._keep(mine, row, mine.tokens[mine.kept : mine.kept + PREFIX_BLOCK])
         self._store.flush()
         self._trim()
 
