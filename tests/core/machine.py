@@ -19,12 +19,15 @@ from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.runner.flat import Piece
 from treadle.runner.times import StepTimes
 
+HICCUPS = 250
+
 
 @dataclass(frozen=True)
 class Machine:
     """What a step takes: to be built, where rows decode and where a prompt is read beside them, and to be computed, by
     its tokens of prompts and those before them. Each time is within +-`noise`; the first chunk of the prompt "long" is
-    `first` times as dear, and steps with chunks, by their numbers, in `slow` five times."""
+    `first` times as dear, and steps with chunks, by their numbers, in `slow` five times; one time in HICCUPS
+    is longer by `hiccup_s`."""
 
     build_s: float
     build_mixed_s: float
@@ -36,6 +39,7 @@ class Machine:
     noise: float = 0.0
     first: float = 1.0
     slow: frozenset[int] = frozenset()
+    hiccup_s: float = 0.0
 
     def computed_s(self, sizes: Mapping[int, int]) -> float:
         """Of chunks by where they start."""
@@ -124,7 +128,8 @@ class Served:
         self._started.append(_Started(plan, began, self._device_free))
 
     def _noisy(self, seconds: float) -> float:
-        return seconds * self._chance.uniform(1 - self.machine.noise, 1 + self.machine.noise)
+        hiccup_s = self.machine.hiccup_s if self._chance.random() * HICCUPS < 1 else 0.0
+        return seconds * self._chance.uniform(1 - self.machine.noise, 1 + self.machine.noise) + hiccup_s
 
     def _finish_until(self, in_flight: int) -> None:
         while self.scheduler.in_flight > in_flight:

@@ -49,6 +49,7 @@ DEBT = (
 )
 DEBTS = 1.5  # the same, in what was expected, where that is more
 SMALLER_EACH = 4  # one chunk in so many is half as large
+SLOWER = 1.5  # of what a decode step takes: one that takes more counts for no more, as it may be chance
 FASTER = 0.8  # of what a decode step takes: one that takes less is news, whatever is prepared in it
 FORGET_EARLY = 0.7  # weight of the past against each new measurement, of what chunks cost before their own step
 
@@ -194,7 +195,9 @@ class PrefillPace:
             decode_s = self._decode_s
             self._prepared(behind.early_s)
         if decode_s > 0:
-            self._decode_s = decode_s if self._decode_s == 0 else 0.7 * self._decode_s + 0.3 * decode_s
+            past_s = self._decode_s or decode_s
+            decode_s = min(decode_s, SLOWER * past_s)
+            self._decode_s = 0.7 * past_s + 0.3 * decode_s
             self._credit_s += self._share * decode_s
         if bill.tokens:
             self._pay(bill, prefill_s)
@@ -208,6 +211,7 @@ class PrefillPace:
         """A step of decoding rows was longer by `early_s` as a chunk was prepared in it. By less than nothing, that is
         chance, and counts too."""
         past_s = early_s if self._early_s is None else self._early_s
+        early_s = min(early_s, past_s + self._decode_s)
         self._early_s = max(0.0, FORGET_EARLY * past_s + (1 - FORGET_EARLY) * early_s)
 
     def _pay(self, bill: Bill, own_s: float) -> None:

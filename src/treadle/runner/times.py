@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from .flat import Piece
 
 _FORGET = 0.7
-_FASTER = 0.8
+_FASTER = 0.8  # of the past: what takes less was held up by nothing
+_SLOWER = 1.5  # of the past: what takes more counts for no more, as it may be chance
 
 
 class StepTimes:
@@ -37,7 +38,7 @@ class StepTimes:
         past, last, self._last_s = self._alone_s, self._last_s, 0.0
         held_up = with_prompts and 0 < _FASTER * past < last
         if last and not held_up:
-            self._alone_s = _FORGET * past + (1 - _FORGET) * last if past else last
+            self._alone_s = _FORGET * past + (1 - _FORGET) * min(last, _SLOWER * past) if past else last
 
     def _beside(self, decoding: int, tokens: int, seconds: float) -> float:
         if not decoding:
