@@ -67,6 +67,16 @@ def test_edits_are_those_of_the_formula(sampling: Sampling) -> None:
     )
 
 
+def test_tokens_of_a_long_prompt_count_once_whether_they_come_again_or_not() -> None:
+    """More new ones than there was room for at first, between those of the prompt."""
+    logits = random_logits(1)
+    sampling = Sampling(repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.4)
+    prompt, output = tuple(range(0, 200, 2)) * 3, tuple(range(250)) * 2
+    assert np.allclose(
+        apply(logits, [edits(sampling, prompt, output)], [5])[0], plain(logits[0], sampling, prompt, output), atol=1e-5
+    )
+
+
 def test_presence_and_frequency_count_generated_tokens_only() -> None:
     logits = random_logits(1)
     sampling = Sampling(presence_penalty=1.0, frequency_penalty=1.0)

@@ -214,6 +214,9 @@ def test_an_array_of_another_thread_breaks_the_runner(either: Tiny) -> None:
     [
         (submit("bad", prompt=(1, 5000)), "token id 5000 is outside the model's vocabulary of 261"),
         (submit("bad", prompt=(-1,)), "token id -1"),
+        (submit("bad", prompt=(*range(200), 261)), "token id 261 is outside"),
+        (submit("bad", prompt=(*range(200), -7)), "token id -7 is outside"),
+        (submit("bad", prompt=(*range(200), 1 << 70)), f"token id {1 << 70} is outside"),
         (submit("bad", prompt=()), "the prompt is empty"),
         (submit("bad", sampling=Sampling(temperature=float("nan"))), "temperature"),
         (submit("bad", sampling=Sampling(top_p=-0.5)), "top_p"),

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from struct import Struct
 from typing import NamedTuple
 
 from .events import Event, Removed, Stored, chained_id
 from .eviction import EvictionOrder
-from .node import Node, Place, pack, unpack
+from .node import TOKEN_BYTES, Node, Place, pack, unpack
 
 
 class Freed(NamedTuple):
@@ -75,7 +74,6 @@ class PrefixIndex:
         self.evicted_tokens = 0
         self._pinned = 0
         self._serial = 0
-        self._key = Struct(f"{block}q").pack
         self._roots: dict[str, Node] = {}
         self._order = EvictionOrder()
         self._events: list[Event] | None = [] if events else None
@@ -99,12 +97,10 @@ class PrefixIndex:
         node = self._roots.get(salt)
         if node is None:
             return Match()
-        block, key = self.block, self._key
+        block = self.block
         nodes: list[Node] = []
-        for start in range(0, len(tokens) - block + 1, block):
-            if node.children is None:
-                break
-            child = node.children.get(key(*tokens[start : start + block]))
+        for key in self._keys(tokens):
+            child = None if node.children is None else node.children.get(key)
             if child is None:
                 break
             nodes.append(child)
@@ -197,6 +193,16 @@ class PrefixIndex:
             return []
         events, self._events = self._events, []
         return events
+
+    def _keys(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """The keys of the full blocks of `tokens`, first few blocks and then ever more packed at a time."""
+        size, first, some = self.block * TOKEN_BYTES, 0, self.block
+        while first + self.block <= len(tokens):
+            packed = pack(tokens[first : first + some])
+            for start in range(0, len(packed) - size + 1, size):
+                yield packed[start : start + size]
+            first += some
+            some *= 2
 
     # The tree ----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ tokens stands next to where these would be inserted.
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Place(Enum):
 
 def pack(tokens: Sequence[int]) -> bytes:
     """The key of some tokens (any integers of 64 bits)."""
-    return struct.pack(f"{len(tokens)}q", *tokens)
+    return array("q", tokens).tobytes()
 
 
 def unpack(key: bytes) -> tuple[int, ...]:

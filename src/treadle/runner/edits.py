@@ -7,6 +7,7 @@ one for all penalties. The counts live here, on the host, and go when the row go
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,12 +51,12 @@ class SeenTokens:
         self.presence = sampling.presence_penalty
         self.frequency = sampling.frequency_penalty
         self.generated = 0
-        first = np.unique(np.array(request.prompt, np.int32)) if self.repetition != 1 else np.empty(0, np.int32)
-        self._size = len(first)
+        self._first = _distinct(request.prompt) if self.repetition != 1 else np.empty(0, np.int32)
+        self._size = len(self._first)
         self._ids = np.zeros(max(_FIRST_SIZE, 2 * self._size), np.int32)
         self._counts = np.zeros(len(self._ids), np.float32)
-        self._ids[: self._size] = first
-        self._slots = {token: slot for slot, token in enumerate(first.tolist())}
+        self._ids[: self._size] = self._first
+        self._slots: dict[int, int] = {}  # of those that were generated
         for token in history:
             self.add(token)
 
@@ -73,13 +74,21 @@ class SeenTokens:
         self.generated += 1
         slot = self._slots.get(token)
         if slot is None:
-            slot = self._slots[token] = self._size
-            if slot == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[slot] = token
-            self._size += 1
+            slot = self._slots[token] = self._slot_of(token)
         self._counts[slot] += 1
+
+    def _slot_of(self, token: int) -> int:
+        """Where a token is that is generated for the first time: with the prompt's, or behind all others."""
+        at = int(self._first.searchsorted(token))
+        if at < len(self._first) and self._first[at] == token:
+            return at
+        slot = self._size
+        if slot == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token
+        self._size += 1
+        return slot
 
     def minus(self) -> npt.NDArray[np.float32]:
         """What the presence and frequency penalties take off each of `ids`."""
@@ -132,6 +141,12 @@ def _penalised_logits(logits: Any, rows: Sequence[tuple[int, SeenTokens]], put: 
     old = logits[index, ids]
     logits[index, ids] = mx.where(old > 0, old / repetition, old * repetition) - minus
     return logits
+
+
+def _distinct(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Each of `tokens`, none of which is negative, once and in order."""
+    numbers = np.frombuffer(array("q", tokens), np.int64)
+    return np.flatnonzero(np.bincount(numbers)).astype(np.int32)
 
 
 def _penalised(request: Submit) -> bool:
