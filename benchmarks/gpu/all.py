@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="OUT/model by default")
     parser.add_argument("--list", action="store_true", help="say what parts there are")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.list:
         sys.exit("\n".join(f"{name:14} {' '.join(words)}" for name, (_, words) in PARTS.items()))
     if unknown := [part for part in options.parts if part not in PARTS]:

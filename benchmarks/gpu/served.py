@@ -1,7 +1,7 @@
 """Served on a GPU: Treadle beside mlx_lm.server, and beside its own engine without a server.
 
     python benchmarks/gpu/served.py OUT [--layers 28] [--hidden 1024] [--quick] [--folder FOLDER] [--max-running 64]
-        [--workload W ...]
+        [--memory 40GiB] [--workload W ...]
 
 Makes a Qwen3 0.6B shape with random bf16 weights whose answers are printable ASCII (one piece a token, no end token),
 runs `treadle bench engine` and `treadle bench run` on it, and leaves their JSON and HTML in OUT. Prints tables. The
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--workload", action="append", metavar="W", help="instead of the usual ones; no engine then")
     parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
     parser.add_argument("--max-running", type=int, default=64)
+    parser.add_argument("--memory", default="40GiB", help="Treadle's, for keys and values: the peer needs some, too")
     parser.add_argument("--alone", action="store_true", help="without mlx_lm.server")
     parser.add_argument("--quick", action="store_true", help="see that it works")
     options = parser.parse_args()
@@ -91,7 +92,8 @@ def main() -> None:
         loads += ["burst:c=16", "burst:c=64", "stall:prompt=5000,tokens=8192", "interactive:prompt=5000,tokens=8192"]
         loads += ["cancel", "overload:fits=128,lasts_s=10"]
     words = [word for load in options.workload or loads for word in ("--workload", load)]
-    words += ["--start", f"{sys.executable} -m treadle serve {folder} --max-running {options.max_running}"]
+    serve = f"treadle serve {folder} --max-running {options.max_running} --memory {options.memory}"
+    words += ["--start", f"{sys.executable} -m {serve}"]
     words += ["--name", "treadle"]
     words += ["--model", folder.name, "--rounds", rounds, "--max-lag", "1"]
     if not options.alone:

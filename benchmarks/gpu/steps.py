@@ -29,6 +29,7 @@ from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner import own as owned
 from treadle.runner.draw_kernel import draw_kernel
+from treadle.runner.landing import landing
 from treadle.runner.memory import KvCost
 from treadle.runner.mlxlm import connect
 from treadle.runner.model import LoadedModel
@@ -96,6 +97,7 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
         kv_dtype="bfloat16",
         keeps_prefixes=True,
         draws=draw_kernel(args.vocab_size, mx.bfloat16),
+        lands=landing(),
     )
 
 

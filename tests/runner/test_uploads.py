@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from treadle.runner import uploads
-from treadle.runner.uploads import RING, Put, Uploads, plain
+from treadle.runner.uploads import Put, Uploads, plain
 
 
 @pytest.mark.parametrize("put", [Uploads().put, plain], ids=["uploads", "plain"])
@@ -26,50 +26,46 @@ def test_each_array_arrives_as_it_was(put: Put) -> None:
         assert one.tolist() == array.tolist()
 
 
+SOME = 100
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring that a few arrays fill."""
+    monkeypatch.setattr(uploads, "RING", 1 << 13)
+
+
+@pytest.mark.usefixtures("small")
 def test_what_arrived_stays_as_it_was_while_more_is_put() -> None:
-    """Of the same size, and of others in between; up to RING may be on their way at once."""
+    """Of the same size, and of others in between, some too large for the ring."""
     some, kept = Uploads(), []
-    for n in range(1, 3 * RING):
+    for n in range(1, SOME):
         kept.append(some.put(np.full(n, n, np.int32))[0])
-        some.put(np.full(5000, n, np.int32))
-        if n % RING == 0:
+        some.put(np.full(1500 if n % 3 else 5000, n, np.int32))
+        if n % 4 == 0:
             mx.eval(kept)
-    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
+    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, SOME)]
 
 
+@pytest.mark.usefixtures("small")
 def test_any_number_may_be_on_their_way_at_once() -> None:
     """As many rows as a step has may want the log-probabilities of their prompts."""
     some = Uploads()
-    kept = [some.put(np.full(n, n, np.int32))[0] for n in range(1, 3 * RING)]
-    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
+    kept = [some.put(np.full(n, n, np.int32))[0] for n in range(1, SOME)]
+    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, SOME)]
 
 
-def test_arrays_whose_memory_can_not_be_written_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "_is_shared", lambda host: False)
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("size", [2048, 2049, 8192, 20000])
+def test_large_arrays_arrive_too(size: int) -> None:
     some = Uploads()
-    kept = [some.put(np.full(n, n, np.int32))[0] for n in range(1, 3 * RING)]
-    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, 3 * RING)]
-    assert not some._rings
+    kept = [some.put(np.arange(size, dtype=np.int32) + n)[0] for n in range(7)]
+    assert all((np.array(one) == np.arange(size) + n).all() for n, one in enumerate(kept))
 
 
-def test_memory_that_only_a_copy_of_can_be_written_is_not_shared() -> None:
-    class Copied:
-        def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
-            if copy is False:
-                raise ValueError("a copy is needed")
-            return np.zeros(2, np.uint32)
-
-        def __getitem__(self, at: int) -> object:
-            return np.uint32(0)
-
-    assert not uploads._is_shared(Copied())
-    assert uploads._is_shared(mx.array(np.zeros(2, np.uint32)))
-
-
-def test_the_hosts_memory_is_taken_once() -> None:
-    """What MLX frees it gives to others, who would then live on the host."""
-    some, places = Uploads(), set()
-    for n in range(3 * RING):
-        mx.eval(some.put(np.full(n % 100 + 1, n, np.int32)))
-        places |= {place.view.ctypes.data for ring in some._rings.values() for place in ring}
-    assert len(places) == RING
+def test_arrays_whose_memory_can_not_be_written_are_made_anew() -> None:
+    some = Uploads()
+    some._memory.shared = False
+    kept = [some.put(np.full(n, n, np.int32))[0] for n in range(1, SOME)]
+    assert [one.tolist() for one in kept] == [[n] * n for n in range(1, SOME)]
+    assert not some._copies

@@ -127,29 +127,29 @@ def _attend_few(launch: Launch) -> list[Any]:
     split = items[:, 7] & 0xFFFF > 1
     places = (items[:, 2] + (items[:, 7] >> 16))[split].tolist()
     assert len(set(places)) == len(places), "two partial results in one place"
-    _check_room(launch, max(places, default=-1) + 1)
+    _check_room(launch, max(places, default=-1) + 1, *(launch.view(name).size for name in ("partial", "scales")))
     items[:, 2] = 0
-    return _attended(launch, items)
+    return [_attended(launch, items)]
 
 
 def _attend_many(launch: Launch) -> list[Any]:
     items = launch.view("items")[: launch.blocks[0]]
     assert len(items) == launch.blocks[0]
     if (items[:, 7] & 0xFFFF > 1).any():
-        _check_room(launch, len(items))
-    return _attended(launch, items)
+        _check_room(launch, len(items), launch.shapes[1][0], launch.shapes[2][0])
+    return [_attended(launch, items), np.zeros(launch.shapes[1]), np.zeros(launch.shapes[2])]
 
 
-def _check_room(launch: Launch, parts: int) -> None:
+def _check_room(launch: Launch, parts: int, partial: int, scales: int) -> None:
     t, counters = launch.template, launch.view("counters")
     assert not counters.any()
     parts *= t["HEADS"]
     assert len(counters) >= parts
-    assert launch.shapes[1][0] >= parts * t["ROWS"] * t["D"]
-    assert launch.shapes[2][0] >= parts * t["ROWS"] * 2
+    assert partial >= parts * t["ROWS"] * t["D"]
+    assert scales >= parts * t["ROWS"] * 2
 
 
-def _attended(launch: Launch, items: Any) -> list[Any]:
+def _attended(launch: Launch, items: Any) -> Any:
     """NaN where no tile computes anything."""
     t, heads = launch.template, launch.template["HEADS"]
     assert launch.blocks[1] == heads
@@ -172,7 +172,7 @@ def _attended(launch: Launch, items: Any) -> list[Any]:
             out[first + packed // t["REP"], :, packed % t["REP"]] = _rows(part)
             parts = []
     assert not parts
-    return [out.reshape(launch.shapes[0]), np.zeros(launch.shapes[1]), np.zeros(launch.shapes[2])]
+    return out.reshape(launch.shapes[0])
 
 
 def _rows(part: _Part) -> Any:
@@ -260,7 +260,9 @@ def _swiglu(launch: Launch) -> list[Any]:
 
 def _few_rows(launch: Launch) -> list[Any]:
     t, x = launch.template, launch.values("x")
-    weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
+    weight = launch.arrays["w"]
+    if t["BITS"] < 16:
+        weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
     weight = np.array(weight.astype(mx.float32))
     (rows, columns), tiles, (across, splits) = x.shape, -(-weight.shape[0] // 16), launch.blocks
     assert rows <= t["ROWS"]
@@ -271,8 +273,25 @@ def _few_rows(launch: Launch) -> list[Any]:
     assert 0 < across <= tiles
     assert len(counters) >= tiles
     assert not counters.any()
-    assert splits == 1 or launch.shapes[1][0] >= splits * tiles * t["ROWS"] // 8 * 128
-    return [x @ weight.T, np.zeros(launch.shapes[1])]
+    assert splits == 1 or launch.view("partial").size >= splits * tiles * t["ROWS"] // 8 * 128
+    return [x @ weight.T]
+
+
+def _dequantize(launch: Launch) -> list[Any]:
+    t, x = launch.template, launch.arrays["x"]
+    weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
+    assert weight.shape == launch.arrays["plain"].shape
+    launch.covers(max(weight.size, x.size) // 8)
+    launch.view("plain")[...] = np.array(weight.astype(launch.arrays["plain"].dtype), copy=False)
+    return [launch.values("x")]
+
+
+def _land(launch: Launch) -> list[Any]:
+    first, second = launch.view("first"), launch.view("second")
+    place = launch.view("place").reshape(2, -1)
+    launch.covers(len(first))
+    place[0, : len(first)], place[1, : len(first)] = first, second
+    return [np.zeros(1)]
 
 
 SORTED = 2048
@@ -335,6 +354,8 @@ _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "add_norm": _add_norm,
     "swiglu": _swiglu,
     "few_rows": _few_rows,
+    "dequantize": _dequantize,
+    "land": _land,
 }
 
 

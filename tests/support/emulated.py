@@ -30,7 +30,7 @@ import pytest
 
 from tests.support.emulated_text import translated
 from treadle.runner.chip import Chip
-from treadle.runner.cuda import CudaKernel, _short
+from treadle.runner.cuda import CudaKernel, _short, text
 from treadle.runner.paged.kernels import Kernels
 
 Bytes = npt.NDArray[np.uint8]
@@ -179,7 +179,7 @@ class EmulatedKernel(CudaKernel):
         outputs: Sequence[str],
         source: str,
         *,
-        header: str = "",
+        files: Sequence[str] = (),
         shared_memory: int = 0,
     ) -> None:
         assert shared_memory <= Chip().shared
@@ -187,7 +187,7 @@ class EmulatedKernel(CudaKernel):
         self._inputs = inputs
         self._outputs = outputs
         self._source = _short(source)
-        self._header = _short(header)
+        self._header = _short(text(*files))
         self._shared_memory = shared_memory
 
     def __call__(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.messages import Sampling, Submit
 from .base import RunnerBroken
-from .cuda import CudaKernel, NewKernel, text
+from .cuda import CudaKernel, NewKernel
 from .guard import mlx_runtime
 from .sampling import SamplingRow, draw
 
@@ -28,8 +28,8 @@ class DrawKernel:
     def __init__(self, vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> None:
         self._vocabulary = vocabulary
         self._dtype = dtype
-        header = text("numbers.cuh", "draw.cuh")
-        self._kernel = kernel("draw", ["logits", "asked"], ["tokens", "spilled"], _BODY, header=header)
+        files = ["numbers.cuh", "draw.cuh"]
+        self._kernel = kernel("draw", ["logits", "asked"], ["tokens", "spilled"], _BODY, files=files)
 
     def __call__(self, logits: Any, asked: Any) -> tuple[Any, Any]:
         """A token (B,) int32 for each row of `logits` (B, V), by its line of `asked` (B, 6) int32 alone, which is as

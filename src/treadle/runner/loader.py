@@ -18,6 +18,7 @@ from ..errors import ConfigError, ModelError
 from . import memory as mem
 from .base import Progress, RunnerBroken
 from .draw_kernel import draw_kernel
+from .landing import landing
 from .layouts import Asked, check_bits, choose, left_to_mlx_lm
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
@@ -94,6 +95,7 @@ def load(
         prefill_tokens=kept.prefill_tokens,
         keeps_prefixes=prefix_cache,
         draws=draw_kernel(found.vocabulary, found.logits) if device.kind == "cuda" else None,
+        lands=landing() if device.kind == "cuda" else None,
         details={**_about(device.name, library, read.config, assumed, why_not, found.why_not), **(details or {})},
     )
 

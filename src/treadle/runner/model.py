@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from . import mlxlm
 from .body import Body
+from .landing import Landing
 from .memory import KvCost
 from .merged import MergedRows
 from .mlxlm import Caches, MlxLm
@@ -25,7 +26,8 @@ class LoadedModel:
     """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches. `own` is how
     their keys and values are kept; None where they are in mlx-lm's caches, and `shares_prefill` says whether several
     prompts may share a pass there. `kv_dtype` is how they are stored, and `prefill_tokens` how many tokens of prompts
-    there is memory to compute in a step (0: as many as are asked for). `draws` picks tokens where a kernel does."""
+    there is memory to compute in a step (0: as many as are asked for). `draws` picks tokens where a kernel does, and
+    `lands` brings them to the host where another does."""
 
     name: str
     module: Any
@@ -46,6 +48,7 @@ class LoadedModel:
     prefill_tokens: int = 0
     keeps_prefixes: bool = False
     draws: Kernel | None = None
+    lands: Landing | None = None
     details: dict[str, str] = field(default_factory=dict)
 
     @property

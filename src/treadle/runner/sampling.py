@@ -26,6 +26,7 @@ from ..core.messages import Sampling, Submit
 from .cuda import bits_of
 from .draws import uniforms, whole_uniforms
 from .edits import RowEdits, edit
+from .landing import Landed, Landing
 from .uploads import Put, plain
 from .vocabulary import exp, top_indices
 
@@ -94,28 +95,42 @@ def check(sampling: Sampling) -> None:
 @dataclass
 class Draw:
     """Tokens picked, not yet evaluated: evaluate `arrays`, then call `settle`. `again` makes a group of rows by their
-    places in `spilled`."""
+    places in `spilled`. Once `land` was called they are on their way to the host."""
 
     tokens: Any  # (B,) int32
     spilled: Any | None = None  # (R,): the nucleus was wider than what was looked at
     again: Callable[[list[int]], _Narrow] | None = None
+    landed: Landed | None = None
 
     @property
     def arrays(self) -> list[Any]:
-        return [array for array in (self.tokens, self.spilled) if array is not None]
+        ticket = None if self.landed is None else self.landed.ticket
+        return [array for array in (self.tokens, self.spilled, ticket) if array is not None]
+
+    def land(self, landing: Landing) -> None:
+        """Send the tokens to the host, and which rows spilled where a kernel says it of all of them."""
+        if self.spilled is None or self.spilled.dtype == mx.int32:
+            self.landed = landing.send(self.tokens, self.spilled)
+
+    def _read(self) -> tuple[list[int], list[int]]:
+        if self.landed is None:
+            return self.tokens.tolist(), [] if self.spilled is None else self.spilled.tolist()
+        tokens, spilled = self.landed.read()
+        return tokens, [] if self.spilled is None else spilled
 
     def settle(self) -> tuple[list[int], bool]:
         """The tokens, and whether any differs from what `tokens` holds as it was drawn again."""
-        tokens: list[int] = self.tokens.tolist()
-        again, spilled, width = self.again, self.spilled, CANDIDATES
+        tokens, flags = self._read()
+        again, width = self.again, CANDIDATES
         redrawn = False
-        while again is not None and spilled is not None and any(flags := spilled.tolist()):
+        while again is not None and any(flags):
             width *= _WIDER
             group = again([i for i, wide in enumerate(flags) if wide])
             again = group.only
             picked, spilled = group.pick(width)
             for place, token in zip(group.base.places, picked.tolist(), strict=True):
                 tokens[place] = token
+            flags = [] if spilled is None else spilled.tolist()
             redrawn = True
         return tokens, redrawn
 
@@ -147,7 +162,7 @@ def _draw(logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int]) ->
     narrow = [i for i, row in enumerate(rows) if row.narrow]
     tokens = None
     if len(wide) + len(narrow) < len(rows):
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        tokens = mx.argmax(logits, axis=-1).view(mx.int32)
     if wide:
         picked = _pick_wide(_Scaled.of(logits, rows, positions, wide))
         tokens = _placed(tokens, wide, picked, len(rows))

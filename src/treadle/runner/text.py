@@ -288,6 +288,8 @@ class TextRunner:
         if step.picks:
             rows, logits, put = step.sampling, step.picked_from(self._put), self._put
             step.drawn = draw(logits, rows, [pick.position for pick in step.picks], self._model.draws, put)
+            if self._model.lands is not None:
+                step.drawn.land(self._model.lands)
             step.logprobs = Logprobs(logits, step.drawn.tokens, rows, put)
             arrays += [*step.drawn.arrays, *step.logprobs.arrays]
         if self._body.lookahead:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from .mapped import Mapped
+
 Put = Callable[..., list[Any]]
 """Makes arrays of NumPy's: `plain`, or an `Uploads`' own."""
 
-RING = 32
-"""Arrays of one size. A step takes a few of them, and two steps are on their way at most, so when one is written again
-what read it is long over."""
+RING = 1 << 17
+"""Numbers of a ring. A step takes a few thousand of them, and two steps are on their way at most, so when a place is
+written again what read it is long over."""
 _LEAST = 1024
 _DTYPES = {np.dtype(np.int32): mx.int32, np.dtype(np.float32): mx.float32}
 
@@ -26,61 +28,54 @@ def plain(*arrays: npt.NDArray[Any]) -> list[Any]:
     return [mx.array(array) for array in arrays]
 
 
-@dataclass
-class _Place:
-    """An array on the host, the same memory as NumPy has it, and what is copied out of it."""
-
-    host: Any
-    view: npt.NDArray[np.uint32]
-    copy: Any = None
-
-
 class Uploads:
     """Puts small arrays, int32 or float32, into the device's own memory, several as one.
 
     Where the device can't share memory with the host, MLX leaves an array that is made on the host there, and every
     kernel that reads it fetches it again, microseconds at a time; and once it is freed, its memory is given to whatever
-    is next of about its size, activations included. So each step's numbers are copied at once, out of arrays that are
-    kept for ever and written again in place, once what was to be copied out of them has been.
+    is next of about its size, activations included. So each step's numbers are copied at once, out of memory that is
+    kept for ever and written again in place, once what was to be copied out of it has been.
     """
 
     def __init__(self) -> None:
-        self._rings: dict[int, deque[_Place]] = {}
-        self._in_place = _is_shared(mx.array(np.zeros(2, np.uint32)))
+        self._next = 0
+        self._copies: deque[tuple[int, int, Any]] = deque()
+
+    @cached_property
+    def _memory(self) -> Mapped:
+        return Mapped(RING)
 
     def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
         """The arrays, on the device."""
         sizes = [array.size for array in arrays]
-        packed = np.zeros(max(_LEAST, 1 << (sum(sizes) - 1).bit_length()), np.uint32)
-        packed[: sum(sizes)] = np.concatenate([array.ravel().view(np.uint32) for array in arrays])
-        device, found, start = self._copied(packed), [], 0
+        count = max(_LEAST, 1 << (sum(sizes) - 1).bit_length())
+        packed = np.concatenate([array.ravel().view(np.uint32) for array in arrays])
+        device, found, start = self._copied(packed, count), [], 0
         for array, size in zip(arrays, sizes, strict=True):
             found.append(device[start : start + size].view(_DTYPES[array.dtype]).reshape(array.shape))
             start += size
         return found
 
-    def _copied(self, numbers: npt.NDArray[np.uint32]) -> Any:
-        """The same numbers, int32, in memory of their own; not evaluated yet."""
-        if not self._in_place:
-            return mx.array(numbers).astype(mx.int32)
-        ring = self._rings.setdefault(len(numbers), deque())
-        if len(ring) < RING:
-            host = mx.array(numbers)
-            place = _Place(host, np.array(host, copy=False))
-        else:
-            place = ring.popleft()
-            mx.eval(place.copy)
-            place.view[:] = numbers
-        place.copy = place.host.astype(mx.int32)
-        ring.append(place)
-        return place.copy
+    def _copied(self, numbers: npt.NDArray[np.uint32], count: int) -> Any:
+        """The same numbers, int32, and what comes to `count` of them, in memory of their own; not evaluated yet."""
+        if not self._memory.shared or count > RING // 4:
+            return mx.array(np.pad(numbers, (0, count - len(numbers)))).astype(mx.int32)
+        first = self._room(count)
+        self._memory.view[first : first + len(numbers)] = numbers
+        copy = self._memory.array[first : first + count].astype(mx.int32)
+        self._copies.append((first, first + count, copy))
+        return copy
 
+    def _room(self, count: int) -> int:
+        """Where the next `count` numbers go: what was there has been copied."""
+        if self._next + count > RING:
+            self._evaluate(self._next, RING)
+            self._next = 0
+        first, self._next = self._next, self._next + count
+        self._evaluate(first, self._next)
+        return first
 
-def _is_shared(host: Any) -> bool:
-    """Whether NumPy can write to the array's own memory."""
-    try:
-        view = np.array(host, copy=False)
-        view[-1] = 1
-    except ValueError:  # only to a copy of it, or not at all
-        return False
-    return bool(host[-1].item() == 1)
+    def _evaluate(self, first: int, last: int) -> None:
+        """What is copied from that part of the memory; what was copied before it has been evaluated."""
+        while self._copies and self._copies[0][0] < last and self._copies[0][1] > first:
+            mx.eval(self._copies.popleft()[2])

@@ -12,6 +12,7 @@ from .paged.layout import PAGE
 WARM_UP_ROWS = 2
 _PROMPT = (0, 1, 0)
 _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+_PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 class Warmable(Protocol):
@@ -64,13 +65,16 @@ def _warm_passes(runner: Warmable, model: LoadedModel) -> None:
 
 
 def _warm_kernels(runner: Warmable, model: LoadedModel) -> None:
-    """Prompts of as many tokens as kernels differ for, their logits wanted too. What MLX compiles it keeps on disk:
-    it is the first start on a machine that takes long."""
+    """Prompts of as many tokens as kernels differ for; the logits of few are wanted too. A matrix product's kernel is
+    loaded when it is first used, which takes a pass 10 ms and more. What MLX compiles it keeps on disk: it is the first
+    start on a machine that takes long."""
     if model.own is None or not model.own.page_bytes:
         return
     most = min(model.context, model.kv_budget_bytes // model.own.page_bytes * PAGE) - 1
-    for count in (size for size in _KERNEL_SIZES if size <= most):
-        request = Submit(id="warm-up", prompt=(0,) * (count + 1), max_tokens=1, prompt_logprobs=1, salt="warm-up")
+    longest = model.prefill_tokens or _PASS_SIZES[-1]
+    for count in (size for size in (*_KERNEL_SIZES, *_PASS_SIZES) if size <= min(most, longest)):
+        scored = 1 if count in _KERNEL_SIZES else None
+        request = Submit(id="warm-up", prompt=(0,) * (count + 1), max_tokens=1, prompt_logprobs=scored, salt="warm-up")
         try:
             chunk = PrefillChunk(id=request.id, start=0, tokens=request.prompt[:-1])
             runner.execute(StepPlan(step=0, admit=(Admit(request=request),), prefill=(chunk,)))

@@ -20,6 +20,8 @@ KINDS = [
     (8, 128, 8, mx.float16),
     (8, 64, 16, mx.bfloat16),
     (8, 64, 32, mx.float16),
+    (16, 32, 8, mx.bfloat16),
+    (16, 32, 16, mx.float16),
 ]
 SHAPES = [(333, 2, 1), (16, 2, 4), (40, 4, 4), (100, 3, 9), (333, 4, 4), (160, 5, 1), (100, 4, 1)]
 """Rows of weights, eights of groups in each, and the device's multiprocessors."""
@@ -48,21 +50,26 @@ def test_products_are_those_with_the_weights_made_plain(bits: int, group: int, s
     dice = random.Random(bits * size)
     ways: set[tuple[bool, bool, bool]] = set()
     for turn, (outputs, eights, processors) in enumerate(SHAPES):
-        weight = mx.array(np.random.default_rng(turn).normal(0, 1, (outputs, eights * 8 * group)).astype(np.float32))
-        parts = mx.quantize(weight.astype(dtype), group_size=group, bits=bits)
+        columns = eights * 8 * (2 * group if bits == 16 else group)
+        weight = mx.array(np.random.default_rng(turn).normal(0, 1, (outputs, columns)).astype(np.float32))
+        plain = weight.astype(dtype)
+        parts = (plain, None, None) if bits == 16 else mx.quantize(plain, group_size=group, bits=bits)
         product = Seen(*parts, bits, group, KERNELS[turn % len(KERNELS)], Chip(processors=processors))
         product.ways = ways
         for rows in (dice.randint(1 if size == 8 else size // 2 + 1, size), size):
             check(product, parts, bits, group, rows)
     assert {(False, True), (True, False), (False, False)} <= {(parts, splits) for parts, splits, _ in ways}
-    assert (size < 32, False, True) in ways
+    assert bits == 16 or (size < 32, False, True) in ways
 
 
 def check(product: FewRows, parts: Any, bits: int, group: int, rows: int) -> None:
-    wide = [part if part.dtype == mx.uint32 else part.astype(mx.float32) for part in parts]
-    weight = np.array(mx.dequantize(*wide, group_size=group, bits=bits), np.float64)
+    if bits == 16:
+        weight = np.array(parts[0].astype(mx.float32), np.float64)
+    else:
+        wide = [part if part.dtype == mx.uint32 else part.astype(mx.float32) for part in parts]
+        weight = np.array(mx.dequantize(*wide, group_size=group, bits=bits), np.float64)
     x = mx.array(np.random.default_rng(rows).normal(0, 1, (rows, weight.shape[1])).astype(np.float32))
-    x = x.astype(parts[1].dtype)
+    x = x.astype(parts[0].dtype if bits == 16 else parts[1].dtype)
     wanted = np.array(x.astype(mx.float32), np.float64) @ weight.T
     found = np.array(product(x).astype(mx.float32))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE[x.dtype] * np.abs(wanted).max())

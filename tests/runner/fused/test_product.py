@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.cuda import ReferenceKernel
 from treadle.runner.fused.few_rows import FewRows
-from treadle.runner.fused.product import joined
+from treadle.runner.fused.product import LIGHT, Product, Tools
+from treadle.runner.fused.product import joined as joined_by
 
 
 def layers(count: int, *, columns: int = 512, bias: bool = False, dtype: Any = mx.float16) -> list[nn.Linear]:
@@ -18,6 +19,10 @@ def layers(count: int, *, columns: int = 512, bias: bool = False, dtype: Any = m
     for layer in made:
         layer.set_dtype(dtype)
     return made
+
+
+def joined(some: list[Any], kernel: Any, *, layer_bytes: int = 0, head: bool = False) -> Product:
+    return joined_by(some, Tools.of(kernel, layer_bytes), head=head)
 
 
 def quantized(some: list[nn.Linear], **how: Any) -> list[nn.QuantizedLinear]:
@@ -33,7 +38,7 @@ def check(some: list[Any], rows: int) -> None:
     assert mx.allclose(found, wanted, atol=2e-2, rtol=2e-2).item()
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 64, 65])
+@pytest.mark.parametrize("rows", [1, 8, 33, 64, 65])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_a_product_is_its_layers_side_by_side(bits: int, bias: bool, rows: int) -> None:
@@ -54,26 +59,51 @@ def test_one_layer_is_not_copied() -> None:
 
 
 class Count(ReferenceKernel):
-    launched = 0
+    launched: ClassVar[list[str]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        Count.launched += 1
+        Count.launched.append(self.name)
         return super().__call__(*args, **kwargs)
 
 
-@pytest.mark.parametrize(("rows", "launches"), [(1, 1), (64, 1), (65, 0)])
-def test_few_rows_are_the_kernels_and_more_are_mlxs(rows: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Count, "launched", 0)
-    product = joined(quantized(layers(1), bits=4, group_size=64), Count)
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(Count, "launched", [])
+    return Count.launched
+
+
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "few_rows"), (64, "few_rows"), (65, "dequantize")])
+def test_few_rows_are_the_kernels_and_more_are_of_weights_made_plain(
+    rows: int, kernel: str, launched: list[str]
+) -> None:
+    joined(quantized(layers(1), bits=4, group_size=64), Count)(mx.zeros((rows, 512), mx.float16))
+    assert launched == [kernel]
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(64, ["few_rows"]), (65, [])])
+def test_a_head_is_never_made_plain(rows: int, launches: list[str], launched: list[str]) -> None:
+    """Of a large vocabulary that is a gigabyte, and few tokens at a time have their logits wanted."""
+    joined(quantized(layers(1), bits=4, group_size=64), Count, head=True)(mx.zeros((rows, 512), mx.float16))
+    assert launched == launches
+
+
+@pytest.mark.parametrize(
+    ("rows", "layer_bytes", "head", "launches"),
+    [
+        (1, LIGHT, False, []),
+        (2, LIGHT, False, ["few_rows"]),
+        (32, LIGHT, False, ["few_rows"]),
+        (33, LIGHT, False, []),
+        (2, LIGHT + 1, False, []),
+        (2, LIGHT, True, []),
+    ],
+)
+def test_plain_weights_need_the_kernel_where_the_host_is_slower_than_the_device(
+    rows: int, layer_bytes: int, head: bool, launches: list[str], launched: list[str]
+) -> None:
+    product = joined(layers(2), Count, layer_bytes=layer_bytes, head=head)
     product(mx.zeros((rows, 512), mx.float16))
-    assert Count.launched == launches
-
-
-@pytest.mark.parametrize("rows", [1, 64])
-def test_plain_weights_need_no_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Count, "launched", 0)
-    joined(layers(2), Count)(mx.zeros((rows, 512), mx.float16))
-    assert Count.launched == 0
+    assert launched == launches
 
 
 def mixed() -> list[Any]:

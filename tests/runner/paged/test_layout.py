@@ -13,6 +13,7 @@ from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.runner.body import FlatRows
 from treadle.runner.flat import Piece
 from treadle.runner.own import Own
+from treadle.runner.uploads import RING
 
 PAGES = 16
 
@@ -104,7 +105,7 @@ def test_a_pass_over_more_pages_than_there_are_raises_and_others_keep_theirs() -
 
 
 def test_closing_gives_the_memory_back() -> None:
-    """Also with passes that were compiled, which hold the pools."""
+    """Also with passes that were compiled, which hold the pools; but for what numbers are uploaded from."""
     own, _ = rows_of()
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -117,7 +118,7 @@ def test_closing_gives_the_memory_back() -> None:
     layout.close()
     assert not layout._step.compiled
     assert size >= PAGES * 32 * LAYERS * 2 * 2 * 64 * 4
-    assert mx.get_active_memory() - before < size / 2
+    assert mx.get_active_memory() - before < size / 2 + 2 * 4 * RING
 
 
 def test_statistics_tell_what_was_reused_copied_and_kept() -> None:

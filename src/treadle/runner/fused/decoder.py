@@ -13,12 +13,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ..mlxlm import Selection
 from ..paged.kernels import Kernels
 from ..paged.layer import PagedLayer, Pass
 from .kernels import Between, Heads, Table
-from .product import Product, joined
+from .product import Product, Tools, joined
 
 _MODULES = ("mlx_lm.models.llama", "mlx_lm.models.qwen2", "mlx_lm.models.qwen3")
 
@@ -57,11 +58,12 @@ class FusedDecoder:
         self._selection = selection
         norm = getattr(inner.norm, "norm", inner.norm)
         self._norm = norm.weight
-        self._layers = _alike([_layer(layer, kernels) for layer in inner.layers])
+        tools = Tools.of(kernels.kernel, _bytes(inner.layers[0]))
+        self._layers = _alike([_layer(layer, kernels.page, tools) for layer in inner.layers])
         self._turns = {id(layer.turns): layer.turns for layer in self._layers}
         self._first_eps = inner.layers[0].input_layernorm.eps
         tied = bool(module.args.tie_word_embeddings)
-        self._head = inner.embed_tokens.as_linear if tied else joined([module.lm_head], kernels.kernel)
+        self._head = inner.embed_tokens.as_linear if tied else joined([module.lm_head], tools, head=True)
 
     def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
         """Logits (N, 1, V) of the selected ones of `tokens` (T, 1)."""
@@ -106,12 +108,16 @@ class FusedDecoder:
         return self._head(y if rows is None else y[rows])[:, None], y
 
 
-def _layer(layer: Any, kernels: Kernels) -> _Layer:
+def _layer(layer: Any, page: int, tools: Tools) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     queries, kv = attention.n_heads, attention.n_kv_heads
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     norm, second = layer.input_layernorm, layer.post_attention_layernorm
-    qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj], kernels.kernel)
+
+    def product(*some: Any) -> Product:
+        return joined(some, tools)
+
+    qkv = product(attention.q_proj, attention.k_proj, attention.v_proj)
     dim = qkv.outputs // (queries + 2 * kv)
     return _Layer(
         norm=norm.weight,
@@ -122,12 +128,17 @@ def _layer(layer: Any, kernels: Kernels) -> _Layer:
         qk_eps=float(norm.eps if q_norm is None else q_norm.eps),
         turns=_turns(attention.rope, dim),
         scale=float(attention.scale),
-        heads=Heads(queries, kv, dim, kernels.page),
-        out=joined([attention.o_proj], kernels.kernel),
+        heads=Heads(queries, kv, dim, page),
+        out=product(attention.o_proj),
         second_norm=second.weight,
-        gate_up=joined([mlp.gate_proj, mlp.up_proj], kernels.kernel),
-        down=joined([mlp.down_proj], kernels.kernel),
+        gate_up=product(mlp.gate_proj, mlp.up_proj),
+        down=product(mlp.down_proj),
     )
+
+
+def _bytes(layer: Any) -> int:
+    """Of the layer's parameters."""
+    return sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
 
 
 def _alike(layers: list[_Layer]) -> list[_Layer]:

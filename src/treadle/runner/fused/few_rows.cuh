@@ -1,5 +1,6 @@
-// y = x W^T for few rows of x and weights of 4 or 8 bits, packed along K as MLX's affine quantization has them
-// (w = scale * q + bias, per GROUP). The weights stream from memory to the tensor cores once, and no warp waits for another.
+// y = x W^T for few rows of x and weights that are plain (BITS 16), or of 4 or 8 bits packed along K as MLX's affine
+// quantization has them (w = scale * q + bias, per GROUP). They stream from memory to the tensor cores once, and no warp
+// waits for another.
 //
 // A block keeps its range of K of x in shared memory: ROWS rows, of which the last may be missing. Each of its warps then goes
 // alone over tiles of 16 rows of W: it copies whole lines of weights, DEPTH stages of 256 columns, into a ring of its own, on
@@ -81,7 +82,8 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
                                 int* counters, int M, int N, int K, int parts) {
   constexpr int MT = ROWS / 8, TILE = 16, STAGE = 256, GROUPS = STAGE / GROUP;
   constexpr int UNITS = BITS / 2, LINE = 4 * UNITS, STEP = 32 / LINE;  // pieces of 16 bytes: in a row's 64 columns, its stage
-  constexpr int EIGHT = 8 * GROUP / STAGE, SCALE_DEPTH = (EIGHT + DEPTH - 2) / EIGHT + 1;
+  constexpr int EIGHT = 8 * GROUP / STAGE;
+  constexpr int SCALE_DEPTH = BITS == 16 ? 0 : (EIGHT + DEPTH - 2) / EIGHT + 1;
   constexpr int SLOT = TILE * LINE * 16, SCALE_SLOT = 2 * TILE * 16, RING = DEPTH * SLOT + SCALE_DEPTH * SCALE_SLOT;  // bytes
   extern __shared__ __align__(16) unsigned char memory[];
   const int warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -96,7 +98,7 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
   unsigned char* ring = memory + warp * RING;
   uint4* xs = reinterpret_cast<uint4*>(memory + warps * RING);       // [64 columns][half of a thread's][row][t]
   float4* sums = reinterpret_cast<float4*>(xs + most * 32 * ROWS);   // [8 groups][MT][lane]: two sums, and their lows
-  float4* joint = sums + most / EIGHT * MT * 32;                     // [warps - across][MT][lane]
+  float4* joint = sums + (BITS == 16 ? 0 : most / EIGHT * MT * 32);  // [warps - across][MT][lane]
 
   int next_tile = first_tile, next_stage = first, next_slot = 0, next_scales = 0;
   const int unit = lane % LINE, block_of = unit / UNITS;
@@ -109,8 +111,11 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
       const unsigned char* from = reinterpret_cast<const unsigned char*>(weight) + (row + lane / LINE) * line +
                                   (size_t(start + next_stage) * LINE + unit) * 16;
 #pragma unroll
-      for (int c = 0; c < TILE * LINE / 32; ++c) copy_ahead(slot + (place + c * STEP * UNITS) * 16, from + c * STEP * line);
-      if (next_stage % EIGHT == 0) {
+      for (int c = 0; c < TILE * LINE / 32; ++c) {
+        const int swapped = BITS == 16 ? place ^ (c & 1) : place;
+        copy_ahead(slot + (swapped + c * STEP * UNITS) * 16, from + c * STEP * line);
+      }
+      if (BITS != 16 && next_stage % EIGHT == 0) {
         copy_ahead(ring + DEPTH * SLOT + next_scales * SCALE_SLOT + lane * 16,
                    (lane < TILE ? scales : biases) + size_t(row + lane % TILE) * (K / GROUP) + (start + next_stage) * GROUPS);
         next_scales = next_scales + 1 == SCALE_DEPTH ? 0 : next_scales + 1;
@@ -153,7 +158,7 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
     two[0] = xs[(block * 2 * ROWS + i * 8 + g) * 4 + t];
     two[1] = xs[((block * 2 + 1) * ROWS + i * 8 + (g ^ 1)) * 4 + t];
   };
-  for (int at = warp; at < stages * GROUPS * MT; at += warps) {
+  for (int at = warp; at < (BITS == 16 ? 0 : stages * GROUPS * MT); at += warps) {
     const int group = at / MT, i = at % MT;
     const unsigned all[4] = {ones(kind), ones(kind), ones(kind), ones(kind)};
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -189,6 +194,31 @@ __device__ inline void few_rows(const T* x, const unsigned* weight, const T* sca
       const unsigned char* slot = ring + slot_at * SLOT;
       slot_at = slot_at + 1 == DEPTH ? 0 : slot_at + 1;
       copy_next();
+      if constexpr (BITS == 16) {
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+          unsigned a[4][4];
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int at = (b * TILE + h * 8 + g) * UNITS + ((2 * t + half) ^ (g & 1));
+              const uint4 w = *reinterpret_cast<const uint4*>(slot + at * 16);
+              a[2 * half][h] = w.x, a[2 * half][h + 2] = w.y;
+              a[2 * half + 1][h] = w.z, a[2 * half + 1][h + 2] = w.w;
+            }
+#pragma unroll
+          for (int i = 0; i < MT; ++i) {
+            uint4 v[2];
+            read_x(v, stage * 4 + b, i);
+            multiply(sum[i], a[0], v[0].x, v[0].y, kind);
+            multiply(sum[i], a[1], v[0].z, v[0].w, kind);
+            multiply(sum[i], a[2], v[1].x, v[1].y, kind);
+            multiply(sum[i], a[3], v[1].z, v[1].w, kind);
+          }
+        }
+        continue;
+      }
       if (stage % EIGHT == 0) scales_at = scales_at + 1 == SCALE_DEPTH ? 0 : scales_at + 1;
       const T* own = reinterpret_cast<const T*>(ring + DEPTH * SLOT + scales_at * SCALE_SLOT) + stage % EIGHT * GROUPS;
       const Several<T, GROUPS> scale[2] = {several<GROUPS>(own + g * 8), several<GROUPS>(own + (8 + g) * 8)};

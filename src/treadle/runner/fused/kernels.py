@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cuda import NewKernel, bits_of, text
+from ..cuda import NewKernel, bits_of
 from ..paged.pool import Pool
 
 _EMBED = """
@@ -187,13 +187,13 @@ class Between:
     """The kernels between a layer's matrix products, made by `kernel`."""
 
     def __init__(self, kernel: NewKernel) -> None:
-        numbers = text("numbers.cuh")
+        numbers = ["numbers.cuh"]
         names = ["qkv", "q_norm", "k_norm", "angles", "slots", "pool", "factors"]
-        self._embed = kernel("embed", ["tokens", "table", "scales", "biases"], ["out"], _EMBED, header=numbers)
+        self._embed = kernel("embed", ["tokens", "table", "scales", "biases"], ["out"], _EMBED, files=numbers)
         self._angles = kernel("angles", ["positions", "turns"], ["out"], _ANGLES)
-        self._rotate = kernel("rotate", names, ["q"], _ROTATE, header=numbers)
-        self._add_norm = kernel("add_norm", ["x", "r", "weight"], ["h", "y"], _ADD_NORM, header=numbers)
-        self._swiglu = kernel("swiglu", ["both"], ["out"], _SWIGLU, header=numbers)
+        self._rotate = kernel("rotate", names, ["q"], _ROTATE, files=numbers)
+        self._add_norm = kernel("add_norm", ["x", "r", "weight"], ["h", "y"], _ADD_NORM, files=numbers)
+        self._swiglu = kernel("swiglu", ["both"], ["out"], _SWIGLU, files=numbers)
 
     def embed(self, tokens: Any, table: Table) -> Any:
         """The lines of `table` for `tokens` (T,), (T, W) in its type."""

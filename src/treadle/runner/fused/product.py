@@ -4,62 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..cuda import NewKernel
+from .dequantize import Dequantizer
 from .few_rows import FewRows
+from .scratch import Scratch
+
+LIGHT = 120_000_000
+"""Bytes of a layer's weights. The host takes 75 us to start its products through cuBLASLt, and all else that a layer is
+takes an H200 some 30 us, so that it waits for the host where it reads the weights in less than the difference."""
+LEAST_ROWS = 2
+"""For one row of x MLX's own kernel for plain weights is the fastest."""
 
 
 @dataclass
 class Product:
-    """x W^T + b with W (N, K) plain, or quantized by `scales` and `biases` to `bits` in groups of `group`;
-    few rows with quantized weights by a kernel that `kernel` makes. Plain weights MLX reads near the memory's speed."""
+    """x W^T + b with W (N, K) plain, or quantized by `scales` and `biases` to `bits` in groups of `group`: few rows by
+    `few`, many rows with weights that `dequantizer` made plain, where there are such."""
 
-    kernel: NewKernel
     weight: Any
     scales: Any | None
     biases: Any | None
     bias: Any | None
-    bits: int = 0
+    bits: int = 16
     group: int = 0
+    few: FewRows | None = None
+    dequantizer: Dequantizer | None = None
 
     @property
     def outputs(self) -> int:
         return int(self.weight.shape[0])
 
-    @cached_property
-    def _few(self) -> FewRows | None:
-        if self.scales is None:
+    def __call__(self, x: Any) -> Any:
+        """(T, N) of `x` (T, K)."""
+        few, least = self.few, LEAST_ROWS if self.scales is None else 1
+        if few is not None and least <= x.shape[0] <= few.most_rows:
+            y = few(x)
+        elif self.scales is None:
+            return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
+        else:
+            y = self._quantized(x)
+        return y if self.bias is None else y + self.bias
+
+    def _quantized(self, x: Any) -> Any:
+        if self.dequantizer is None:
+            parts = self.weight, self.scales, self.biases
+            return mx.quantized_matmul(x, *parts, transpose=True, group_size=self.group, bits=self.bits)  # type: ignore[arg-type]
+        x, weight = self.dequantizer(x, self.weight, self.scales, self.biases, self.bits, self.group)
+        return x @ weight.T
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What products of one model share: `kernel` makes their kernels, which leave their sums in `scratch`; quantized
+    weights are made plain by `dequantizer`. `light` models have plain weights that are read in less time than the host
+    takes to start MLX's products (18 us each through cuBLASLt, H200, instead of 3): few rows go to the kernel there."""
+
+    kernel: NewKernel
+    scratch: Scratch
+    dequantizer: Dequantizer
+    light: bool = False
+
+    @classmethod
+    def of(cls, kernel: NewKernel, layer_bytes: int) -> Tools:
+        """For a model whose layers' weights are so many bytes each."""
+        return cls(kernel, Scratch(mx.float32), Dequantizer(kernel), layer_bytes <= LIGHT)
+
+    def few(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> FewRows | None:
+        """The kernel for few rows of a weight, and its scales and biases; None where it does not fit them, or is not
+        worth while."""
+        if not parts and not self.light:
             return None
+        scales, biases = parts or (None, None)
         try:
-            return FewRows(self.weight, self.scales, self.biases, self.bits, self.group, self.kernel)
+            return FewRows(weight, scales, biases, bits, group, self.kernel, scratch=self.scratch)
         except NotImplementedError:
             return None
 
-    def __call__(self, x: Any) -> Any:
-        """(T, N) of `x` (T, K)."""
-        if self.scales is None:
-            return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
-        few = self._few
-        if few is not None and x.shape[0] <= few.most_rows:
-            y = few(x)
-        else:
-            y = mx.quantized_matmul(
-                x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group, bits=self.bits
-            )
-        return y if self.bias is None else y + self.bias
 
-
-def joined(layers: Sequence[Any], kernel: NewKernel) -> Product:
-    """The layers' weights in one product; the layers keep views of it. Raises NotImplementedError where they differ in
-    kind."""
+def joined(layers: Sequence[Any], tools: Tools, *, head: bool = False) -> Product:
+    """The layers' weights in one product; the layers keep views of it. A `head` is one large product for few rows.
+    Raises NotImplementedError where they differ in kind."""
     kinds = {type(layer) for layer in layers}
     if kinds == {nn.Linear}:
-        return Product(kernel, _side_by_side(layers, "weight"), None, None, _side_by_side(layers, "bias"))
+        weight, bias = _side_by_side(layers, "weight"), _side_by_side(layers, "bias")
+        return Product(weight, None, None, bias, few=None if head else tools.few(weight))
     if kinds != {nn.QuantizedLinear}:
         raise NotImplementedError(f"linear layers of {', '.join(kind.__name__ for kind in kinds)}")
     ways = {(layer.bits, layer.group_size, getattr(layer, "mode", "affine")) for layer in layers}
@@ -68,15 +101,10 @@ def joined(layers: Sequence[Any], kernel: NewKernel) -> Product:
     ((bits, group, mode),) = ways
     if mode != "affine":
         raise NotImplementedError(f"weights quantized as {mode}")
-    return Product(
-        kernel,
-        _side_by_side(layers, "weight"),
-        _side_by_side(layers, "scales"),
-        _side_by_side(layers, "biases"),
-        _side_by_side(layers, "bias"),
-        bits,
-        group,
-    )
+    weight, scales, biases, bias = (_side_by_side(layers, name) for name in ("weight", "scales", "biases", "bias"))
+    few = tools.few(weight, scales, biases, bits=bits, group=group)
+    dequantizer = tools.dequantizer if not head and tools.dequantizer.takes(weight, scales, bits) else None
+    return Product(weight, scales, biases, bias, bits, group, few, dequantizer)
 
 
 def _side_by_side(layers: Sequence[Any], name: str) -> Any | None:

@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..chip import Chip
-from ..cuda import CudaKernel, bits_of, text
+from ..cuda import CudaKernel, bits_of
 from .pool import Pool, PoolKernels
-from .work import FEW, MANY, TILE, Tiles
+from .work import FEW, FEW_BLOCKS, MANY, TILE, Tiles
 
 HEAD_DIMS = (64, 128, 256)
 _LOG2_E = 1.4426950408889634
@@ -25,7 +25,7 @@ _INPUTS = ["q", "pool", "factors", "pages", "items", "counters", "written"]
 _FEW_BODY = """
   treadle::attend_few<T, S, D, REP, PAGE, WINDOW, ROWS, STAGES>(
       q, pool, (const float*)factors, pages, items + (gridDim.x + 8) / 8 * 8, items, __int_as_float(SCALE), out,
-      partial, scales, const_cast<int*>(counters), HEADS);
+      const_cast<float*>(partial), const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
 _MANY_BODY = """
   treadle::attend_many<T, D, REP, PAGE, WINDOW, TILE>(
@@ -50,6 +50,7 @@ class Kernels(PoolKernels):
 
     rep: int = 1
     chip: Chip = field(default_factory=Chip)
+    _left: tuple[Any, Any] | None = field(default=None, repr=False, kw_only=True)
 
     @classmethod
     def fits(cls, shape: AttentionShape) -> str:
@@ -83,10 +84,12 @@ class Kernels(PoolKernels):
         if not few and pool.factors is not None:  # what many rows read again and again is worth making plain
             pool, written = self.widen(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
-        parts = tiles.parts * self.heads * tiles.rows
         factors = counters if pool.factors is None else pool.factors
+        inputs = [queries, pool.data, factors, pages, tiles.items, counters, written]
+        parts = tiles.parts * self.heads * tiles.rows
+        left = [(max(1, parts * self.dim),), (max(1, parts * 2),)]
         return (self._few if few else self._many)(
-            [queries, pool.data, factors, pages, tiles.items, counters, written],
+            [*inputs, *self._left_over()] if few else inputs,
             [
                 ("T", self.dtype),
                 ("D", self.dim),
@@ -100,9 +103,22 @@ class Kernels(PoolKernels):
             ],
             blocks=(tiles.blocks, self.heads),
             threads=128 if few or self.dim <= 128 else 256,
-            shapes=[queries.shape, (max(1, parts * self.dim),), (max(1, parts * 2),)],
-            dtypes=[self.dtype, mx.float32, mx.float32],
+            shapes=[queries.shape] if few else [queries.shape, *left],
+            dtypes=[self.dtype] if few else [self.dtype, mx.float32, mx.float32],
         )[0]
+
+    def close(self) -> None:
+        super().close()
+        self._left = None
+
+    def _left_over(self) -> tuple[Any, Any]:
+        """What blocks for few rows leave to be merged, with its scales: each launch writes over the last one's. An
+        array that is made anew costs the host 2 us."""
+        if self._left is None:
+            lines = 2 * max(1, FEW_BLOCKS // self.heads) * self.heads * FEW[-1]
+            self._left = mx.zeros(lines * self.dim), mx.zeros(lines * 2)
+            mx.eval(self._left)
+        return self._left
 
     @property
     def too_large(self) -> str:
@@ -142,6 +158,7 @@ class Kernels(PoolKernels):
         return self._attend("many", _MANY_BODY, self._many_memory(self._tile))
 
     def _attend(self, kind: str, body: str, memory: int) -> CudaKernel:
-        name, outputs = f"attend_{kind}", ["out", "partial", "scales"]
-        header = text("numbers.cuh", "paged/attention.cuh", f"paged/{name}.cuh")
-        return self.kernel(name, _INPUTS, outputs, body, header=header, shared_memory=memory)
+        name, left, few = f"attend_{kind}", ["partial", "scales"], kind == "few"
+        inputs, outputs = ([*_INPUTS, *left], ["out"]) if few else (_INPUTS, ["out", *left])
+        files = ["numbers.cuh", "paged/attention.cuh", f"paged/{name}.cuh"]
+        return self.kernel(name, inputs, outputs, body, files=files, shared_memory=memory)

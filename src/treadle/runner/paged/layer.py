@@ -64,6 +64,7 @@ class Pass:
         """Nothing more is computed; what is compiled holds the pools."""
         self.compiled.clear()
         self.counters = (None, None)
+        self._uploads = Uploads()
 
     def work(self, window: int, *, few: bool) -> Tiles:
         """The step's tiles, made once; tokens are counted from the first of their kind. Those of a window that was

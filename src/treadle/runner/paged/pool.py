@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ..cuda import CudaKernel, text
+from ..cuda import CudaKernel
 
 _WRITE_BODY = """
   constexpr int CHUNKS = D / 8;
@@ -180,7 +180,7 @@ class PoolKernels:
     @cached_property
     def _write_small(self) -> CudaKernel:
         names = ["k", "v", "pool", "slots", "factors"]
-        return self.kernel("write_small", names, ["written"], _SMALL_BODY, header=text("numbers.cuh"))
+        return self.kernel("write_small", names, ["written"], _SMALL_BODY, files=["numbers.cuh"])
 
     @cached_property
     def _copy(self) -> CudaKernel:
@@ -189,4 +189,4 @@ class PoolKernels:
     @cached_property
     def _widen(self) -> CudaKernel:
         names = ["pool", "factors", "pages", "written", "queries", "plain"]
-        return self.kernel("widen", names, ["done"], _WIDEN_BODY, header=text("numbers.cuh"))
+        return self.kernel("widen", names, ["done"], _WIDEN_BODY, files=["numbers.cuh"])
