@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "families": (300, ("families.py",)),
     "families-kv8": (200, ("families.py", "--bits", "16", "--kv-bits", "8", "--family", "llama3", "qwen3", "gemma3")),
     "8B": (150, (*STEPS, "--shape", "8B")),
-    "8B-int4": (150, (*STEPS, "--shape", "8B", "--bits", "4")),
+    "8B-int4": (240, (*STEPS, "--shape", "8B", "--bits", "4")),
     "8B-long": (200, (*STEPS, "--shape", "8B", "--rows", "--long", "--no-fidelity")),
     "8B-kv8": (120, ("steps.py", "--ways", "fused", "--shape", "8B", "--rows", "32", "--long", "--kv-bits", "8")),
     "0.6B": (120, (*STEPS, "--shape", "0.6B")),

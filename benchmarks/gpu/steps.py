@@ -130,6 +130,7 @@ class Rows:
         self.chunk = chunk
         self.admitted = False
         self.seconds: list[float] = []
+        self.whole: list[bool] = []
         self._last = 0.0
 
     def start(self, limit: int) -> None:
@@ -160,6 +161,7 @@ class Rows:
                 self.cached[i] += 1
                 self.position[i] += 1
         self.runner.start(StepPlan(step=1, admit=admit, prefill=tuple(prefill), decode=tuple(decode)))
+        self.whole.append(not prefill and len(decode) == len(self.prompts))
         self.flying += 1
 
     def finish(self) -> None:
@@ -179,6 +181,11 @@ class Rows:
                 self.finish()
         while self.flying:
             self.finish()
+
+    def decode_ms(self) -> float:
+        """The median of the steps in which all rows decode and no prompt is read, but for the first four."""
+        whole = [seconds for seconds, whole in zip(self.seconds, self.whole, strict=True) if whole]
+        return statistics.median(whole[4:]) * 1e3
 
     def release(self) -> None:
         for i in range(len(self.prompts)):
@@ -233,10 +240,11 @@ def peak() -> Iterator[list[float]]:
 def ours(model: LoadedModel, lengths: Sequence[int], steps: int, sampling: Sampling) -> float:
     runner = TextRunner(model)
     rows = Rows(runner, lengths, 4096, sampling)
-    rows.run(steps)
+    rows.run(1)
+    rows.run(max(rows.position) + steps)
     rows.release()
     runner._body.close()  # type: ignore[attr-defined]
-    return statistics.median(rows.seconds[-steps + 4 :]) * 1e3
+    return rows.decode_ms()
 
 
 def theirs(module: Any, lengths: Sequence[int], steps: int) -> float:

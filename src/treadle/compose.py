@@ -182,11 +182,19 @@ class Say(Protocol):
 
 class Server:
     """One model over HTTP, and over gRPC where the settings name a port, from listening to the last byte. HTTP takes
-    `max_connections` clients at most."""
+    `max_connections` clients at most. `settled` is called when everything is loaded."""
 
-    def __init__(self, settings: Settings, say: Say, *, max_connections: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        say: Say,
+        *,
+        max_connections: int | None = None,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
         self.settings = settings
         self._max_connections = max_connections
+        self._settled = settled
         self._say = say
         self._folder: ModelFolder | None = None
         self._engine: EngineClient | None = None
@@ -257,6 +265,7 @@ class Server:
         model = await texts.load(self._folder, self.settings)
         await engine.supervisor.ready()
         assert engine.capabilities is not None
+        self._settled()
         self._say.ready(url, name, engine.capabilities, model.default_sampling, time.monotonic() - began)
 
     async def _drain(self, engine: EngineClient) -> None:

@@ -23,7 +23,7 @@ from tests.support.owners import settle
 from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
 from treadle.engine import process as process_module
 from treadle.engine import supervisor as supervisor_module
-from treadle.engine.child import Channel, transmit
+from treadle.engine.child import Channel, settling, transmit
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.outbox import Outbox
 from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
@@ -430,3 +430,15 @@ def test_an_entry_that_cannot_be_imported_says_so():
         assert isinstance(message, Failed)
         assert "has no attribute 'nothing'" in message.message
         assert process.wait(WAIT_S) == 3
+
+
+def test_once_it_is_ready_garbage_is_not_looked_for_in_what_is_loaded(monkeypatch):
+    """Only then, and before anyone is told."""
+    told: list[str] = []
+    monkeypatch.setattr("gc.collect", lambda: told.append("collected"))
+    monkeypatch.setattr("gc.freeze", lambda: told.append("kept"))
+    send = settling(lambda message: told.append(type(message).__name__))
+    ready = Ready(capabilities=None, pid=1, load_s=0.0)
+    for message in (Loading(stage="weights"), ready, Failed(code="engine_died", message="")):
+        send(message)
+    assert told == ["Loading", "collected", "kept", "Ready", "Failed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 from collections.abc import Mapping
 
@@ -26,9 +27,16 @@ def run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    server = Server(settings, say=Announcer(settings), max_connections=most_connections(raise_open_files()))
+    most = most_connections(raise_open_files())
+    server = Server(settings, say=Announcer(settings), max_connections=most, settled=_settle)
     with ShutdownSignals(at_once=server.kill) as signals:
         return await server.run(signals.requested)
+
+
+def _settle() -> None:
+    """What is loaded stays: going through it in search of garbage would keep every answer waiting."""
+    gc.collect()
+    gc.freeze()
 
 
 class Announcer:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -142,7 +144,7 @@ def test_steps_that_raise_change_nobodys_tokens(paged: Paged, seed: int) -> None
     """B7: early and late faults, with a step in flight, cancels, prefixes and too few pages."""
     dice = random.Random(seed)
     model = paged("llama", pages=20)
-    runner = LateFault(model)
+    runner = LateFault(model, clock=partial(next, count(0.0, 0.01)))  # each time the same plans
     runner.dice = dice
     loop = Watched(runner, max_running=6, prefill_tokens=64)
     some = greedy(dice, 16)
