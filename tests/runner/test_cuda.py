@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from treadle.runner.cuda import CudaKernel, included, text
+from treadle.runner.cuda import CudaKernel, included, text, whole_graphs
 
 FILES = ("numbers.cuh", "draw.cuh")
 
@@ -64,3 +64,11 @@ def test_a_kernel_of_another_text_has_another_name(monkeypatch: pytest.MonkeyPat
     assert names[0] == names[3]
     assert len(set(names)) == 3
     assert all(name.startswith("treadle_some_") for name in names)
+
+
+def test_graphs_end_at_no_number_of_bytes_unless_somebody_said_so() -> None:
+    mine, theirs = {"A": "1"}, {"MLX_MAX_MB_PER_BUFFER": "25"}
+    for environment in (mine, theirs):
+        whole_graphs(environment)
+    assert mine == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000"}
+    assert theirs == {"MLX_MAX_MB_PER_BUFFER": "25"}

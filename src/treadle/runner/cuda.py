@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -70,6 +70,16 @@ class CudaKernel:
 
 NewKernel = Callable[..., CudaKernel]
 """What makes kernels: `CudaKernel`, or a test's stand-in that takes the same."""
+
+
+def whole_graphs(environment: MutableMapping[str, str]) -> None:
+    """Let MLX hand work to the device in graphs of as many operations as it likes; to be said before it is first used.
+
+    It ends a graph, too, when the arrays that its operations read come to a gigabyte. A layer's pages are one array, of
+    several in a server: each operation that reads them would be the end of a graph, 20 us of the host. What somebody
+    else has set stays.
+    """
+    environment.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
 
 
 def bits_of(value: float) -> int:

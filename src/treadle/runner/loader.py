@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,6 +18,7 @@ from mlx.utils import tree_flatten
 from ..errors import ConfigError, ModelError
 from . import memory as mem
 from .base import Progress, RunnerBroken
+from .cuda import whole_graphs
 from .draw_kernel import draw_kernel
 from .landing import landing
 from .layouts import Asked, check_bits, choose, left_to_mlx_lm
@@ -57,8 +59,10 @@ def load(
     than the model's, `kv_bits` can't be had, or there is no memory for a step.
     """
     progress("loading mlx-lm")
-    library = connect()
     device = mem.device()
+    if device.kind == "cuda":
+        whole_graphs(os.environ)
+    library = connect()
     mem.limit_free_pool(device.kind)
     check_bits(kv_bits, device.kind)
     progress("reading the weights")
