@@ -434,3 +434,13 @@ def test_with_a_coarse_quantum_every_budget_is_a_multiple() -> None:
     assert sizes <= {0, 256, 512, 768, 1024}
     assert max(sizes) == 1024
     assert PrefillPace(100, 256).budget(prefilling=1, decoding=0) == 100
+
+
+def test_chunks_that_cost_nothing_for_ever_divide_by_nothing() -> None:
+    """A clock that stands, or a split that gives all of a step to those that decode."""
+    cost = ChunkCost()
+    cost.observe(100, 1.0)
+    for _ in range(3000):
+        cost.observe(100, 0.0)
+        assert cost.tokens(1.0) >= 0
+        assert cost.tokens_alone() >= 0

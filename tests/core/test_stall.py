@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import replace
 
 import pytest
 
-from tests.core.machine import CPU, DEAR_PASS, LARGE, QUICK_HOST, SLOW_HOST, SMALL, Machine, burst, stall
+from tests.core.machine import CPU, DEAR_PASS, LARGE, QUICK_HOST, SLOW_HOST, SMALL, Machine, Sent, Served, burst, stall
 from treadle.core.pace import DEBT, LEAST_SHARE, SAVINGS, Bill, PrefillPace
 
 MACHINES = {"small": SMALL, "slow host": SLOW_HOST, "quick host": QUICK_HOST, "large": LARGE, "cpu": CPU}
@@ -148,3 +149,65 @@ def test_one_slow_step_is_forgiven() -> None:
         step(pace)
         steps += 1
     assert steps <= (DEBT + SAVINGS) / LEAST_SHARE + 1
+
+
+def decoding(machine: Machine, prefill_tokens: int = 2048) -> tuple[Served, Sent]:
+    """Four rows that decode for ever, and one of them."""
+    served = Served(machine, prefill_tokens=prefill_tokens)
+    rows = [served.send(f"r{i}", 50, 1_000_000) for i in range(4)]
+    for _ in range(60):
+        served.step()
+    return served, rows[0]
+
+
+def steps(served: Served, count: int) -> None:
+    for _ in range(count):
+        served.step()
+
+
+@pytest.mark.parametrize(
+    ("heavy", "light", "prefill_tokens", "prompts", "most_s"),
+    [
+        (replace(SMALL, decode_s=0.03, mixed_s=0.032), SMALL, 2048, (400, 6000), 0.006),
+        (replace(SMALL, decode_s=0.012, mixed_s=0.014), SMALL, 512, (400, 6000), 0.006),
+        (Machine(1e-3, 1e-3, 0.1, 0.104, 3e-5), Machine(1e-3, 1e-3, 0.005, 0.009, 3e-5), 2048, (40, 40_000), 0.006),
+    ],
+)
+def test_decode_steps_that_become_lighter_while_prompts_wait_are_noticed(
+    heavy: Machine, light: Machine, prefill_tokens: int, prompts: tuple[int, int], most_s: float
+) -> None:
+    """P3: what they took is disproved by steps that take less with a prompt beside."""
+    served, row = decoding(heavy, prefill_tokens)
+    count, length = prompts
+    for i in range(count):
+        served.send(f"p{i}", length, 1)
+    steps(served, 30)
+    served.machine = light
+    steps(served, 60)
+    begun = len(row.token_s)
+    steps(served, 700)
+    assert statistics.median(b - a for a, b in itertools.pairwise(row.token_s[begun:])) < most_s
+
+
+@pytest.mark.parametrize("offset", range(3))
+def test_what_is_owed_follows_what_steps_take(offset: int) -> None:
+    """A debt of dear steps is not paid back at cheap ones' rates."""
+    served, _ = decoding(Machine(1e-3, 1e-3, 1.0, 3.0, 3e-3))
+    served.send("endless", 1_000_000, 1)
+    steps(served, 25 + offset)
+    served.machine = Machine(1e-4, 1e-4, 0.1, 2.1, 3e-3)
+    cheap, count = served.now, len(served.chunks)
+    steps(served, 1500)
+    planned = [cheap, *(at for at, _ in served.chunks[count:])]
+    assert max(b - a for a, b in itertools.pairwise(planned)) < 8.0
+
+
+@pytest.mark.parametrize("prefill_tokens", [64, 256])
+@pytest.mark.parametrize("less", [0, 5])
+def test_a_long_prompt_goes_on_beside_quick_ones_that_fill_a_step(prefill_tokens: int, less: int) -> None:
+    """They are as long as a step may be, or leave no room for a chunk."""
+    served, _ = decoding(SMALL, prefill_tokens)
+    long = served.send("long", 3000, 1)
+    for i in range(1000):
+        served.send(f"q{i}", prefill_tokens + 1 - less, 1)
+    served.until(lambda: bool(long.token_s), steps=400)

@@ -6,11 +6,12 @@ import logging
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from tests.support.cuda import ReferenceKernel
 from tests.support.emulated import EmulatedKernel
-from treadle.runner.landing import MOST, Landing, landing
+from treadle.runner.landing import MOST, Landed, Landing, landing
 
 KERNELS = [ReferenceKernel, EmulatedKernel]
 
@@ -39,6 +40,17 @@ def test_what_was_sent_stays_while_steps_run_ahead() -> None:
     for turn in range(5):
         sent = [some.send(numbers(turn, i), numbers(i, turn)) for i in range(8)]
         assert [one.read() for one in sent if one] == [([turn, i], [i, turn]) for i in range(8)]
+
+
+def test_nothing_is_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = np.zeros((2, 4), np.int32)
+
+    def arrive(ticket: Any) -> None:
+        assert ticket == "ticket"
+        view[:] = [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+    monkeypatch.setattr("mlx.core.eval", arrive)
+    assert Landed("ticket", view, 3).read() == ([1, 2, 3], [5, 6, 7])
 
 
 def test_too_many_numbers_are_left_to_mlx() -> None:

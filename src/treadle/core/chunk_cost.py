@@ -10,6 +10,7 @@ FORGET_FAST = 0.3  # the same, where the past said several times too much
 MOST_OVERHEAD = 0.95  # of the mean chunk: no token is free
 LEAST_SPREAD = 0.01  # of sizes, as a part of their mean square: below it they tell nothing of the overhead
 TELLING_SPREAD = 0.2  # what they tell is taken as it is
+LEAST_S = 1e-9  # a token costs something
 OUTLIER = 2.5  # times what was expected: once, it is chance, and counts for no more than that
 
 
@@ -66,7 +67,7 @@ class ChunkCost:
         """(overhead in seconds, seconds per token): the first not negative, the second positive."""
         mean = self._y / self._weight
         overhead = min(self._overhead, MOST_OVERHEAD * mean)
-        return overhead, (mean - overhead) * self._weight / self._x
+        return overhead, max(LEAST_S, (mean - overhead) * self._weight / self._x)
 
     def seconds(self, tokens: int) -> float:
         overhead, per_token = self.line()

@@ -44,9 +44,8 @@ HIGH_OVERHEAD = 1.5  # with fewer overheads below the ceiling, that is high
 OVER_OVERHEAD = 1.15  # a chunk may cost this many overheads, also where that is over the ceiling
 MOST_OVERHEADS = 2.0  # the same, the further one overhead by itself is over a decode step
 SAVINGS = 1.5  # in decode steps, the most credit that is kept; more where one chunk may cost more
-DEBT = (
-    3.0  # in decode steps, the most that is paid for one step's chunks: one slow pass does not hold prefill up for long
-)
+DEBT = 3.0  # in decode steps, the most that is paid for one step's chunks: a slow pass holds up nobody for long
+OWED = 4.0  # the same, of all that is owed
 DEBTS = 1.5  # the same, in what was expected, where that is more
 SMALLER_EACH = 4  # one chunk in so many is half as large
 SLOWER = 1.5  # of what a decode step takes: one that takes more counts for no more, as it may be chance
@@ -98,8 +97,12 @@ class PrefillPace:
         budget = self.budget(prefilling=max(1, len(remaining) - len(quick)) + awaiting, decoding=decoding)
         if not quick:
             return share(budget, remaining, self._quantum)
-        budget = min(budget, max(room // 2, self._quantum), self.max_tokens - remaining[quick[0]])
-        shares = share(budget, [0 if need <= room else need for need in remaining], self._quantum)
+        long = [0 if need <= room else need for need in remaining]
+        beside = self.max_tokens - remaining[quick[0]]
+        if budget and any(long) and beside < self._quantum:  # a quick one that fills a step lets them go first
+            return share(budget, long, self._quantum)
+        budget = min(budget, max(room // 2, self._quantum), beside)
+        shares = share(budget, long, self._quantum)
         on_credit = sum(shares)
         for i in self._fitting(quick, remaining, room - on_credit):
             shares[i] = remaining[i]
@@ -204,6 +207,7 @@ class PrefillPace:
         most = max(SAVINGS, self._share) * self._decode_s
         if bill.beside and decode_s > 0:
             self._credit_s = min(self._credit_s, most)
+            self._credit_s = max(self._credit_s, -OWED * self._decode_s)
         else:
             self._credit_s = most  # nobody had to wait for that chunk
 
@@ -217,8 +221,7 @@ class PrefillPace:
     def _pay(self, bill: Bill, own_s: float) -> None:
         """Take what the chunks cost from the credit, but for what is far too much to be so again, and learn from it."""
         seconds = max(0.0, bill.early_s + own_s)
-        most_s = max(DEBT * self._decode_s, DEBTS * bill.expected_s)
-        self._credit_s -= min(seconds * bill.on_credit, most_s)
+        self._credit_s -= min(seconds * bill.on_credit, max(DEBT * self._decode_s, DEBTS * bill.expected_s))
         cost = self._costs[bill.beside]
         if seconds > 0 and not cost.known:
             self._costs[bill.beside] = cost = copy(self._costs[not bill.beside])

@@ -77,7 +77,7 @@ def whole_graphs(environment: MutableMapping[str, str]) -> None:
 
     It ends a graph, too, when the arrays that its operations read come to a gigabyte. A layer's pages are one array, of
     several in a server: each operation that reads them would be the end of a graph, 20 us of the host. What somebody
-    else has set stays.
+    else has set stays. Where MLX has computed in this process before, it changes nothing.
     """
     environment.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
 

@@ -9,11 +9,12 @@ from .flat import Piece
 _FORGET = 0.7
 _FASTER = 0.8  # of the past: what takes less was held up by nothing
 _SLOWER = 1.5  # of the past: what takes more counts for no more, as it may be chance
+_DISPROVED = 3  # steps in a row that took less with prompts than the past did without
 
 
 class StepTimes:
     """Splits steps' seconds. In a pass with prompts beside them, decoding rows are taken to cost what they lately did
-    without; before that is known, what their share of the tokens comes to.
+    without; before that is known, or where it can't be so any more, what their share of the tokens comes to.
 
     Where the next step is prepared while one is computed, a step of decoding rows may have been held up by prompts that
     come after it: it counts once another such step has followed, or if it was none the longer for it.
@@ -22,6 +23,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._alone_s = 0.0
         self._last_s = 0.0  # of a step of decoding rows, before it counts
+        self._disproved = 0
 
     def split(self, pieces: Sequence[Piece], seconds: float) -> dict[str, float]:
         """`prefill_s` and `decode_s` of a step that computed `pieces` in `seconds`."""
@@ -43,4 +45,7 @@ class StepTimes:
     def _beside(self, decoding: int, tokens: int, seconds: float) -> float:
         if not decoding:
             return 0.0
+        self._disproved = self._disproved + 1 if seconds <= self._alone_s else 0
+        if self._disproved == _DISPROVED:  # the rows that decode are not those that they were
+            self._alone_s, self._disproved = 0.0, 0
         return min(seconds, self._alone_s) if self._alone_s else seconds * decoding / tokens

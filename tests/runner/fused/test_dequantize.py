@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.cuda import ReferenceKernel
 from tests.support.emulated import EmulatedKernel
-from treadle.runner.fused.dequantize import Dequantizer
+from treadle.runner.fused.dequantize import Dequantizer, dequantizer
 
 
 def weights(outputs: int, columns: int, bits: int, group: int, dtype: Any = mx.float16) -> Any:
@@ -55,3 +56,28 @@ def test_what_it_does_not_know_is_not_taken() -> None:
     assert not made.takes(*weights(8, 128, 4, 64, mx.float32)[:2], 4)
     assert made.takes(*weights(8, 128, 4, 64)[:2], 4)
     assert not made.takes(*weights(8, 128, 4, 64, mx.bfloat16)[:2], 4)
+
+
+class Refused(ReferenceKernel):
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        raise RuntimeError("nvrtc: no kernel today")
+
+
+class Idle(ReferenceKernel):
+    """Leaves the memory as it is."""
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        return [inputs[0]]
+
+
+@pytest.mark.parametrize(("kernel", "why"), [(Refused, "no kernel today"), (Idle, "weights of 4 bits")])
+def test_one_that_fails_is_left_out_with_one_warning(kernel: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert dequantizer(kernel) is None
+    assert len(caplog.records) == 1
+    assert why in caplog.text
+
+
+@pytest.mark.parametrize("kernel", [ReferenceKernel, EmulatedKernel])
+def test_one_that_works_is_used(kernel: Any) -> None:
+    assert dequantizer(kernel) is not None

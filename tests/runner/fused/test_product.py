@@ -22,7 +22,9 @@ def layers(count: int, *, columns: int = 512, bias: bool = False, dtype: Any = m
 
 
 def joined(some: list[Any], kernel: Any, *, layer_bytes: int = 0, head: bool = False) -> Product:
-    return joined_by(some, Tools.of(kernel, layer_bytes), head=head)
+    tools = Tools.of(kernel, layer_bytes)
+    Count.launched.clear()  # what was tried
+    return joined_by(some, tools, head=head)
 
 
 def quantized(some: list[nn.Linear], **how: Any) -> list[nn.QuantizedLinear]:
@@ -78,6 +80,17 @@ def test_few_rows_are_the_kernels_and_more_are_of_weights_made_plain(
 ) -> None:
     joined(quantized(layers(1), bits=4, group_size=64), Count)(mx.zeros((rows, 512), mx.float16))
     assert launched == [kernel]
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(1, []), (64, []), (65, ["dequantize"])])
+@pytest.mark.parametrize(("columns", "group"), [(896, 64), (512, 32)])
+def test_few_rows_that_the_kernel_does_not_fit_are_mlxs(
+    columns: int, group: int, rows: int, launches: list[str], launched: list[str]
+) -> None:
+    """To make the whole weight plain for each token would be nine times what is read."""
+    some = quantized(layers(1, columns=columns), bits=4, group_size=group)
+    joined(some, Count)(mx.zeros((rows, columns), mx.float16))
+    assert launched == launches
 
 
 @pytest.mark.parametrize(("rows", "launches"), [(64, ["few_rows"]), (65, [])])

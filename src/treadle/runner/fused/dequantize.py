@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from ..base import RunnerBroken
 from ..cuda import CudaKernel, NewKernel
+from ..guard import mlx_runtime
 from .scratch import Scratch
+
+_log = logging.getLogger(__name__)
 
 _THREADS = 256
 _BITS = (4, 8)
@@ -66,3 +72,28 @@ class Dequantizer:
             dtypes=[x.dtype],
         )
         return same, plain
+
+
+def dequantizer(kernel: NewKernel = CudaKernel) -> Dequantizer | None:
+    """One that works; None, with one warning, where trying it did not give what it should."""
+    try:
+        with mlx_runtime("trying the kernel that makes weights plain"):
+            wrong = [bits for bits in _BITS if not _is_right(Dequantizer(kernel), bits)]
+        reason = f"weights of {wrong[0]} bits are not what they should be" if wrong else ""
+    except (ValueError, RuntimeError, RunnerBroken) as error:
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        _log.warning("products of many rows with quantized weights are left to MLX: %s", reason)
+        return None
+    return Dequantizer(kernel)
+
+
+def _is_right(made: Dequantizer, bits: int) -> bool:
+    numbers = np.random.default_rng(bits).normal(0, 1, (72, 128)).astype(np.float16)
+    x, parts = mx.array(numbers[:70]), mx.quantize(mx.array(numbers), group_size=64, bits=bits)
+    made.takes(parts[0], parts[1], bits)
+    same, plain = made(x, *parts, bits, 64)
+    mx.eval(same)
+    wanted = mx.dequantize(*parts, group_size=64, bits=bits)
+    close = mx.allclose(plain.astype(mx.float32), wanted.astype(mx.float32), rtol=0, atol=0.01)
+    return bool(mx.array_equal(same, x).item() and close.item())

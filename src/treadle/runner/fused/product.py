@@ -10,13 +10,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cuda import NewKernel
-from .dequantize import Dequantizer
+from .dequantize import Dequantizer, dequantizer
 from .few_rows import FewRows
 from .scratch import Scratch
 
 LIGHT = 120_000_000
 """Bytes of a layer's weights. The host takes 75 us to start its products through cuBLASLt, and all else that a layer is
 takes an H200 some 30 us, so that it waits for the host where it reads the weights in less than the difference."""
+MANY_ROWS = 65
+"""Rows from which on it pays to make quantized weights plain."""
 LEAST_ROWS = 2
 """For one row of x MLX's own kernel for plain weights is the fastest."""
 
@@ -51,7 +53,7 @@ class Product:
         return y if self.bias is None else y + self.bias
 
     def _quantized(self, x: Any) -> Any:
-        if self.dequantizer is None:
+        if self.dequantizer is None or x.shape[0] < MANY_ROWS:
             parts = self.weight, self.scales, self.biases
             return mx.quantized_matmul(x, *parts, transpose=True, group_size=self.group, bits=self.bits)  # type: ignore[arg-type]
         x, weight = self.dequantizer(x, self.weight, self.scales, self.biases, self.bits, self.group)
@@ -66,13 +68,13 @@ class Tools:
 
     kernel: NewKernel
     scratch: Scratch
-    dequantizer: Dequantizer
+    dequantizer: Dequantizer | None
     light: bool = False
 
     @classmethod
     def of(cls, kernel: NewKernel, layer_bytes: int) -> Tools:
         """For a model whose layers' weights are so many bytes each."""
-        return cls(kernel, Scratch(mx.float32), Dequantizer(kernel), layer_bytes <= LIGHT)
+        return cls(kernel, Scratch(mx.float32), dequantizer(kernel), layer_bytes <= LIGHT)
 
     def few(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> FewRows | None:
         """The kernel for few rows of a weight, and its scales and biases; None where it does not fit them, or is not
@@ -103,8 +105,10 @@ def joined(layers: Sequence[Any], tools: Tools, *, head: bool = False) -> Produc
         raise NotImplementedError(f"weights quantized as {mode}")
     weight, scales, biases, bias = (_side_by_side(layers, name) for name in ("weight", "scales", "biases", "bias"))
     few = tools.few(weight, scales, biases, bits=bits, group=group)
-    dequantizer = tools.dequantizer if not head and tools.dequantizer.takes(weight, scales, bits) else None
-    return Product(weight, scales, biases, bias, bits, group, few, dequantizer)
+    plainer = None if head else tools.dequantizer
+    if plainer is not None and not plainer.takes(weight, scales, bits):
+        plainer = None
+    return Product(weight, scales, biases, bias, bits, group, few, plainer)
 
 
 def _side_by_side(layers: Sequence[Any], name: str) -> Any | None:

@@ -117,6 +117,7 @@ class PagedLayout:
         for layer in self._layers:
             layer.pool.free()
             layer.written = None
+        mx.clear_cache()  # of memory that stays on the host, too: it is nobody else's
 
     def reset(self) -> int:
         return self._pages.reset()
