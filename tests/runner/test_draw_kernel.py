@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.runner.test_sampling import row
-from tests.support.cuda import ReferenceKernel
+from tests.support.cuda import ReferenceKernel, failing
 from tests.support.distribution import expected
 from tests.support.emulated import EmulatedKernel
 from treadle.core.messages import Sampling
@@ -111,11 +111,6 @@ def test_a_kernel_that_works_is_used(vocabulary: int, caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
-class Refused(ReferenceKernel):
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        raise RuntimeError("nvrtc: not today")
-
-
 class Wrong(ReferenceKernel):
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         tokens, spilled = super().__call__(*args, **kwargs)
@@ -129,7 +124,12 @@ class Shy(ReferenceKernel):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "reason"), [(Refused, "not today"), (Wrong, "it picked token"), (Shy, "no room for four tokens")]
+    ("kernel", "reason"),
+    [
+        (failing("draw").kernel, "nvrtc: no kernel draw today"),
+        (Wrong, "it picked token"),
+        (Shy, "no room for four tokens"),
+    ],
 )
 def test_one_that_does_not_is_left_out_with_one_warning(
     kernel: type[ReferenceKernel], reason: str, caplog: pytest.LogCaptureFixture

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support.cuda import ReferenceKernel
+from tests.support.cuda import ReferenceKernel, failing
 from tests.support.emulated import EmulatedKernel
 from treadle.runner.landing import MOST, Landed, Landing, landing
 
@@ -62,11 +62,6 @@ def test_a_landing_that_works_is_used(kernel: Any) -> None:
     assert landing(kernel) is not None
 
 
-class Refused(ReferenceKernel):
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        raise RuntimeError("nvrtc: no kernel today")
-
-
 class Idle(ReferenceKernel):
     """Says that all is there."""
 
@@ -74,7 +69,9 @@ class Idle(ReferenceKernel):
         return [mx.zeros(1)]
 
 
-@pytest.mark.parametrize(("kernel", "why"), [(Refused, "no kernel today"), (Idle, "not what was sent")])
+@pytest.mark.parametrize(
+    ("kernel", "why"), [(failing("land").kernel, "no kernel land today"), (Idle, "not what was sent")]
+)
 def test_a_landing_that_fails_is_left_out_with_one_warning(
     kernel: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:

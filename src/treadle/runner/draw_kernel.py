@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..core.messages import Sampling, Submit
-from .base import RunnerBroken
 from .cuda import CudaKernel, NewKernel
-from .guard import mlx_runtime
 from .sampling import SamplingRow, draw
-
-_log = logging.getLogger(__name__)
+from .trial import tried
 
 _THREADS = 512
 _TOGETHER = 8
@@ -51,16 +47,12 @@ class DrawKernel:
 
 def draw_kernel(vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> DrawKernel | None:
     """The kernel for logits of `dtype`; None, with one warning, where trying it did not give what it should."""
-    try:
-        made = DrawKernel(vocabulary, dtype, kernel)
-        with mlx_runtime("trying the sampling kernel"):
-            reason = _why_not(made, vocabulary, dtype) or _why_not(made, vocabulary, mx.float32)
-    except (ValueError, RuntimeError, RunnerBroken) as error:
-        reason = f"{type(error).__name__}: {error}"
-    if reason:
-        _log.warning("the sampling kernel is not used: %s", reason)
-        return None
-    return made
+    return tried(
+        "the sampling kernel",
+        "the sampling kernel is not used",
+        lambda: DrawKernel(vocabulary, dtype, kernel),
+        lambda made: _why_not(made, vocabulary, dtype) or _why_not(made, vocabulary, mx.float32),
+    )
 
 
 _TRIED = (

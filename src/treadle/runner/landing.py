@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +9,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from .base import RunnerBroken
 from .cuda import CudaKernel, NewKernel
-from .guard import mlx_runtime
 from .mapped import Mapped
-
-_log = logging.getLogger(__name__)
+from .trial import tried
 
 MOST = 4096
 _PLACES = 8
@@ -80,16 +76,8 @@ class Landing:
 
 def landing(kernel: NewKernel = CudaKernel) -> Landing | None:
     """A landing; None, with one warning, where trying it did not give what it should."""
-    try:
-        made = Landing(kernel)
-        with mlx_runtime("trying how picks reach the host"):
-            reason = _why_not(made)
-    except (ValueError, RuntimeError, RunnerBroken) as error:
-        reason = f"{type(error).__name__}: {error}"
-    if reason:
-        _log.warning("picks reach the host by MLX's copies: %s", reason)
-        return None
-    return made
+    otherwise = "picks reach the host by MLX's copies"
+    return tried("how picks reach the host", otherwise, lambda: Landing(kernel), _why_not)
 
 
 def _why_not(made: Landing) -> str:

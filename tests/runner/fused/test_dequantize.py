@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support.cuda import ReferenceKernel
+from tests.support.cuda import ReferenceKernel, failing
 from tests.support.emulated import EmulatedKernel
 from treadle.runner.fused.dequantize import Dequantizer, dequantizer
 
@@ -58,11 +58,6 @@ def test_what_it_does_not_know_is_not_taken() -> None:
     assert not made.takes(*weights(8, 128, 4, 64, mx.bfloat16)[:2], 4)
 
 
-class Refused(ReferenceKernel):
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        raise RuntimeError("nvrtc: no kernel today")
-
-
 class Idle(ReferenceKernel):
     """Leaves the memory as it is."""
 
@@ -70,7 +65,9 @@ class Idle(ReferenceKernel):
         return [inputs[0]]
 
 
-@pytest.mark.parametrize(("kernel", "why"), [(Refused, "no kernel today"), (Idle, "weights of 4 bits")])
+@pytest.mark.parametrize(
+    ("kernel", "why"), [(failing("dequantize").kernel, "no kernel dequantize today"), (Idle, "weights of 4 bits")]
+)
 def test_one_that_fails_is_left_out_with_one_warning(kernel: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert dequantizer(kernel) is None

@@ -22,9 +22,9 @@ def layers(count: int, *, columns: int = 512, bias: bool = False, dtype: Any = m
 
 
 def joined(some: list[Any], kernel: Any, *, layer_bytes: int = 0, head: bool = False) -> Product:
-    tools = Tools.of(kernel, layer_bytes)
+    product = joined_by(some, Tools.of(kernel, layer_bytes), head=head)
     Count.launched.clear()  # what was tried
-    return joined_by(some, tools, head=head)
+    return product
 
 
 def quantized(some: list[nn.Linear], **how: Any) -> list[nn.QuantizedLinear]:

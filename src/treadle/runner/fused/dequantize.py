@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from ..base import RunnerBroken
 from ..cuda import CudaKernel, NewKernel
-from ..guard import mlx_runtime
+from ..trial import tried
 from .scratch import Scratch
-
-_log = logging.getLogger(__name__)
 
 _THREADS = 256
 _BITS = (4, 8)
@@ -76,16 +72,17 @@ class Dequantizer:
 
 def dequantizer(kernel: NewKernel = CudaKernel) -> Dequantizer | None:
     """One that works; None, with one warning, where trying it did not give what it should."""
-    try:
-        with mlx_runtime("trying the kernel that makes weights plain"):
-            wrong = [bits for bits in _BITS if not _is_right(Dequantizer(kernel), bits)]
-        reason = f"weights of {wrong[0]} bits are not what they should be" if wrong else ""
-    except (ValueError, RuntimeError, RunnerBroken) as error:
-        reason = f"{type(error).__name__}: {error}"
-    if reason:
-        _log.warning("products of many rows with quantized weights are left to MLX: %s", reason)
-        return None
-    return Dequantizer(kernel)
+    otherwise = "products of many rows with quantized weights are left to MLX"
+    return tried(
+        "the kernel that makes weights plain", otherwise, lambda: Dequantizer(kernel), lambda _: _why_not(kernel)
+    )
+
+
+def _why_not(kernel: NewKernel) -> str:
+    """What is wrong with weights that are made plain, by others of the kind as each takes its memory once; empty if
+    nothing is."""
+    wrong = [bits for bits in _BITS if not _is_right(Dequantizer(kernel), bits)]
+    return f"weights of {wrong[0]} bits are not what they should be" if wrong else ""
 
 
 def _is_right(made: Dequantizer, bits: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -62,19 +63,23 @@ class Product:
 
 @dataclass(frozen=True)
 class Tools:
-    """What products of one model share: `kernel` makes their kernels, which leave their sums in `scratch`; quantized
-    weights are made plain by `dequantizer`. `light` models have plain weights that are read in less time than the host
-    takes to start MLX's products (18 us each through cuBLASLt, H200, instead of 3): few rows go to the kernel there."""
+    """What products of one model share: `kernel` makes their kernels, which leave their sums in `scratch`. `light`
+    models have plain weights that are read in less time than the host takes to start MLX's products (18 us each
+    through cuBLASLt, H200, instead of 3): few rows go to the kernel there."""
 
     kernel: NewKernel
     scratch: Scratch
-    dequantizer: Dequantizer | None
     light: bool = False
 
     @classmethod
     def of(cls, kernel: NewKernel, layer_bytes: int) -> Tools:
         """For a model whose layers' weights are so many bytes each."""
-        return cls(kernel, Scratch(mx.float32), dequantizer(kernel), layer_bytes <= LIGHT)
+        return cls(kernel, Scratch(mx.float32), layer_bytes <= LIGHT)
+
+    @cached_property
+    def dequantizer(self) -> Dequantizer | None:
+        """What makes quantized weights plain; tried where there are such."""
+        return dequantizer(self.kernel)
 
     def few(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> FewRows | None:
         """The kernel for few rows of a weight, and its scales and biases; None where it does not fit them, or is not
