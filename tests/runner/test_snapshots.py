@@ -370,6 +370,19 @@ def test_a_snapshot_does_not_keep_the_batch_it_came_from() -> None:
     assert 0 < mx.get_active_memory() - before <= 1.5 * snapshots.statistics().held_bytes
 
 
+def test_rows_that_join_add_nothing_to_the_budget(tiny: Tiny) -> None:
+    """F6: each is marked where its way parts from others', before a pass comes, and also where none does."""
+    model = tiny("mamba")
+    memory = 12 * (model.kv.row_bytes + 256 * model.kv.token_bytes)
+    runner = TextRunner(tiny("mamba", memory=memory))
+    loop = Looped(runner)
+    for i in range(12):
+        loop.run(request(f"r{i}", some_tokens(i, 3 * BLOCK), max_tokens=2))
+    for i in range(40):
+        runner._body.admit(f"joins {i}", "", some_tokens(100 + i, 3 * BLOCK))
+        assert runner.statistics().prefix.held_bytes <= memory // 2
+
+
 def test_snapshots_that_others_use_outlive_those_that_nobody_does() -> None:
     """A shared system prompt under a flood of prompts of their own, and its turn comes when nobody asks any more."""
     snapshots = Snapshots(connect())

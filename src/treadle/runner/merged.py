@@ -92,6 +92,7 @@ class MergedRows:
         mine.tokens = tokens
         if self._snapshots is not None:
             mine.marks = self._snapshots.marks(salt, tokens[:-1], mine.cached, row)
+            self._snapshots.shrink(self._snapshot_room())
 
     def mark(self, row: str, ends: Sequence[int]) -> None:
         """Kept after whole blocks, if it is not too late: then one copy does for all who part a few tokens later."""
