@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 STEPS = ("steps.py", "--ways", "fused", "generator")
-AGENTS = ("../prefixes.py", "agents", "shared", "miss", "--agents", "20", "--turns", "8", "--system", "4000")
+AGENTS = ("../prefixes.py", "agents", "shared", "miss", "--agents", "20", "--turns", "8")
+LONG = ("--system", "4000", "--long", "4000")
+SERVED = ("served.py", "{out}", "--folder", "{model}")
+BURSTS = ("--workload", "burst:c=64,every_s=0.01,tokens=256", "--workload", "burst:c=256,every_s=0.005,tokens=256")
+FAULTS = ("--workload", "cancel", "--workload", "overload:fits=128,lasts_s=10")
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "sampling": (120, ("sampling.py",)),
     "linear": (90, ("linear.py", "--cases", "12")),
@@ -33,13 +38,12 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "0.6B": (120, (*STEPS, "--shape", "0.6B")),
     "0.6B-int4": (120, (*STEPS, "--shape", "0.6B", "--bits", "4")),
     "0.6B-drawn": (60, ("steps.py", "--ways", "fused", "--shape", "0.6B", "--sampled", "--no-fidelity")),
-    "served": (500, ("served.py", "{out}", "--folder", "{model}")),
-    "burst": (
-        150,
-        ("served.py", "{out}", "--folder", "{model}", "--alone", "--max-running", "256", "--workload", "burst:c=256"),
-    ),
-    "prefixes": (150, (*AGENTS, "--model", "{model}")),
+    "served": (500, (*SERVED, "--name", "served")),
+    "bursts": (200, (*SERVED, "--name", "bursts", "--alone", "--max-running", "256", "--rounds", "1", *BURSTS)),
+    "faults": (150, (*SERVED, "--name", "faults", "--rounds", "1", *FAULTS)),
+    "prefixes": (150, (*AGENTS, *LONG, "--model", "{model}")),
 }
+STOPPING_S = 30
 
 
 def run(name: str, out: Path, model: Path) -> bool:
@@ -50,16 +54,28 @@ def run(name: str, out: Path, model: Path) -> bool:
     began, log = time.perf_counter(), out / f"{name}.txt"
     print(f"== {name}", flush=True)
     with log.open("w") as file:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        part = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
         try:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-            done = subprocess.run(command, stdout=file, stderr=file, env=environment, timeout=limit_s, check=False)
-            ended = "" if done.returncode == 0 else f"exit code {done.returncode}"
+            code = part.wait(limit_s)
+            ended = "" if code == 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
             ended = f"stopped after {limit_s} s"
+            stop(part)
     shown = [line for line in log.read_text().splitlines() if line.strip() and not line.startswith("#")]
     print("\n".join(shown[-60:]), flush=True)
     print(f"== {name}: {ended or 'done'}, {time.perf_counter() - began:.0f} s", flush=True)
     return not ended
+
+
+def stop(part: subprocess.Popen[bytes]) -> None:
+    """As a terminal does, so that it stops the servers that it has started."""
+    os.killpg(part.pid, signal.SIGINT)
+    try:
+        part.wait(STOPPING_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(part.pid, signal.SIGKILL)
+        part.wait()
 
 
 def main() -> None:

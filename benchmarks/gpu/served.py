@@ -1,12 +1,12 @@
 """Served on a GPU: Treadle beside mlx_lm.server, and beside its own engine without a server.
 
     python benchmarks/gpu/served.py OUT [--layers 28] [--hidden 1024] [--quick] [--folder FOLDER] [--max-running 64]
-        [--memory 40GiB] [--workload W ...]
+        [--memory 40GiB] [--workload W ...] [--rounds 2] [--name run]
 
 Makes a Qwen3 0.6B shape with random bf16 weights whose answers are printable ASCII (one piece a token, no end token),
-runs `treadle bench engine` and `treadle bench run` on it, and leaves their JSON and HTML in OUT. Prints tables. The
-model is made in FOLDER, and found there the next time. Needs MLX with a GPU, mlx-lm, and Treadle's own requirements;
-nothing is downloaded.
+runs `treadle bench engine` and `treadle bench run` on it, and leaves their JSON and HTML in OUT under `--name`. Prints
+tables. The model is made in FOLDER, and found there the next time. Needs MLX with a GPU, mlx-lm, and Treadle's own
+requirements; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--memory", default="40GiB", help="Treadle's, for keys and values: the peer needs some, too")
+    parser.add_argument("--rounds", default="2")
+    parser.add_argument("--name", default="run", help="of the files that are left")
     parser.add_argument("--alone", action="store_true", help="without mlx_lm.server")
     parser.add_argument("--quick", action="store_true", help="see that it works")
     options = parser.parse_args()
@@ -82,7 +84,7 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp()) / "qwen3-shape"
     if not (folder / "model.safetensors").exists():
         make_model(folder, options.layers, options.hidden)
-    rounds, most = ("1", "2") if options.quick else ("2", "64")
+    rounds, most = ("1", "2") if options.quick else (options.rounds, "64")
     batches = "1,2" if options.quick else "1,8,32"
     engine = ["--batch", batches, "--prompt", "512", "--tokens", "128", "--rounds", rounds]
     if not options.workload:
@@ -90,7 +92,6 @@ def main() -> None:
     loads = [f"sweep:most={most},prompt=82,tokens=128,each=2"]
     if not options.quick:
         loads += ["burst:c=16", "burst:c=64", "stall:prompt=5000,tokens=8192", "interactive:prompt=5000,tokens=8192"]
-        loads += ["cancel", "overload:fits=128,lasts_s=10"]
     words = [word for load in options.workload or loads for word in ("--workload", load)]
     serve = f"treadle serve {folder} --max-running {options.max_running} --memory {options.memory}"
     words += ["--start", f"{sys.executable} -m {serve}"]
@@ -99,7 +100,8 @@ def main() -> None:
     if not options.alone:
         words += ["--start", f"{sys.executable} -m mlx_lm server --model {folder}", "--name", "mlx-lm"]
         words += ["--model", str(folder)]
-    treadle("bench", "run", *words, "--json", str(options.out / "run.json"), "--html", str(options.out / "run.html"))
+    left = options.out / options.name
+    treadle("bench", "run", *words, "--json", f"{left}.json", "--html", f"{left}.html")
 
 
 if __name__ == "__main__":

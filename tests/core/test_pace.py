@@ -436,6 +436,18 @@ def test_with_a_coarse_quantum_every_budget_is_a_multiple() -> None:
     assert PrefillPace(100, 256).budget(prefilling=1, decoding=0) == 100
 
 
+def test_where_passes_come_in_sizes_every_budget_is_one() -> None:
+    sizes = (32, 64, 96, 128, 256, 512)
+    pace, found = PrefillPace(1024, sizes=sizes), set()
+    for i in range(60):
+        budget = pace.budget(prefilling=1, decoding=i % 2)
+        found.add(budget)
+        done(pace, prefill_tokens=budget, prefill_s=0.0004 + 1e-5 * budget, decode_s=0.004 if i % 2 else 0.0)
+    assert found <= {0, *sizes}
+    assert len(found) > 3
+    assert PrefillPace(30, sizes=sizes).budget(prefilling=1, decoding=0) == 30
+
+
 def test_chunks_that_cost_nothing_for_ever_divide_by_nothing() -> None:
     """A clock that stands, or a split that gives all of a step to those that decode."""
     cost = ChunkCost()

@@ -8,17 +8,44 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.machine import CPU, DEAR_PASS, LARGE, QUICK_HOST, SLOW_HOST, SMALL, Machine, Sent, Served, burst, stall
+from tests.core.machine import (
+    CPU,
+    DEAR_PASS,
+    IN_SIZES,
+    LARGE,
+    QUICK_HOST,
+    SLOW_HOST,
+    SMALL,
+    Machine,
+    Sent,
+    Served,
+    burst,
+    stall,
+)
 from treadle.core.pace import DEBT, LEAST_SHARE, SAVINGS, Bill, PrefillPace
 
-MACHINES = {"small": SMALL, "slow host": SLOW_HOST, "quick host": QUICK_HOST, "large": LARGE, "cpu": CPU}
+MACHINES = {
+    "small": SMALL,
+    "slow host": SLOW_HOST,
+    "quick host": QUICK_HOST,
+    "large": LARGE,
+    "in sizes": IN_SIZES,
+    "cpu": CPU,
+}
 TROUBLES = {
     "none": {},
     "noise": {"noise": 0.2},
     "first chunk": {"first": 5.0, "noise": 0.1},
     "one slow chunk": {"slow": frozenset({12}), "noise": 0.1},
 }
-WITHIN = {"small": 3.0, "slow host": 3.2, "quick host": 6.0, "large": 2.2, "cpu": 2.0}  # of the ideal: overheads, noise
+WITHIN = {
+    "small": 3.0,
+    "slow host": 3.2,
+    "quick host": 6.0,
+    "large": 2.2,
+    "in sizes": 3.0,
+    "cpu": 2.0,
+}  # of the ideal: overheads, noise
 
 
 def length(machine: Machine) -> int:
@@ -38,7 +65,7 @@ def test_decoding_rows_keep_their_rate_and_their_gaps(name: str, trouble: str) -
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", ["small", "slow host", "quick host", "large"])
+@pytest.mark.parametrize("name", ["small", "slow host", "quick host", "large", "in sizes"])
 def test_a_machine_that_stops_now_and_then_misleads_nobody(name: str, seed: int) -> None:
     """P3: what is thought of a plain decode step stays right, though few of them have no chunk beside or behind."""
     run = stall(replace(MACHINES[name], noise=0.1, hiccup_s=0.015), seed=seed)
@@ -64,7 +91,7 @@ def test_a_short_request_waits_little_longer_than_on_an_idle_server(name: str) -
 
 
 @pytest.mark.parametrize("at_once", [4, 16])
-@pytest.mark.parametrize("name", ["small", "slow host", "quick host", "large"])
+@pytest.mark.parametrize("name", ["small", "slow host", "quick host", "large", "in sizes"])
 def test_a_burst_is_as_even_as_steps_allow(name: str, at_once: int) -> None:
     """P1: everyone goes whole into the next plan. Who comes right after a plan was made waits one step longer than who
     comes right before."""

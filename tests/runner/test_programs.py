@@ -35,32 +35,6 @@ def test_the_one_that_was_not_used_for_longest_goes() -> None:
     assert len(programs) == 3
 
 
-def test_what_comes_once_is_not_made() -> None:
-    made, programs = Made(), Programs(3)
-    assert [programs.again(n, made(n)) is not None for n in (1, 2, 1, 3, 1, 2, 3)] == [
-        False,
-        False,
-        True,
-        False,
-        True,
-        True,
-        True,
-    ]
-    assert made.shapes == [1, 2, 3]
-    assert len(programs) == 3
-
-
-def test_what_was_asked_for_long_ago_is_forgotten() -> None:
-    """And what went out for others has to come twice again."""
-    made, programs = Made(), Programs(1)
-    for n in range(10):
-        assert programs.again(n, made(n)) is None
-    assert programs.again(0, made(0)) is None
-    assert programs.again(9, made(9)) is not None
-    assert programs.again(8, made(8)) is not None
-    assert programs.again(9, made(9)) is None
-
-
 def test_none_is_left_after_clearing() -> None:
     made, programs = Made(), Programs()
     programs.get(1, made(1))

@@ -23,17 +23,19 @@ tokens as evenly as it arrives. Quick and long together take no more than MOST_S
 
 Chunks that do not end a prompt are multiples of a quantum. On CUDA a chunk of a new length, or behind a new number of
 tokens, costs several times its computing once, where its attention is planned anew: a coarse quantum keeps them few.
+Where passes are compiled for each of a few sizes, a step's chunks together are of one of those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
 from .chunk_cost import ChunkCost
 
-LEAST_SHARE = 0.38
+LEAST_SHARE = 0.35
 MOST_SHARE = 2.0
 CHUNK_CEILING = 0.75  # of a decode step, the longest that one chunk at LEAST_SHARE holds a step up
 HIGH_CEILING = 0.85  # the same, where much of a chunk is overhead
@@ -66,14 +68,15 @@ class Bill:
 
 class PrefillPace:
     """Decides each step's prefill budget. `max_tokens` is the most a step may take, whatever the time; `quantum` is
-    what chunks are multiples of.
+    what chunks are multiples of, and `sizes`, which ascend, what budgets are rounded down to, if they are no less.
 
     A step is planned by `split`, billed by `bill` when it is certain, and then either `observe`d, in the order of the
     bills, or `void`.
     """
 
-    def __init__(self, max_tokens: int, quantum: int = MIN_CHUNK) -> None:
+    def __init__(self, max_tokens: int, quantum: int = MIN_CHUNK, sizes: Sequence[int] = ()) -> None:
         self.max_tokens = max_tokens
+        self._sizes = sizes
         self._quantum = min(max(quantum, MIN_CHUNK), max_tokens)
         self._costs = {False: ChunkCost(), True: ChunkCost()}  # by whether rows decoded beside the chunk
         self._early_s: float | None = None  # of what chunks beside decoding rows cost, what the step before them does
@@ -151,7 +154,7 @@ class PrefillPace:
         worth_s = max(self._share * self._decode_s, WORTH_BESIDE * overhead)
         chunk = self._clamp(self._cost.tokens(min(worth_s, self._longest_s(overhead))))
         smaller = not self._cost.told_apart or self._chunks % SMALLER_EACH == 0
-        return max(1, chunk // 2) if smaller and self._quantum <= MIN_CHUNK else chunk
+        return self._whole(max(1, chunk // 2)) if smaller and self._quantum <= MIN_CHUNK else chunk
 
     def _longest_s(self, overhead: float) -> float:
         """The most that a chunk may cost, where one without tokens costs `overhead`: what the step before is held up,
@@ -169,7 +172,12 @@ class PrefillPace:
     def _clamp(self, tokens: int) -> int:
         if self._quantum > MIN_CHUNK:
             tokens -= tokens % self._quantum
-        return min(max(tokens, self._quantum), self.max_tokens)
+        return self._whole(min(max(tokens, self._quantum), self.max_tokens))
+
+    def _whole(self, tokens: int) -> int:
+        """The largest of the sizes that so many tokens fill; all of them where they fill none."""
+        below = bisect_right(self._sizes, tokens)
+        return self._sizes[below - 1] if below else tokens
 
     # Paying ------------------------------------------------------------------------------------------------------
 

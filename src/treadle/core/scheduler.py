@@ -51,14 +51,15 @@ STUCK_PLANS = 8  # in a row, without work for the rows that run: the memory they
 @dataclass(frozen=True)
 class SchedulerLimits:
     """`max_running` slots; `prefill_tokens` a step at most, in chunks that are multiples of `prefill_quantum` (0: as
-    small as pays). Cache memory is `kv_blocks` blocks of `kv_block` tokens; where there are 0, running rows may reserve
-    `kv_tokens` tokens (0: no limit). `prefix_cache`: the runner reuses prompts, those of running rows as `sharing`
-    says."""
+    small as pays) and, where there are any, of one of `chunk_sizes`. Cache memory is `kv_blocks` blocks of `kv_block`
+    tokens; where there are 0, running rows may reserve `kv_tokens` tokens (0: no limit). `prefix_cache`: the runner
+    reuses prompts, those of running rows as `sharing` says."""
 
     max_running: int
     prefill_tokens: int
     kv_tokens: int = 0
     prefill_quantum: int = 0
+    chunk_sizes: tuple[int, ...] = ()
     kv_block: int = 1
     kv_blocks: int = 0
     prefix_cache: bool = False
@@ -95,7 +96,7 @@ class Scheduler:
         self._flights: deque[_Flight] = deque()
         self._departed: list[str] = []
         self._outputs = Outputs()
-        self._pace = PrefillPace(limits.prefill_tokens, limits.prefill_quantum)
+        self._pace = PrefillPace(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
         self._order = 0
         self._stuck = 0
         self._counts = Counts()

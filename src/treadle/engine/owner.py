@@ -91,6 +91,7 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = nothing
             prefill_tokens=min(limits.prefill_tokens, can.prefill_tokens or limits.prefill_tokens),
             kv_tokens=kv_tokens(can, limits.max_running),
             prefill_quantum=can.prefill_quantum,
+            chunk_sizes=can.chunk_sizes,
             kv_block=can.kv_block,
             kv_blocks=can.kv_blocks,
             prefix_cache=can.prefix_cache,

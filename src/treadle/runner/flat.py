@@ -17,7 +17,11 @@ import numpy.typing as npt
 
 from ..core.messages import PrefixStatistics, Sharing
 from .mlxlm import Selection
+from .sizes import beside_size, rows_size
 from .uploads import Put, plain
+
+_LEAST_WANTED = 16
+"""Tokens that the head sees at least, where it does not see all: for so few it does little but read its weights."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -46,8 +50,14 @@ class Piece(msgspec.Struct, frozen=True):
         return self.start + len(self.tokens)
 
 
+def filler(count: int) -> Piece:
+    """`count` tokens of nobody: whatever is computed of them is not looked at."""
+    return Piece("", (0,) * count, 0)
+
+
 class Placed(msgspec.Struct, frozen=True):
-    """A piece in a pass: its tokens are `first` to `first + count` of it, and stand at `start` in row `id`."""
+    """A piece in a pass: its tokens are `first` to `first + count` of it, and stand at `start` in row `id`, "" for
+    nobody's."""
 
     id: str
     first: int
@@ -61,11 +71,12 @@ class Placed(msgspec.Struct, frozen=True):
 
 class Layout(Protocol):
     """Where the keys and values of all rows are. Memory is given out in `blocks` blocks of `block` tokens (0 blocks:
-    as many as it takes)."""
+    as many as it takes). Passes come `in_sizes` (`sizes`) where that is what suits the model."""
 
     block: int
     blocks: int
     lookahead: int
+    in_sizes: bool
     sharing: Sharing
 
     def layers(self) -> list[Any]:
@@ -86,7 +97,7 @@ class Layout(Protocol):
         ...
 
     def order(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The order that suits attention best."""
+        """The order that suits attention best, with what fills a size."""
         ...
 
     def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
@@ -139,7 +150,7 @@ class FlatPass:
 
     def run(self, pieces: Sequence[Piece], previous: Any | None) -> tuple[Any | None, list[Piece]]:
         """Logits (N, V), not evaluated, of all tokens that are wanted, and the pieces in the order they stand in; None
-        where none are. `previous` (P,) are the picks of the step before, where a piece needs them."""
+        where none are. `previous` are the picks of the step before, where a piece needs them, and zeros."""
         pieces = self._layout.order(pieces)
         placed, first = [], 0
         for piece in pieces:
@@ -151,10 +162,11 @@ class FlatPass:
         self._layout.begin(placed, _spread(starts, counts))
         wants = np.array([piece.wants for piece in pieces], np.int32)
         rows = _spread(np.cumsum(counts, dtype=np.int32) - wants, wants)
-        return self._logits(self._tokens(pieces, placed, first, previous), rows, first), pieces
+        some = sum(piece.id != "" for piece in pieces)
+        return self._logits(self._tokens(pieces, placed, first, previous), rows, first, some), pieces
 
-    def _logits(self, tokens: Any, rows: npt.NDArray[np.int32], count: int) -> Any | None:
-        wanted = self._put(rows)[0] if 0 < len(rows) < count else None
+    def _logits(self, tokens: Any, rows: npt.NDArray[np.int32], count: int, pieces: int) -> Any | None:
+        wanted = self._wanted(rows, count, pieces)
         try:
             if self._select is not None:
                 self._select.rows = wanted
@@ -165,14 +177,27 @@ class FlatPass:
         if not len(rows):
             return None
         logits = logits[:, -1, :]
-        return logits[wanted] if wanted is not None and self._select is None else logits
+        if wanted is not None and self._select is None:
+            logits = logits[wanted]
+        return logits if logits.shape[0] == len(rows) else logits[: len(rows)]
+
+    def _wanted(self, rows: npt.NDArray[np.int32], count: int, pieces: int) -> Any | None:
+        """Which of `count` tokens the head is to see, those at `rows` first; None where that is all of them. In sizes,
+        it is all where few would be left out, and as many as there are `pieces`, as if all prompts ended."""
+        if not self._layout.in_sizes:
+            return self._put(rows)[0] if 0 < len(rows) < count else None
+        if rows_size(max(pieces, len(rows))) >= count and (rows == np.arange(len(rows))).all():
+            return None
+        size = rows_size(len(rows)) if len(rows) > pieces else beside_size(max(_LEAST_WANTED, pieces))
+        return self._put(np.pad(rows, (0, size - len(rows))))[0]
 
     def _tokens(self, pieces: Sequence[Piece], placed: Sequence[Placed], count: int, previous: Any | None) -> Any:
         """The pass's tokens (T,) int32, on the device."""
-        if previous is not None and len(pieces) == count == previous.shape[0]:
-            source = [piece.previous for piece in pieces]
-            if source == list(range(count)):
-                return previous
+        if previous is not None and count <= previous.shape[0]:
+            own = pieces if pieces[-1].id else pieces[:-1]
+            single = sum(len(piece.tokens) for piece in own) == len(own)
+            if single and [piece.previous for piece in own] == list(range(len(own))):
+                return previous if count == previous.shape[0] else previous[:count]
         host = np.zeros(count, np.int32)
         source_of = np.full(count, -1, np.int32)
         for piece, place in zip(pieces, placed, strict=True):

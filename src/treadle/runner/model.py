@@ -16,6 +16,7 @@ from .merged import MergedRows
 from .mlxlm import Caches, MlxLm
 from .own import Own
 from .sampling import Kernel
+from .sizes import prompt_sizes
 
 CUDA_QUANTUM = 256
 CUDA_PAD = 64
@@ -56,6 +57,12 @@ class LoadedModel:
         """What chunks of a prompt should be multiples of; 0: any number will do. On CUDA attention is planned anew for
         every length of a chunk and of what is before it: about 45 ms on an H200, where the pass itself takes 6."""
         return CUDA_QUANTUM if self.device == "cuda" and self._planned else 0
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """What chunks of a prompt are best long, where passes are compiled for each length; none where any will do."""
+        compiled = self.own is not None and self.own.decoder is not None
+        return prompt_sizes(self.context) if compiled else ()
 
     @property
     def pad_to(self) -> int:

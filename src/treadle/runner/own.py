@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -106,20 +106,34 @@ def paged(
         return kernels.too_large
     page_bytes = len(windows) * kernels.page_bytes
 
-    def layout(pages: int, keeps: bool) -> Layout:
-        return PagedLayout(windows, kernels, pages=pages, keeps=keeps)
+    def own_with(decoder: FusedDecoder | None) -> Own:
+        def layout(pages: int, keeps: bool) -> Layout:
+            return PagedLayout(windows, kernels, pages=pages, keeps=keeps, in_sizes=decoder is not None)
 
-    whole, small = partial(layout, budget // page_bytes, keeps), partial(layout, _PROBE_PAGES, False)
-    own = Own("pages", library.selection(module), whole, page_bytes=page_bytes, pages=layout)
+        return Own(
+            "pages",
+            selection,
+            partial(layout, budget // page_bytes, keeps),
+            decoder,
+            page_bytes=page_bytes,
+            pages=layout,
+        )
+
+    def refused(own: Own) -> str:
+        assert own.pages is not None
+        return why_not(library, module, own, partial(own.pages, _PROBE_PAGES, False))
+
+    selection = library.selection(module)
     try:
-        fused = replace(own, decoder=FusedDecoder(module, kernels, own.selection))
+        fused = own_with(FusedDecoder(module, kernels, selection))
     except (NotImplementedError, AttributeError) as error:
         _log.info("the layers' kernels are not fused: %s", error)
     else:
-        if not (reason := why_not(library, module, fused, small)):
+        if not (reason := refused(fused)):
             return fused
         _log.warning("the layers' kernels are not fused: %s", reason)
-    return why_not(library, module, own, small) or own
+    own = own_with(None)
+    return refused(own) or own
 
 
 class _Recorder:

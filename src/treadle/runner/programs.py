@@ -6,10 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-MOST = 64
+MOST = 192
 """A decoder's pass takes about half a megabyte for each set of shapes that it was compiled for."""
-_ASKED = 8
-"""For each function that is kept, sets of shapes of which it is known that they were asked for once."""
 
 
 class Programs:
@@ -22,7 +20,6 @@ class Programs:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._known: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
-        self._once: OrderedDict[Hashable, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -35,17 +32,5 @@ class Programs:
             self._known.popitem(last=False)
         return program
 
-    def again(self, shapes: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any] | None:
-        """Like `get`, but None where `shapes` were not asked for before: to compile costs more than it saves for those
-        that never come again."""
-        if shapes in self._known or shapes in self._once:
-            self._once.pop(shapes, None)
-            return self.get(shapes, make)
-        self._once[shapes] = None
-        if len(self._once) > _ASKED * self._most:
-            self._once.popitem(last=False)
-        return None
-
     def clear(self) -> None:
         self._known.clear()
-        self._once.clear()

@@ -104,8 +104,13 @@ class Draw:
 
     @property
     def arrays(self) -> list[Any]:
-        ticket = None if self.landed is None else self.landed.ticket
-        return [array for array in (self.tokens, self.spilled, ticket) if array is not None]
+        filled = None if self.landed is None else self.landed.filled
+        return [array for array in (self.tokens, self.spilled, filled) if array is not None]
+
+    @property
+    def filled(self) -> Any:
+        """The tokens, and maybe zeros behind them."""
+        return self.tokens if self.landed is None else self.landed.filled
 
     def land(self, landing: Landing) -> None:
         """Send the tokens to the host, and which rows spilled where a kernel says it of all of them."""

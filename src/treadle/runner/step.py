@@ -57,8 +57,8 @@ class Step:
 
     @property
     def picked(self) -> Any | None:
-        """The picks (P,), on the device."""
-        return None if self.drawn is None else self.drawn.tokens
+        """The picks, on the device, and maybe zeros behind them."""
+        return None if self.drawn is None else self.drawn.filled
 
     def picked_from(self, put: Put = plain) -> Any:
         """Logits (P, V) of the last token of each row that picks."""

@@ -27,7 +27,7 @@ from .body import Body
 from .guard import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .logprobs import Logprobs
 from .model import LoadedModel
-from .sampling import SamplingRow, draw
+from .sampling import Draw, SamplingRow, draw
 from .step import Row, Step, piece_of
 from .times import StepTimes
 from .uploads import Uploads, plain
@@ -84,6 +84,7 @@ class TextRunner:
             prefix_cache=model.keeps_prefixes,
             sharing=body.sharing,
             prefill_quantum=model.prefill_quantum,
+            chunk_sizes=model.chunk_sizes,
             path="batched" if model.batched else "serialized",
             details=model.details,
         )
@@ -308,7 +309,7 @@ class TextRunner:
             scores = {id_: score.read() for id_, score in step.scores.items()}
             self._advance(step, tokens)
             if redrawn:
-                step.drawn.tokens = mx.array(tokens, mx.int32)  # type: ignore[union-attr]
+                step.drawn = Draw(mx.array(tokens, mx.int32))
             self._go_on(step, redrawn)
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)

@@ -85,7 +85,13 @@ def test_a_passes_logits_are_those_that_are_wanted() -> None:
 def test_who_has_few_tokens_goes_first() -> None:
     own, _ = rows_of()
     pieces = [Piece(id_, (0,) * count, 0) for id_, count in [("a", 9), ("b", 8), ("c", 1), ("d", 500)]]
-    assert [piece.id for piece in own.new_layout().order(pieces)] == ["b", "c", "a", "d"]
+    layout = own.new_layout()
+    assert layout.in_sizes
+    found = [(piece.id, len(piece.tokens)) for piece in layout.order(pieces)]
+    assert found == [("b", 8), ("c", 1), ("", 7), ("a", 9), ("d", 500), ("", 3)]
+    assert [len(piece.tokens) for piece in layout.order(pieces[1:3])] == [8, 1, 3]
+    layout.in_sizes = False
+    assert [piece.id for piece in layout.order(pieces)] == ["b", "c", "a", "d"]
 
 
 def test_a_pass_over_more_pages_than_there_are_raises_and_others_keep_theirs() -> None:

@@ -24,7 +24,7 @@ from treadle.core.messages import FinishReason, Sampling, Submit
 from treadle.runner import sampling
 from treadle.runner.model import LoadedModel
 from treadle.runner.own import Own, stock
-from treadle.runner.paged.layout import PAGE, PagedLayout
+from treadle.runner.paged.layout import NOWHERE, PAGE, PagedLayout
 from treadle.runner.text import TextRunner
 
 WAYS = [("llama", True), ("llama", False), ("qwen3", True), ("gemma3", False), ("qwen3_moe", False)]
@@ -44,6 +44,9 @@ class Watched(Looped):
         pages = self.layout._pages
         slots = self.layout._step.slots.tolist()
         for piece in placed:
+            if not piece.id:
+                assert set(slots[piece.first : piece.first + piece.count]) == {NOWHERE}
+                continue
             row = pages._rows[piece.id]
             others = {page for id_, other in pages._rows.items() if id_ != piece.id for page in other.pages.tolist()}
             for slot in slots[piece.first : piece.first + piece.count]:

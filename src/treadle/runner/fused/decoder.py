@@ -70,19 +70,17 @@ class FusedDecoder:
         step, rows = cache[0].step, self._selection.rows
         windows = sorted({layer.window for layer in cache})
         shapes, arrays = step.inputs(windows)
-        known = step.compiled.get if rows is None and step.few == step.count else step.compiled.again
-        program = None
-        if step.few == step.count or cache[0].pool.factors is None:  # else memory that grows is a part of it
-            key = (shapes, None if rows is None else rows.shape)
-            program = known(key, lambda: step.kernels.compile(self._program(cache, step.template(windows))))
-        made = self._pass(tokens, rows, step, cache) if program is None else program(tokens, rows, arrays)
-        logits, cache[-1].written = made
+        if step.few < step.count and cache[0].pool.factors is not None:  # memory that grows would be a part of it
+            logits, cache[-1].written = self._pass(tokens, rows, step, cache)
+            return logits
+        key = (shapes, None if rows is None else rows.shape)
+        program = step.compiled.get(key, lambda: step.kernels.compile(self._program(cache, step.template(windows))))
+        logits, cache[-1].written = program(tokens, rows, arrays)
         return logits
 
     def _program(self, cache: Sequence[PagedLayer], template: Pass) -> Callable[..., Any]:
         """A pass that comes again with other arrays is the same program: compiled, it takes a tenth of the time to put
-        together. Passes of rows that decode come again and again, and what grows with the rows' lengths comes in a few
-        sizes; those with prompts are compiled the second time that they come."""
+        together. Passes come in few sizes, and so does what grows with the rows' lengths."""
 
         def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
             return self._pass(tokens, rows, template.filled(arrays), cache)

@@ -49,6 +49,7 @@ _ROTATE = """
   const int token = warp / ALL, head = warp % ALL;
   if (token >= qkv_shape[0]) return;
   const int slot = slots[token];
+  if (slot < 0 && head >= HQ) return;
   const T *from = qkv + size_t(warp) * D + lane * E, *weight = (head < HQ ? q_norm : k_norm) + lane * E;
   const Several<T, E> a = several<E>(from), b = several<E>(from + D / 2);
   float low[E], high[E];
@@ -231,7 +232,7 @@ class Between:
     ) -> Any:
         """Queries (T, query heads, 1, D) out of `qkv` (T, (query + 2 kv heads) * D): normed by `q_norm` (D,) where
         there is one, and turned by `angles` as `angles` makes them; keys likewise, and with the values put at `slots`
-        of `pool`."""
+        of `pool`, or nowhere at -1."""
         rows, count = qkv.shape[0], qkv.shape[0] * (heads.queries + 2 * heads.kv)
         norms = (qkv, qkv) if q_norm is None else (q_norm, k_norm)
         return self._rotate(

@@ -249,6 +249,7 @@ __device__ inline void attend_many(const T* q, const T* pool, const int* pages, 
   extern __shared__ __align__(1024) unsigned char memory[];  // queries [ROWS], keys [2][TILE], values [2][TILE] of D
   const int linear = blockIdx.y * gridDim.x + blockIdx.x, block = linear / heads, h = linear % heads;
   const Item item(items + block * 8);
+  if (item.rows == 0) return;  // there are more blocks than items, as launches come in few sizes
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 
   // What this thread fetches is the same piece of every STEP-th row; STEP is a multiple of 8.

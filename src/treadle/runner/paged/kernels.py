@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..chip import Chip
 from ..cuda import CudaKernel, bits_of
 from .pool import Pool, PoolKernels
-from .work import FEW, FEW_BLOCKS, MANY, TILE, Tiles
+from .work import FEW, MANY, TILE, Tiles
 
 HEAD_DIMS = (64, 128, 256)
 _LOG2_E = 1.4426950408889634
@@ -21,7 +21,7 @@ _RINGS = (5, 4, 3, 2)
 """Tiles of a warp's ring in a block for few rows."""
 _STATIC, _FLAGS = 1024, 272
 """Bytes that the device keeps of a block's shared memory, or that kernels have fixed; what those for few rows have."""
-_INPUTS = ["q", "pool", "factors", "pages", "items", "counters", "written"]
+_INPUTS = ["q", "pool", "factors", "pages", "items", "counters", "written", "partial", "scales"]
 _FEW_BODY = """
   treadle::attend_few<T, S, D, REP, PAGE, WINDOW, ROWS, STAGES>(
       q, pool, (const float*)factors, pages, items + (gridDim.x + 8) / 8 * 8, items, __int_as_float(SCALE), out,
@@ -29,7 +29,8 @@ _FEW_BODY = """
 """
 _MANY_BODY = """
   treadle::attend_many<T, D, REP, PAGE, WINDOW, TILE>(
-      q, pool, pages, items, __int_as_float(SCALE), out, partial, scales, const_cast<int*>(counters), HEADS);
+      q, pool, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial), const_cast<float*>(scales),
+      const_cast<int*>(counters), HEADS);
 """
 _FEW_WARPS = 4
 
@@ -50,7 +51,7 @@ class Kernels(PoolKernels):
 
     rep: int = 1
     chip: Chip = field(default_factory=Chip)
-    _left: tuple[Any, Any] | None = field(default=None, repr=False, kw_only=True)
+    _left: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
 
     @classmethod
     def fits(cls, shape: AttentionShape) -> str:
@@ -85,11 +86,8 @@ class Kernels(PoolKernels):
             pool, written = self.widen(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
         factors = counters if pool.factors is None else pool.factors
-        inputs = [queries, pool.data, factors, pages, tiles.items, counters, written]
-        parts = tiles.parts * self.heads * tiles.rows
-        left = [(max(1, parts * self.dim),), (max(1, parts * 2),)]
         return (self._few if few else self._many)(
-            [*inputs, *self._left_over()] if few else inputs,
+            [queries, pool.data, factors, pages, tiles.items, counters, written, *self._left_over(tiles)],
             [
                 ("T", self.dtype),
                 ("D", self.dim),
@@ -103,22 +101,23 @@ class Kernels(PoolKernels):
             ],
             blocks=(tiles.blocks, self.heads),
             threads=128 if few or self.dim <= 128 else 256,
-            shapes=[queries.shape] if few else [queries.shape, *left],
-            dtypes=[self.dtype] if few else [self.dtype, mx.float32, mx.float32],
+            shapes=[queries.shape],
+            dtypes=[self.dtype],
         )[0]
 
     def close(self) -> None:
         super().close()
-        self._left = None
+        self._left.clear()
 
-    def _left_over(self) -> tuple[Any, Any]:
-        """What blocks for few rows leave to be merged, with its scales: each launch writes over the last one's. An
-        array that is made anew costs the host 2 us."""
-        if self._left is None:
-            lines = 2 * max(1, FEW_BLOCKS // self.heads) * self.heads * FEW[-1]
-            self._left = mx.zeros(lines * self.dim), mx.zeros(lines * 2)
-            mx.eval(self._left)
-        return self._left
+    def _left_over(self, tiles: Tiles) -> tuple[Any, Any]:
+        """Room for what the parts of tiles leave to be merged, with its scales: each launch of as many writes over the
+        last one's. Arrays that are made anew cost the host 2 us each, and are all kept until a pass has ended."""
+        key = tiles.rows, tiles.parts
+        if key not in self._left:
+            lines = tiles.parts * self.heads * tiles.rows
+            self._left[key] = mx.zeros(max(1, lines * self.dim)), mx.zeros(max(1, lines * 2))
+            mx.eval(self._left[key])
+        return self._left[key]
 
     @property
     def too_large(self) -> str:
@@ -158,7 +157,6 @@ class Kernels(PoolKernels):
         return self._attend("many", _MANY_BODY, self._many_memory(self._tile))
 
     def _attend(self, kind: str, body: str, memory: int) -> CudaKernel:
-        name, left, few = f"attend_{kind}", ["partial", "scales"], kind == "few"
-        inputs, outputs = ([*_INPUTS, *left], ["out"]) if few else (_INPUTS, ["out", *left])
+        name = f"attend_{kind}"
         files = ["numbers.cuh", "paged/attention.cuh", f"paged/{name}.cuh"]
-        return self.kernel(name, inputs, outputs, body, files=files, shared_memory=memory)
+        return self.kernel(name, _INPUTS, ["out"], body, files=files, shared_memory=memory)

@@ -17,13 +17,18 @@ from .kernels import Kernels
 from .pool import Pool
 from .work import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, few_tiles, is_few, many_tiles
 
+_LEAST_PAGES, _LEAST_ITEMS, _LEAST_BLOCKS = 1024, 64, 64
+"""Lengths that a step's numbers have at least: each length is another program."""
+_PARTS = 128
+"""Blocks for which there is room to leave parts to be merged, also where no tile is split."""
+
 
 @dataclass
 class Pass:
     """What all layers share in a step. The first `few` of `count` tokens are of segments for one kernel, the rest for
-    the other; `pages`, of these and of those, are where their rows are, and `slots` where all the tokens go, on the
-    device. `tiles` are, by whether they are for few and by their window, for layers of `kernels`' heads. `compiled` are
-    passes over these layers that were compiled."""
+    the other, or of nobody; `pages`, of these and of those, are where their rows are, and `slots` where all the tokens
+    go, on the device. `tiles` are, by whether they are for few and by their window, for layers of `kernels`' heads.
+    `compiled` are passes over these layers that were compiled."""
 
     kernels: Kernels
     positions: Any = None
@@ -38,20 +43,20 @@ class Pass:
     windows: set[int] = field(default_factory=set)
     _uploads: Uploads = field(default_factory=Uploads)
 
-    def begin(self, segments: Segments, positions: npt.NDArray[np.int32], slots: Any, pages: Any) -> None:
-        """The next step; `segments` begin with those of few rows."""
+    def begin(self, segments: Segments, positions: npt.NDArray[np.int32], slots: Any, pages: Any, few: int) -> None:
+        """The next step; `segments` begin with those of few rows, which are in the first `few` tokens."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
         some = int(np.count_nonzero(is_few(segments[:, COUNT], self.kernels.rep)))
-        few, many = segments[:some], segments[some:]
-        self.count, self.few = len(positions), int(few[:, COUNT].sum())
-        border = int(many[0, PAGES]) if len(many) else len(pages)
-        many[:, PAGES] -= border
-        many[:, FIRST] -= self.few
-        self.segments = {kind: of for kind, of in ((True, few), (False, many)) if len(of)}
+        short, long = segments[:some], segments[some:]
+        self.count, self.few = len(positions), few
+        border = int(long[0, PAGES]) if len(long) else len(pages)
+        long[:, PAGES] -= border
+        long[:, FIRST] -= few
+        self.segments = {kind: of for kind, of in ((True, short), (False, long)) if len(of)}
         made = {(kind, window): self._cut(window, few=kind) for kind in self.segments for window in self.windows}
-        both = [_padded(pages[border:]), _padded(pages[:border])]
+        both = [_padded(pages[border:], _LEAST_PAGES), _padded(pages[:border], _LEAST_PAGES)]
         self.positions, self.slots, *rest = self._uploads.put(
             positions, slots, *both, *(tiles.items for tiles in made.values())
         )
@@ -79,9 +84,12 @@ class Pass:
         kernels, some = self.kernels, self.segments[few]
         if few:
             made = few_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window)
-        else:
-            made = many_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window, dim=kernels.dim)
-        return replace(made, items=_padded(made.items))
+            return replace(made, items=_padded(made.items, _LEAST_ITEMS))
+        made = many_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window, dim=kernels.dim)
+        items = _padded(made.items, _LEAST_BLOCKS)
+        blocks = len(items)
+        parts = _PARTS if blocks <= _PARTS else blocks if made.parts else 0
+        return replace(made, items=items, blocks=blocks, parts=parts)
 
     def attend(self, queries: Any, pool: Pool, written: Any, *, window: int, scale: float) -> Any:
         """Attention (T, query heads, 1, D) of all the step's `queries` of that shape over what is in `pool`, where
@@ -155,9 +163,10 @@ class PagedLayer:
         return self.step.attend(queries, self.pool, self.written, window=window, scale=scale)
 
 
-def _padded(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """`array` (n, ...) with zeros behind it, so that it comes in few sizes: a tile of zeros has no rows."""
-    size = max(64, 1 << (len(array) - 1).bit_length())
+def _padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
+    """`array` (n, ...) with zeros behind it, so that it comes in few sizes from `least` on: a tile of zeros has no
+    rows."""
+    size = max(least, 1 << (len(array) - 1).bit_length())
     padded = np.zeros((size, *array.shape[1:]), np.int32)
     padded[: len(array)] = array
     return padded

@@ -7,7 +7,7 @@ pay for the longest row, and copy all when one joins or leaves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,16 @@ import numpy.typing as npt
 
 from ...core.messages import PrefixStatistics, Sharing
 from ..beginning import Beginning
-from ..flat import Piece, Placed
+from ..flat import Piece, Placed, filler
+from ..sizes import beside_size, prompt_size, rows_size
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
 from .pages import Pages
 from .work import COUNT, FIRST, PAGES, POSITION, is_few
 
 PAGE = 32
+NOWHERE = -1
+"""The slot of what belongs to nobody."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,14 +40,18 @@ class _Known:
 
 class PagedLayout:
     """`pages` pages for layers with `windows` (0: none) and heads as `kernels` has them; `keeps` says whether prefixes
-    are kept for others. The pools take their memory at once."""
+    are kept for others. The pools take their memory at once. Passes come `in_sizes` where they are compiled for each.
+    """
 
     block = PAGE
     lookahead = 1
     sharing = Sharing.HELD
 
-    def __init__(self, windows: Sequence[int], kernels: Kernels, *, pages: int, keeps: bool) -> None:
+    def __init__(
+        self, windows: Sequence[int], kernels: Kernels, *, pages: int, keeps: bool, in_sizes: bool = False
+    ) -> None:
         self.blocks = pages
+        self.in_sizes = in_sizes
         self._kernels = kernels
         self._step = Pass(kernels)
         self._layers = [PagedLayer(kernels.new_pool(pages), window, self._step) for window in windows]
@@ -70,23 +77,35 @@ class PagedLayout:
         self._pages.admit(row, salt)
 
     def order(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Those of few tokens first: they go to one kernel, the others to another."""
+        """Those of few tokens first: they go to one kernel, the others to another. What fills a size stands behind
+        each of both."""
         rep = self._kernels.rep
         many = [piece for piece in pieces if not is_few(len(piece.tokens), rep)]
-        return [*(piece for piece in pieces if is_few(len(piece.tokens), rep)), *many] if many else list(pieces)
+        few = [piece for piece in pieces if is_few(len(piece.tokens), rep)] if many else list(pieces)
+        if not self.in_sizes:
+            return [*few, *many]
+        return [*few, *_filled(few, beside_size if many else rows_size), *many, *_filled(many, prompt_size)]
 
     def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
+        some = [piece for piece in placed if piece.id]
         grow = self._pages.grow
-        tables = [grow(piece.id, piece.start + piece.count) for piece in placed]
+        tables = [grow(piece.id, piece.start + piece.count) for piece in some]
         pages = np.concatenate(tables)
-        segments = np.empty((len(placed), 4), np.int32)
-        segments[:, FIRST] = [piece.first for piece in placed]
-        segments[:, COUNT] = [piece.count for piece in placed]
+        segments = np.empty((len(some), 4), np.int32)
+        segments[:, FIRST] = [piece.first for piece in some]
+        segments[:, COUNT] = [piece.count for piece in some]
         segments[:, POSITION] = positions[segments[:, FIRST]]
         segments[:, PAGES] = np.cumsum([0, *map(len, tables[:-1])])
         row = np.repeat(segments[:, PAGES], segments[:, COUNT])
-        slots = pages[row + positions // PAGE] * PAGE + positions % PAGE
-        self._step.begin(segments, positions, slots, pages)
+        if len(some) == len(placed):
+            slots = pages[row + positions // PAGE] * PAGE + positions % PAGE
+        else:
+            here = np.repeat([piece.id != "" for piece in placed], [piece.count for piece in placed])
+            own = positions[here]
+            slots = np.full(len(positions), NOWHERE, np.int32)
+            slots[here] = pages[row + own // PAGE] * PAGE + own % PAGE
+        long = segments[~is_few(segments[:, COUNT], self._kernels.rep), FIRST]
+        self._step.begin(segments, positions, slots, pages, int(long[0]) if len(long) else len(positions))
 
     def written(self) -> list[Any]:
         """The last layer's suffices: it was computed from all others'."""
@@ -141,3 +160,10 @@ class PagedLayout:
         which = mx.array([source, target], mx.int32)
         copies = [self._kernels.copy_page(layer.pool, which) for layer in self._layers]
         mx.async_eval(copies)  # type: ignore[no-untyped-call]
+
+
+def _filled(pieces: Sequence[Piece], size: Callable[[int], int]) -> list[Piece]:
+    """What makes a pass over `pieces`, if there are any, as long as `size` says."""
+    count = sum(len(piece.tokens) for piece in pieces)
+    missing = size(count) - count if count else 0
+    return [filler(missing)] if missing else []

@@ -24,6 +24,7 @@ _WRITE_BODY = """
   const int chunk = i % CHUNKS, h = i / CHUNKS % HEADS, token = i / (CHUNKS * HEADS);
   if (token >= slots_shape[0]) return;
   const int slot = slots[token];
+  if (slot < 0) return;
   uint4* to = reinterpret_cast<uint4*>(const_cast<T*>(pool)) +
       (size_t(slot / PAGE) * 2 * HEADS + h) * PAGE * CHUNKS + slot % PAGE * CHUNKS + chunk;
   to[0] = reinterpret_cast<const uint4*>(k)[i];
@@ -35,6 +36,7 @@ _SMALL_BODY = """
   const int value = warp % 2, h = warp / 2 % HEADS, token = warp / (2 * HEADS);
   if (token >= slots_shape[0]) return;
   const int slot = slots[token];
+  if (slot < 0) return;
   const T* from = (value ? v : k) + (size_t(token) * HEADS + h) * D;
   float x[D / 32], most = 0.0f;
   for (int e = 0; e < D / 32; ++e) {
@@ -124,8 +126,8 @@ class PoolKernels:
         return pool
 
     def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
-        """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool. What comes back tells whatever reads
-        that it is done."""
+        """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool, those at -1 nowhere. What comes back
+        tells whatever reads that it is done."""
         kernel, inputs, threads = self._write, [keys, values, pool.data, slots], keys.size // 8
         if pool.factors is not None:
             kernel, inputs, threads = self._write_small, [*inputs, pool.factors], keys.size // self.dim * 64

@@ -51,6 +51,7 @@ class StockLayout:
 
     block = STEP
     lookahead = 0
+    in_sizes = False
     sharing = Sharing.COPIED
 
     def __init__(
