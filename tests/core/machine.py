@@ -17,7 +17,7 @@ from treadle.core.messages import Output, Submit
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.runner.flat import Piece
-from treadle.runner.sizes import prompt_sizes
+from treadle.runner.sizes import PROMPT_SIZES
 from treadle.runner.times import StepTimes
 
 HICCUPS = 250
@@ -236,6 +236,6 @@ SMALL = Machine(2.8e-3, 5e-3, 2e-3, 3e-3, 8e-6, context_s=2e-10)
 SLOW_HOST = Machine(4.3e-3, 8.3e-3, 2.5e-3, 4.4e-3, 9e-6, context_s=2e-10)
 QUICK_HOST = Machine(1e-3, 1.5e-3, 3e-3, 5e-3, 8e-6, context_s=2e-10)
 LARGE = Machine(2.8e-3, 5e-3, 5.5e-3, 7e-3, 60e-6, context_s=4e-10)
-IN_SIZES = Machine(2.3e-3, 4.2e-3, 1.6e-3, 2.2e-3, 6e-6, context_s=2e-10, chunk_sizes=prompt_sizes(2048))
+IN_SIZES = Machine(2.3e-3, 4.2e-3, 1.6e-3, 2.2e-3, 6e-6, context_s=2e-10, chunk_sizes=PROMPT_SIZES)
 CPU = Machine(0.0, 0.0, 0.1, 0.13, 3e-3, lookahead=0)
 DEAR_PASS = Machine(1e-3, 1e-3, 4e-3, 12e-3, 8e-6, context_s=2e-10)

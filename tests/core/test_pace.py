@@ -437,7 +437,7 @@ def test_with_a_coarse_quantum_every_budget_is_a_multiple() -> None:
 
 
 def test_where_passes_come_in_sizes_every_budget_is_one() -> None:
-    sizes = (32, 64, 96, 128, 256, 512)
+    sizes = (32, 64, 96, 128, 256, 512, 1024)
     pace, found = PrefillPace(1024, sizes=sizes), set()
     for i in range(60):
         budget = pace.budget(prefilling=1, decoding=i % 2)
@@ -446,6 +446,13 @@ def test_where_passes_come_in_sizes_every_budget_is_one() -> None:
     assert found <= {0, *sizes}
     assert len(found) > 3
     assert PrefillPace(30, sizes=sizes).budget(prefilling=1, decoding=0) == 30
+
+
+def test_budgets_above_all_sizes_stay_as_they_are() -> None:
+    pace = PrefillPace(5000, sizes=(32, 64, 128, 256, 512, 1024))
+    for _ in range(20):
+        done(pace, prefill_tokens=pace.budget(prefilling=1, decoding=0), prefill_s=1e-3, decode_s=0.0)
+    assert pace.budget(prefilling=1, decoding=0) == 5000
 
 
 def test_chunks_that_cost_nothing_for_ever_divide_by_nothing() -> None:

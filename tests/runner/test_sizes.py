@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.runner.sizes import LONGEST, beside_size, prompt_size, prompt_sizes, rows_size
+from treadle.runner.sizes import LONGEST, PROMPT_SIZES, beside_size, head_size, prompt_size, rows_size
 
 
 def test_rows_come_in_two_sizes_for_each_that_doubles() -> None:
@@ -16,15 +16,23 @@ def test_rows_come_in_two_sizes_for_each_that_doubles() -> None:
 def test_a_size_holds_what_it_is_for_and_little_else(count: int) -> None:
     assert count <= rows_size(count) <= max(3, 1.5 * count)
     assert rows_size(rows_size(count)) == rows_size(count)
-    assert count <= prompt_size(count) <= max(32, count + 31, 1.25 * count)
+    assert count <= prompt_size(count) <= max(count + 31, 1.25 * count)
     assert prompt_size(prompt_size(count)) == prompt_size(count)
+    assert count <= beside_size(count) <= count + 63
+    assert beside_size(beside_size(count)) == beside_size(count)
 
 
 def test_rows_beside_prompts_come_in_fewer() -> None:
-    assert [beside_size(count) for count in (1, 4, 5, 16, 17, 64, 65)] == [4, 4, 16, 16, 64, 64, 256]
+    assert [beside_size(count) for count in (0, 4, 5, 16, 17, 33, 64, 65)] == [4, 4, 16, 16, 32, 64, 64, 128]
+
+
+def test_what_the_head_sees_depends_on_who_decodes() -> None:
+    """Not on how many prompts there are, or end, while they are few."""
+    assert {head_size(3, pieces, wanted) for pieces in range(4, 17) for wanted in range(3, pieces + 1)} == {16}
+    assert [head_size(16, 17, 17), head_size(16, 28, 28), head_size(64, 65, 65)] == [28, 28, 76]
+    assert [head_size(4, 17, 4), head_size(2, 3, 512), head_size(2, 3, 513)] == [32, 512, 640]
 
 
 def test_prompts_come_in_these() -> None:
-    assert prompt_sizes(700) == (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
-    assert prompt_sizes(31) == ()
-    assert prompt_sizes(1 << 20)[-1] == LONGEST
+    assert PROMPT_SIZES[:11] == (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
+    assert PROMPT_SIZES[-2:] == (LONGEST - 128, LONGEST)

@@ -137,7 +137,8 @@ def _attend_many(launch: Launch) -> list[Any]:
     items = launch.view("items")[: launch.blocks[0]]
     assert len(items) == launch.blocks[0]
     if (items[:, 7] & 0xFFFF > 1).any():
-        _check_room(launch, len(items), *(launch.view(name).size for name in ("partial", "scales")))
+        parts = int(items[:, 1].nonzero()[0].max()) + 1
+        _check_room(launch, parts, *(launch.view(name).size for name in ("partial", "scales")))
     return [_attended(launch, items)]
 
 
@@ -278,6 +279,15 @@ def _few_rows(launch: Launch) -> list[Any]:
     return [x @ weight.T]
 
 
+def _some_rows(launch: Launch) -> list[Any]:
+    x, weight = launch.values("x"), launch.values("w")
+    assert x.shape[1] == weight.shape[1]
+    assert x.shape[1] % 64 == 0
+    assert launch.blocks == (-(-len(x) // 64), -(-len(weight) // 64))
+    assert launch.threads == 128
+    return [x @ weight.T]
+
+
 def _dequantize(launch: Launch) -> list[Any]:
     t, x = launch.template, launch.arrays["x"]
     weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
@@ -356,6 +366,7 @@ _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "add_norm": _add_norm,
     "swiglu": _swiglu,
     "few_rows": _few_rows,
+    "some_rows": _some_rows,
     "dequantize": _dequantize,
     "land": _land,
 }

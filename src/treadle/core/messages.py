@@ -166,8 +166,8 @@ class Capabilities(Plain, frozen=True):
 
     `context` is the longest sequence in tokens. A running sequence of n tokens holds about `kv_row_bytes +
     n * kv_token_bytes` bytes of cache; all of them together may hold `kv_budget_bytes` (0: not limited). Prompts are
-    best read in multiples of `prefill_quantum` tokens (0: in any number), and in chunks of one of `chunk_sizes`, which
-    ascend, where there are any.
+    best read in multiples of `prefill_quantum` tokens (0: in any number), and as many of them in a step as one of
+    `chunk_sizes` says, which ascend, where there are any.
 
     Cache memory is given out in blocks of `kv_block` tokens, of which there are `kv_blocks` in all (0: not limited).
     `lookahead` is how many steps may be started before the oldest of them is finished, beyond one, and `prefill_tokens`

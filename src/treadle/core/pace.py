@@ -23,7 +23,7 @@ tokens as evenly as it arrives. Quick and long together take no more than MOST_S
 
 Chunks that do not end a prompt are multiples of a quantum. On CUDA a chunk of a new length, or behind a new number of
 tokens, costs several times its computing once, where its attention is planned anew: a coarse quantum keeps them few.
-Where passes are compiled for each of a few sizes, a step's chunks together are of one of those.
+Where passes are compiled for each of a few sizes, budgets are of one of those.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Bill:
 
 class PrefillPace:
     """Decides each step's prefill budget. `max_tokens` is the most a step may take, whatever the time; `quantum` is
-    what chunks are multiples of, and `sizes`, which ascend, what budgets are rounded down to, if they are no less.
+    what chunks are multiples of, and `sizes`, which ascend, what budgets are rounded down to: those that are smaller
+    or larger than all of them stay as they are.
 
     A step is planned by `split`, billed by `bill` when it is certain, and then either `observe`d, in the order of the
     bills, or `void`.
@@ -175,9 +176,9 @@ class PrefillPace:
         return self._whole(min(max(tokens, self._quantum), self.max_tokens))
 
     def _whole(self, tokens: int) -> int:
-        """The largest of the sizes that so many tokens fill; all of them where they fill none."""
+        """The largest of the sizes that so many tokens fill."""
         below = bisect_right(self._sizes, tokens)
-        return self._sizes[below - 1] if below else tokens
+        return self._sizes[below - 1] if 0 < below < len(self._sizes) else tokens
 
     # Paying ------------------------------------------------------------------------------------------------------
 

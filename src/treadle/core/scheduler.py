@@ -51,9 +51,9 @@ STUCK_PLANS = 8  # in a row, without work for the rows that run: the memory they
 @dataclass(frozen=True)
 class SchedulerLimits:
     """`max_running` slots; `prefill_tokens` a step at most, in chunks that are multiples of `prefill_quantum` (0: as
-    small as pays) and, where there are any, of one of `chunk_sizes`. Cache memory is `kv_blocks` blocks of `kv_block`
-    tokens; where there are 0, running rows may reserve `kv_tokens` tokens (0: no limit). `prefix_cache`: the runner
-    reuses prompts, those of running rows as `sharing` says."""
+    small as pays), as many as one of `chunk_sizes` says where there are any. Cache memory is `kv_blocks` blocks of
+    `kv_block` tokens; where there are 0, running rows may reserve `kv_tokens` tokens (0: no limit). `prefix_cache`: the
+    runner reuses prompts, those of running rows as `sharing` says."""
 
     max_running: int
     prefill_tokens: int

@@ -17,19 +17,22 @@ _ROW = "measured"
 
 
 def steps_bytes(own: Own, module: Any, tokens: int) -> int:
-    """Bytes that MLX comes to hold for a pass over `tokens` tokens of prompts and the next one, which is started before
-    it is finished, and for the scores of as many tokens as a step may score. Rows are in pages of `own`.
+    """Bytes that MLX comes to hold for a pass over `tokens` tokens of prompts and the last one's end, and the next one,
+    which is started before it is finished, and for the scores of as many tokens as a step may score. Rows are in pages
+    of `own`.
 
-    What a pass computes on its way is not freed before it has ended: MLX hands it to the device as a whole. Raises
-    OutOfMemory where not even this fits.
+    What a pass computes on its way is not freed before it has ended: MLX hands it to the device as a whole. What the
+    first pass makes for all that come is counted once. Raises OutOfMemory where not even this fits.
     """
     assert own.pages is not None
-    layout = own.pages(-(-tokens // PAGE), False)
+    layout = own.pages(-(-(tokens + 1) // PAGE), False)
     try:
         with mlx_runtime("measuring a step"):
             rows = own.rows_in(layout, module)
-            scored = min(tokens, MOST_SCORED)
-            return (1 + layout.lookahead) * _peak(rows, tokens, 1) + _peak(rows, scored, scored)
+            scored, before = min(tokens, MOST_SCORED), mx.get_active_memory()
+            _peak(rows, tokens + 1, 1)
+            kept = max(0, mx.get_active_memory() - before)
+            return kept + (1 + layout.lookahead) * _peak(rows, tokens + 1, 1) + _peak(rows, scored, scored)
     finally:
         layout.close()
 

@@ -52,7 +52,7 @@ class Body(Protocol):
         ...
 
     def compute(self, pieces: Sequence[Piece], previous: Any | None) -> Computed:
-        """A pass for `pieces`, one a row; `previous` (P,) int32 are what the step before picked."""
+        """A pass for `pieces`, one a row; `previous` (int32) are what the step before picked, and maybe zeros."""
         ...
 
     def settle(self, held: Mapping[str, int]) -> None:

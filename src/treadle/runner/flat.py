@@ -17,11 +17,8 @@ import numpy.typing as npt
 
 from ..core.messages import PrefixStatistics, Sharing
 from .mlxlm import Selection
-from .sizes import beside_size, rows_size
+from .sizes import head_size, rows_size
 from .uploads import Put, plain
-
-_LEAST_WANTED = 16
-"""Tokens that the head sees at least, where it does not see all: for so few it does little but read its weights."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -29,7 +26,8 @@ class Piece(msgspec.Struct, frozen=True):
 
     Where `previous` is not negative, the last token is what the step before picks, at that place among its picks, and
     whatever stands for it here is not looked at. `wants` is for how many of the last tokens logits are wanted: none,
-    one, or all; with `picks` the last one's pick the row's next token.
+    one, or all; with `picks` the last one's pick the row's next token. A `filler` is of no row: nothing that is
+    computed of it is looked at.
     """
 
     id: str
@@ -38,6 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
     wants: int = 0
     picks: bool = False
     previous: int = -1
+    filler: bool = False
 
     @property
     def known(self) -> list[int]:
@@ -50,19 +49,15 @@ class Piece(msgspec.Struct, frozen=True):
         return self.start + len(self.tokens)
 
 
-def filler(count: int) -> Piece:
-    """`count` tokens of nobody: whatever is computed of them is not looked at."""
-    return Piece("", (0,) * count, 0)
-
-
 class Placed(msgspec.Struct, frozen=True):
-    """A piece in a pass: its tokens are `first` to `first + count` of it, and stand at `start` in row `id`, "" for
-    nobody's."""
+    """A piece in a pass: its tokens are `first` to `first + count` of it, and stand at `start` in row `id`, or are a
+    `filler`."""
 
     id: str
     first: int
     count: int
     start: int
+    filler: bool = False
 
     @property
     def end(self) -> int:
@@ -150,23 +145,23 @@ class FlatPass:
 
     def run(self, pieces: Sequence[Piece], previous: Any | None) -> tuple[Any | None, list[Piece]]:
         """Logits (N, V), not evaluated, of all tokens that are wanted, and the pieces in the order they stand in; None
-        where none are. `previous` are the picks of the step before, where a piece needs them, and zeros."""
+        where none are. `previous` are the picks of the step before, where a piece needs them, and maybe zeros."""
         pieces = self._layout.order(pieces)
         placed, first = [], 0
         for piece in pieces:
             count = len(piece.tokens)
-            placed.append(Placed(piece.id, first, count, piece.start))
+            placed.append(Placed(piece.id, first, count, piece.start, piece.filler))
             first += count
         starts = np.array([piece.start for piece in pieces], np.int32)
         counts = np.array([place.count for place in placed], np.int32)
         self._layout.begin(placed, _spread(starts, counts))
         wants = np.array([piece.wants for piece in pieces], np.int32)
         rows = _spread(np.cumsum(counts, dtype=np.int32) - wants, wants)
-        some = sum(piece.id != "" for piece in pieces)
-        return self._logits(self._tokens(pieces, placed, first, previous), rows, first, some), pieces
+        wanted = self._wanted([piece for piece in pieces if not piece.filler], rows, first)
+        return self._logits(self._tokens(pieces, placed, first, previous), wanted, len(rows)), pieces
 
-    def _logits(self, tokens: Any, rows: npt.NDArray[np.int32], count: int, pieces: int) -> Any | None:
-        wanted = self._wanted(rows, count, pieces)
+    def _logits(self, tokens: Any, wanted: Any | None, count: int) -> Any | None:
+        """The first `count` logits of what is `wanted` of the tokens."""
         try:
             if self._select is not None:
                 self._select.rows = wanted
@@ -174,27 +169,28 @@ class FlatPass:
         finally:
             if self._select is not None:
                 self._select.rows = None
-        if not len(rows):
+        if not count:
             return None
         logits = logits[:, -1, :]
         if wanted is not None and self._select is None:
             logits = logits[wanted]
-        return logits if logits.shape[0] == len(rows) else logits[: len(rows)]
+        return logits if logits.shape[0] == count else logits[:count]
 
-    def _wanted(self, rows: npt.NDArray[np.int32], count: int, pieces: int) -> Any | None:
-        """Which of `count` tokens the head is to see, those at `rows` first; None where that is all of them. In sizes,
-        it is all where few would be left out, and as many as there are `pieces`, as if all prompts ended."""
+    def _wanted(self, pieces: Sequence[Piece], rows: npt.NDArray[np.int32], count: int) -> Any | None:
+        """Which of `count` tokens the head is to see, those at `rows` first; None where it is to see all. In sizes it
+        sees more than is wanted, and all where rows decode alone."""
         if not self._layout.in_sizes:
             return self._put(rows)[0] if 0 < len(rows) < count else None
-        if rows_size(max(pieces, len(rows))) >= count and (rows == np.arange(len(rows))).all():
+        if len(rows) == len(pieces) and rows_size(len(rows)) == count and rows[-1] == len(rows) - 1:
             return None
-        size = rows_size(len(rows)) if len(rows) > pieces else beside_size(max(_LEAST_WANTED, pieces))
+        single = sum(len(piece.tokens) == 1 for piece in pieces)
+        size = head_size(single, len(pieces), len(rows))
         return self._put(np.pad(rows, (0, size - len(rows))))[0]
 
     def _tokens(self, pieces: Sequence[Piece], placed: Sequence[Placed], count: int, previous: Any | None) -> Any:
         """The pass's tokens (T,) int32, on the device."""
         if previous is not None and count <= previous.shape[0]:
-            own = pieces if pieces[-1].id else pieces[:-1]
+            own = pieces[:-1] if pieces[-1].filler else pieces
             single = sum(len(piece.tokens) for piece in own) == len(own)
             if single and [piece.previous for piece in own] == list(range(len(own))):
                 return previous if count == previous.shape[0] else previous[:count]

@@ -16,7 +16,7 @@ from .merged import MergedRows
 from .mlxlm import Caches, MlxLm
 from .own import Own
 from .sampling import Kernel
-from .sizes import prompt_sizes
+from .sizes import PROMPT_SIZES
 
 CUDA_QUANTUM = 256
 CUDA_PAD = 64
@@ -61,8 +61,8 @@ class LoadedModel:
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
         """What chunks of a prompt are best long, where passes are compiled for each length; none where any will do."""
-        compiled = self.own is not None and self.own.decoder is not None
-        return prompt_sizes(self.context) if compiled else ()
+        compiled = self.own is not None and self.own.decoder is not None and self.own.plain
+        return PROMPT_SIZES if compiled else ()
 
     @property
     def pad_to(self) -> int:

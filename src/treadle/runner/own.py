@@ -39,7 +39,8 @@ _PROBE_PAGES = sum(-(-(len(prompt) + 1) // PAGE) for prompt in _PROMPTS)
 class Own:
     """How a model's rows are kept: `new_layout` makes an empty layout, `selection` says what its head sees. `decoder`
     stands for the model in a pass, where it is not the model itself. Where there are pages, one takes `page_bytes` in
-    all layers, and `pages` makes a layout of so many that keeps prefixes or does not."""
+    all layers, `pages` makes a layout of so many that keeps prefixes or does not, and `plain` says whether they hold
+    what the model computes, or whole numbers of 8 bits for it."""
 
     kind: str
     selection: Selection | None
@@ -47,6 +48,7 @@ class Own:
     decoder: Any | None = None
     page_bytes: int = 0
     pages: Callable[[int, bool], Layout] | None = None
+    plain: bool = True
 
     def new_rows(self, module: Any) -> FlatRows:
         """Rows of `module`, none yet."""
@@ -110,14 +112,8 @@ def paged(
         def layout(pages: int, keeps: bool) -> Layout:
             return PagedLayout(windows, kernels, pages=pages, keeps=keeps, in_sizes=decoder is not None)
 
-        return Own(
-            "pages",
-            selection,
-            partial(layout, budget // page_bytes, keeps),
-            decoder,
-            page_bytes=page_bytes,
-            pages=layout,
-        )
+        whole = partial(layout, budget // page_bytes, keeps)
+        return Own("pages", selection, whole, decoder, page_bytes, layout, plain=not kernels.small)
 
     def refused(own: Own) -> str:
         assert own.pages is not None

@@ -1,27 +1,31 @@
 """The few sizes that passes come in where each size is a program that has to be compiled.
 
-A pass of an odd number of tokens is filled up with tokens of nobody. Up to a quarter of a short pass may be such, which
-the device hardly notices: the weights are read anyway, and a product's tiles are of 64 or 128 rows.
+A pass of an odd number of tokens is filled up with tokens of nobody, which a device hardly notices: the weights are
+read anyway, and a product's tiles are of 64 or 128 rows.
 """
 
 from __future__ import annotations
 
-LONGEST = 1 << 14
-"""Chunks of no more tokens are cut to these sizes."""
+LONGEST = 4096
+"""Longer chunks of prompts may have any length: what fills them up is a thirtieth of them at most."""
 
 
 def rows_size(count: int) -> int:
-    """At least `count` rows of a token or a few: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on."""
+    """At least `count` rows that decode, with no prompt beside them: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on."""
     power = 1 << max(0, count - 1).bit_length()
     return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
 def beside_size(count: int) -> int:
-    """At least `count` rows beside prompts, where they matter less: 4, 16, 64 and so on."""
-    size = 4
-    while size < count:
-        size *= 4
-    return size
+    """At least `count` rows beside prompts, where they matter less: 4, 16, 32, and multiples of 64."""
+    return next((size for size in (4, 16, 32) if count <= size), -(-count // 64) * 64)
+
+
+def head_size(rows: int, pieces: int, wanted: int) -> int:
+    """How many tokens of a pass with prompts the head should see, of which it is to see `wanted`: `rows` that decode,
+    and the last of some prompts, whether or not they end there. `pieces` are all of both."""
+    usual = beside_size(rows) + 12
+    return usual if max(pieces, wanted) <= usual else prompt_size(max(pieces, wanted))
 
 
 def prompt_size(count: int) -> int:
@@ -30,10 +34,4 @@ def prompt_size(count: int) -> int:
     return -(-count // step) * step
 
 
-def prompt_sizes(most: int) -> tuple[int, ...]:
-    """All of them up to `most`."""
-    sizes, count = [], 1
-    while (size := prompt_size(count)) <= min(most, LONGEST):
-        sizes.append(size)
-        count = size + 1
-    return tuple(sizes)
+PROMPT_SIZES = tuple(dict.fromkeys(prompt_size(count) for count in range(1, LONGEST + 1)))

@@ -14,7 +14,7 @@ _PROMPT = (0, 1, 0)
 _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _DECODING = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_BESIDE, _LONGEST_BESIDE = (4, 15), 1024
+_BESIDE, _LONGEST_BESIDE = (4, 16), 1024
 """Rows that decode beside a chunk of a prompt, and the longest such chunk, for which passes are compiled ahead."""
 
 
@@ -28,8 +28,8 @@ class Warmable(Protocol):
 
 def warm_up(runner: Warmable, model: LoadedModel) -> None:
     """Prefill and decode two rows, one greedy and one with every stage of sampling; leaves nothing behind, also when it
-    raises. Where passes have usual lengths, or kernels are compiled for some numbers of tokens, or whole passes, those
-    are tried too, so that no prompt waits for them."""
+    raises. Passes of usual lengths are run, too, where they have such, and where kernels or whole passes are compiled
+    those that are usual, so that nobody waits for them."""
     _warm_passes(runner, model)
     _warm_kernels(runner, model)
     _warm_programs(runner, model)
@@ -89,7 +89,7 @@ def _warm_kernels(runner: Warmable, model: LoadedModel) -> None:
 def _warm_programs(runner: Warmable, model: LoadedModel) -> None:
     """Rows that decode, as many as are compiled for, and some beside a chunk of a prompt. A pass that was not compiled
     yet takes 10 to 20 ms longer."""
-    if not model.chunk_sizes or model.own is None:
+    if model.own is None or model.own.decoder is None:
         return
     pages = model.kv_budget_bytes // model.own.page_bytes
     longest = min(_LONGEST_BESIDE, model.prefill_tokens or _LONGEST_BESIDE, model.context - 1)

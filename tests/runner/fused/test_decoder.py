@@ -26,7 +26,7 @@ from treadle.runner.own import Own
 from treadle.runner.paged import layer
 from treadle.runner.paged.layout import PagedLayout
 from treadle.runner.programs import Programs
-from treadle.runner.sizes import prompt_sizes
+from treadle.runner.sizes import PROMPT_SIZES
 from treadle.runner.text import TextRunner
 
 PLAIN = ["llama", "llama3", "llama scaled", "llama tied", "llama biased", "llama windowed", "qwen2", "qwen3"]
@@ -238,15 +238,16 @@ def test_what_is_usual_is_compiled_at_the_start() -> None:
     decoder = FusedDecoder(module, kernels, selection)
     own = Own("pages", selection, partial(pages, 256, False), decoder, page_bytes=PAGE_BYTES, pages=pages)
     runner = TextRunner(replace(loaded(module, own), context=1024, kv_budget_bytes=256 * PAGE_BYTES))
-    assert runner.capabilities().chunk_sizes == prompt_sizes(1024)
+    assert runner.capabilities().chunk_sizes == PROMPT_SIZES
     runner.warm_up()
     rows = runner._body
     assert isinstance(rows, FlatRows)
     for pieces in (
-        [(1, 5, 1)] * 7,
+        [(1, 620, 1)] * 7,
+        [(1, 5, 1), *[(1, 300, 1)] * 15],
         [(90, 0, 1)],
         [(1, 40, 1), (300, 0, 0)],
-        [*[(1, 9, 1)] * 11, (64, 32, 1), (50, 0, 1)],
+        [*[(1, 300, 1)] * 16, (64, 32, 1), (50, 0, 1)],
     ):
         assert launches(rows, *pieces) == 0
 
@@ -286,18 +287,22 @@ def test_a_pass_with_prompts_is_another_program_where_anything_constant_differs(
 
 
 def test_a_prompt_in_many_parts_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "_LEAST_BLOCKS", 1)
+    monkeypatch.setattr(layer, "_BLOCKS", 2)
     rows = lazy_rows()
     launches(rows, *MIXED)
     assert launches(rows, *ALIKE["a prompt in parts"]) > 0
 
 
 def test_keys_and_values_of_8_bits_are_not_compiled_beside_prompts() -> None:
-    """What they are made plain in grows from pass to pass."""
+    """What they are made plain in grows from pass to pass; so nothing is filled up there."""
     own = own_of(make("llama"), bits=8)
     assert isinstance(own, Own), own
+    assert loaded(make("llama"), own).chunk_sizes == ()
     rows = own.new_rows(make("llama"))
     rows.admit("a", "")
+    some = [Piece("a", (5,) * count, 0) for count in (1, 1, 40)]
+    assert rows._layout.order(some) == some
+    assert [len(piece.tokens) for piece in rows._layout.order([some[0]] * 5)] == [1] * 6
     for start in (0, 40, 80):
         rows.compute([Piece("a", (5,) * 40, start, wants=1)], None)
     (first, *_) = rows._layout.layers()

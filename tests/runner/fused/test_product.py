@@ -9,9 +9,12 @@ import mlx.nn as nn
 import pytest
 
 from tests.support.cuda import ReferenceKernel
+from treadle.runner.fused import some_rows
 from treadle.runner.fused.few_rows import FewRows
 from treadle.runner.fused.product import LIGHT, Product, Tools
 from treadle.runner.fused.product import joined as joined_by
+
+MANY = 40
 
 
 def layers(count: int, *, columns: int = 512, bias: bool = False, dtype: Any = mx.float16) -> list[nn.Linear]:
@@ -74,15 +77,26 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return Count.launched
 
 
-@pytest.mark.parametrize(("rows", "kernel"), [(1, "few_rows"), (64, "few_rows"), (65, "dequantize")])
+@pytest.mark.parametrize(
+    ("rows", "layer_bytes", "kernels"),
+    [
+        (1, 0, ["few_rows"]),
+        (64, 0, ["few_rows"]),
+        (65, 0, ["dequantize", "some_rows"]),
+        (65, LIGHT + 1, ["dequantize"]),
+        (10_000, 0, ["dequantize"]),
+    ],
+)
 def test_few_rows_are_the_kernels_and_more_are_of_weights_made_plain(
-    rows: int, kernel: str, launched: list[str]
+    rows: int, layer_bytes: int, kernels: list[str], launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joined(quantized(layers(1), bits=4, group_size=64), Count)(mx.zeros((rows, 512), mx.float16))
-    assert launched == [kernel]
+    monkeypatch.setattr(some_rows, "MOST", 9_999 * 64 * 512)
+    product = joined(quantized(layers(1), bits=4, group_size=64), Count, layer_bytes=layer_bytes)
+    product(mx.zeros((rows, 512), mx.float16))
+    assert launched == kernels
 
 
-@pytest.mark.parametrize(("rows", "launches"), [(1, []), (64, []), (65, ["dequantize"])])
+@pytest.mark.parametrize(("rows", "launches"), [(1, []), (64, []), (65, ["dequantize", "some_rows"])])
 @pytest.mark.parametrize(("columns", "group"), [(896, 64), (512, 32)])
 def test_few_rows_that_the_kernel_does_not_fit_are_mlxs(
     columns: int, group: int, rows: int, launches: list[str], launched: list[str]
@@ -106,14 +120,19 @@ def test_a_head_is_never_made_plain(rows: int, launches: list[str], launched: li
         (1, LIGHT, False, []),
         (2, LIGHT, False, ["few_rows"]),
         (32, LIGHT, False, ["few_rows"]),
-        (33, LIGHT, False, []),
+        (33, LIGHT, False, ["some_rows"]),
+        (MANY, LIGHT, False, ["some_rows"]),
+        (MANY + 1, LIGHT, False, []),
+        (33, LIGHT, True, []),
+        (33, LIGHT + 1, False, []),
         (2, LIGHT + 1, False, []),
         (2, LIGHT, True, []),
     ],
 )
-def test_plain_weights_need_the_kernel_where_the_host_is_slower_than_the_device(
-    rows: int, layer_bytes: int, head: bool, launches: list[str], launched: list[str]
+def test_plain_weights_need_the_kernels_where_the_host_is_slower_than_the_device(
+    rows: int, layer_bytes: int, head: bool, launches: list[str], launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(some_rows, "MOST", MANY * 192 * 512)
     product = joined(layers(2), Count, layer_bytes=layer_bytes, head=head)
     product(mx.zeros((rows, 512), mx.float16))
     assert launched == launches

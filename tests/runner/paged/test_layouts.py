@@ -62,12 +62,13 @@ def test_two_steps_are_counted_where_one_is_started_before_the_other_ends(monkey
         return compute(rows, pieces, previous)
 
     monkeypatch.setattr(FlatRows, "compute", spy)
-    peaks = iter([100_000_000, 1_000_000])
-    monkeypatch.setattr(mx, "get_active_memory", lambda: 5)
+    peaks = iter([900_000_000, 100_000_000, 1_000_000])
+    held = iter([5, 5, 12, 12, 12])
+    monkeypatch.setattr(mx, "get_active_memory", lambda: next(held))
     monkeypatch.setattr(mx, "get_peak_memory", lambda: 5 + next(peaks))
     found = steps_bytes(own, make("llama"), 700)
-    assert seen == [[(700, 1)], [(512, 512)]]
-    assert found == 2 * 100_000_000 + 1_000_000 + 2 * 4 * 512 * VOCABULARY
+    assert seen == [[(701, 1)], [(701, 1)], [(512, 512)]]
+    assert found == 7 + 2 * (100_000_000 - 7) + 1_000_000 - 7 + 2 * 4 * 512 * VOCABULARY
 
 
 def test_what_is_asked_for_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

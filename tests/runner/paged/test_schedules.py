@@ -44,7 +44,7 @@ class Watched(Looped):
         pages = self.layout._pages
         slots = self.layout._step.slots.tolist()
         for piece in placed:
-            if not piece.id:
+            if piece.filler:
                 assert set(slots[piece.first : piece.first + piece.count]) == {NOWHERE}
                 continue
             row = pages._rows[piece.id]

@@ -14,6 +14,7 @@ from ..cuda import NewKernel
 from .dequantize import Dequantizer, dequantizer
 from .few_rows import FewRows
 from .scratch import Scratch
+from .some_rows import SomeRows, some_rows
 
 LIGHT = 120_000_000
 """Bytes of a layer's weights. The host takes 75 us to start its products through cuBLASLt, and all else that a layer is
@@ -27,7 +28,8 @@ LEAST_ROWS = 2
 @dataclass
 class Product:
     """x W^T + b with W (N, K) plain, or quantized by `scales` and `biases` to `bits` in groups of `group`: few rows by
-    `few`, many rows with weights that `dequantizer` made plain, where there are such."""
+    `few`, many rows with weights that `dequantizer` made plain, where there are such. With plain ones by `some` as
+    long as that pays."""
 
     weight: Any
     scales: Any | None
@@ -36,6 +38,7 @@ class Product:
     bits: int = 16
     group: int = 0
     few: FewRows | None = None
+    some: SomeRows | None = None
     dequantizer: Dequantizer | None = None
 
     @property
@@ -47,10 +50,12 @@ class Product:
         few, least = self.few, LEAST_ROWS if self.scales is None else 1
         if few is not None and least <= x.shape[0] <= few.most_rows:
             y = few(x)
-        elif self.scales is None:
-            return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
-        else:
+        elif self.scales is not None:
             y = self._quantized(x)
+        elif self.some is not None and x.shape[0] >= LEAST_ROWS and self.some.pays(x.shape[0], self.weight):
+            y = self.some(x, self.weight)
+        else:
+            return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
         return y if self.bias is None else y + self.bias
 
     def _quantized(self, x: Any) -> Any:
@@ -58,6 +63,8 @@ class Product:
             parts = self.weight, self.scales, self.biases
             return mx.quantized_matmul(x, *parts, transpose=True, group_size=self.group, bits=self.bits)  # type: ignore[arg-type]
         x, weight = self.dequantizer(x, self.weight, self.scales, self.biases, self.bits, self.group)
+        if self.some is not None and self.some.pays(x.shape[0], weight):
+            return self.some(x, weight)
         return x @ weight.T
 
 
@@ -65,7 +72,7 @@ class Product:
 class Tools:
     """What products of one model share: `kernel` makes their kernels, which leave their sums in `scratch`. `light`
     models have plain weights that are read in less time than the host takes to start MLX's products (18 us each
-    through cuBLASLt, H200, instead of 3): few rows go to the kernel there."""
+    through cuBLASLt, H200, instead of 3): rows that are not many go to kernels there."""
 
     kernel: NewKernel
     scratch: Scratch
@@ -80,6 +87,14 @@ class Tools:
     def dequantizer(self) -> Dequantizer | None:
         """What makes quantized weights plain; tried where there are such."""
         return dequantizer(self.kernel)
+
+    @cached_property
+    def _some(self) -> SomeRows | None:
+        return some_rows(self.kernel)
+
+    def some(self, outputs: int, columns: int, dtype: Any) -> SomeRows | None:
+        """The kernel for some rows of a plain weight; None where it does not fit, or is not worth while."""
+        return self._some if self.light and SomeRows.takes(outputs, columns, dtype) else None
 
     def few(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> FewRows | None:
         """The kernel for few rows of a weight, and its scales and biases; None where it does not fit them, or is not
@@ -98,8 +113,13 @@ def joined(layers: Sequence[Any], tools: Tools, *, head: bool = False) -> Produc
     Raises NotImplementedError where they differ in kind."""
     kinds = {type(layer) for layer in layers}
     if kinds == {nn.Linear}:
-        weight, bias = _side_by_side(layers, "weight"), _side_by_side(layers, "bias")
-        return Product(weight, None, None, bias, few=None if head else tools.few(weight))
+        plain, bias = _side_by_side(layers, "weight"), _side_by_side(layers, "bias")
+        assert plain is not None
+        if head:
+            return Product(plain, None, None, bias)
+        return Product(
+            plain, None, None, bias, few=tools.few(plain), some=tools.some(plain.shape[0], plain.shape[1], plain.dtype)
+        )
     if kinds != {nn.QuantizedLinear}:
         raise NotImplementedError(f"linear layers of {', '.join(kind.__name__ for kind in kinds)}")
     ways = {(layer.bits, layer.group_size, getattr(layer, "mode", "affine")) for layer in layers}
@@ -109,11 +129,14 @@ def joined(layers: Sequence[Any], tools: Tools, *, head: bool = False) -> Produc
     if mode != "affine":
         raise NotImplementedError(f"weights quantized as {mode}")
     weight, scales, biases, bias = (_side_by_side(layers, name) for name in ("weight", "scales", "biases", "bias"))
+    assert weight is not None
+    assert scales is not None
     few = tools.few(weight, scales, biases, bits=bits, group=group)
     plainer = None if head else tools.dequantizer
-    if plainer is not None and not plainer.takes(weight, scales, bits):
-        plainer = None
-    return Product(weight, scales, biases, bias, bits, group, few, plainer)
+    if plainer is None or not plainer.takes(weight, scales, bits):
+        return Product(weight, scales, biases, bias, bits, group, few)
+    some = tools.some(weight.shape[0], weight.shape[1] * 32 // bits, scales.dtype)
+    return Product(weight, scales, biases, bias, bits, group, few, some, plainer)
 
 
 def _side_by_side(layers: Sequence[Any], name: str) -> Any | None:

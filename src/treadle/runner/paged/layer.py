@@ -17,10 +17,12 @@ from .kernels import Kernels
 from .pool import Pool
 from .work import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, few_tiles, is_few, many_tiles
 
-_LEAST_PAGES, _LEAST_ITEMS, _LEAST_BLOCKS = 1024, 64, 64
-"""Lengths that a step's numbers have at least: each length is another program."""
-_PARTS = 128
-"""Blocks for which there is room to leave parts to be merged, also where no tile is split."""
+_LEAST_PAGES = 1024
+"""Pages that a step names at least: each length is another program."""
+_LEAST_SMALL = 64
+"""Where they are made plain for prompts, and nothing is compiled."""
+_BLOCKS = 512
+"""Blocks of a launch for many rows at least: those without work cost nearly nothing, as they all run at once."""
 
 
 @dataclass
@@ -56,7 +58,8 @@ class Pass:
         long[:, FIRST] -= few
         self.segments = {kind: of for kind, of in ((True, short), (False, long)) if len(of)}
         made = {(kind, window): self._cut(window, few=kind) for kind in self.segments for window in self.windows}
-        both = [_padded(pages[border:], _LEAST_PAGES), _padded(pages[:border], _LEAST_PAGES)]
+        least = _LEAST_SMALL if self.kernels.small else _LEAST_PAGES
+        both = [_padded(pages[border:], least), _padded(pages[:border], _LEAST_PAGES)]
         self.positions, self.slots, *rest = self._uploads.put(
             positions, slots, *both, *(tiles.items for tiles in made.values())
         )
@@ -84,12 +87,12 @@ class Pass:
         kernels, some = self.kernels, self.segments[few]
         if few:
             made = few_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window)
-            return replace(made, items=_padded(made.items, _LEAST_ITEMS))
+            most = (made.blocks + 8) // 8 + made.blocks + self.few  # however the rows are cut
+            return replace(made, items=_padded(made.items, 1 << (most - 1).bit_length()))
         made = many_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window, dim=kernels.dim)
-        items = _padded(made.items, _LEAST_BLOCKS)
-        blocks = len(items)
-        parts = _PARTS if blocks <= _PARTS else blocks if made.parts else 0
-        return replace(made, items=items, blocks=blocks, parts=parts)
+        items = _padded(made.items, _BLOCKS // kernels.heads)
+        blocks, room = len(items), 2 * _BLOCKS // kernels.heads  # for parts, also where no tile is split
+        return replace(made, items=items, blocks=blocks, parts=room if blocks <= room else blocks if made.parts else 0)
 
     def attend(self, queries: Any, pool: Pool, written: Any, *, window: int, scale: float) -> Any:
         """Attention (T, query heads, 1, D) of all the step's `queries` of that shape over what is in `pool`, where

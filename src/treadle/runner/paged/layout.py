@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...core.messages import PrefixStatistics, Sharing
 from ..beginning import Beginning
-from ..flat import Piece, Placed, filler
+from ..flat import Piece, Placed
 from ..sizes import beside_size, prompt_size, rows_size
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
@@ -40,8 +40,8 @@ class _Known:
 
 class PagedLayout:
     """`pages` pages for layers with `windows` (0: none) and heads as `kernels` has them; `keeps` says whether prefixes
-    are kept for others. The pools take their memory at once. Passes come `in_sizes` where they are compiled for each.
-    """
+    are kept for others. The pools take their memory at once. Passes come `in_sizes` where they are compiled for each:
+    with prompts that is where the pools are plain."""
 
     block = PAGE
     lookahead = 1
@@ -77,17 +77,16 @@ class PagedLayout:
         self._pages.admit(row, salt)
 
     def order(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Those of few tokens first: they go to one kernel, the others to another. What fills a size stands behind
-        each of both."""
+        """Those of few tokens first: they go to one kernel, the others to another. Both are filled up to a size."""
         rep = self._kernels.rep
         many = [piece for piece in pieces if not is_few(len(piece.tokens), rep)]
         few = [piece for piece in pieces if is_few(len(piece.tokens), rep)] if many else list(pieces)
-        if not self.in_sizes:
+        if not self.in_sizes or (many and self._kernels.small):
             return [*few, *many]
-        return [*few, *_filled(few, beside_size if many else rows_size), *many, *_filled(many, prompt_size)]
+        return [*few, *_filler(few, beside_size if many else rows_size), *many, *_filler(many, prompt_size)]
 
     def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
-        some = [piece for piece in placed if piece.id]
+        some = [piece for piece in placed if not piece.filler]
         grow = self._pages.grow
         tables = [grow(piece.id, piece.start + piece.count) for piece in some]
         pages = np.concatenate(tables)
@@ -100,7 +99,7 @@ class PagedLayout:
         if len(some) == len(placed):
             slots = pages[row + positions // PAGE] * PAGE + positions % PAGE
         else:
-            here = np.repeat([piece.id != "" for piece in placed], [piece.count for piece in placed])
+            here = np.repeat([not piece.filler for piece in placed], [piece.count for piece in placed])
             own = positions[here]
             slots = np.full(len(positions), NOWHERE, np.int32)
             slots[here] = pages[row + own // PAGE] * PAGE + own % PAGE
@@ -162,8 +161,8 @@ class PagedLayout:
         mx.async_eval(copies)  # type: ignore[no-untyped-call]
 
 
-def _filled(pieces: Sequence[Piece], size: Callable[[int], int]) -> list[Piece]:
-    """What makes a pass over `pieces`, if there are any, as long as `size` says."""
+def _filler(pieces: Sequence[Piece], size: Callable[[int], int]) -> list[Piece]:
+    """What is missing to make `pieces`, if there are any, as long as `size` says."""
     count = sum(len(piece.tokens) for piece in pieces)
     missing = size(count) - count if count else 0
-    return [filler(missing)] if missing else []
+    return [Piece("", (0,) * missing, 0, filler=True)] if missing else []
