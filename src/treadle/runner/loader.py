@@ -97,6 +97,7 @@ def load(
         own=kept.own if isinstance(kept.own, Own) else None,
         kv_dtype="int8" if kv_bits and own else read.dtype,
         prefill_tokens=kept.prefill_tokens,
+        max_running=max_running,
         keeps_prefixes=prefix_cache,
         draws=draw_kernel(found.vocabulary, found.logits) if device.kind == "cuda" else None,
         lands=landing() if device.kind == "cuda" else None,

@@ -27,8 +27,8 @@ class LoadedModel:
     """`batched` says whether rows may share one forward pass; otherwise each decodes with its own caches. `own` is how
     their keys and values are kept; None where they are in mlx-lm's caches, and `shares_prefill` says whether several
     prompts may share a pass there. `kv_dtype` is how they are stored, and `prefill_tokens` how many tokens of prompts
-    there is memory to compute in a step (0: as many as are asked for). `draws` picks tokens where a kernel does, and
-    `lands` brings them to the host where another does."""
+    there is memory to compute in a step (0: as many as are asked for). No more than `max_running` rows are expected.
+    `draws` picks tokens where a kernel does, and `lands` brings them to the host where another does."""
 
     name: str
     module: Any
@@ -47,6 +47,7 @@ class LoadedModel:
     own: Own | None = None
     kv_dtype: str = ""
     prefill_tokens: int = 0
+    max_running: int = 64
     keeps_prefixes: bool = False
     draws: Kernel | None = None
     lands: Landing | None = None

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ..core.messages import Sampling, Submit
 from ..core.plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
 from .model import LoadedModel
 from .paged.layout import PAGE
+from .sizes import beside_size, rows_size
 
 WARM_UP_ROWS = 2
 _PROMPT = (0, 1, 0)
 _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-_DECODING = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_BESIDE, _LONGEST_BESIDE = (4, 16), 1024
-"""Rows that decode beside a chunk of a prompt, and the longest such chunk, for which passes are compiled ahead."""
+_FEW, _LONG, _SHORT = 16, 1024, 256
+"""The longest chunks for which passes are compiled ahead, beside so many rows that decode and beside more."""
 
 
 class Warmable(Protocol):
@@ -87,17 +88,23 @@ def _warm_kernels(runner: Warmable, model: LoadedModel) -> None:
 
 
 def _warm_programs(runner: Warmable, model: LoadedModel) -> None:
-    """Rows that decode, as many as are compiled for, and some beside a chunk of a prompt. A pass that was not compiled
-    yet takes 10 to 20 ms longer."""
+    """Rows that decode, and those beside a chunk of a prompt. A pass that was not compiled yet takes 10 to 20 ms
+    longer."""
     if model.own is None or model.own.decoder is None:
         return
     pages = model.kv_budget_bytes // model.own.page_bytes
-    longest = min(_LONGEST_BESIDE, model.prefill_tokens or _LONGEST_BESIDE, model.context - 1)
-    chunks = [size for size in model.chunk_sizes if size <= longest]
-    passes = [*((rows, 0) for rows in _DECODING), *((rows, chunk) for chunk in chunks for rows in _BESIDE)]
+    chunks = [size for size in model.chunk_sizes if size < model.context and size <= (model.prefill_tokens or _LONG)]
+    passes = [(rows, 0) for rows in _sizes(rows_size, model.max_running)]
+    for rows in _sizes(beside_size, model.max_running):
+        passes += [(rows, chunk) for chunk in chunks if chunk <= (_LONG if rows <= _FEW else _SHORT)]
     for rows, chunk in passes:
         if rows + -(-chunk // PAGE) <= pages:
             _warm_program(runner, rows, chunk)
+
+
+def _sizes(size: Callable[[int], int], most: int) -> list[int]:
+    """What up to `most` rows come in."""
+    return sorted({size(count) for count in range(1, most + 1)})
 
 
 def _warm_program(runner: Warmable, rows: int, chunk: int) -> None:
