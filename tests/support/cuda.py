@@ -6,12 +6,14 @@ here too, so what MLX does not know of the real kernels it does not know of thes
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from treadle.runner.chip import Chip
 from treadle.runner.cuda import CudaKernel
@@ -410,6 +412,14 @@ class ReferenceKernels(Kernels):
     kernel: ClassVar[type[CudaKernel]] = ReferenceKernel
     dtypes: ClassVar[tuple[Any, ...]] = (mx.float32, mx.float16)
     compile: ClassVar[Callable[..., Any]] = staticmethod(lambda program: program)
+
+
+def is_left_out(make: Callable[[], object], why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What was tried is None, with one warning that says why."""
+    with caplog.at_level(logging.WARNING):
+        assert make() is None
+    (record,) = caplog.records
+    assert why in record.message
 
 
 def failing(*names: str) -> type[ReferenceKernels]:

@@ -215,8 +215,7 @@ class PrefillPace:
             self._pay(bill, prefill_s)
         most = max(SAVINGS, self._share) * self._decode_s
         if bill.beside and decode_s > 0:
-            self._credit_s = min(self._credit_s, most)
-            self._credit_s = max(self._credit_s, -OWED * self._decode_s)
+            self._credit_s = max(-OWED * self._decode_s, min(self._credit_s, most))
         else:
             self._credit_s = most  # nobody had to wait for that chunk
 

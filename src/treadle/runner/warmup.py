@@ -79,12 +79,7 @@ def _warm_kernels(runner: Warmable, model: LoadedModel) -> None:
     longest = model.prefill_tokens or _PASS_SIZES[-1]
     prompts = [*((size, 1) for size in _KERNEL_SIZES), *((size, None) for size in model.chunk_sizes or _PASS_SIZES)]
     for count, scored in (prompt for prompt in prompts if prompt[0] <= min(most, longest)):
-        request = Submit(id="warm-up", prompt=(0,) * (count + 1), max_tokens=1, prompt_logprobs=scored, salt="warm-up")
-        try:
-            chunk = PrefillChunk(id=request.id, start=0, tokens=request.prompt[:-1])
-            runner.execute(StepPlan(step=0, admit=(Admit(request=request),), prefill=(chunk,)))
-        finally:
-            runner.release(request.id)
+        _warm_pass(runner, 0, count, scored)
 
 
 def _warm_programs(runner: Warmable, model: LoadedModel) -> None:
@@ -99,7 +94,7 @@ def _warm_programs(runner: Warmable, model: LoadedModel) -> None:
         passes += [(rows, chunk) for chunk in chunks if chunk <= (_LONG if rows <= _FEW else _SHORT)]
     for rows, chunk in passes:
         if rows + -(-chunk // PAGE) <= pages:
-            _warm_program(runner, rows, chunk)
+            _warm_pass(runner, rows, chunk)
 
 
 def _sizes(size: Callable[[int], int], most: int) -> list[int]:
@@ -107,12 +102,15 @@ def _sizes(size: Callable[[int], int], most: int) -> list[int]:
     return sorted({size(count) for count in range(1, most + 1)})
 
 
-def _warm_program(runner: Warmable, rows: int, chunk: int) -> None:
+def _warm_pass(runner: Warmable, rows: int, chunk: int, scored: int | None = None) -> None:
+    """So many rows that decode, beside a chunk of a prompt if it has tokens, whose scores are wanted if `scored`."""
     some = [Submit(id=f"warm-up {i}", prompt=(0,), max_tokens=1, salt="warm-up") for i in range(rows)]
-    long = [Submit(id="warm-up", prompt=(0,) * (chunk + 1), max_tokens=1, salt="warm-up")] if chunk else []
+    prompt = (0,) * (chunk + 1)
+    whole = Submit(id="warm-up", prompt=prompt, max_tokens=1, prompt_logprobs=scored, salt="warm-up")
+    long = [whole] if chunk else []
     try:
         admit = tuple(Admit(request=request) for request in [*some, *long])
-        prefill = tuple(PrefillChunk(id=request.id, start=0, tokens=request.prompt[:-1]) for request in long)
+        prefill = tuple(PrefillChunk(id=request.id, start=0, tokens=prompt[:-1]) for request in long)
         decode = tuple(DecodeRow(id=request.id, token=0, position=0) for request in some)
         runner.execute(StepPlan(step=0, admit=admit, prefill=prefill, decode=decode))
     finally:

@@ -73,7 +73,7 @@ __device__ inline void multiply_exact(float (&d)[4], const float (&a)[4], const 
 }
 
 __device__ inline void copy_ahead(void* to, const void* from) {
-  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const unsigned at = shared_address(to);
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from));
 }
 

@@ -45,17 +45,17 @@ class Pass:
     windows: set[int] = field(default_factory=set)
     _uploads: Uploads = field(default_factory=Uploads)
 
-    def begin(self, segments: Segments, positions: npt.NDArray[np.int32], slots: Any, pages: Any, few: int) -> None:
-        """The next step; `segments` begin with those of few rows, which are in the first `few` tokens."""
+    def begin(self, segments: Segments, positions: npt.NDArray[np.int32], slots: Any, pages: Any) -> None:
+        """The next step; `segments` begin with those of few rows."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
         some = int(np.count_nonzero(is_few(segments[:, COUNT], self.kernels.rep)))
         short, long = segments[:some], segments[some:]
-        self.count, self.few = len(positions), few
-        border = int(long[0, PAGES]) if len(long) else len(pages)
+        self.count = len(positions)
+        self.few, border = (int(long[0, FIRST]), int(long[0, PAGES])) if len(long) else (self.count, len(pages))
         long[:, PAGES] -= border
-        long[:, FIRST] -= few
+        long[:, FIRST] -= self.few
         self.segments = {kind: of for kind, of in ((True, short), (False, long)) if len(of)}
         made = {(kind, window): self._cut(window, few=kind) for kind in self.segments for window in self.windows}
         least = _LEAST_SMALL if self.kernels.small else _LEAST_PAGES

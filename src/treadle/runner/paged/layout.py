@@ -96,15 +96,12 @@ class PagedLayout:
         segments[:, POSITION] = positions[segments[:, FIRST]]
         segments[:, PAGES] = np.cumsum([0, *map(len, tables[:-1])])
         row = np.repeat(segments[:, PAGES], segments[:, COUNT])
-        if len(some) == len(placed):
-            slots = pages[row + positions // PAGE] * PAGE + positions % PAGE
-        else:
-            here = np.repeat([not piece.filler for piece in placed], [piece.count for piece in placed])
-            own = positions[here]
-            slots = np.full(len(positions), NOWHERE, np.int32)
-            slots[here] = pages[row + own // PAGE] * PAGE + own % PAGE
-        long = segments[~is_few(segments[:, COUNT], self._kernels.rep), FIRST]
-        self._step.begin(segments, positions, slots, pages, int(long[0]) if len(long) else len(positions))
+        own: Any = slice(None)
+        if len(some) < len(placed):
+            own = np.repeat([not piece.filler for piece in placed], [piece.count for piece in placed])
+        at, slots = positions[own], np.full(len(positions), NOWHERE, np.int32)
+        slots[own] = pages[row + at // PAGE] * PAGE + at % PAGE
+        self._step.begin(segments, positions, slots, pages)
 
     def written(self) -> list[Any]:
         """The last layer's suffices: it was computed from all others'."""
