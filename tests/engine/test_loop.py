@@ -24,7 +24,7 @@ from treadle.core.messages import (
     Stopped,
     Submit,
 )
-from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, EngineLoop
+from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, REST_AFTER_S, EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, scheduler_for, serve
 from treadle.runner.base import RunnerBroken
@@ -588,6 +588,28 @@ def test_a_long_job_shows_that_the_owner_lives():
     beats = [message for message in hand.said if isinstance(message, StepReport)]
     assert len(beats) == 3
     assert isinstance(hand.said[-1], JobDone)
+
+
+# Rest ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_runner_rests_when_nothing_has_come_for_a_while(monkeypatch):
+    """Not at the end of a row: whoever comes right behind it would wait for memory to be had again."""
+    hand, rests = Hand().put(ask("a")), []
+    coming = iter([(ask("b"),), (), (ask("c"),), (Stop(),)])
+
+    def wait(timeout_s: float) -> bool:
+        assert timeout_s == REST_AFTER_S
+        rests.append(hand.runner.rests)
+        messages = next(coming)
+        hand.put(*(messages or (ask("late"),)))
+        return bool(messages)
+
+    monkeypatch.setattr(hand.mailbox, "wait", wait)
+    assert serve(hand.loop)
+    assert rests == [0, 0, 1, 1]
+    for row in ("a", "b", "c", "late"):
+        assert hand.tokens(row) == expected(ask(row))
 
 
 # The end -----------------------------------------------------------------------------------------------------------

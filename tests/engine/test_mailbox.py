@@ -28,6 +28,14 @@ def test_a_take_that_wakes_for_no_reason_returns_nothing_and_loses_nothing(monke
     assert mailbox.take(None) == [Stop()]
 
 
+def test_who_waits_for_a_message_is_told_whether_one_has_come_and_takes_none():
+    mailbox = Mailbox()
+    assert not mailbox.wait(0.001)
+    mailbox.put(Stop())
+    assert mailbox.wait(10)
+    assert mailbox.take(0.0) == [Stop()]
+
+
 def test_a_put_wakes_the_owner_that_waits():
     mailbox = Mailbox()
     taken: list[object] = []

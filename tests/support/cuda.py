@@ -76,15 +76,21 @@ def _put(launch: Launch, keys: Any, values: Any) -> None:
         pool[slots // page, i, :, slots % page] = new
 
 
-def _copy_page(launch: Launch) -> list[Any]:
-    pool, (source, target) = launch.view("pool"), launch.view("which").tolist()
-    assert pool.dtype == np.uint8 or launch.arrays["factors"] is launch.arrays["which"]
-    launch.covers(pool[0].nbytes // 16)
-    pool[target] = pool[source]
-    if pool.dtype == np.uint8:
-        factors = launch.view("factors")
-        launch.covers(factors[0].size)
-        factors[target] = factors[source]
+def _copy_pages(launch: Launch) -> list[Any]:
+    """All read before one is written, in any order: no page that is written to is in another pair."""
+    pairs = launch.view("pairs")
+    sources, targets = pairs.T
+    apart = [(i, j) for i in range(len(pairs)) for j in range(len(pairs)) if i != j]
+    assert not any(targets[i] in pairs[j] for i, j in apart), "a page is written to that another pair has"
+    layers = [name for name in launch.arrays if name.startswith("pool")]
+    assert launch.blocks[1] == len(layers)
+    for name in layers:
+        pool = launch.view(name)
+        launch.covers(len(pairs) * pool[0].nbytes // 16)
+        pool[targets] = pool[sources]
+        if pool.dtype == np.uint8:
+            factors = launch.view(name.replace("pool", "factors"))
+            factors[targets] = factors[sources]
     return [np.zeros(1)]
 
 
@@ -357,7 +363,7 @@ def _crowded(distances: Any, place: int) -> bool:
 _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "write": _write,
     "write_small": _write_small,
-    "copy_page": _copy_page,
+    "copy_pages": _copy_pages,
     "widen": _widen,
     "embed": _embed,
     "angles": _angles,

@@ -44,6 +44,7 @@ class ScriptedRunner:
         self.fail: Exception | None = None
         self.in_flight: deque[StepResult] = deque()
         self.computed = 0
+        self.rests = 0
         self._began: deque[list[tuple[Held, int]]] = deque()
         self.most_in_flight = 0
         self._cached: list[tuple[str, tuple[int, ...]]] = []
@@ -151,6 +152,9 @@ class ScriptedRunner:
         row = self.held.pop(row_id, None)
         if row is not None and self._can.prefix_cache:
             self._cached.append((row.request.salt, tuple(row.sequence)))
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def statistics(self) -> RunnerStatistics:
         return RunnerStatistics()

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 MAX_FAILING_STEPS = 24
 MAX_RELEASE_TRIES = 3
 JOB_BEAT_S = 1.0
+REST_AFTER_S = 10.0
 
 
 @dataclass(slots=True)
@@ -90,8 +91,11 @@ class EngineLoop:
         self._beat = clock()
 
     def run(self) -> None:
-        """Steps until Stop, sleeping while there is nothing to do."""
+        """Steps until Stop, sleeping while there is nothing to do. The runner rests when that has lasted REST_AFTER_S:
+        who comes right behind the last one finds everything as it was."""
         while not self.stopped:
+            if not self.has_work and not self.mailbox.wait(REST_AFTER_S):
+                self.runner.rest()
             self.run_once(wait_s=None)
 
     def run_once(self, wait_s: float | None = 0.0) -> None:

@@ -37,6 +37,13 @@ class Mailbox:
             messages, self._messages = self._messages, []
             return messages
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether anything has arrived; waits up to `timeout_s` while there is nothing."""
+        with self._arrived:
+            if not self._messages:
+                self._arrived.wait(timeout_s)
+            return bool(self._messages)
+
     def job_cancelled(self, job_id: str) -> bool:
         """Whether a CancelJob for this job, or a Stop, has been put. Any thread."""
         with self._arrived:

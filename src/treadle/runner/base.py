@@ -71,6 +71,10 @@ class Runner(Protocol):
         results may still name it, and the id may be admitted anew before they are finished."""
         ...
 
+    def rest(self) -> None:
+        """No row is left, and none has come for a while: give back what only the next steps would be faster with."""
+        ...
+
     def statistics(self) -> RunnerStatistics:
         """Memory in use; cheap enough for every step."""
         ...

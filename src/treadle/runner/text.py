@@ -150,7 +150,12 @@ class TextRunner:
         self._owner.check()
         with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
             self._body.release(row_id)
-        self._forget(row_id)
+        self._rows.pop(row_id, None)
+
+    def rest(self) -> None:
+        """Return freed memory to the system. That takes milliseconds, and so does having it again."""
+        self._owner.check()
+        memory.give_back()
 
     def statistics(self) -> RunnerStatistics:
         """Memory in use."""
@@ -262,11 +267,8 @@ class TextRunner:
         lost = [id_ for id_, row in step.rows.items() if self._rows.get(id_) is row]
         self._body.lose(lost)
         for id_ in lost:
-            self._forget(id_)
-
-    def _forget(self, row_id: str) -> None:
-        if self._rows.pop(row_id, None) is not None and not self._rows:
-            memory.give_back()
+            del self._rows[id_]
+        memory.give_back()  # it may have failed for want of it
 
     def _launch(self, step: Step, before: Step | None) -> None:
         """Build the step's graph and hand it to the device."""

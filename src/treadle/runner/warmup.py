@@ -15,7 +15,7 @@ WARM_UP_ROWS = 2
 _PROMPT = (0, 1, 0)
 _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-_FEW, _LONG, _SHORT = 16, 1024, 256
+_FEW, _LONG, _SHORT = 64, 2048, 1024
 """The longest chunks for which passes are compiled ahead, beside so many rows that decode and beside more."""
 
 

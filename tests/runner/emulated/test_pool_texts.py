@@ -66,14 +66,17 @@ def test_tokens_are_put_at_their_slots(heads: int, dim: int, dtype: Any, bits: i
     same(found, wanted)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("bits", [16, 8])
-def test_a_page_is_copied_over_another(bits: int, seed: int) -> None:
-    real, plain = twins(seed, 3, 64, mx.bfloat16, bits)
-    found, wanted = filled(real, 1), filled(plain, 1)
-    for kernels, pool in ((real, found), (plain, wanted)):
-        kernels.copy_page(pool, mx.array([5, 2 * seed], mx.int32))
-    same(found, wanted)
+def test_pages_are_copied_over_others_in_all_layers(bits: int, layers: int) -> None:
+    """One to two others, and one over itself."""
+    real, plain = twins(layers, 3, 64, mx.bfloat16, bits)
+    pairs = mx.array([[5, 2], [0, 0], [5, 6]], mx.int32)
+    found, wanted = ([filled(kernels, seed) for seed in range(layers)] for kernels in (real, plain))
+    real.copy_pages(found, pairs)
+    plain.copy_pages(wanted, pairs)
+    for pools in zip(found, wanted, strict=True):
+        same(*pools)
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])

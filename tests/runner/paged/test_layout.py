@@ -127,6 +127,76 @@ def test_closing_gives_the_memory_back() -> None:
     assert mx.get_active_memory() - before < size / 2 + 2 * 4 * RING
 
 
+class Counting(ReferenceKernel):
+    """Counts the launches that copy pages."""
+
+    copies = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        Counting.copies += self.name == "copy_pages"
+        return super().__call__(*args, **kwargs)
+
+
+class CountingKernels(ReferenceKernels):
+    kernel = Counting
+
+
+def kept(layout: Any, row: str, tokens: Sequence[int], copy_of: int) -> None:
+    """A row that has gone, whose pages hold their own number's multiple in each layer."""
+    layout.admit(row, "", tokens)
+    for page in layout._pages.grow(row, len(tokens)).tolist():
+        for layer in layout._layers:
+            layer.pool.data[page] = copy_of
+    mx.eval([layer.pool.data for layer in layout._layers])
+    layout.settle({row: len(tokens)})
+    layout.release(row)
+
+
+def contents(layout: Any, row: str) -> list[list[float]]:
+    """What the row's pages hold, in each layer."""
+    return [[layer.pool.data[page].max().item() for page in layout._pages[row].tolist()] for layer in layout._layers]
+
+
+def test_pages_are_copied_together_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a kernel for each row and layer takes the host longer than the copies take the device."""
+    own, _ = rows_of(CountingKernels)
+    layout: Any = own.new_layout()
+    rows = own.rows_in(layout, make("qwen3"))
+    for i in (1, 2):
+        kept(layout, f"old {i}", (i,) * 20, i)
+    monkeypatch.setattr(Counting, "copies", 0)
+    for row, i in (("a", 1), ("b", 2), ("c", 1)):
+        assert rows.reuse(row, "", (i,) * 15) == 15
+        rows.admit(row, "", (i,) * 16)
+    assert Counting.copies == 0
+    layout._copy_now()
+    assert Counting.copies == 1
+    assert contents(layout, "a") == contents(layout, "c") == [[1.0]] * LAYERS
+    assert contents(layout, "b") == [[2.0]] * LAYERS
+    rows.compute([Piece(row, (i,), 15, wants=1) for row, i in (("a", 1), ("b", 2), ("c", 1))], None)
+    assert Counting.copies == 1
+
+
+def test_a_page_that_a_copy_is_made_of_is_not_written_over_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is short: what was copied first is given up for the next copy, and so is what was copied to."""
+    own, _ = rows_of(CountingKernels)
+    layout: Any = own.new_layout()
+    kept(layout, "old 1", (1,) * 20, 1)
+    kept(layout, "old 2", (2,) * 20, 2)
+    layout.admit("long", "")
+    layout._pages.grow("long", 32 * (PAGES - 3))
+    monkeypatch.setattr(Counting, "copies", 0)
+    assert layout.reuse("a", "", (1,) * 15) == 15  # the last free page
+    assert layout.reuse("b", "", (2,) * 15) == 15  # in the place of what `a` is a copy of
+    assert Counting.copies == 1
+    layout.release("b")
+    assert layout.reuse("c", "", (2,) * 15) == 15  # where `b` was
+    assert Counting.copies == 2
+    layout._copy_now()
+    assert contents(layout, "a") == [[1.0]] * LAYERS
+    assert contents(layout, "c") == [[2.0]] * LAYERS
+
+
 def test_statistics_tell_what_was_reused_copied_and_kept() -> None:
     own, _ = rows_of()
     layout = own.new_layout()

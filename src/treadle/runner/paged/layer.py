@@ -17,7 +17,7 @@ from .kernels import Kernels
 from .pool import Pool
 from .work import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, few_tiles, is_few, many_tiles
 
-_LEAST_PAGES = 1024
+_LEAST_PAGES = 4096
 """Pages that a step names at least: each length is another program."""
 _LEAST_SMALL = 64
 """Where they are made plain for prompts, and nothing is compiled."""
@@ -68,10 +68,16 @@ class Pass:
             key: replace(tiles, items=items) for (key, tiles), items in zip(made.items(), rest[2:], strict=True)
         }
 
+    def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
+        """Numbers that a step needs, on the device."""
+        return self._uploads.put(*arrays)
+
     def close(self) -> None:
         """Nothing more is computed; what is compiled holds the pools."""
         self.compiled.clear()
-        self.counters = (None, None)
+        self.positions = self.slots = None
+        self.pages = self.counters = (None, None)
+        self.tiles = {}
         self._uploads = Uploads()
 
     def work(self, window: int, *, few: bool) -> Tiles:

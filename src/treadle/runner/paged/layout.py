@@ -58,6 +58,9 @@ class PagedLayout:
         self._page_bytes = len(windows) * kernels.page_bytes
         self._pages = Pages(pages, PAGE, self._copy, keeps=keeps)
         self._known: dict[str, _Known] = {}
+        self._copies: dict[int, int] = {}
+        self._copy(0, 0)  # the kernel is compiled, and has run, before anyone waits for it
+        self._copy_now()
 
     def layers(self) -> list[Any]:
         return list(self._layers)
@@ -86,6 +89,7 @@ class PagedLayout:
         return [*few, *_filler(few, beside_size if many else rows_size), *many, *_filler(many, prompt_size)]
 
     def begin(self, placed: Sequence[Placed], positions: npt.NDArray[np.int32]) -> None:
+        self._copy_now()
         some = [piece for piece in placed if not piece.filler]
         grow = self._pages.grow
         tables = [grow(piece.id, piece.start + piece.count) for piece in some]
@@ -127,6 +131,7 @@ class PagedLayout:
 
     def close(self) -> None:
         self._known.clear()
+        self._copies.clear()
         self._step.close()
         self._kernels.close()
         for layer in self._layers:
@@ -152,10 +157,20 @@ class PagedLayout:
         )
 
     def _copy(self, source: int, target: int) -> None:
+        """Before the next pass, together with others, as long as none is of what another one writes over."""
+        copies = self._copies
+        if target in copies or source in copies or target in copies.values():
+            self._copy_now()
+        copies[target] = source
+
+    def _copy_now(self) -> None:
         """On the device's way at once: what is computed later comes after it."""
-        which = mx.array([source, target], mx.int32)
-        copies = [self._kernels.copy_page(layer.pool, which) for layer in self._layers]
-        mx.async_eval(copies)  # type: ignore[no-untyped-call]
+        if not self._copies:
+            return
+        pairs = np.array([(source, target) for target, source in self._copies.items()], np.int32)
+        self._copies.clear()
+        pools = [layer.pool for layer in self._layers]
+        mx.async_eval(self._kernels.copy_pages(pools, *self._step.put(pairs)))  # type: ignore[no-untyped-call]
 
 
 def _filler(pieces: Sequence[Piece], size: Callable[[int], int]) -> list[Piece]:

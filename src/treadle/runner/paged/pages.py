@@ -182,4 +182,5 @@ class Pages:
         return self._free.pop()
 
     def _give(self, freed: Sequence[Freed]) -> None:
-        self._free.extend(handle for handle, _ in freed)
+        if freed:
+            self._free.extend(handle for handle, _ in freed)

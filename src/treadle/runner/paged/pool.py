@@ -8,7 +8,7 @@ nothing else ever makes a new array out of a pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -65,12 +65,17 @@ _WIDEN_BODY = """
 _COPY_BODY = """
   const size_t each = size_t(2) * HEADS * PAGE * D * sizeof(S) / 16;
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i == 0) written[0] = 0;
-  uint4* at = reinterpret_cast<uint4*>(const_cast<S*>(pool));
-  if (i < each) at[which[1] * each + i] = at[which[0] * each + i];
+  if (i == 0 && blockIdx.y == 0) copied[0] = 0;
+  if (i >= pairs_shape[0] * each) return;
+  const int from = pairs[i / each * 2], to = pairs[i / each * 2 + 1];
+  S* pools[] = {POOLS};
+  uint4* at = reinterpret_cast<uint4*>(pools[blockIdx.y]);
+  at[to * each + i % each] = at[from * each + i % each];
   constexpr int SOME = sizeof(S) == 1 ? 2 * HEADS * PAGE : 0;
-  int* factor = (int*)(factors);
-  if (i < SOME) factor[which[1] * SOME + i] = factor[which[0] * SOME + i];
+  if (i % each >= SOME) return;
+  float* factors[] = {FACTORS};
+  float* factor = factors[blockIdx.y];
+  factor[size_t(to) * SOME + i % each] = factor[size_t(from) * SOME + i % each];
 """
 
 
@@ -105,6 +110,7 @@ class PoolKernels:
     dtype: Any
     bits: int = 16
     _plain: Pool | None = field(default=None, repr=False, kw_only=True)
+    _copies: dict[int, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
     def small(self) -> bool:
@@ -140,14 +146,18 @@ class PoolKernels:
             dtypes=[mx.int32],
         )[0]
 
-    def copy_page(self, pool: Pool, which: Any) -> Any:
-        """Copy page `which[0]` of the pool over page `which[1]`."""
-        lines = 2 * self.heads * self.page
-        threads = max(lines, lines * self.dim * int(pool.data.dtype.size) // 16)
-        return self._copy(
-            [pool.data, which, which if pool.factors is None else pool.factors],
-            [("S", pool.data.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
-            blocks=(-(-threads // 256), 1),
+    def copy_pages(self, pools: Sequence[Pool], pairs: Any) -> Any:
+        """In all of `pools`, copy each page `pairs[i, 0]` over page `pairs[i, 1]`, which is in no other pair (int32).
+        What comes back tells that it is done."""
+        kept, factors = [pool.data for pool in pools], [pool.factors for pool in pools if pool.factors is not None]
+        kernel = self._copies.get(len(kept))
+        if kernel is None:
+            kernel = self._copies[len(kept)] = self._new_copy(len(kept))
+        threads = pairs.shape[0] * 2 * self.heads * self.page * self.dim * int(kept[0].dtype.size) // 16
+        return kernel(
+            [pairs, *kept, *factors],
+            [("S", kept[0].dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            blocks=(-(-threads // 256), len(kept)),
             threads=256,
             shapes=[(1,)],
             dtypes=[mx.int32],
@@ -184,11 +194,20 @@ class PoolKernels:
         names = ["k", "v", "pool", "slots", "factors"]
         return self.kernel("write_small", names, ["written"], _SMALL_BODY, files=["numbers.cuh"])
 
-    @cached_property
-    def _copy(self) -> CudaKernel:
-        return self.kernel("copy_page", ["pool", "which", "factors"], ["written"], _COPY_BODY)
+    def _new_copy(self, layers: int) -> CudaKernel:
+        """One for all layers: to start a kernel for each takes the host longer than the copies take the device."""
+        pools = [f"pool{i}" for i in range(layers)]
+        factors = [f"factors{i}" for i in range(layers)] if self.small else []
+        body = _COPY_BODY.replace("POOLS", _listed("S", pools))
+        body = body.replace("FACTORS", _listed("float", factors) or "nullptr")
+        return self.kernel("copy_pages", ["pairs", *pools, *factors], ["copied"], body)
 
     @cached_property
     def _widen(self) -> CudaKernel:
         names = ["pool", "factors", "pages", "written", "queries", "plain"]
         return self.kernel("widen", names, ["done"], _WIDEN_BODY, files=["numbers.cuh"])
+
+
+def _listed(kind: str, names: Sequence[str]) -> str:
+    """Arrays of `kind` that a kernel writes to."""
+    return ", ".join(f"const_cast<{kind}*>({name})" for name in names)
