@@ -237,6 +237,14 @@ def test_prompts_that_one_step_can_end_go_in_together_and_at_once() -> None:
     assert pace.split([12, 2000, 15], decoding=4) == [12, 0, 15]
 
 
+@pytest.mark.parametrize(("decoding", "steps"), [(4, 2.0), (64, 2.0), (96, 4 / 3), (128, 1.0), (500, 1.0)])
+def test_beside_a_crowd_quick_prompts_take_less_of_a_step(decoding: int, steps: float) -> None:
+    """P2: each of so many would wait."""
+    taken = sum(learned(PROPORTIONAL).split([5] * 40, decoding=decoding))
+    most = steps * PROPORTIONAL.decode_s / PROPORTIONAL.token_s
+    assert 0.85 * most - 5 <= taken <= 1.15 * most
+
+
 def test_what_quick_prompts_cost_is_not_taken_from_the_long_one() -> None:
     """P4: short requests that keep coming do not starve it."""
     pace, long = learned(CPU), 600
@@ -401,8 +409,10 @@ def test_no_token_is_free_even_where_it_seems_so() -> None:
 
 
 def test_nothing_far_beyond_what_was_tried_is_asked_for() -> None:
+    """Twice as much of little, and where nobody waits for it."""
     cost = feed(ChunkCost(), lambda n: 0.02 + 1e-12 * n, [64, 16, 64])
-    assert cost.tokens(100.0) == 128
+    assert (cost.tokens(100.0), cost.tokens_alone()) == (112, 128)
+    assert feed(ChunkCost(), lambda n: 0.02 + 1e-12 * n, [16, 4, 16]).tokens(100.0) == 32
 
 
 def test_a_slow_chunk_counts_for_little_and_a_new_speed_is_learned() -> None:

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machine import (
+    BENT,
     CPU,
+    CROWDED,
     DEAR_PASS,
     IN_SIZES,
     LARGE,
@@ -20,6 +22,8 @@ from tests.core.machine import (
     Sent,
     Served,
     burst,
+    gaps,
+    quantile,
     stall,
 )
 from treadle.core.pace import DEBT, LEAST_SHARE, SAVINGS, Bill, PrefillPace
@@ -30,6 +34,7 @@ MACHINES = {
     "quick host": QUICK_HOST,
     "large": LARGE,
     "in sizes": IN_SIZES,
+    "bent": BENT,
     "cpu": CPU,
 }
 AHEAD = [name for name, machine in MACHINES.items() if machine.lookahead]
@@ -45,6 +50,7 @@ WITHIN = {
     "quick host": 6.0,
     "large": 2.2,
     "in sizes": 3.0,
+    "bent": 3.0,
     "cpu": 2.0,
 }  # of the ideal: overheads, noise
 
@@ -63,6 +69,12 @@ def test_decoding_rows_keep_their_rate_and_their_gaps(name: str, trouble: str) -
     assert statistics.mean(run.gap_ratio for run in runs) <= 2.0
     assert max(run.gap_ratio for run in runs) <= 2.1
     assert all(run.ttft_s <= WITHIN[name] * run.ideal_s for run in runs)
+
+
+def test_where_short_chunks_all_cost_the_same_a_long_one_is_not_leapt_to() -> None:
+    """P3: up to some length the host takes longer than the device, which says nothing of where that ends."""
+    runs = [stall(replace(BENT, noise=0.2), prompt=29_000, seed=seed) for seed in range(6)]
+    assert statistics.mean(run.gap_ratio for run in runs) <= 1.85
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -101,6 +113,17 @@ def test_a_burst_is_as_even_as_steps_allow(name: str, at_once: int) -> None:
     step_s = max(machine.build_s, machine.decode_s)
     assert max(ttft_s) - min(ttft_s) <= 1.5 * step_s
     assert max(ttft_s) <= 1.2 * statistics.median(ttft_s)
+
+
+def test_a_crowd_that_decodes_waits_no_two_steps_for_those_who_come() -> None:
+    """P2: 256 rows, and every 5 ms another one's prompt."""
+    served = Served(CROWDED, max_running=256)
+    crowd = [served.send(f"crowd {i}", 40, 128) for i in range(200)]
+    for i in range(150):
+        served.send(f"{i}", 480, 64, at=0.2 + 0.005 * i)
+    served.until(lambda: all(sent.done for sent in served.sent.values()))
+    waited = [gap for sent in crowd for gap in gaps(sent)]
+    assert quantile(waited, 0.99) <= 2.0 * statistics.median(waited)
 
 
 # What is paid, and when

@@ -19,7 +19,8 @@ is told apart, as it is the same for any number of tokens.
 
 A prompt so short that one step can end it beside the decoding rows is quick: it goes in at once and on no credit, as
 each such row is paid for once, while a long prompt takes its share in every step. So a staggered burst gets its first
-tokens as evenly as it arrives. Quick and long together take no more than MOST_SHARE of a decode step.
+tokens as evenly as it arrives. Quick and long together take no more than MOST_SHARE of a decode step; beside a CROWD of
+rows, each of which would wait, no more than one, so that none waits for longer than two steps (P2).
 
 Chunks that do not end a prompt are multiples of a quantum. On CUDA a chunk of a new length, or behind a new number of
 tokens, costs several times its computing once, where its attention is planned anew: a coarse quantum keeps them few.
@@ -37,6 +38,7 @@ from .chunk_cost import ChunkCost
 
 LEAST_SHARE = 0.35
 MOST_SHARE = 2.0
+CROWD = 128  # decoding rows
 CHUNK_CEILING = 0.75  # of a decode step, the longest that one chunk at LEAST_SHARE holds a step up
 HIGH_CEILING = 0.85  # the same, where much of a chunk is overhead
 MIN_CHUNK = 16
@@ -126,7 +128,8 @@ class PrefillPace:
             return 0
         early_s = self._early_s or 0.0
         own_s = max(0.0, self._cost.line()[0] - early_s)
-        longest_s = max(MOST_SHARE * self._decode_s, OVER_OVERHEAD * own_s)
+        most = min(MOST_SHARE, max(1.0, CROWD / decoding))
+        longest_s = max(most * self._decode_s, OVER_OVERHEAD * own_s)
         return min(self._cost.tokens(early_s + longest_s), self.max_tokens)
 
     def budget(self, *, prefilling: int, decoding: int) -> int:

@@ -15,8 +15,8 @@ WARM_UP_ROWS = 2
 _PROMPT = (0, 1, 0)
 _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-_FEW, _LONG, _SHORT = 64, 2048, 1024
-"""The longest chunks for which passes are compiled ahead, beside so many rows that decode and beside more."""
+_LONG = 2048
+"""The longest chunk for which passes are compiled ahead."""
 
 
 class Warmable(Protocol):
@@ -88,10 +88,10 @@ def _warm_programs(runner: Warmable, model: LoadedModel) -> None:
     if model.own is None or model.own.decoder is None:
         return
     pages = model.kv_budget_bytes // model.own.page_bytes
-    chunks = [size for size in model.chunk_sizes if size < model.context and size <= (model.prefill_tokens or _LONG)]
+    longest = min(_LONG, model.prefill_tokens or _LONG, model.context - 1)
+    chunks = [size for size in model.chunk_sizes if size <= longest]
     passes = [(rows, 0) for rows in _sizes(rows_size, model.max_running)]
-    for rows in _sizes(beside_size, model.max_running):
-        passes += [(rows, chunk) for chunk in chunks if chunk <= (_LONG if rows <= _FEW else _SHORT)]
+    passes += [(rows, chunk) for rows in _sizes(beside_size, model.max_running) for chunk in chunks]
     for rows, chunk in passes:
         if rows + -(-chunk // PAGE) <= pages:
             _warm_pass(runner, rows, chunk)
