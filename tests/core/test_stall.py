@@ -71,10 +71,33 @@ def test_decoding_rows_keep_their_rate_and_their_gaps(name: str, trouble: str) -
     assert all(run.ttft_s <= WITHIN[name] * run.ideal_s for run in runs)
 
 
-def test_where_short_chunks_all_cost_the_same_a_long_one_is_not_leapt_to() -> None:
-    """P3: up to some length the host takes longer than the device, which says nothing of where that ends."""
-    runs = [stall(replace(BENT, noise=0.2), prompt=29_000, seed=seed) for seed in range(6)]
-    assert statistics.mean(run.gap_ratio for run in runs) <= 1.85
+@pytest.mark.parametrize("other", [480, 30])
+@pytest.mark.parametrize("name", ["small", "slow host", "quick host", "in sizes", "bent"])
+def test_prompts_of_some_length_that_come_one_by_one_go_in_at_once(name: str, other: int) -> None:
+    """P1: what is cut into chunks once is not cut for ever."""
+    served = Served(MACHINES[name])
+    for i in range(4):
+        sent = served.send(f"decoder {i}", 82, 10**9)
+        served.until(lambda sent=sent: bool(sent.token_s))
+    steps(served, 50)
+    took = []
+    for i in range(30):
+        for length in (other, 480):
+            sent = served.send(f"{length} {i}", length, 1)
+            served.until(lambda sent=sent: sent.done)
+            took.append(sent.ttft_s)
+    alone = _alone_s(MACHINES[name], 480)
+    assert statistics.median(took[-21::2]) <= 3 * alone
+
+
+def _alone_s(machine: Machine, length: int) -> float:
+    """TTFT of such prompts where nothing else runs."""
+    served, took = Served(machine), []
+    for i in range(9):
+        sent = served.send(f"{i}", length, 1)
+        served.until(lambda sent=sent: sent.done)
+        took.append(sent.ttft_s)
+    return statistics.median(took)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -17,6 +17,7 @@ from tests.runner.drive import Choice, Drive, run_alone
 from tests.support.tiny import make_tiny
 from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from treadle.runner import memory
 from treadle.runner.base import RunnerBroken
 from treadle.runner.build import build
 from treadle.runner.guard import OutOfMemory, WrongThread
@@ -156,6 +157,37 @@ def test_an_allocation_that_fails_costs_its_step_alone(either: Tiny, call: int) 
         runner.release(row.id)
         row.rewind()
     assert drive.run() == wanted
+
+
+def test_what_is_freed_is_given_back_in_a_rest_and_not_before(either: Tiny) -> None:
+    """Whoever comes next would have it made again."""
+    runner = TextRunner(either())
+    run_alone(runner, submit("a", (10,) * 70))
+    assert mx.get_cache_memory() > 0
+    runner.rest()
+    assert mx.get_cache_memory() == 0
+
+
+def test_a_step_that_fails_gives_back_what_is_freed(either: Tiny) -> None:
+    """It may have failed for want of memory."""
+    runner = faulty(either(), MemoryError, 1)
+    mx.eval(mx.zeros(1 << 20) + 1)
+    drive = Drive(runner, [submit("a"), submit("b")])
+    with pytest.raises(OutOfMemory):
+        drive.run()
+    assert mx.get_cache_memory() < 1 << 20
+
+
+def test_a_device_that_gives_nothing_back_is_as_broken_as_it_said(
+    either: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any) -> int:
+        raise RuntimeError("illegal address")
+
+    runner = faulty(either(), lambda: RuntimeError("[metal] gone"), 1)
+    monkeypatch.setattr(memory, "give_back", gone)
+    with pytest.raises(RunnerBroken, match="gone"):
+        Drive(runner, [submit("a")]).run()
 
 
 def test_who_leaves_when_there_is_no_memory_to_keep_it_is_gone_all_the_same(

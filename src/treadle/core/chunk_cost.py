@@ -11,7 +11,6 @@ MOST_OVERHEAD = 0.95  # of the mean chunk: no token is free
 LEAST_SPREAD = 0.01  # of sizes, as a part of their mean square: below it they tell nothing of the overhead
 TELLING_SPREAD = 0.2  # what they tell is taken as it is
 LEAST_S = 1e-9  # a token costs something
-MOST_MORE, FEW_MORE = 1.25, 32  # of the tokens that were tried of late, and beside those, that are tried next
 OUTLIER = 2.5  # times what was expected: once, it is chance, and counts for no more than that
 
 
@@ -77,14 +76,10 @@ class ChunkCost:
     def tokens_alone(self) -> int:
         """How many tokens a chunk should have that nobody decodes beside. While all sizes were alike, another one."""
         overhead, _ = self.line()
-        tokens = self._tokens(max(CHUNK_S, min(LONGEST_CHUNK_S, WORTH_OVERHEADS * overhead)), 2 * self._tried)
+        tokens = self.tokens(max(CHUNK_S, min(LONGEST_CHUNK_S, WORTH_OVERHEADS * overhead)))
         return tokens if self.told_apart else max(tokens, int(2 * self._tried))
 
     def tokens(self, seconds: float) -> int:
-        """How many tokens `seconds` pay for, not many more than were tried of late: while the host takes longer than
-        the device, longer chunks cost no more, and the line knows nothing of where that ends."""
-        return self._tokens(seconds, min(2 * self._tried, MOST_MORE * self._tried + FEW_MORE))
-
-    def _tokens(self, seconds: float, most: float) -> int:
+        """How many tokens `seconds` pay for; at most twice as many as were tried of late, as the line may mislead."""
         overhead, per_token = self.line()
-        return int(min(max(0.0, seconds - overhead) / per_token, most))
+        return int(min(max(0.0, seconds - overhead) / per_token, 2 * self._tried))

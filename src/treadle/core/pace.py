@@ -19,8 +19,8 @@ is told apart, as it is the same for any number of tokens.
 
 A prompt so short that one step can end it beside the decoding rows is quick: it goes in at once and on no credit, as
 each such row is paid for once, while a long prompt takes its share in every step. So a staggered burst gets its first
-tokens as evenly as it arrives. Quick and long together take no more than MOST_SHARE of a decode step; beside a CROWD of
-rows, each of which would wait, no more than one, so that none waits for longer than two steps (P2).
+tokens as evenly as it arrives. Quick and long together take about MOST_SHARE of a decode step at most; beside a CROWD
+of rows, each of which would wait, about one (P2).
 
 Chunks that do not end a prompt are multiples of a quantum. On CUDA a chunk of a new length, or behind a new number of
 tokens, costs several times its computing once, where its attention is planned anew: a coarse quantum keeps them few.
@@ -128,8 +128,7 @@ class PrefillPace:
             return 0
         early_s = self._early_s or 0.0
         own_s = max(0.0, self._cost.line()[0] - early_s)
-        most = min(MOST_SHARE, max(1.0, CROWD / decoding))
-        longest_s = max(most * self._decode_s, OVER_OVERHEAD * own_s)
+        longest_s = max(_most_share(decoding) * self._decode_s, OVER_OVERHEAD * own_s)
         return min(self._cost.tokens(early_s + longest_s), self.max_tokens)
 
     def budget(self, *, prefilling: int, decoding: int) -> int:
@@ -140,7 +139,7 @@ class PrefillPace:
             return min(self.max_tokens, max(FIRST_CHUNK, self._quantum))
         if not decoding or self._decode_s == 0:
             return self._clamp(self._cost.tokens_alone())
-        self._share = min(MOST_SHARE, LEAST_SHARE * max(1.0, prefilling / decoding))
+        self._share = min(_most_share(decoding), LEAST_SHARE * max(1.0, prefilling / decoding))
         chunk = self._chunk()
         price = min(self._cost.seconds(chunk), self._ceiling_s)
         return chunk if self._credit_s - self._billed_s >= price * 0.999 else 0
@@ -238,6 +237,10 @@ class PrefillPace:
             self._costs[bill.beside] = cost = copy(self._costs[not bill.beside])
         if seconds > 0 or cost.known:
             cost.observe(bill.tokens, seconds)
+
+
+def _most_share(decoding: int) -> float:
+    return min(MOST_SHARE, max(1.0, CROWD / decoding))
 
 
 def share(budget: int, remaining: list[int], quantum: int = MIN_CHUNK) -> list[int]:

@@ -17,7 +17,7 @@ from .owner import OwnerLimits, build_runner, close, scheduler_for
 
 class InlineOwner:
     """With `pump`, each message makes the event loop run steps, one per turn, until there is nothing left to do;
-    without it, call `run_once`."""
+    without it, call `run_once`. Its runner never rests."""
 
     def __init__(
         self,

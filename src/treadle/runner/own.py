@@ -171,16 +171,20 @@ def _shapes(module: Any, layers: int) -> list[AttentionShape]:
 
 def why_not(library: MlxLm, module: Any, own: Own, small: Callable[[], Layout]) -> str:
     """Run a few rows, in pieces and together, in the layout `small`; why that did not give what each gives alone."""
-    layout = small()
+    layout: Layout | None = None
     try:
         with mlx_runtime("trying the model"):
+            layout = small()
             alone = [_alone(library, module, *row) for row in zip(_PROMPTS, _SPLITS, _NEXT, strict=True)]
             together = _together(own.rows_in(layout, module))
             mx.eval(alone, together)
+            if isinstance(layout, PagedLayout) and layout.copies_wrongly():
+                return "a page's copy is another one"
     except _FAULTS as error:
         return f"rows in one pass failed ({type(error).__name__}: {error})"
     finally:
-        layout.close()
+        if layout is not None:
+            layout.close()
     for expected, found in zip(alone, together, strict=True):
         expected, found = expected.astype(mx.float32), found.astype(mx.float32)
         if expected.shape != found.shape:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-MOST = 256
+MOST = 512
 """A decoder's pass takes about half a megabyte for each set of shapes that it was compiled for."""
 
 

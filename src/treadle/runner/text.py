@@ -268,7 +268,8 @@ class TextRunner:
         self._body.lose(lost)
         for id_ in lost:
             del self._rows[id_]
-        memory.give_back()  # it may have failed for want of it
+        with suppress(Exception):  # whatever the device says now, what it failed with is what counts
+            memory.give_back()
 
     def _launch(self, step: Step, before: Step | None) -> None:
         """Build the step's graph and hand it to the device."""

@@ -17,6 +17,8 @@ _KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _LONG = 2048
 """The longest chunk for which passes are compiled ahead."""
+_MOST_BESIDE = 400
+"""Passes of rows beside a chunk, of which fewer than there are programs are compiled ahead."""
 
 
 class Warmable(Protocol):
@@ -25,6 +27,8 @@ class Warmable(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
     def release(self, row_id: str) -> None: ...
+
+    def rest(self) -> None: ...
 
 
 def warm_up(runner: Warmable, model: LoadedModel) -> None:
@@ -90,8 +94,8 @@ def _warm_programs(runner: Warmable, model: LoadedModel) -> None:
     pages = model.kv_budget_bytes // model.own.page_bytes
     longest = min(_LONG, model.prefill_tokens or _LONG, model.context - 1)
     chunks = [size for size in model.chunk_sizes if size <= longest]
-    passes = [(rows, 0) for rows in _sizes(rows_size, model.max_running)]
-    passes += [(rows, chunk) for rows in _sizes(beside_size, model.max_running) for chunk in chunks]
+    passes = [(rows, chunk) for rows in _sizes(beside_size, model.max_running) for chunk in chunks]
+    passes = passes[:_MOST_BESIDE] + [(rows, 0) for rows in _sizes(rows_size, model.max_running)]
     for rows, chunk in passes:
         if rows + -(-chunk // PAGE) <= pages:
             _warm_pass(runner, rows, chunk)
@@ -116,3 +120,4 @@ def _warm_pass(runner: Warmable, rows: int, chunk: int, scored: int | None = Non
     finally:
         for request in [*some, *long]:
             runner.release(request.id)
+        runner.rest()  # what passes of all sizes leave is more than there may be room for

@@ -128,11 +128,14 @@ def test_closing_gives_the_memory_back() -> None:
 
 
 class Counting(ReferenceKernel):
-    """Counts the launches that copy pages."""
+    """Counts the launches that copy pages, for which there may be no memory."""
 
     copies = 0
+    full = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        if self.name == "copy_pages" and Counting.full:
+            raise MemoryError
         Counting.copies += self.name == "copy_pages"
         return super().__call__(*args, **kwargs)
 
@@ -195,6 +198,28 @@ def test_a_page_that_a_copy_is_made_of_is_not_written_over_before(monkeypatch: p
     layout._copy_now()
     assert contents(layout, "a") == [[1.0]] * LAYERS
     assert contents(layout, "c") == [[2.0]] * LAYERS
+
+
+def test_copies_that_fail_are_made_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose turn it was is lost, and nobody else goes on with what stood in a page before."""
+    own, _ = rows_of(CountingKernels)
+    layout: Any = own.new_layout()
+    rows = own.rows_in(layout, make("qwen3"))
+    kept(layout, "old 1", (1,) * 20, 1)
+    kept(layout, "old 2", (2,) * 20, 2)
+    layout.admit("long", "")
+    layout._pages.grow("long", 32 * (PAGES - 3))
+    assert rows.reuse("a", "", (1,) * 15) == 15
+    rows.admit("a", "", (1,) * 16)
+
+    monkeypatch.setattr(Counting, "full", True)
+    with pytest.raises(MemoryError):
+        rows.reuse("b", "", (2,) * 15)
+    rows.lose(["b"])
+    monkeypatch.setattr(Counting, "full", False)
+    rows.compute([Piece("a", (1,), 15, wants=1)], None)
+    (page,) = layout._pages["a"].tolist()
+    assert all((layer.pool.data[page, :, :, :15] == 1).all().item() for layer in layout._layers)
 
 
 def test_statistics_tell_what_was_reused_copied_and_kept() -> None:

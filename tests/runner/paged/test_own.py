@@ -39,6 +39,17 @@ class WrongKernels(ReferenceKernels):
     kernel = Wrong
 
 
+class Idle(ReferenceKernel):
+    """Copies no page."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return [mx.zeros(1, mx.int32)] if self.name == "copy_pages" else super().__call__(*args, **kwargs)
+
+
+class IdleKernels(ReferenceKernels):
+    kernel = Idle
+
+
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -80,11 +91,16 @@ def test_fused_layers_that_give_other_logits_are_not_used(caplog: pytest.LogCapt
     assert "other logits" in warning
 
 
-@pytest.mark.parametrize("kernel", ["write", "attend_few", "attend_many"])
+@pytest.mark.parametrize("kernel", ["write", "attend_few", "attend_many", "copy_pages"])
 def test_a_kernel_of_the_pages_that_does_not_compile_means_none(kernel: str) -> None:
     found = own_of(make("gemma3"), using=failing(kernel))
     assert isinstance(found, str)
     assert f"no kernel {kernel} today" in found
+
+
+def test_pages_whose_copies_are_others_mean_none() -> None:
+    found = own_of(make("gemma3"), using=IdleKernels)
+    assert found == "a page's copy is another one"
 
 
 def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
