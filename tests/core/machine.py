@@ -178,11 +178,8 @@ def quantile(values: list[float], part: float) -> float:
 def stall(machine: Machine, *, prompt: int = 30_000, decoders: int = 4, short: int = 0, seed: int = 0) -> Stall:
     """Rows decode, one has come after the other; then the long prompt joins them."""
     served = Served(machine, seed=seed)
-    alone = _unloaded(machine, short or 82, seed)
-    for i in range(decoders):
-        sent = served.send(f"decoder {i}", 82, 10**9)
-        served.until(lambda sent=sent: bool(sent.token_s))
-    watched = served.sent["decoder 0"]
+    alone = unloaded(machine, short or 82, seed)
+    watched = one_after_the_other(served, decoders)
     for _ in range(300):
         served.step()
     idle, before = gaps(watched)[-200:], len(served.chunks)
@@ -206,7 +203,16 @@ def stall(machine: Machine, *, prompt: int = 30_000, decoders: int = 4, short: i
     )
 
 
-def _unloaded(machine: Machine, length: int, seed: int) -> float:
+def one_after_the_other(served: Served, count: int) -> Sent:
+    """So many rows that decode for ever come when the one before has begun; the first of them."""
+    rows = []
+    for i in range(count):
+        rows.append(served.send(f"decoder {i}", 82, 10**9))
+        served.until(lambda: bool(rows[-1].token_s))
+    return rows[0]
+
+
+def unloaded(machine: Machine, length: int, seed: int = 0) -> float:
     """A short request's TTFT on an idle server."""
     served, ttft_s = Served(machine, seed=seed), []
     for i in range(9):

@@ -23,8 +23,10 @@ from tests.core.machine import (
     Served,
     burst,
     gaps,
+    one_after_the_other,
     quantile,
     stall,
+    unloaded,
 )
 from treadle.core.pace import DEBT, LEAST_SHARE, SAVINGS, Bill, PrefillPace
 
@@ -76,9 +78,7 @@ def test_decoding_rows_keep_their_rate_and_their_gaps(name: str, trouble: str) -
 def test_prompts_of_some_length_that_come_one_by_one_go_in_at_once(name: str, other: int) -> None:
     """P1: what is cut into chunks once is not cut for ever."""
     served = Served(MACHINES[name])
-    for i in range(4):
-        sent = served.send(f"decoder {i}", 82, 10**9)
-        served.until(lambda sent=sent: bool(sent.token_s))
+    one_after_the_other(served, 4)
     steps(served, 50)
     took = []
     for i in range(30):
@@ -86,18 +86,7 @@ def test_prompts_of_some_length_that_come_one_by_one_go_in_at_once(name: str, ot
             sent = served.send(f"{length} {i}", length, 1)
             served.until(lambda sent=sent: sent.done)
             took.append(sent.ttft_s)
-    alone = _alone_s(MACHINES[name], 480)
-    assert statistics.median(took[-21::2]) <= 3 * alone
-
-
-def _alone_s(machine: Machine, length: int) -> float:
-    """TTFT of such prompts where nothing else runs."""
-    served, took = Served(machine), []
-    for i in range(9):
-        sent = served.send(f"{i}", length, 1)
-        served.until(lambda sent=sent: sent.done)
-        took.append(sent.ttft_s)
-    return statistics.median(took)
+    assert statistics.median(took[-21::2]) <= 3 * unloaded(MACHINES[name], 480)
 
 
 @pytest.mark.parametrize("seed", range(4))

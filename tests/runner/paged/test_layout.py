@@ -144,15 +144,27 @@ class CountingKernels(ReferenceKernels):
     kernel = Counting
 
 
-def kept(layout: Any, row: str, tokens: Sequence[int], copy_of: int) -> None:
-    """A row that has gone, whose pages hold their own number's multiple in each layer."""
+def kept(layout: Any, row: str, tokens: Sequence[int], value: int) -> None:
+    """A row that has gone, whose pages hold `value` in each layer."""
     layout.admit(row, "", tokens)
     for page in layout._pages.grow(row, len(tokens)).tolist():
         for layer in layout._layers:
-            layer.pool.data[page] = copy_of
+            layer.pool.data[page] = value
     mx.eval([layer.pool.data for layer in layout._layers])
     layout.settle({row: len(tokens)})
     layout.release(row)
+
+
+@pytest.fixture
+def rows_short_of_memory() -> FlatRows:
+    """Of rows 1 and 2, which have gone, there is a page each; a long row has all others but one."""
+    _, rows = rows_of(CountingKernels)
+    layout: Any = rows._layout
+    for i in (1, 2):
+        kept(layout, f"old {i}", (i,) * 20, i)
+    layout.admit("long", "")
+    layout._pages.grow("long", 32 * (PAGES - 3))
+    return rows
 
 
 def contents(layout: Any, row: str) -> list[list[float]]:
@@ -162,9 +174,8 @@ def contents(layout: Any, row: str) -> list[list[float]]:
 
 def test_pages_are_copied_together_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """To start a kernel for each row and layer takes the host longer than the copies take the device."""
-    own, _ = rows_of(CountingKernels)
-    layout: Any = own.new_layout()
-    rows = own.rows_in(layout, make("qwen3"))
+    _, rows = rows_of(CountingKernels)
+    layout: Any = rows._layout
     for i in (1, 2):
         kept(layout, f"old {i}", (i,) * 20, i)
     monkeypatch.setattr(Counting, "copies", 0)
@@ -180,14 +191,11 @@ def test_pages_are_copied_together_before_the_next_pass(monkeypatch: pytest.Monk
     assert Counting.copies == 1
 
 
-def test_a_page_that_a_copy_is_made_of_is_not_written_over_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is short: what was copied first is given up for the next copy, and so is what was copied to."""
-    own, _ = rows_of(CountingKernels)
-    layout: Any = own.new_layout()
-    kept(layout, "old 1", (1,) * 20, 1)
-    kept(layout, "old 2", (2,) * 20, 2)
-    layout.admit("long", "")
-    layout._pages.grow("long", 32 * (PAGES - 3))
+def test_a_page_that_a_copy_is_made_of_is_not_written_over_before(
+    rows_short_of_memory: FlatRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was copied first is given up for the next copy, and so is what was copied to."""
+    layout: Any = rows_short_of_memory._layout
     monkeypatch.setattr(Counting, "copies", 0)
     assert layout.reuse("a", "", (1,) * 15) == 15  # the last free page
     assert layout.reuse("b", "", (2,) * 15) == 15  # in the place of what `a` is a copy of
@@ -200,15 +208,12 @@ def test_a_page_that_a_copy_is_made_of_is_not_written_over_before(monkeypatch: p
     assert contents(layout, "c") == [[2.0]] * LAYERS
 
 
-def test_copies_that_fail_are_made_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_fail_are_made_before_the_next_pass(
+    rows_short_of_memory: FlatRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whose turn it was is lost, and nobody else goes on with what stood in a page before."""
-    own, _ = rows_of(CountingKernels)
-    layout: Any = own.new_layout()
-    rows = own.rows_in(layout, make("qwen3"))
-    kept(layout, "old 1", (1,) * 20, 1)
-    kept(layout, "old 2", (2,) * 20, 2)
-    layout.admit("long", "")
-    layout._pages.grow("long", 32 * (PAGES - 3))
+    rows = rows_short_of_memory
+    layout: Any = rows._layout
     assert rows.reuse("a", "", (1,) * 15) == 15
     rows.admit("a", "", (1,) * 16)
 
