@@ -134,7 +134,12 @@ def engine_for(
 
     return EngineClient(
         launch,
-        Admission(settings.max_running, settings.waiting_places, settings.max_wait_s),
+        Admission(
+            settings.max_running,
+            settings.waiting_places,
+            settings.max_wait_s,
+            by_forecast=settings.max_waiting is None,
+        ),
         Patience(settings.hang_after_s, settings.start_timeout_s),
         observers=observers,
     )

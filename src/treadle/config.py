@@ -26,7 +26,8 @@ SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNOREC
 class Settings:
     """Every setting with its default. Seconds end in `_s` here and are plain numbers in files and flags.
 
-    `max_waiting` None means as many as may run; `max_tokens` None leaves what the context leaves; `context` None is the
+    `max_waiting` None means as many as may run, of those for whom a slot is expected within `max_wait_s`;
+    `max_tokens` None leaves what the context leaves; `context` None is the
     model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running rows and of
     cached prefixes together; None takes what the device leaves, or a share of it. What rows leave of it holds prefixes,
     unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized, on CUDA; 4 is refused with the reason.

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from treadle.core.gate import FIRST_GUESS_S, LONGEST_PROMISE_S, SPREAD, WAIT_BUCKETS_S, Gate, GateLimits, Visit
+from treadle.core.forecast import FIRST_GUESS_S, Visit
+from treadle.core.gate import WAIT_BUCKETS_S, Gate, GateLimits
 from treadle.errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
 
 
@@ -223,9 +224,10 @@ def test_the_books_show_every_outcome() -> None:
 
 
 def test_waits_are_told_by_length() -> None:
-    it = gate()
+    it = gate(running=5)
+    visit = enter(it, rows=5)
     for wait_s in (0.0, 0.01, 0.02, 7.0, 31.0):
-        it.waited(wait_s)
+        it.started(visit, wait_s, 0.0)
     told = it.statistics()["wait_s"]
     assert (told["count"], told["sum"]) == (5, 38.03)
     assert {top: n for top, n in told["buckets"].items() if n} == {"0.01": 2, "0.05": 1, "10.0": 1, "inf": 1}
@@ -267,19 +269,3 @@ def test_the_books_are_exact_under_any_sequence(seed: int) -> None:
         for _ in range(visit.rows):
             it.leave(visit, "stop", 1000)
     assert (it.rows, it.tokens) == (0, 0)
-
-
-def test_a_promise_has_a_cap() -> None:
-    it = gate(running=1, waiting=0)
-    visit = enter(it)
-    it.leave(visit, "stop", 5000.0)
-    enter(it, now=5000.0)
-    promises = [it.retry_after_s(5000.0) for _ in range(5)]
-    assert promises[0] == 5000.0, "one row that takes 5000 s is what there is to wait for"
-    assert len(set(promises)) == 5, "those who can't all have that place do not come as one crowd"
-    assert max(promises) <= (1 + SPREAD) * 5000.0
-    it = gate(running=4, waiting=4)
-    for _ in range(4):
-        visit = enter(it)
-        it.leave(visit, "stop", 400.0)
-    assert max(it.retry_after_s(400.0) for _ in range(20)) <= (1 + SPREAD) * LONGEST_PROMISE_S

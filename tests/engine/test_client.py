@@ -23,7 +23,7 @@ from treadle.core.messages import (
     TokenLogprob,
 )
 from treadle.engine import supervisor as supervisor_module
-from treadle.engine.client import EXPECTED_COMPLETION, Admission, EngineClient, Reservation
+from treadle.engine.client import EXPECTED_COMPLETION, USUAL_COMPLETION, Admission, EngineClient, Reservation
 from treadle.engine.generation import MAX_UNREAD_TOKENS, Delta, Generation
 from treadle.engine.supervisor import Patience
 from treadle.errors import (
@@ -118,6 +118,46 @@ class Scene:
 async def read(generation: Generation) -> list[Delta]:
     async with asyncio.timeout(WAIT_S):
         return [delta async for delta in generation]
+
+
+# Retry-After -------------------------------------------------------------------------------------------------------
+
+TIMED = msgspec.structs.replace(CAN, context=4096, decode_step_s=0.1, prompt_token_s=0.01)
+
+
+@in_loop
+async def test_a_fresh_server_promises_what_its_warm_up_measured():
+    """R2: 20 tokens of answer and two prompts of 50, where nobody has been answered yet."""
+    scene = await Scene(running=2, waiting=0).begin(TIMED)
+    with scene.reserve(prompt=50, completion=20), scene.reserve(prompt=50, completion=20):
+        with pytest.raises(Busy) as refused:
+            scene.reserve()
+        assert refused.value.retry_after_s == pytest.approx(3.0)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_an_answer_of_no_given_length_counts_as_a_usual_one():
+    scene = await Scene(running=1, waiting=0).begin(TIMED)
+    with scene.reserve(prompt=1, completion=None):
+        with pytest.raises(Busy) as refused:
+            scene.reserve()
+        assert refused.value.retry_after_s == pytest.approx(USUAL_COMPLETION * 0.1 + 0.01)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_steps_of_a_full_server_correct_what_is_promised():
+    scene = await Scene(running=1, waiting=0).begin(TIMED)
+    with scene.reserve(prompt=1, completion=20) as reservation:
+        (generation,) = scene.submit(reservation)
+        scene.admit(generation)
+        for _ in range(60):
+            scene.owner.say(StepReport(step=2, statistics=EngineStatistics(steps=2, step_s=0.3)))
+        with pytest.raises(Busy) as refused:
+            scene.reserve()
+        assert refused.value.retry_after_s == pytest.approx(3 * (20 * 0.1 + 0.01), rel=0.01)
+    await scene.client.stop()
 
 
 # Life --------------------------------------------------------------------------------------------------------------

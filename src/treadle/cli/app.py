@@ -129,7 +129,7 @@ def serve(
     ] = None,
     max_running: MaxRunning = None,
     max_waiting: Annotated[
-        int | None, _setting("max_waiting", "Sequences that may wait. Default: as many as may run.", LIMITS, _COUNT)
+        int | None, _setting("max_waiting", "Sequences that may wait. Default: by forecast.", LIMITS, _COUNT)
     ] = None,
     max_wait: Annotated[
         float | None, _setting("max_wait", "How long one may wait; 0 refuses at once.", LIMITS, _SECONDS)

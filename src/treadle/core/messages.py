@@ -173,6 +173,9 @@ class Capabilities(Plain, frozen=True):
     `lookahead` is how many steps may be started before the oldest of them is finished, beyond one, and `prefill_tokens`
     how many tokens of prompts a step may compute (0: as many as are asked for). `kv_dtype` is how keys and values are
     stored. `prefix_cache` says whether prompts are reused, and `sharing` how those of running rows are.
+
+    `decode_step_s` is how long a step took in the warm-up in which all slots decode, and `prompt_token_s` a token of a
+    prompt; 0 where that was not measured.
     """
 
     model: str
@@ -195,6 +198,8 @@ class Capabilities(Plain, frozen=True):
     prefill_tokens: int = 0
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
+    decode_step_s: float = 0.0
+    prompt_token_s: float = 0.0
     modalities: tuple[str, ...] = ("text",)
     path: str = "batched"  # how requests run: batched or serialized
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads

@@ -20,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from ..core.gate import Gate, GateLimits, Visit
+from ..core.forecast import Visit
+from ..core.gate import Gate, GateLimits
 from ..core.messages import (
     Cancel,
     CancelJob,
@@ -47,15 +48,18 @@ from .waits import bound_wait
 log = logging.getLogger(__name__)
 
 EXPECTED_COMPLETION = 1024  # tokens
+USUAL_COMPLETION = 256  # tokens: an answer whose request names no lower limit, until answers have been seen
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Rows that may run and wait, and for how many seconds one may wait. See `Settings`."""
+    """Rows that may run and wait, and for how many seconds one may wait; with `by_forecast` only those may wait for
+    whom a slot is expected within that time. See `Settings`."""
 
     max_running: int
     max_waiting: int
     max_wait_s: float
+    by_forecast: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,12 @@ class EngineClient:
         Raises Busy, EngineUnavailable or ServerStopping with `retry_after_s`; InvalidRequest for what can't ever fit.
         """
         tokens = prompt_tokens + rows * self._completion(completion_tokens, prompt_tokens // rows)
+        service_s = self._service_s(prompt_tokens // rows, completion_tokens)
+        certain = completion_tokens is not None and completion_tokens <= USUAL_COMPLETION
         with self._counting():
-            visit = self.gate.enter(rows=rows, tokens=tokens, now=self.clock())
+            visit = self.gate.enter(
+                rows=rows, tokens=tokens, now=self.clock(), service_s=service_s, certain=certain and service_s > 0
+            )
         return Reservation(self, visit, kind=kind, tag=tag)
 
     @contextlib.contextmanager
@@ -164,6 +172,16 @@ class EngineClient:
         if can and can.kv_blocks:
             left = min(left, EXPECTED_COMPLETION)
         return left if asked is None else min(asked, left)
+
+    def _service_s(self, prompt_tokens: int, completion_tokens: int | None) -> float:
+        """How long a row is expected to hold its slot where all slots are taken, by the steps of the warm-up; 0 where
+        those were not measured. In that time each slot gets a new prompt once."""
+        can = self.capabilities
+        if can is None:
+            return 0.0
+        answer = USUAL_COMPLETION if completion_tokens is None else min(completion_tokens, USUAL_COMPLETION)
+        prompts = self.admission.max_running * prompt_tokens
+        return answer * can.decode_step_s + prompts * can.prompt_token_s
 
     def _submit(self, request: Submit, visit: Visit, kind: str, tag: str) -> Generation:
         generation = Generation(request, kind=kind, tag=tag, now=self.clock(), cancel=self._cancel)
@@ -246,6 +264,8 @@ class EngineClient:
     def _on_step(self, report: StepReport) -> None:
         self.report = report
         now = self.clock()
+        if self.capabilities is not None and self.capabilities.decode_step_s:
+            self.gate.stepped(report.statistics.step_s / self.capabilities.decode_step_s)
         for output in report.outputs:
             entry = self._live.get(output.id)
             if entry is not None:
@@ -257,7 +277,7 @@ class EngineClient:
             self._on_refused(generation, visit, output)
             return
         if output.admitted:
-            self._on_admitted(generation, output.wait_s)
+            self._on_admitted(generation, visit, output.wait_s, now)
         if output.tokens:
             self._on_tokens(generation, len(output.tokens), now)
         if output.finish is not None:
@@ -274,8 +294,8 @@ class EngineClient:
             del self._live[generation.id]
             self._ended(generation, visit, FinishReason.EXPIRED.value)
 
-    def _on_admitted(self, generation: Generation, wait_s: float) -> None:
-        self.gate.waited(wait_s)
+    def _on_admitted(self, generation: Generation, visit: Visit, wait_s: float, now: float) -> None:
+        self.gate.started(visit, wait_s, now)
         self._tell(lambda observer: observer.admitted(generation.kind, wait_s))
 
     def _on_tokens(self, generation: Generation, count: int, now: float) -> None:
@@ -299,6 +319,7 @@ class EngineClient:
             waiting=waiting,
             max_wait_s=self.admission.max_wait_s,
             tokens=held + held * waiting // running,
+            by_forecast=self.admission.by_forecast,
         )
 
     # What it says of itself ------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from .logprobs import Logprobs
 from .model import LoadedModel
 from .sampling import Draw, SamplingRow, draw
 from .step import Row, Step, piece_of
+from .step_costs import StepCosts, measure
 from .times import StepTimes
 from .uploads import Uploads, plain
 from .warmup import warm_up
@@ -57,6 +58,7 @@ class TextRunner:
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
         self._times = StepTimes()
+        self._costs = StepCosts()
         if not model.batched:
             _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
 
@@ -83,6 +85,8 @@ class TextRunner:
             prefill_tokens=model.prefill_tokens,
             prefix_cache=model.keeps_prefixes,
             sharing=body.sharing,
+            decode_step_s=self._costs.decode_step_s,
+            prompt_token_s=self._costs.prompt_token_s,
             prefill_quantum=model.prefill_quantum,
             chunk_sizes=model.chunk_sizes,
             path="batched" if model.batched else "serialized",
@@ -93,6 +97,7 @@ class TextRunner:
         """Run every kind of step; leaves nothing behind (C2)."""
         self._owner.check()
         warm_up(self, self._model)
+        self._costs = measure(self, self._model)
         self._body.reset()
 
     def room(self) -> int:
