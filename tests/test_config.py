@@ -21,6 +21,8 @@ DEFAULTS: dict[str, Any] = {
     "host": "127.0.0.1",
     "port": 8000,
     "api_key": None,
+    "allowed_host": (),
+    "cors_origin": (),
     "max_body_bytes": 8 * 1024 * 1024,
     "stall": 30.0,
     "keepalive": 5.0,
@@ -55,6 +57,8 @@ OTHERS: dict[str, Any] = {
     "host": "::",
     "port": 0,
     "api_key": "secret",
+    "allowed_host": ("mybox.local", "*.example.lan"),
+    "cors_origin": ("http://localhost:3000",),
     "max_body_bytes": 1,
     "stall": 1.5,
     "keepalive": 2,
@@ -157,6 +161,9 @@ def test_a_name_like_no_other_gets_all_known_ones() -> None:
         ("kv_bits", True, "int"),
         ("kv_bits", 8.0, "int"),
         ("memory", 1e9, "int"),
+        ("allowed_host", 5, "a list of str"),
+        ("allowed_host", ["a", 5], "a list of str"),
+        ("cors_origin", None, "a list of str"),
     ],
 )
 def test_a_wrong_type_is_named_with_the_right_one(name: str, value: Any, wanted: str) -> None:
@@ -236,6 +243,86 @@ def test_a_size_may_have_a_unit(text: str, size: int, tmp_path: Path) -> None:
 )
 def test_what_is_no_size_is_refused_with_one_that_is(text: str) -> None:
     assert wrong("setting 'memory' in settings is not a size: .*8GiB", memory=text).param == "memory"
+
+
+# Lists
+
+
+@pytest.mark.parametrize("value", [["a.lan", "b.lan"], ("a.lan", "b.lan"), "a.lan,b.lan", " a.lan , b.lan,a.lan,"])
+def test_a_list_may_be_one_string_with_commas(value: Any) -> None:
+    assert Settings.from_mapping({"allowed-host": value}).allowed_host == ("a.lan", "b.lan")
+
+
+def test_a_file_has_lists_and_flags_replace_them(tmp_path: Path) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text('allowed-host = ["a.lan", "b.lan"]\ncors-origin = "http://x:1"\n', encoding="utf-8")
+    settings = Settings.from_file(file)
+    assert (settings.allowed_host, settings.cors_origin) == (("a.lan", "b.lan"), ("http://x:1",))
+    assert Settings.from_file(file, {"allowed_host": ["c.lan"]}).allowed_host == ("c.lan",)
+
+
+@pytest.mark.parametrize(
+    "name", ["mybox", "mybox.local", "MyBox.Local", "*.example.lan", "my_service", "a-1.b", "xn--bcher-kva.lan", "*"]
+)
+def test_names_that_a_server_may_answer_to(name: str) -> None:
+    assert Settings(allowed_host=(name,)).allowed_host == (name,)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mybox.local:8000", "allowed_host 'mybox.local:8000' is no host name: give mybox.local"),
+        ("http://mybox.local:8000/v1", "is no host name: give mybox.local"),
+        ("mybox.local.", "is no host name: give mybox.local"),
+        ("192.168.1.5", "is an address: addresses are always answered, leave it out"),
+        ("[::1]:80", "is an address"),
+        ("*.", "is no host name, such as mybox.local or *.example.lan"),
+        ("**", "is no host name"),
+        ("a.*.lan", "is no host name"),
+        ("my box", "is no host name"),
+        ("b\u00fccher.lan", "is no host name"),
+        ("", "is no host name"),
+        ("a" * 64, "is no host name"),
+        (".".join(["a" * 60] * 5), "is no host name"),
+    ],
+)
+def test_what_is_no_host_name_is_refused_with_the_one_that_was_meant(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        Settings(allowed_host=("good.lan", name))
+    assert raised.value.param == "allowed_host"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost:3000", "https://chat.example.org", "http://[::1]:3000", "app://obsidian.md", "HTTP://A:80", "*"],
+)
+def test_origins_that_may_be_allowed(origin: str) -> None:
+    assert Settings(cors_origin=(origin,)).cors_origin == (origin,)
+
+
+@pytest.mark.parametrize(
+    ("origin", "message"),
+    [
+        ("http://localhost:3000/", "cors_origin 'http://localhost:3000/' is no origin: give http://localhost:3000"),
+        ("https://a.example/app?x=1", "is no origin: give https://a.example"),
+        ("localhost:3000", "is no origin: give http://localhost:3000"),
+        ("http://me@a.example", "is no origin: give http://a.example"),
+        ("http://*.example", "is no origin: give scheme://host[:port]"),
+        ("http://[bad", "is no origin: give scheme://host[:port]"),
+        ("", "is no origin: give scheme://host[:port]"),
+        ("null", "is the origin of any site's sandboxed frames"),
+    ],
+)
+def test_what_is_no_origin_is_refused_with_the_one_that_was_meant(origin: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        Settings(cors_origin=(origin,))
+    assert raised.value.param == "cors_origin"
+
+
+@pytest.mark.parametrize(("field", "other"), [("allowed_host", "a.lan"), ("cors_origin", "http://a.lan")])
+def test_a_name_beside_the_star_would_do_nothing(field: str, other: str) -> None:
+    error = wrong(re.escape(f"{field} '*' covers all others"), **{field: ["*", other]})
+    assert error.param == field
 
 
 # Waiting places

@@ -21,14 +21,15 @@ EVERYTHING = ("",)
 FOR_ALL = ("errors", "config")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
-    "config": ("errors",),
+    "hosts": (),
+    "config": ("errors", "hosts"),
     "core": (),
     "engine": ("core", "runner.base"),
     "runner.base": ("core",),
     "runner": ("core", "cache"),
     "cache": ("core",),
     "text": ("core",),
-    "fronts": ("core", "text", "engine.client", "engine.generation", "engine.observer", "telemetry"),
+    "fronts": ("core", "text", "engine.client", "engine.generation", "engine.observer", "telemetry", "hosts"),
     "telemetry": ("core",),
     "models": (),
     "fleet": ("processes",),

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .hosts import ANY, address_of, host_of, is_pattern, nearest_origin, origin_of
 
 GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca")
+STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KV_BITS = (8, 4)
 SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
@@ -33,6 +35,9 @@ class Settings:
     unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized, on CUDA; 4 is refused with the reason.
     `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key make it TLS, and with
     `grpc_client_ca` only clients with a certificate of that authority may come.
+
+    `allowed_host` and `cors_origin` hold the host names the server answers to and the web origins whose pages may call
+    it.
     """
 
     model: str = "demo"
@@ -44,6 +49,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    allowed_host: tuple[str, ...] = ()
+    cors_origin: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
     stall_s: float = 30.0
     keepalive_s: float = 5.0
@@ -86,6 +93,7 @@ class Settings:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise ConfigError(f"kv_bits is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
         _check_grpc(self)
+        _check_names(self)
         if not self.model:
             raise ConfigError("model is empty: give a folder, a hub id or 'demo'", param="model")
         if self.api_key is not None and not self.api_key.strip():
@@ -144,12 +152,42 @@ def _check_grpc(settings: Settings) -> None:
         raise ConfigError("grpc_client_ca needs grpc_cert and grpc_key: give all three", param="grpc_client_ca")
 
 
+def _check_names(settings: Settings) -> None:
+    for name in settings.allowed_host:
+        if name != ANY and not is_pattern(name.lower()):
+            raise ConfigError(f"allowed_host '{name}' {_name_cure(name)}", param="allowed_host")
+    for origin in settings.cors_origin:
+        if origin != ANY and origin_of(origin) is None:
+            raise ConfigError(f"cors_origin '{origin}' {_origin_cure(origin)}", param="cors_origin")
+    for field, values in (("allowed_host", settings.allowed_host), ("cors_origin", settings.cors_origin)):
+        if ANY in values and len(values) > 1:
+            raise ConfigError(f"{field} '*' covers all others: leave either it or them out", param=field)
+
+
+def _name_cure(name: str) -> str:
+    host = host_of(name.partition("://")[2].partition("/")[0] or name)
+    if host is not None and address_of(host) is not None:
+        return "is an address: addresses are always answered, leave it out"
+    meant = f": give {host}" if host is not None and is_pattern(host) else ", such as mybox.local or *.example.lan"
+    return f"is no host name{meant}"
+
+
+def _origin_cure(origin: str) -> str:
+    if origin == "null":
+        return "is the origin of any site's sandboxed frames: serve the page over http and give its own origin"
+    meant = nearest_origin(origin)
+    return "is no origin: give " + ("scheme://host[:port], such as http://localhost:3000" if meant is None else meant)
+
+
 def _public(name: str) -> str:
     return name.removesuffix("_s")
 
 
 def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
-    """`value` as the setting's type: ints are fine for floats, strings for paths, and nothing else is bent."""
+    """`value` as the setting's type: ints are fine for floats, strings for paths, one string for a list of them,
+    and nothing else is bent."""
+    if annotation == STRINGS:
+        return _strings(name, value, source)
     kinds = {part.strip() for part in annotation.split("|")}
     if value is None and "None" in kinds:
         return None
@@ -171,6 +209,16 @@ def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
         wanted = " or ".join(sorted(kinds - {"None"}))
         raise ConfigError(f"setting '{name}' in {source} must be {wanted}, not {value!r}", param=name)
     return value
+
+
+def _strings(name: str, value: Any, source: str) -> tuple[str, ...]:
+    """A list of strings, without repetitions; one string is a list too, and commas separate further items, as people
+    write them in environment variables."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, (list, tuple)) or not all(isinstance(item, str) for item in values):
+        raise ConfigError(f"setting '{name}' in {source} must be a list of str, not {value!r}", param=name)
+    items = (item.strip() for text in values for item in text.split(","))
+    return tuple(dict.fromkeys(item for item in items if item))
 
 
 def _bytes(name: str, text: str, source: str) -> int:

@@ -46,7 +46,7 @@ def test_every_option_is_spelled_like_its_setting() -> None:
 def test_help_shows_the_defaults_that_settings_have() -> None:
     shown = " ".join(treadle("serve", "--help", COLUMNS="300", TERM="dumb").stdout.split())
     for field in dataclasses.fields(Settings):
-        if field.default is not None and field.default is not False:
+        if field.default is not None and field.default is not False and field.default != ():
             value = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
             assert f"Default: {value}." in shown, field.name
 
@@ -58,6 +58,30 @@ def test_options_that_nobody_gave_leave_the_files_values(tmp_path: Path, monkeyp
     monkeypatch.setattr("treadle.cli.serve.run", lambda settings: seen.append(settings) or 0)
     app.app(["serve", "--config", str(file), "--port", "7"], standalone_mode=False)
     assert (seen[0].model, seen[0].port, seen[0].max_running, seen[0].host) == ("here", 7, 3, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "hosts"),
+    [
+        ([], None, ("file.lan",)),
+        ([], "", ("file.lan",)),
+        ([], "a.lan,b.lan", ("a.lan", "b.lan")),
+        ([], "a.lan b.lan", ("a.lan", "b.lan")),
+        (["--allowed-host", "a.lan", "--allowed-host", "b.lan"], "c.lan", ("a.lan", "b.lan")),
+    ],
+)
+def test_an_option_that_may_be_repeated_wins_over_the_environment_and_that_over_the_file(
+    arguments: list[str], env: str | None, hosts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text('allowed-host = ["file.lan"]\n')
+    if env is not None:
+        monkeypatch.setenv("TREADLE_ALLOWED_HOST", env)
+    monkeypatch.setenv("TREADLE_CORS_ORIGIN", "http://a.lan, app://b")
+    seen: list[Settings] = []
+    monkeypatch.setattr("treadle.cli.serve.run", lambda settings: seen.append(settings) or 0)
+    app.app(["serve", "--config", str(file), *arguments], standalone_mode=False)
+    assert (seen[0].allowed_host, seen[0].cors_origin) == (hosts, ("http://a.lan", "app://b"))
 
 
 def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +104,8 @@ def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
         (["srve"], "Did you mean 'serve'?"),
         (["serve", "--memory", "much"], "setting 'memory' in the command line is not a size: 'much'"),
         (["serve", "--kv-bits", "5"], "kv_bits is 5: give 8 or 4"),
+        (["serve", "--allowed-host", "http://mybox:8000"], "is no host name: give mybox"),
+        (["serve", "--cors-origin", "http://a.lan/"], "cors_origin 'http://a.lan/' is no origin: give http://a.lan"),
         (["doctor", "--threads", "0"], "threads must be above 0, not 0"),
         (["doctor", "--threads"], "requires an argument"),
     ],

@@ -19,7 +19,9 @@ class Client:
         headers: dict[str, str] | None = None,
         *,
         leave_after: int | None = None,
+        version: str = "1.1",
     ) -> None:
+        self._version = version
         self._method, self._path = method, path
         parts = body if isinstance(body, list) else [body]
         self._parts = [
@@ -63,7 +65,7 @@ class Client:
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
-            "http_version": "1.1",
+            "http_version": self._version,
             "method": self._method,
             "scheme": "http",
             "path": self._path,

@@ -34,7 +34,7 @@ def _setting(name: str, help_: str, panel: str, kind: str | None = None, *, env:
     flag = f"--{name.replace('_', '-')}"
     flag += f"/--no-{name.replace('_', '-')}" if default is True else ""
     plain = f"{default:g}" if isinstance(default, float) else str(default)
-    shown = "" if default is None or default is False else f" Default: {plain}."
+    shown = "" if default is None or default is False or default == () else f" Default: {plain}."
     return typer.Option(flag, help=help_ + shown, rich_help_panel=panel, metavar=kind, envvar=env, show_default=False)
 
 
@@ -102,6 +102,26 @@ def serve(
     api_key: Annotated[
         str | None,
         _setting("api_key", "Key that every route but /health/live asks for.", NETWORK, "KEY", env="TREADLE_API_KEY"),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _setting(
+            "allowed_host",
+            "Host name to answer to, or *.example.lan; may be repeated. * is every name.",
+            NETWORK,
+            "NAME",
+            env="TREADLE_ALLOWED_HOST",
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        _setting(
+            "cors_origin",
+            "Web origin whose pages may call the server; may be repeated. * is every site.",
+            NETWORK,
+            "ORIGIN",
+            env="TREADLE_CORS_ORIGIN",
+        ),
     ] = None,
     max_body_bytes: Annotated[str | None, _setting("max_body_bytes", "Longest request body.", NETWORK, _SIZE)] = None,
     stall: Annotated[
@@ -192,7 +212,7 @@ def doctor(
 
 def _settings(options: Mapping[str, Any]) -> Settings:
     """Settings from the options that were given, over those of the file that `config` names."""
-    given = {name: value for name, value in options.items() if value is not None and name != "config"}
+    given = {name: value for name, value in options.items() if value not in (None, []) and name != "config"}
     if options["config"] is not None:
         return Settings.from_file(options["config"], given)
     return Settings.from_mapping(given, source="the command line")

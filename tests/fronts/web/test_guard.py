@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.fronts.web.server import Front, front
@@ -69,32 +71,95 @@ async def test_no_spelling_of_the_open_path_opens_another(path: str) -> None:
         assert (await call(f, "GET", path)).status == 401
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "gateway", ""])
-@in_loop
-async def test_a_local_server_answers_to_addresses_and_plain_names(host: str) -> None:
-    async with front() as f:
-        client = Client("GET", "/v1/models")
-        client._headers = [(b"host", host.encode())]
-        assert (await client.run(f.app)).status == 200
+async def asked_as(f: Front, *hosts: str, version: str = "1.1", path: str = "/v1/models") -> Client:
+    client = Client("GET", path, version=version)
+    client._headers = [(b"host", host.encode()) for host in hosts]
+    return await client.run(f.app)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "a/?x=.b", "localhost.evil.example"])
+PLAIN = [
+    *("localhost", "LOCALHOST:8000", "app.localhost", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "0.0.0.0:8000"),
+    *("host.docker.internal", "host.docker.internal:8000", "host.containers.internal", "Host.Docker.Internal."),
+]
+FOREIGN = [
+    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "evilhost", "gateway"),
+    *("mybox.local", "evil.internal", "a.host.docker.internal", "host.docker.internal.evil.example", "2130706433"),
+]
+
+
+@pytest.mark.parametrize("host", PLAIN)
 @in_loop
-async def test_a_local_server_does_not_answer_to_a_foreign_name(host: str) -> None:
-    """S2: DNS rebinding."""
+async def test_a_server_answers_to_addresses_to_localhost_and_to_what_containers_call_their_host(host: str) -> None:
     async with front() as f:
-        client = Client("GET", "/v1/models")
-        client._headers = [(b"host", host.encode())]
-        await client.run(f.app)
+        assert (await asked_as(f, host)).status == 200
+
+
+@pytest.mark.parametrize("settings", [{}, {"host": "0.0.0.0"}, {"allowed_host": ("good.lan",)}])
+@pytest.mark.parametrize("host", FOREIGN)
+@in_loop
+async def test_without_a_key_no_server_answers_to_a_name_that_nobody_gave_it(
+    host: str, settings: dict[str, Any]
+) -> None:
+    """S2: DNS rebinding. Names without a dot are someone's too, by a search domain."""
+    async with front(**settings) as f:
+        client = await asked_as(f, host)
         assert (client.status, client.json["error"]["code"]) == (403, "foreign_site")
+        name = host.removesuffix(":8000")
+        assert f"start it with --allowed-host {name}, or call it by its address" in client.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "status"),
+    [
+        ("mybox.local", "mybox.local:8000", 200),
+        ("MyBox.Local", "mybox.local", 200),
+        ("mybox.local", "mybox.LOCAL.", 200),
+        ("mybox.local", "a.mybox.local", 403),
+        ("*.example.lan", "a.example.lan", 200),
+        ("*.example.lan", "example.lan", 403),
+        ("*", "evil.example", 200),
+        ("mybox.local", "127.0.0.1", 200),
+    ],
+)
+@pytest.mark.parametrize("key", [None, "secret"])
+@in_loop
+async def test_names_are_allowed_by_the_flag(allowed: str, host: str, status: int, key: str | None) -> None:
+    """With a key too: names that are given are the only ones."""
+    async with front(allowed_host=(allowed,), api_key=key) as f:
+        assert (await asked_as(f, host, path="/health/live")).status == status
 
 
 @in_loop
-async def test_a_server_on_the_network_answers_to_its_names() -> None:
-    async with front(host="0.0.0.0") as f:
-        client = Client("GET", "/v1/models")
-        client._headers = [(b"host", b"models.example.org")]
-        assert (await client.run(f.app)).status == 200
+async def test_with_a_key_every_name_is_answered() -> None:
+    """Behind a proxy, or in a cluster. A page that was lured here has no key."""
+    async with front(api_key="secret", host="0.0.0.0") as f:
+        assert (await asked_as(f, "models.example.org", path="/health/live")).status == 200
+        assert (await asked_as(f, "models.example.org")).status == 401
+
+
+@in_loop
+async def test_the_name_that_the_server_is_bound_to_is_its_own() -> None:
+    async with front(host="MyBox.lan") as f:
+        assert (await asked_as(f, "mybox.lan:8000")).status == 200
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+@pytest.mark.parametrize(
+    "hosts", [(), ("",), ("localhost", "evil.example"), ("localhost", "localhost"), ("a/?x=.b",), ("a b",), ("a:b",)]
+)
+@in_loop
+async def test_a_request_needs_one_host_that_is_one(hosts: tuple[str, ...], key: str | None) -> None:
+    """S2: what reads the first Host and what reads the last must not differ. BadHost."""
+    async with front(api_key=key, allowed_host=("*",)) as f:
+        client = await asked_as(f, *hosts, path="/health/live")
+        assert (client.status, client.json["error"]["code"]) == (400, "invalid_request")
+        assert "one Host header" in client.json["error"]["message"]
+
+
+@in_loop
+async def test_an_old_client_may_leave_the_host_out() -> None:
+    async with front() as f:
+        assert (await asked_as(f, version="1.0")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -104,6 +169,9 @@ async def test_a_server_on_the_network_answers_to_its_names() -> None:
         ("https://localhost.evil.example", 403),
         ("null", 403),
         ("http://[bad", 403),
+        ("http://evil", 403),
+        ("http://localhost#.evil.example", 403),
+        ("http://localhost http://evil.example", 403),
         ("http://localhost:3000", 200),
         ("http://127.0.0.1:9", 200),
         ("app://obsidian.md", 200),
@@ -118,12 +186,52 @@ async def test_a_page_of_another_site_may_not_post(origin: str, status: int) -> 
 
 
 @in_loop
+async def test_a_page_of_a_lured_name_may_not_post_to_it() -> None:
+    """S2: after rebinding, Host and Origin agree."""
+    async with front(host="0.0.0.0") as f:
+        client = Client("POST", "/v1/completions", b'{"prompt": "x"}')
+        client._headers = [(b"host", b"evil.example:8000"), (b"origin", b"http://evil.example:8000")]
+        assert (await client.run(f.app)).status == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "says"),
+    [
+        (
+            "http://evil.example",
+            "web pages of http://evil.example may not call this server: start it with --cors-origin",
+        ),
+        ("HTTP://Evil.example:80", "start it with --cors-origin http://evil.example"),
+        ("null", "web pages without an origin of their own (files, sandboxed frames)"),
+    ],
+)
+@in_loop
+async def test_a_refused_page_is_told_to_the_client_and_once_to_the_log(
+    origin: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A browser shows its user nothing of such an answer."""
+    async with front() as f:
+        for _ in range(2):
+            client = await f.post("/v1/completions", {"prompt": "x"}, headers={"origin": origin})
+            assert says in client.json["error"]["message"]
+    assert sum(says in record.getMessage() for record in caplog.records) == 1
+
+
+@in_loop
+async def test_refusals_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with front() as f:
+        for i in range(100):
+            await asked_as(f, f"evil{i}.example")
+    assert 1 <= sum("refused a request" in record.getMessage() for record in caplog.records) <= 32
+
+
+@in_loop
 async def test_no_answer_allows_a_foreign_site_to_read_it() -> None:
     async with front() as f:
-        client = await call(f, "OPTIONS", "/v1/chat/completions", origin="http://evil.example")
-        assert client.status == 403
-        client = await call(f, "GET", "/v1/models", origin="http://evil.example")
-        assert not [name for name in client.headers if name.startswith("access-control")]
+        for origin in ("http://evil.example", "http://localhost:3000", "null"):
+            for method in ("OPTIONS", "GET", "POST"):
+                client = await call(f, method, "/v1/models", origin=origin, access_control_request_method="POST")
+                assert not [name for name in client.headers if name.startswith("access-control") or name == "vary"]
 
 
 @in_loop

@@ -21,8 +21,9 @@ from ...telemetry import Telemetry
 from ..salts import Salts
 from ..text import Texts
 from .access import AccessLog
+from .cors import Cors, Origins
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
-from .guard import Guard
+from .guard import Guard, HostNames
 from .openai.answer import Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
@@ -56,8 +57,11 @@ def create_app(
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(Turnstile, check_room=engine.check_room, paths=GENERATION)
-    app.add_middleware(Guard, api_key=settings.api_key, host=settings.host, salts=salts)
+    hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.api_key is not None)
+    origins = Origins(settings.cors_origin)
+    app.add_middleware(Guard, api_key=settings.api_key, hosts=hosts, origins=origins, salts=salts)
     app.add_middleware(ErrorEnvelope)
+    app.add_middleware(Cors, origins=origins)
     app.add_middleware(AccessLog, metrics=telemetry.metrics, routes=paths)
     return app
 

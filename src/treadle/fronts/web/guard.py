@@ -1,88 +1,125 @@
-"""Who may come in: the API key, and browsers that act for another site (CSRF, DNS rebinding).
+"""Who may come in: host names against DNS rebinding, origins against pages of other sites (CSRF), and the API key.
 
-The raw path decides, never a URL rebuilt from the Host header.
+A browser that was lured to a name which now points here sends that name as Host: only names that the server expects
+are answered, and addresses, which no page can take over. With an API key any name is answered unless `--allowed-host`
+lists some, as such a page has no key. The raw path decides, never a URL rebuilt from the Host header.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-import re
-from urllib.parse import urlsplit
+import logging
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import NotAuthenticated
+from ...errors import InvalidRequest, NotAuthenticated, TreadleError
+from ...hosts import ANY, CONTAINER_HOSTS, address_of, host_of, is_this_machine, matches, origin_of
 from ..salts import Salts
+from .access import note_error
+from .cors import Origins, header_of, is_preflight, origin_in, send_permission
 from .errors import ForeignSite, send_error
+
+log = logging.getLogger(__name__)
 
 OPEN_PATH = b"/health/live"
 READING = ("GET", "HEAD")
-HOST = re.compile(r"[A-Za-z0-9._~:%\[\]-]*")
-NOBODY = "invalid.host"
+MOST_TOLD = 32
 TENANT = "treadle.tenant"
 
 
+class HostNames:
+    """The host names that the server answers to. `any_name` turns the check off."""
+
+    def __init__(self, allowed: Sequence[str] = (), *, host: str = "", any_name: bool = False) -> None:
+        """`allowed` are names and `*.` patterns; `host` is what the server binds: a name there is answered too."""
+        self._any = ANY in allowed or (any_name and not allowed)
+        self._patterns = [name.lower() for name in allowed]
+        self._names = CONTAINER_HOSTS | {host.lower()}
+
+    def __contains__(self, name: str) -> bool:
+        known = self._any or name in self._names or is_this_machine(name) or address_of(name) is not None
+        return known or any(matches(name, pattern) for pattern in self._patterns)
+
+
 class Guard:
-    """With `api_key`, everything but `GET /health/live` needs it, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+    """Checks each request's Host, then its Origin, then its key, and answers the preflights of allowed origins.
 
-    Without a key, a server bound to this machine only (`host`) is reached by address or plain name, not through a
-    public domain name that someone let point here.
-
+    With `api_key`, everything but `GET /health/live` needs it, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
     Handlers find in `scope[TENANT]` who it is, as `salts` knows them: the key itself goes no further.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str, salts: Salts) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, hosts: HostNames, origins: Origins, salts: Salts) -> None:
         self._app = app
         self._salts = salts
         self._key = None if api_key is None else _digest(api_key.encode())
-        self._local_only = api_key is None and _is_local(host)
+        self._hosts = hosts
+        self._origins = origins
+        self._told: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._check(scope)
-            except (NotAuthenticated, ForeignSite) as error:
-                await send_error(send, error)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_origin(scope, self._check_host(scope))
+            if is_preflight(scope):
+                await send_permission(scope, send)
                 return
+            self._check_key(scope)
+        except TreadleError as error:
+            note_error(scope, error.code)
+            await send_error(send, error)
+            return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
-        headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, value)
-        self._check_site(scope, headers)
-        key = self._key_of(headers)
+    def _check_host(self, scope: Scope) -> str:
+        """The one host that the request names. A client of HTTP/1.0, which no browser is, may name none: ""."""
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        if not given and scope["http_version"] == "1.0":
+            return ""
+        host = host_of(given[0].decode("latin-1")) if len(given) == 1 else None
+        if host is None:
+            raise InvalidRequest("a request needs one Host header with a host name or an address and maybe a port")
+        if host not in self._hosts:
+            raise self._refusal(
+                f"this server does not answer to the host name '{host}': start it with --allowed-host {host}, or call "
+                "it by its address"
+            )
+        return host
+
+    def _check_origin(self, scope: Scope, host: str) -> None:
+        origin = origin_in(scope)
+        if not origin or origin in self._origins:
+            return
+        if is_preflight(scope) or (scope["method"] not in READING and _is_foreign(origin, host)):
+            raise self._refusal(_page_refusal(origin_of(origin)))
+
+    def _check_key(self, scope: Scope) -> None:
+        key = self._key_of(scope)
         if key is None and not _is_open(scope):
             raise NotAuthenticated(
                 "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             )
         scope[TENANT] = self._salts.tenant(key or b"")
 
-    def _key_of(self, headers: dict[bytes, bytes]) -> bytes | None:
+    def _key_of(self, scope: Scope) -> bytes | None:
         """The key that the client came with, maybe b""; None where a certain one is needed and this is not it."""
-        scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+        scheme, _, token = (header_of(scope, b"authorization") or b"").partition(b" ")
         bearer = token.strip() if scheme.lower() == b"bearer" else b""
-        given = (bearer, headers.get(b"x-api-key", b""))
+        given = (bearer, header_of(scope, b"x-api-key") or b"")
         if self._key is None:
             return given[0] or given[1]
         fits = [hmac.compare_digest(_digest(key), self._key) for key in given]
         return given[fits.index(True)] if any(fits) else None
 
-    def _check_site(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        host = _host_name(headers.get(b"host", b"").decode("latin-1"))
-        if self._local_only and "." in host and not _is_address(host) and not _is_local(host):
-            raise ForeignSite(
-                f"this server answers on this machine only, not as '{_short(host)}': use its address, or start it "
-                "with an API key"
-            )
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if scope["method"] not in READING and origin and _is_foreign(origin, host):
-            raise ForeignSite(
-                f"requests from the web site '{_short(origin)}' are not taken: call the server from a program, or "
-                "serve the page from the same host"
-            )
+    def _refusal(self, text: str) -> ForeignSite:
+        """The error for the client; also logged, once, as a browser shows its user nothing of it."""
+        if text not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(text)
+            log.warning("refused a request: %s", text)
+        return ForeignSite(text)
 
 
 def tenant_of(scope: Scope) -> bytes:
@@ -98,46 +135,23 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _is_foreign(origin: str, host: str) -> bool:
-    """Pages of programs (app://, tauri://) are not web sites; an opaque origin can be anyone's."""
-    if origin == "null":
-        return True
-    try:
-        parts = urlsplit(origin)
-        name = (parts.hostname or "").lower()
-    except ValueError:
-        return True
-    if parts.scheme not in ("http", "https"):
+    """A web site that is neither this server's host nor this machine. Pages of programs (app://, tauri://) are not
+    web sites; an opaque origin can be anyone's."""
+    scheme, separator, rest = origin.lower().partition("://")
+    if separator and scheme not in ("http", "https"):
         return False
-    return name != host and not _is_local(name)
+    name = host_of(rest)
+    return name is None or (name != host and not is_this_machine(name))
 
 
-def _host_name(value: str) -> str:
-    """The name in a Host header; what is no host at all counts as someone else's."""
-    if not HOST.fullmatch(value.strip()):
-        return NOBODY
-    try:
-        return (urlsplit(f"//{value.strip()}").hostname or "").lower().rstrip(".")
-    except ValueError:
-        return NOBODY
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    return _is_address(host) and ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+def _page_refusal(origin: str | None) -> str:
+    if origin is None:
+        return (
+            "web pages without an origin of their own (files, sandboxed frames) may not call this server: serve the "
+            "page over http and start the server with --cors-origin and the page's origin"
+        )
+    return f"web pages of {origin} may not call this server: start it with --cors-origin {origin}"
 
 
 def _digest(value: bytes) -> bytes:
     return hashlib.sha256(value).digest()
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

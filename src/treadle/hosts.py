@@ -1,0 +1,106 @@
+"""Host names, addresses and web origins: their syntax, and which of them are this machine. Nothing here asks a
+resolver except `resolved`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from urllib.parse import urlsplit
+
+from .errors import ConfigError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+ANY = "*"
+MAX_NAME = 253
+CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
+"""The names under which containers reach their host. `.internal` is reserved: no public DNS server can claim them."""
+
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_HEADER = re.compile(r"(\[[0-9a-f:.]+(?:%[a-z0-9._~-]+)?\]|[a-z0-9._-]+)(?::\d{0,5})?", re.IGNORECASE)
+_ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://({_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\])(?::(\d{{1,5}}))?")
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+def host_of(header: str) -> str | None:
+    """The name or address in a Host header: lower case, without port, brackets and final dot. None where the header
+    is not one host with an optional port."""
+    match = _HEADER.fullmatch(header.strip())
+    if match is None:
+        return None
+    host = match[1].lower().strip("[]").removesuffix(".")
+    return host if is_pattern(host) or address_of(host) is not None else None
+
+
+def address_of(host: str) -> Address | None:
+    """`host` as an address; None for a name. An IPv4 address mapped to IPv6 is the IPv4 address."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def is_this_machine(host: str) -> bool:
+    """`host` is a loopback address, `localhost`, or a name below it."""
+    address = address_of(host)
+    if address is not None:
+        return address.is_loopback
+    return host == "localhost" or host.endswith(".localhost")
+
+
+def is_pattern(text: str) -> bool:
+    """`text` is a host name, or `*.` and a host name, in lower case."""
+    name = text.removeprefix("*.")
+    return len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None and address_of(name) is None
+
+
+def matches(host: str, pattern: str) -> bool:
+    """`host` is the name `pattern`, or, where that begins with `*.`, a name below it."""
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def origin_of(text: str) -> str | None:
+    """`text` as browsers write an origin: `scheme://host`, with the port unless it is the scheme's own. None where it
+    is no origin; `null` is none."""
+    match = _ORIGIN.fullmatch(text.lower())
+    if match is None:
+        return None
+    scheme, host, port = match.groups()
+    return f"{scheme}://{host}" + ("" if port in (None, _DEFAULT_PORTS.get(scheme)) else f":{port}")
+
+
+def nearest_origin(text: str) -> str | None:
+    """The origin that was probably meant: with a scheme, without a path. None where there is no telling."""
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+    except ValueError:
+        return None
+    return origin_of(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
+
+
+def url_of(scheme: str, host: str, port: int) -> str:
+    """The URL of a server at `host`."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """A server bound to `host` is reached from this machine alone; names are looked up. Raises ConfigError for a name
+    that has no address."""
+    if address_of(host) is not None or host == "localhost":
+        return is_this_machine(host)
+    return all(is_this_machine(address) for address in resolved(host))
+
+
+def resolved(host: str) -> list[str]:
+    """The addresses of `host`. Raises ConfigError where it has none."""
+    try:
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "this is no host name"
+        raise ConfigError(
+            f"can't listen on '{host}': {reason}; give --host an address or a name of this machine"
+        ) from error
