@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "hosts": (),
     "config": ("errors", "hosts"),
+    "exposure": ("hosts",),
     "core": (),
     "engine": ("core", "runner.base"),
     "runner.base": ("core",),

@@ -28,6 +28,7 @@ from .engine.process import ProcessOwner
 from .engine.supervisor import EngineState, Patience
 from .engine.thread import ThreadOwner
 from .errors import ConfigError, EngineUnavailable, StartFailed
+from .exposure import Reach, check, reach_of
 
 if TYPE_CHECKING:
     from .fronts.rpc.server import RpcServer
@@ -178,9 +179,11 @@ class Texts:
 class Say(Protocol):
     """Who tells a person what goes on. `stage` may be called from other threads."""
 
-    def listening(self, *urls: str) -> None: ...
+    def listening(self, reach: Reach) -> None: ...
     def stage(self, stage: str) -> None: ...
-    def ready(self, url: str, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None: ...
+    def ready(
+        self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float
+    ) -> None: ...
     def draining(self, running: int, drain_s: float) -> None: ...
     def stopped(self) -> None: ...
 
@@ -212,8 +215,8 @@ class Server:
         from .telemetry import Telemetry
 
         settings = self.settings
+        check(settings)
         sock = listen(settings.host, settings.port)
-        url = url_of(sock, settings.host)
         telemetry, texts, salts = Telemetry(), Texts(), Salts()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])
         telemetry.metrics.watch(engine)
@@ -225,8 +228,10 @@ class Server:
         try:
             if settings.grpc_port is not None:
                 rpc = self._rpc(engine, texts, telemetry.metrics, salts)
-            self._say.listening(url, *([] if rpc is None else [await rpc.start()]))
-            prepare = self._prepare(engine, texts, url, model_names(settings)[0])
+                await rpc.start()
+            reach = await reach_of(settings, sock.getsockname()[1], None if rpc is None else rpc.port, aside)
+            self._say.listening(reach)
+            prepare = self._prepare(engine, texts, reach, model_names(settings)[0])
             await until(prepare, shutdown, serving)
             await until(engine.supervisor.failed(), shutdown, serving)
             if engine.supervisor.state is EngineState.FAILED:
@@ -254,7 +259,7 @@ class Server:
         if self._engine is not None:
             self._engine.supervisor.kill()
 
-    async def _prepare(self, engine: EngineClient, texts: Texts, url: str, name: str) -> None:
+    async def _prepare(self, engine: EngineClient, texts: Texts, reach: Reach, name: str) -> None:
         """Find the model, load its text side and start the engine: in this order each fails with its own message."""
         from .models.resolve import resolve
 
@@ -271,7 +276,7 @@ class Server:
         await engine.supervisor.ready()
         assert engine.capabilities is not None
         self._settled()
-        self._say.ready(url, name, engine.capabilities, model.default_sampling, time.monotonic() - began)
+        self._say.ready(reach, name, engine.capabilities, model.default_sampling, time.monotonic() - began)
 
     async def _drain(self, engine: EngineClient) -> None:
         """Refuse what is new; what runs has `drain_s` to end (C3)."""
@@ -323,6 +328,8 @@ def listen(host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(address)
         sock.listen(LISTEN_BACKLOG)
     except OSError as error:
@@ -331,11 +338,3 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
     sock.setblocking(False)
     return sock
-
-
-def url_of(sock: socket.socket, host: str) -> str:
-    """How a client on this machine reaches `sock`."""
-    port = sock.getsockname()[1]
-    if host in ("", "0.0.0.0", "::"):
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

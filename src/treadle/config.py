@@ -17,7 +17,7 @@ from .errors import ConfigError
 from .hosts import ANY, address_of, host_of, is_pattern, nearest_origin, origin_of
 
 GRPC_WIRES = ("mlx", "vllm", "both")
-GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca")
+GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_no_auth")
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KV_BITS = (8, 4)
 SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
@@ -37,7 +37,7 @@ class Settings:
     `grpc_client_ca` only clients with a certificate of that authority may come.
 
     `allowed_host` and `cors_origin` hold the host names the server answers to and the web origins whose pages may call
-    it.
+    it. `no_auth` and `grpc_no_auth` permit addresses beyond loopback without authentication.
     """
 
     model: str = "demo"
@@ -49,6 +49,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    no_auth: bool = False
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
@@ -63,6 +64,7 @@ class Settings:
     grpc_cert: Path | None = None
     grpc_key: Path | None = None
     grpc_client_ca: Path | None = None
+    grpc_no_auth: bool = False
 
     max_running: int = 16
     max_waiting: int | None = None
@@ -142,7 +144,7 @@ class Settings:
 def _check_grpc(settings: Settings) -> None:
     if settings.grpc_wire not in GRPC_WIRES:
         raise ConfigError(f"grpc_wire must be {', '.join(GRPC_WIRES)}, not '{settings.grpc_wire}'", param="grpc_wire")
-    given = {name for name in GRPC_OPTIONS if getattr(settings, name) is not None}
+    given = {name for name in GRPC_OPTIONS if getattr(settings, name) not in (None, False)}
     for name in sorted(given | ({"grpc_wire"} if settings.grpc_wire != "both" else set())):
         if settings.grpc_port is None:
             raise ConfigError(f"{name} does nothing without grpc_port: give both", param=name)

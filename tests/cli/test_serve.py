@@ -11,10 +11,14 @@ import pytest
 from treadle.cli.serve import Announcer
 from treadle.config import Settings
 from treadle.core.messages import Capabilities
+from treadle.exposure import Access, Reach
 
 CAN = Capabilities(
     model="m", architecture="a", vocabulary=1, context=1, device="cpu", dtype="float32", parameters=1, weight_bytes=1
 )
+
+
+REACH = Reach(("http://127.0.0.1:1",), (), (Access("HTTP", "anyone on this machine"),))
 
 
 class Broken(io.StringIO):
@@ -28,10 +32,10 @@ class Broken(io.StringIO):
         raise OSError(self.number, "broken")
 
 
-def say_everything(announcer: Announcer) -> None:
-    announcer.listening("http://127.0.0.1:1")
+def say_everything(announcer: Announcer, reach: Reach = REACH) -> None:
+    announcer.listening(reach)
     announcer.stage("reading")
-    announcer.ready("http://127.0.0.1:1", "m", CAN, {}, 1.0)
+    announcer.ready(reach, "m", CAN, {}, 1.0)
     announcer.draining(1, 30.0)
     announcer.stopped()
 
@@ -40,6 +44,27 @@ def test_it_says_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     say_everything(Announcer(Settings()))
     shown = capsys.readouterr().err
     assert all(word in shown for word in ("listens on", "reading", "Ready", "curl", "Shutting down", "Stopped"))
+
+
+def test_it_says_where_it_is_reached_and_by_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    say_everything(Announcer(Settings()))
+    shown = capsys.readouterr().err.splitlines()
+    assert "  access   HTTP: anyone on this machine" in shown
+    assert not [line for line in shown if line.startswith(("  HTTP", "  gRPC"))]
+    reach = Reach(
+        ("http://127.0.0.1:1", "http://[fd00::5]:1"),
+        ("grpc://127.0.0.1:2", "grpc://[fd00::5]:2"),
+        (Access("HTTP", "anyone [bold]", open=True), Access("gRPC", "nobody")),
+    )
+    say_everything(Announcer(Settings()), reach)
+    shown = capsys.readouterr().err.splitlines()
+    assert "Treadle listens on http://127.0.0.1:1 and grpc://127.0.0.1:2 and loads demo" in shown
+    at = shown.index("  HTTP     http://127.0.0.1:1, http://[fd00::5]:1")
+    assert shown[at + 1 : at + 4] == [
+        "  gRPC     grpc://127.0.0.1:2, grpc://[fd00::5]:2",
+        "  access   HTTP: anyone [bold]",
+        "           gRPC: nobody",
+    ]
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])

@@ -103,6 +103,9 @@ def serve(
         str | None,
         _setting("api_key", "Key that every route but /health/live asks for.", NETWORK, "KEY", env="TREADLE_API_KEY"),
     ] = None,
+    no_auth: Annotated[
+        bool | None, _setting("no_auth", "Serve beyond this machine without a key: anyone may come in.", NETWORK)
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         _setting(
@@ -146,6 +149,9 @@ def serve(
     grpc_key: Annotated[Path | None, _setting("grpc_key", "Its key, PEM.", GRPC, "FILE")] = None,
     grpc_client_ca: Annotated[
         Path | None, _setting("grpc_client_ca", "Take only clients with a certificate of this CA.", GRPC, "FILE")
+    ] = None,
+    grpc_no_auth: Annotated[
+        bool | None, _setting("grpc_no_auth", "Serve gRPC beyond this machine: it asks for no key.", GRPC)
     ] = None,
     max_running: MaxRunning = None,
     max_waiting: Annotated[

@@ -14,6 +14,7 @@ from rich.markup import escape
 from ..compose import Server
 from ..config import Settings
 from ..core.messages import Capabilities
+from ..exposure import Access, Reach
 from ..telemetry.logs import configure
 from .files import most_connections, raise_open_files
 from .findings import count
@@ -48,8 +49,9 @@ class Announcer:
         self._console = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._last = ""
 
-    def listening(self, *urls: str) -> None:
-        self._print(f"[bold]Treadle[/] listens on {' and '.join(urls)} and loads {escape(self._settings.model)}")
+    def listening(self, reach: Reach) -> None:
+        where = " and ".join([reach.url, *reach.grpc[:1]])
+        self._print(f"[bold]Treadle[/] listens on {escape(where)} and loads {escape(self._settings.model)}")
 
     def stage(self, stage: str) -> None:
         """One line per stage of converting and loading."""
@@ -57,9 +59,9 @@ class Announcer:
             self._last = stage
             self._print(f"  [dim]{escape(stage)}[/]")
 
-    def ready(self, url: str, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
-        """What runs, its limits, and a line to copy."""
-        settings = self._settings
+    def ready(self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
+        """What runs, its limits, where it is reached and by whom, and a line to copy."""
+        settings, url = self._settings, reach.url
         memory = f"{can.weight_bytes / 1e9:.2f} GB of weights"
         if can.kv_budget_bytes:
             memory += f", up to {can.kv_budget_bytes / 1e9:.2f} GB of KV cache"
@@ -76,12 +78,21 @@ class Announcer:
         self._print(f"[bold green]Ready[/] after {load_s:.1f} s")
         for key, value in rows.items():
             self._print(f"  [bold]{key:<9}[/]{escape(value)}")
+        self._print_reach(reach)
         key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.api_key else ""
         body = f'{{"model":"{name}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
         self._print("Try:")
         self._print(
             f"  curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", markup=False
         )
+
+    def _print_reach(self, reach: Reach) -> None:
+        """Addresses beyond the API's own, then who may come in; what is open to strangers stands out."""
+        for name, urls in (("HTTP", reach.http if len(reach.http) > 1 else ()), ("gRPC", reach.grpc)):
+            if urls:
+                self._print(f"  [bold]{name:<9}[/]{escape(', '.join(urls))}")
+        for i, access in enumerate(reach.access):
+            self._print(f"  [bold]{'' if i else 'access':<9}[/]{_access(access)}")
 
     def draining(self, running: int, drain_s: float) -> None:
         self._print(f"Shutting down: {running} running, up to {drain_s:g} s (again to end at once)")
@@ -92,6 +103,11 @@ class Announcer:
     def _print(self, text: str, *, markup: bool = True) -> None:
         with contextlib.suppress(OSError):
             self._console.print(text, markup=markup)
+
+
+def _access(access: Access) -> str:
+    text = escape(f"{access.about}: {access.text}")
+    return f"[bold yellow]{text}[/]" if access.open else text
 
 
 class _Terminal(Console):

@@ -265,6 +265,7 @@ async def test_over_tls_strangers_stay_out() -> None:
         ({"grpc_port": 1, "grpc_wire": "sglang"}, "grpc_wire must be mlx, vllm, both"),
         ({"grpc_wire": "mlx"}, "grpc_wire does nothing without grpc_port"),
         ({"grpc_host": "0.0.0.0"}, "grpc_host does nothing without grpc_port"),
+        ({"grpc_no_auth": True}, "grpc_no_auth does nothing without grpc_port"),
         ({"grpc_port": 1, "grpc_cert": Path("c")}, "belong together"),
         ({"grpc_port": 1, "grpc_client_ca": Path("c")}, "give all three"),
     ],

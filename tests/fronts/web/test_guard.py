@@ -94,7 +94,7 @@ async def test_a_server_answers_to_addresses_to_localhost_and_to_what_containers
         assert (await asked_as(f, host)).status == 200
 
 
-@pytest.mark.parametrize("settings", [{}, {"host": "0.0.0.0"}, {"allowed_host": ("good.lan",)}])
+@pytest.mark.parametrize("settings", [{}, {"host": "0.0.0.0", "no_auth": True}, {"allowed_host": ("good.lan",)}])
 @pytest.mark.parametrize("host", FOREIGN)
 @in_loop
 async def test_without_a_key_no_server_answers_to_a_name_that_nobody_gave_it(
@@ -139,7 +139,7 @@ async def test_with_a_key_every_name_is_answered() -> None:
 
 @in_loop
 async def test_the_name_that_the_server_is_bound_to_is_its_own() -> None:
-    async with front(host="MyBox.lan") as f:
+    async with front(host="MyBox.lan", no_auth=True) as f:
         assert (await asked_as(f, "mybox.lan:8000")).status == 200
 
 
@@ -188,7 +188,7 @@ async def test_a_page_of_another_site_may_not_post(origin: str, status: int) -> 
 @in_loop
 async def test_a_page_of_a_lured_name_may_not_post_to_it() -> None:
     """S2: after rebinding, Host and Origin agree."""
-    async with front(host="0.0.0.0") as f:
+    async with front(host="0.0.0.0", no_auth=True) as f:
         client = Client("POST", "/v1/completions", b'{"prompt": "x"}')
         client._headers = [(b"host", b"evil.example:8000"), (b"origin", b"http://evil.example:8000")]
         assert (await client.run(f.app)).status == 403

@@ -42,6 +42,7 @@ class RpcServer:
     ) -> None:
         """`salts` are shared with the server's other fronts, where it has some."""
         self.calls = Calls(clock)
+        self.port = 0  # known once it is started
         self._settings = settings
         facts = Facts(engine, texts, name, settings.chat_template is not None, clock)
         worker = Worker(engine, texts, settings, self.calls, metrics, clock, salts or Salts())
@@ -60,16 +61,16 @@ class RpcServer:
         tls = _credentials(settings)
         try:
             if tls is None:
-                port = self._server.add_insecure_port(address)
+                self.port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, tls)
+                self.port = self._server.add_secure_port(address, tls)
         except RuntimeError as error:
             raise ConfigError(
                 f"can't listen for gRPC on {address}: choose another with --grpc-port or --grpc-host"
             ) from error
         await self._server.start()
         where = address.rpartition(":")[0]
-        return f"{'grpc' if tls is None else 'grpcs'}://{where}:{port}"
+        return f"{'grpc' if tls is None else 'grpcs'}://{where}:{self.port}"
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Take no more calls, let open ones end for up to `grace_s`, then end them."""

@@ -1,0 +1,186 @@
+"""Who can reach a server and what it asks of them: rules that refuse an open server nobody asked for, and the same
+facts as text for the person who starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from .config import Settings
+from .errors import ConfigError
+from .hosts import ANY, CONTAINER_HOSTS, address_of, is_loopback, url_of
+
+Aside = Callable[[Callable[[], list[str]]], Awaitable[list[str]]]
+
+LOOKUP_S = 1.0
+ROUTED_TO = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # documentation prefixes: never asked
+
+
+@dataclass(frozen=True)
+class Access:
+    """One fact about who may come in. `open`: strangers may, and a person should know."""
+
+    about: str
+    text: str
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The URLs under which clients reach HTTP and gRPC, the nearest first, and who may use them."""
+
+    http: tuple[str, ...]
+    grpc: tuple[str, ...]
+    access: tuple[Access, ...]
+
+    @property
+    def url(self) -> str:
+        """HTTP's URL on this machine."""
+        return self.http[0]
+
+
+def check(settings: Settings) -> None:
+    """Raise ConfigError where the server would be open to the network and no flag says so, and for flags that say so
+    without effect."""
+    _check_http(settings)
+    if settings.grpc_port is not None:
+        _check_grpc(settings)
+
+
+def check_open(host: str, *, has_key: bool, no_auth: bool) -> None:
+    """The rule for an HTTP server at `host`. Raises ConfigError."""
+    if has_key and no_auth:
+        raise ConfigError(
+            "--no-auth and an API key contradict each other: leave one out (--api-key, or TREADLE_API_KEY in the "
+            "environment)",
+            param="no_auth",
+        )
+    local = is_loopback(host)
+    if local and no_auth:
+        raise ConfigError(f"--no-auth does nothing on {host}, where no key is needed: leave it out", param="no_auth")
+    if not (local or has_key or no_auth):
+        raise ConfigError(
+            f"--host {host} opens the server to the network without a key: set TREADLE_API_KEY (or --api-key), or give "
+            "--no-auth to let everyone in",
+            param="host",
+        )
+
+
+def _check_http(settings: Settings) -> None:
+    check_open(settings.host, has_key=settings.api_key is not None, no_auth=settings.no_auth)
+
+
+def _check_grpc(settings: Settings) -> None:
+    host = grpc_host(settings)
+    if settings.grpc_no_auth and settings.grpc_client_ca is not None:
+        raise ConfigError(
+            "--grpc-no-auth and --grpc-client-ca contradict each other: leave one out", param="grpc_no_auth"
+        )
+    local = is_loopback(host)
+    if local and settings.grpc_no_auth:
+        raise ConfigError(
+            f"--grpc-no-auth does nothing on {host}, where nothing is asked for: leave it out", param="grpc_no_auth"
+        )
+    if not (local or settings.grpc_no_auth or settings.grpc_client_ca is not None):
+        raise ConfigError(
+            f"gRPC on {host} is open to the network, as it asks for no API key: keep it here with --grpc-host "
+            "127.0.0.1, ask clients for a certificate with --grpc-client-ca, or give --grpc-no-auth to let everyone in",
+            param="grpc_host",
+        )
+
+
+def grpc_host(settings: Settings) -> str:
+    """The address that gRPC binds."""
+    return settings.grpc_host or settings.host
+
+
+async def reach_of(settings: Settings, port: int, grpc_port: int | None, aside: Aside) -> Reach:
+    """The reach of a server that listens on these ports. `aside` runs a look-up off the event loop."""
+    grpc: tuple[str, ...] = ()
+    if grpc_port is not None:
+        scheme = "grpc" if settings.grpc_cert is None else "grpcs"
+        host = grpc_host(settings)
+        host = "::" if host == "0.0.0.0" else host  # gRPC takes either wildcard for both families
+        grpc = tuple(url_of(scheme, at, grpc_port) for at in await addresses(host, aside))
+    http = tuple(url_of("http", at, port) for at in await addresses(settings.host, aside))
+    return Reach(http, grpc, access_of(settings))
+
+
+def access_of(settings: Settings) -> tuple[Access, ...]:
+    """Who may use a server with these settings, which have passed `check`."""
+    lines = [http_access(settings.host, has_key=settings.api_key is not None, no_auth=settings.no_auth)]
+    if settings.grpc_port is not None:
+        lines.append(_grpc_access(settings))
+    if settings.allowed_host or settings.no_auth:
+        lines.append(_names(settings))
+    if settings.cors_origin:
+        lines.append(_pages(settings))
+    return tuple(lines)
+
+
+def http_access(host: str, *, has_key: bool, no_auth: bool) -> Access:
+    """Who may use an HTTP server at `host` that has passed `check_open`."""
+    if no_auth:
+        return Access("HTTP", "anyone who reaches these addresses: no key is asked for (--no-auth)", open=True)
+    who = "anyone on this machine" if is_loopback(host) else "anyone who reaches these addresses"
+    return Access("HTTP", f"{who}, with the API key" if has_key else who)
+
+
+def _grpc_access(settings: Settings) -> Access:
+    if settings.grpc_client_ca is not None:
+        return Access("gRPC", f"clients with a certificate of {settings.grpc_client_ca}")
+    if settings.grpc_no_auth:
+        return Access("gRPC", "anyone who reaches these addresses: no key is asked for (--grpc-no-auth)", open=True)
+    return Access("gRPC", "anyone on this machine" + ("" if settings.api_key is None else ", without the key"))
+
+
+def _names(settings: Settings) -> Access:
+    if ANY in settings.allowed_host:
+        return Access("names", "every host name (--allowed-host '*')", open=settings.api_key is None)
+    return Access("names", ", ".join(["addresses", "localhost", *sorted(CONTAINER_HOSTS), *settings.allowed_host]))
+
+
+def _pages(settings: Settings) -> Access:
+    if ANY in settings.cors_origin:
+        return Access("pages", "of every web site (--cors-origin '*')", open=settings.api_key is None)
+    return Access("pages", "of " + ", ".join(settings.cors_origin))
+
+
+# Addresses ------------------------------------------------------------------------------------------------------------
+
+
+async def addresses(host: str, aside: Aside) -> list[str]:
+    """The addresses under which clients reach what is bound to `host`: this machine's own for a wildcard."""
+    address = address_of(host)
+    if address is None or not address.is_unspecified:
+        return [host]
+    found = ["127.0.0.1", *_routed()]
+    with contextlib.suppress(TimeoutError, OSError):
+        found += await asyncio.wait_for(aside(_named), LOOKUP_S)
+    return [text for text in dict.fromkeys(found) if _is_of_use(text, both_families=address.version == 6)]
+
+
+def _is_of_use(text: str, *, both_families: bool) -> bool:
+    """A client elsewhere can use this address; or it is 127.0.0.1, for clients here."""
+    address = address_of(text)
+    if address is None or (address.version == 6 and not both_families):
+        return False
+    return text == "127.0.0.1" or not (address.is_loopback or address.is_link_local or address.is_unspecified)
+
+
+def _routed() -> list[str]:
+    """The source addresses of this machine's default routes. Connecting a datagram socket sends nothing."""
+    found = []
+    for family, to in ROUTED_TO:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((to, 9))
+            found.append(str(sock.getsockname()[0]))
+    return found
+
+
+def _named() -> list[str]:
+    """The addresses of this machine's own name."""
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
