@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "fronts": ("core", "text", "engine.client", "engine.generation", "engine.observer", "telemetry", "hosts"),
     "telemetry": ("core",),
     "models": (),
-    "fleet": ("processes",),
+    "fleet": ("processes", "hosts"),
     "processes": (),
     "bench": ("core", "engine", "processes"),
     "bench.inprocess": ("core", "engine", "runner"),

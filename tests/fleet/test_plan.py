@@ -70,6 +70,31 @@ def test_every_worker_has_ports_of_its_own_and_the_gateway_knows_them() -> None:
     assert gateway[gateway.index("--policy") + 1] == "round_robin"
 
 
+def test_the_gateway_and_the_workers_share_a_key() -> None:
+    """The workers' does not stand on their command line."""
+    given = plan(api_key="secret")
+    workers = workers_of(given)
+    assert [worker.member._variables["TREADLE_API_KEY"] for worker in workers] == ["secret"] * 2
+    assert not any("secret" in worker.member._command for worker in workers)
+    gateway = gateway_of(given, workers)._command
+    assert gateway[gateway.index("--api-key") + 1] == "secret"
+    assert "--api-key" not in gateway_of(plan(), workers)._command
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [
+        ({}, False),
+        ({"api_key": "k"}, True),
+        ({"gateway_options": ("--api-key", "k")}, True),
+        ({"gateway_options": ("--tenant-api-key", "a:k")}, True),
+        ({"gateway_options": ("--log-level", "warn")}, False),
+    ],
+)
+def test_options_that_make_clients_authenticate(given: dict[str, Any], asks: bool) -> None:
+    assert plan(**given).asks_for_a_key is asks
+
+
 def test_without_the_gateway_s_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans.shutil, "which", lambda name, path=None: None)
     with pytest.raises(ConfigError, match=r"pip install 'treadle\[fleet\]'"):
@@ -83,6 +108,9 @@ def test_without_the_gateway_s_package_it_says_what_to_install(monkeypatch: pyte
         ({"replicas": 65}, "--replicas 65"),
         ({"policy": "best"}, "--policy best: use one of"),
         ({"policy": "power_of_two", "replicas": 1}, "needs two replicas"),
+        ({"api_key": " "}, "--api-key is empty"),
+        ({"worker_options": ("--api-key=k",)}, "--api-key belongs before the `--`"),
+        ({"api_key": "k", "gateway_options": ("--api-key", "k")}, "the gateway has two keys"),
     ],
 )
 def test_what_can_t_be_is_refused(given: dict[str, Any], says: str) -> None:

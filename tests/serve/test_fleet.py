@@ -24,7 +24,7 @@ START_S = 90.0
 class Running:
     """A fleet of two in a process of its own."""
 
-    def __init__(self, model: Path, log: Path, *options: str) -> None:
+    def __init__(self, model: Path, log: Path, *options: str, key: str = "") -> None:
         self.port = free_port()
         self._log = log
         command = [sys.executable, "-m", "treadle", "fleet", str(model), "--replicas", "2", "--port", str(self.port)]
@@ -32,7 +32,12 @@ class Running:
         command += ["--threads", "1", "--served-model-name", "m"]
         with log.open("wb") as err:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                start_new_session=True,
+                env={**os.environ, "TREADLE_API_KEY": key},
             )
         self.members: set[int] = set()
 
@@ -54,15 +59,22 @@ class Running:
 
         until(text, found, START_S)
 
-    def chat(self) -> int:
+    def chat(self, key: str = "") -> int:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
-        return httpx.post(url, json=body, timeout=60, trust_env=False).status_code
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False).status_code
 
 
 @pytest.fixture
 def fleet(tiny: Tiny, tmp_path: Path) -> Iterator[Running]:
-    running = Running(tiny("llama"), tmp_path / "log")
+    with started(Running(tiny("llama"), tmp_path / "log")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def started(running: Running) -> Iterator[Running]:
+    """It is ready; nothing of it is left at the end."""
     try:
         running.says("Ready at")
         yield running
@@ -97,6 +109,14 @@ def test_a_fleet_that_is_killed_takes_everyone_along(fleet: Running) -> None:
     until("nobody left", lambda: all(map(gone, fleet.members)), 30)
 
 
+def test_a_fleet_with_a_key_opens_to_the_network_and_asks_for_it(tiny: Tiny, tmp_path: Path) -> None:
+    """S1: D14, the key in the environment is the fleet's own."""
+    with started(Running(tiny("llama"), tmp_path / "log", "--host", "0.0.0.0", key="secret")) as fleet:
+        assert (fleet.chat(), fleet.chat("wrong"), fleet.chat("secret")) == (401, 401, 200)
+        assert "access: anyone who reaches these addresses, with the API key" in fleet.said
+        assert "secret" not in fleet.said
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "treadle", "fleet", *arguments], capture_output=True, text=True, timeout=90, check=False
@@ -107,6 +127,8 @@ def test_a_fleet_that_can_t_start_says_why_in_one_line(tiny: Tiny, tmp_path: Pat
     port = str(free_port())
     wrong = run("--replicas", "0")
     assert (wrong.returncode, "give 1 to 64" in wrong.stderr) == (2, True)
+    unasked = run("--host", "0.0.0.0", str(tmp_path / "none"))
+    assert (unasked.returncode, "give --no-auth" in unasked.stderr) == (2, True)
     missing = run(str(tmp_path / "none"), "--port", port)
     assert missing.returncode == 1
     assert "ended while it started: exit code" in missing.stderr.splitlines()[-1]

@@ -15,6 +15,13 @@ def fleet_command(
     replicas: Annotated[int, typer.Option("--replicas", "-n", help="How many workers.", metavar="N")] = 2,
     host: Annotated[str, typer.Option("--host", help="Address of the gateway.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port of the gateway.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", help="Key that clients must send.", metavar="KEY", envvar="TREADLE_API_KEY"),
+    ] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Serve beyond this machine without a key: anyone may come in.")
+    ] = False,
     policy: Annotated[
         str, typer.Option("--policy", help="How the gateway chooses a worker: cache_aware, round_robin, ...")
     ] = "cache_aware",
@@ -32,6 +39,7 @@ def fleet_command(
 ) -> None:
     """Start N workers on this host and the SMG gateway in front of them. Options after `--` go to every worker, as
     `treadle fleet -n 2 demo -- --max-running 8`."""
+    from ..exposure import check_open
     from ..fleet.plan import FleetPlan
     from .fleet_run import log_folder, run
 
@@ -46,5 +54,7 @@ def fleet_command(
         gateway_options=tuple(part for option in gateway or () for part in option.split("=", 1)),
         pin=pin,
         drain_s=drain,
+        api_key=api_key,
     )
-    raise typer.Exit(asyncio.run(run(plan)))
+    check_open(host, has_key=plan.asks_for_a_key, no_auth=no_auth)
+    raise typer.Exit(asyncio.run(run(plan, no_auth=no_auth)))

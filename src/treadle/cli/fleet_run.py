@@ -11,9 +11,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from ..compose import aside
 from ..errors import ConfigError
+from ..exposure import Reach, addresses, http_access
 from ..fleet.fleet import Fleet, FleetView
 from ..fleet.plan import FleetPlan
+from ..hosts import url_of
 from .signals import ShutdownSignals
 
 COLORS = {"ready": "green", "healthy": "green", "down": "red", "failed": "red", "unhealthy": "red"}
@@ -30,9 +33,11 @@ def log_folder(given: Path | None) -> Path:
     return given
 
 
-async def run(plan: FleetPlan) -> int:
+async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     """Run the fleet until told to stop; 0 after a clean end. Raises TreadleError."""
-    with Announcer() as say:
+    access = http_access(plan.host, has_key=plan.asks_for_a_key, no_auth=no_auth)
+    urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
+    with Announcer(Reach(tuple(urls), (), (access,)), has_key=plan.api_key is not None) as say:
         fleet = Fleet(plan, say)
         with ShutdownSignals(at_once=fleet.kill) as signals:
             await fleet.run(signals.requested)
@@ -43,7 +48,10 @@ async def run(plan: FleetPlan) -> int:
 class Announcer:
     """A table that is kept up to date on a terminal; elsewhere one line for each change."""
 
-    def __init__(self) -> None:
+    def __init__(self, reach: Reach, *, has_key: bool) -> None:
+        """`reach` is the gateway's. `has_key`: its clients send what TREADLE_API_KEY holds."""
+        self._reach = reach
+        self._has_key = has_key
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._last: dict[str, str] = {}
@@ -64,9 +72,13 @@ class Announcer:
 
     def ready(self, url: str, model: str) -> None:
         body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
-        self._console.print(f"[bold green]Ready[/] at {url}. Try:")
+        key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if self._has_key else ""
+        self._console.print(f"[bold green]Ready[/] at {', '.join(self._reach.http)}")
+        for access in self._reach.access:
+            self._console.print(f"  access: {access.text}", style="bold yellow" if access.open else None, markup=False)
+        self._console.print("Try:")
         self._console.print(
-            f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", markup=False
+            f"  curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", markup=False
         )
 
     def view(self, view: FleetView) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import httpx
 
 from ..errors import StartFailed
+from ..hosts import url_of
 from .member import Member
 from .plan import FleetPlan, Worker, gateway_of, workers_of
 
@@ -70,7 +71,7 @@ class Fleet:
     @property
     def url(self) -> str:
         host = "127.0.0.1" if self._plan.host in ("0.0.0.0", "::") else self._plan.host
-        return f"http://{host}:{self._plan.port}"
+        return url_of("http", host, self._plan.port)
 
     def kill(self) -> None:
         """End everything at once."""
@@ -80,7 +81,8 @@ class Fleet:
     async def run(self, shutdown: asyncio.Event) -> None:
         """Run until `shutdown` is set. Raises StartFailed when a worker or the gateway can't be had."""
         self._say.starting(self._plan)
-        async with self._stopped_at_the_end(), httpx.AsyncClient(timeout=ASK_S, trust_env=False) as http:
+        key = {} if self._plan.api_key is None else {"authorization": f"Bearer {self._plan.api_key}"}
+        async with self._stopped_at_the_end(), httpx.AsyncClient(timeout=ASK_S, trust_env=False, headers=key) as http:
             for worker in self._workers:
                 worker.member.start()
             if not await self._ready(http, shutdown):

@@ -18,12 +18,14 @@ GATEWAY = "smg"
 MOST_REPLICAS = 64
 POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_load", "consistent_hashing", "prefix_hash")
 HEALTH_EVERY_S = 2
+GATEWAY_AUTH = ("--api-key", "--tenant-api-key", "--jwt-issuer")
+KEY_VARIABLE = "TREADLE_API_KEY"
 
 
 @dataclass(frozen=True)
 class FleetPlan:
     """`worker_options` and `gateway_options` are passed on as they are. `pin`: each replica has cores or a GPU of its
-    own, where there are enough."""
+    own, where there are enough. `api_key` is what the gateway, and the workers' HTTP, ask for."""
 
     model: str
     replicas: int
@@ -35,6 +37,7 @@ class FleetPlan:
     gateway_options: Sequence[str] = ()
     pin: bool = True
     drain_s: float = 30.0
+    api_key: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MOST_REPLICAS:
@@ -43,6 +46,19 @@ class FleetPlan:
             raise ConfigError(f"--policy {self.policy}: use one of {', '.join(POLICIES)}", param="policy")
         if self.policy == "power_of_two" and self.replicas == 1:
             raise ConfigError("--policy power_of_two needs two replicas at least: give more, or another policy")
+        if any(option.partition("=")[0] == "--api-key" for option in self.worker_options):
+            raise ConfigError(
+                "--api-key belongs before the `--`: the gateway and the workers share it", param="api_key"
+            )
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("--api-key is empty: leave it out to serve without one", param="api_key")
+        if self.api_key is not None and "--api-key" in self.gateway_options:
+            raise ConfigError("the gateway has two keys: leave out --api-key (TREADLE_API_KEY), or --gateway=--api-key")
+
+    @property
+    def asks_for_a_key(self) -> bool:
+        """Clients of the gateway must say who they are."""
+        return self.api_key is not None or any(option in GATEWAY_AUTH for option in self.gateway_options)
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,7 @@ def _worker(plan: FleetPlan, index: int, share: Share) -> Worker:
     command = [sys.executable, "-m", "treadle", "serve", plan.model, "--host", "127.0.0.1", "--port", str(http)]
     command += ["--grpc-port", str(grpc), "--drain", f"{plan.drain_s:g}", *plan.worker_options]
     variables = {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": str(share.gpu)}
+    variables |= {} if plan.api_key is None else {KEY_VARIABLE: plan.api_key}
     log = plan.logs / f"worker-{index + 1}.log"
     member = Member(f"worker {index + 1}", command, log, variables=variables, cores=share.cores)
     return Worker(member, f"http://127.0.0.1:{http}", f"grpc://127.0.0.1:{grpc}", share.text)
@@ -108,6 +125,7 @@ def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
     command += ["--health-check-interval-secs", str(HEALTH_EVERY_S), "--health-failure-threshold", "1"]
     command += ["--health-success-threshold", "1", "--worker-startup-check-interval", str(HEALTH_EVERY_S)]
     command += ["--shutdown-grace-period-secs", f"{plan.drain_s:.0f}", *plan.gateway_options]
+    command += [] if plan.api_key is None else ["--api-key", plan.api_key]
     command += ["--worker-urls", *(worker.grpc for worker in workers)]
     return Member("gateway", command, plan.logs / "gateway.log", variables={"HF_HUB_OFFLINE": "1"})
 
