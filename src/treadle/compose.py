@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .fronts.rpc.server import RpcServer
     from .fronts.salts import Salts
     from .models.folder import ModelFolder
+    from .models.in_use import Hold
+    from .models.transfer import Transfer
     from .runner.base import Progress, Runner, RunnerFactory
     from .telemetry.metrics import Metrics
     from .text.pool import TextPool
@@ -177,10 +179,12 @@ class Texts:
 
 
 class Say(Protocol):
-    """Who tells a person what goes on. `stage` may be called from other threads."""
+    """Who tells a person what goes on. `stage` and `transfer` may be called from other threads; `transfer` comes four
+    times a second while a model is downloaded."""
 
     def listening(self, reach: Reach) -> None: ...
     def stage(self, stage: str) -> None: ...
+    def transfer(self, transfer: Transfer) -> None: ...
     def ready(
         self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float
     ) -> None: ...
@@ -206,6 +210,7 @@ class Server:
         self._say = say
         self._folder: ModelFolder | None = None
         self._engine: EngineClient | None = None
+        self._use: Hold | None = None
 
     async def run(self, shutdown: asyncio.Event) -> int:
         """Serve until `shutdown` is set, drain, and return 0. Raises TreadleError when it can't start or go on."""
@@ -245,6 +250,8 @@ class Server:
             await serving
             lag.cancel()
             texts.close()
+            if self._use is not None:
+                self._use.close()
         self._say.stopped()
         return 0
 
@@ -261,6 +268,7 @@ class Server:
 
     async def _prepare(self, engine: EngineClient, texts: Texts, reach: Reach, name: str) -> None:
         """Find the model, load its text side and start the engine: in this order each fails with its own message."""
+        from .models import in_use
         from .models.resolve import resolve
 
         began = time.monotonic()
@@ -269,7 +277,12 @@ class Server:
             engine.supervisor.stage = stage
             self._say.stage(stage)
 
-        self._folder = await aside(lambda: resolve(self.settings, progress))
+        def watch(transfer: Transfer) -> None:
+            engine.supervisor.stage = str(transfer)
+            self._say.transfer(transfer)
+
+        self._folder = await aside(lambda: resolve(self.settings, progress, watch))
+        self._use = in_use.hold(self._folder.path)
         engine.supervisor.on_stage = progress
         engine.begin()
         model = await texts.load(self._folder, self.settings)

@@ -65,7 +65,7 @@ def test_a_hub_id_keeps_its_name_and_passes_revision_and_offline(
 ) -> None:
     asked: list[tuple[str, str | None, bool]] = []
 
-    def download(model: str, progress: object, *, revision: str | None, offline: bool) -> Path:
+    def download(model: str, progress: object, *, revision: str | None, offline: bool, watch: object) -> Path:
         asked.append((model, revision, offline))
         return make_tiny(tmp_path / "snapshot")
 

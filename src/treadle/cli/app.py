@@ -216,6 +216,46 @@ def doctor(
     raise typer.Exit(run(settings, check=check, as_json=as_json))
 
 
+HubModel = Annotated[str, typer.Argument(help="A hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo'.")]
+HubRevision = Annotated[
+    str | None,
+    typer.Option("--revision", help="A branch, tag or commit.", metavar="REV", show_default=False),
+]
+
+
+@app.command()
+def pull(model: HubModel, revision: HubRevision = None) -> None:
+    """Download MODEL and check it, without serving it; print its folder. A download that broke off goes on."""
+    from .models import pull as run
+
+    raise typer.Exit(run(model, revision))
+
+
+@app.command()
+def models(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also those that can't be served, with the reason.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the models on this disk that can be served: size, architecture, weights, last use, whole or not."""
+    from .models import show
+
+    raise typer.Exit(show(everything=everything, as_json=as_json))
+
+
+@app.command()
+def rm(
+    model: HubModel,
+    revision: HubRevision = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove MODEL, whole or partial, from the hub's cache (or the converted demo). Never touches other folders."""
+    from .models import remove
+
+    raise typer.Exit(remove(model, revision, yes=yes))
+
+
 def _settings(options: Mapping[str, Any]) -> Settings:
     """Settings from the options that were given, over those of the file that `config` names."""
     given = {name: value for name, value in options.items() if value not in (None, []) and name != "config"}

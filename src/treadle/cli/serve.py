@@ -15,10 +15,12 @@ from ..compose import Server
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..exposure import Access, Reach
+from ..models.transfer import Transfer
 from ..telemetry.logs import configure
 from .files import most_connections, raise_open_files
 from .findings import count
 from .signals import ShutdownSignals
+from .transfers import TransferView
 
 
 def run(settings: Settings) -> int:
@@ -29,8 +31,14 @@ def run(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     most = most_connections(raise_open_files())
-    server = Server(settings, say=Announcer(settings), max_connections=most, settled=_settle)
-    with ShutdownSignals(at_once=server.kill) as signals:
+    say = Announcer(settings)
+    server = Server(settings, say=say, max_connections=most, settled=_settle)
+
+    def at_once() -> None:
+        say.close()
+        server.kill()
+
+    with contextlib.closing(say), ShutdownSignals(at_once) as signals:
         return await server.run(signals.requested)
 
 
@@ -47,7 +55,9 @@ class Announcer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._console = _Terminal(stderr=True, highlight=False, soft_wrap=True)
+        self._transfers = TransferView(self._console)
         self._last = ""
+        self._ends = False
 
     def listening(self, reach: Reach) -> None:
         where = " and ".join([reach.url, *reach.grpc[:1]])
@@ -58,6 +68,18 @@ class Announcer:
         if stage != self._last:
             self._last = stage
             self._print(f"  [dim]{escape(stage)}[/]")
+
+    def transfer(self, transfer: Transfer) -> None:
+        """A bar, or a line now and then; nothing once the server ends, which gives the download up."""
+        if not self._ends:
+            with contextlib.suppress(OSError):
+                self._transfers.show(transfer)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._ends = True
+        with contextlib.suppress(OSError):
+            self._transfers.close()
 
     def ready(self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
         """What runs, its limits, where it is reached and by whom, and a line to copy."""
@@ -95,6 +117,7 @@ class Announcer:
             self._print(f"  [bold]{'' if i else 'access':<9}[/]{_access(access)}")
 
     def draining(self, running: int, drain_s: float) -> None:
+        self.close()
         self._print(f"Shutting down: {running} running, up to {drain_s:g} s (again to end at once)")
 
     def stopped(self) -> None:
@@ -102,6 +125,7 @@ class Announcer:
 
     def _print(self, text: str, *, markup: bool = True) -> None:
         with contextlib.suppress(OSError):
+            self._transfers.close()
             self._console.print(text, markup=markup)
 
 

@@ -1,24 +1,46 @@
-"""Models from the Hugging Face hub: resumed downloads into its own cache, a pinned revision, an offline mode."""
+"""Models from the Hugging Face hub: downloads into its own cache that resume, a pinned revision, an offline mode.
+
+Large and small files alike are fetched by `fetch`, which resumes; `snapshot_download` then links them into a snapshot,
+so that every other program finds the model where the hub's own client would have put it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import errno
 import io
 import re
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ModelError
+from . import trust
+from .transfer import Lines, Tally, Transfer, amount
 
-# Never code, never pickles: what is not on this list is not downloaded.
-_PATTERNS = ["model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
-_REPORT_S = 2.0
+if TYPE_CHECKING:
+    from .remote import Listing, RemoteFile
+
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+T = TypeVar("T")
+Watch = Callable[[Transfer], None]
 
 
 def is_id(text: str) -> bool:
     """Whether `text` has the form of a hub id: owner/name."""
     return _ID.fullmatch(text) is not None and not any(bad in text for bad in ("..", "--")) and text[-1] not in ".-"
+
+
+def cache_folder() -> Path:
+    """The hub's cache: HF_HUB_CACHE, else the folder `hub` in HF_HOME."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
 
 
 def download(
@@ -29,81 +51,222 @@ def download(
     offline: bool = False,
     cache_dir: Path | None = None,
     endpoint: str | None = None,
+    watch: Watch | None = None,
 ) -> Path:
-    """The folder of hub model `model` at `revision`, downloaded where it is not cached yet.
+    """The folder of hub model `model` at `revision`, downloaded where it is not cached yet. A download that broke off,
+    in whatever way, goes on from the bytes that are on disk.
 
-    `progress` may be called from other threads. Raises ModelError when the hub can't be reached, refuses, or (offline)
-    nothing is cached.
+    `progress` gets short lines; `watch` gets the transfer four times a second, and without it `progress` gets a line of
+    it every five seconds. Raises ModelError when the hub can't be reached, refuses, names no model that could be
+    served, when the disk is full, or (offline) when not everything is cached.
     """
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     progress(f"looking up {model}" + (" in the local cache" if offline else " on the hub"))
+    wanted = _Download(model, revision, cache_dir or cache_folder(), endpoint, progress, watch or Lines(progress))
     try:
-        found = snapshot_download(
-            model,
-            revision=revision,
-            local_files_only=offline,
-            allow_patterns=_PATTERNS,
-            cache_dir=cache_dir,
-            endpoint=endpoint,
-            tqdm_class=_reporter(model, progress),
-        )
+        return wanted.snapshot(local=True) if offline else wanted.run()
     except HFValidationError as error:
         raise ModelError(f"'{model}' is not a hub id: {error}") from error
+    except ModelError:
+        raise
     except Exception as error:
-        raise ModelError(_reason(model, revision, offline, error)) from error
-    return Path(found)
+        raise ModelError(wanted.explain(error, offline)) from error
 
 
-def _reason(model: str, revision: str | None, offline: bool, error: Exception) -> str:
-    """One line: what the hub's client could not do, and what to do about it."""
+class _Download:
+    """One download, from the first question to the snapshot."""
+
+    def __init__(
+        self,
+        model: str,
+        revision: str | None,
+        cache: Path,
+        endpoint: str | None,
+        progress: Callable[[str], None],
+        watch: Watch,
+    ) -> None:
+        self._model = model
+        self._revision = revision
+        self._cache = cache
+        self._endpoint = endpoint
+        self._progress = progress
+        self._watch = watch
+
+    def run(self) -> Path:
+        """What is missing is fetched, the settings first: what would be refused costs no weights."""
+        from . import fetch
+        from .remote import WEIGHTS
+
+        listing = self._look_up()
+        if listing is None:
+            return self.snapshot(local=True)
+        trust.refuse_formats(self._model, listing.names)
+        if missing := self._missing(listing):
+            self._check_room(missing)
+            tally = self._tally(listing, missing)
+            fetcher = fetch.Fetcher(listing, self._cache, tally)
+            fetcher.fetch([file for file in missing if not file.name.endswith(".safetensors")], self._watch)
+            trust.refuse_code(self._patiently(lambda: self.snapshot(leave_out=[WEIGHTS])))
+            fetcher.fetch([file for file in missing if file.name.endswith(".safetensors")], self._watch)
+        folder = self._patiently(self.snapshot)
+        if missing:
+            fetch.sweep(self._cache, self._model)
+        return folder
+
+    def _look_up(self) -> Listing | None:
+        """The files on the hub; None where the hub does not answer and everything is cached."""
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RevisionNotFoundError
+
+        from . import remote
+
+        try:
+            return remote.look_up(self._model, self._revision, self._endpoint)
+        except (HFValidationError, RevisionNotFoundError):
+            raise
+        except Exception as error:
+            with contextlib.suppress(LocalEntryNotFoundError, ModelError):
+                trust.check(self.snapshot(local=True))
+                self._progress(f"the hub does not help ({_line(error)}); using the cached {self._model}")
+                return None
+            if not remote.is_passing(error):
+                raise
+        return self._patiently(lambda: remote.look_up(self._model, self._revision, self._endpoint))
+
+    def _missing(self, listing: Listing) -> list[RemoteFile]:
+        """Files that are not in the snapshot and can be fetched in a way that resumes. The library gets the others:
+        those of unknown content, and those that the hub does not serve over plain HTTP for their size."""
+        from huggingface_hub import constants
+
+        from .fetch import repository
+
+        folder = repository(self._cache, self._model) / "snapshots" / listing.commit
+        most = constants.MAX_HTTP_DOWNLOAD_SIZE
+        return [
+            file for file in listing.wanted() if file.etag and file.size <= most and not (folder / file.name).exists()
+        ]
+
+    def _tally(self, listing: Listing, missing: list[RemoteFile]) -> Tally:
+        """The whole model's bytes, with what is on disk already."""
+        files = listing.wanted()
+        tally = Tally(self._model, {file.name: file.size for file in files})
+        for file in files:
+            tally.place(file.name, self._on_disk(file) if file in missing else file.size)
+        return tally
+
+    def _on_disk(self, file: RemoteFile) -> int:
+        from . import fetch
+
+        return fetch.on_disk(fetch.repository(self._cache, self._model) / "blobs", file)
+
+    def _check_room(self, missing: list[RemoteFile]) -> None:
+        needed = sum(file.size - self._on_disk(file) for file in missing)
+        free = free_bytes(self._cache)
+        if needed > free:
+            raise ModelError(f"{self._model} needs {amount(needed)} more and {self._full(free)}")
+
+    def _full(self, free: int) -> str:
+        return (
+            f"{amount(free)} are free in {self._cache}: free some ('treadle models' lists what can go, 'treadle rm' "
+            "removes it), or set HF_HOME to a folder on another disk"
+        )
+
+    def snapshot(self, *, local: bool = False, leave_out: list[str] | None = None) -> Path:
+        """The library's snapshot of what is in the cache; without `local` it fetches what is not."""
+        from huggingface_hub import snapshot_download
+
+        from .remote import PATTERNS
+
+        return Path(
+            snapshot_download(
+                self._model,
+                revision=self._revision,
+                local_files_only=local,
+                allow_patterns=PATTERNS,
+                ignore_patterns=leave_out,
+                cache_dir=self._cache,
+                endpoint=self._endpoint,
+                tqdm_class=_silent(),
+            )
+        )
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        from .fetch import FEW_WAITS_S, keep_trying, reason
+
+        def pause(wait_s: float, error: BaseException) -> None:
+            self._progress(f"{reason(error)}: trying again in {wait_s:g} s")
+            time.sleep(wait_s)
+
+        return keep_trying(attempt, pause, FEW_WAITS_S)
+
+    def explain(self, error: Exception, offline: bool) -> str:
+        """One line: what could not be done, and what to do about it."""
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return f"the disk is full: {self._full(free_bytes(self._cache))}; what was fetched is kept"
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            return f"can't write the hub's cache: {error.strerror} ({error.filename}); set HF_HOME to another folder"
+        return explain(self._model, self._revision, offline, error, self._cache)
+
+
+def explain(model: str, revision: str | None, offline: bool, error: Exception, cache: Path) -> str:
+    """One line for an error of the hub's client: what it could not do, and what to do about it."""
     from huggingface_hub import errors
+
+    from .remote import is_passing
 
     at = f" at revision {revision}" if revision else ""
     if isinstance(error, errors.GatedRepoError):
-        return f"{model} is gated: accept its terms on the hub, then run 'hf auth login'"
+        return f"{model} is gated: accept its terms on the hub, then run 'hf auth login' (or set HF_TOKEN)"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"there is no folder '{model}' here and no such model on the hub (a private one needs 'hf auth login')"
+        return (
+            f"there is no folder '{model}' here and no such model on the hub{nearest(model, cache)} (a private one "
+            "needs 'hf auth login')"
+        )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{model} has no revision {revision}"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return f"{model}{at} is not wholly in the local cache and HF_HUB_OFFLINE is set: unset it to download"
     if isinstance(error, errors.LocalEntryNotFoundError) and offline:
         return f"{model}{at} is not wholly in the local cache and offline is set: download it once without offline"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return f"can't reach the hub for {model}{at}, and it is not cached: check the network, or give a folder"
+    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+        return f"the hub refuses the token for {model}{at} (401): run 'hf auth login', or correct or unset HF_TOKEN"
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"the hub answers {error.response.status_code} for {model}{at}; what was fetched is kept, so try again"
+    if is_passing(error) or isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            f"can't reach the hub for {model}{at}, and it is not wholly cached: check the network (and HF_ENDPOINT), "
+            f"or give a folder; what was fetched is kept ({_line(error)})"
+        )
     return f"can't download {model}{at}: {_line(error)}; what was fetched is kept, so try again"
 
 
-def _line(error: Exception) -> str:
+def nearest(model: str, cache: Path) -> str:
+    """A hint where the cache holds a model of nearly this name."""
+    cached = [path.name.removeprefix("models--").replace("--", "/", 1) for path in cache.glob("models--*--*")]
+    near = difflib.get_close_matches(model, [name for name in cached if name != model], n=1, cutoff=0.8)
+    return f"; did you mean '{near[0]}', which is cached?" if near else ""
+
+
+def _line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _reporter(model: str, progress: Callable[[str], None]) -> type[Any]:
-    """A progress bar class that reports lines of bytes and draws nothing."""
+def free_bytes(folder: Path) -> int:
+    """Free disk space where `folder` is or would be."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def _silent() -> type[Any]:
+    """A progress bar class that draws nothing: the library only links files."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    class Reporter(tqdm):
+    class Silent(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            quiet = {"file": io.StringIO(), "disable": False, "mininterval": _REPORT_S, "leave": False}
-            self.said = ""
-            super().__init__(*args, **{**options, **quiet})  # type: ignore[no-untyped-call]
+            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})  # type: ignore[no-untyped-call]
 
         def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-            # The hub's client draws several bars at once; this one counts the bytes that reached the disk.
-            if self.unit == "B" and self.total and "econstruct" in str(self.desc):
-                line = f"downloading {model}: {_size(self.n)} of {_size(self.total)}"
-                if line != self.said:
-                    self.said = line
-                    progress(line)
             return True
 
-    return Reporter
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
+    return Silent

@@ -10,22 +10,28 @@ from ..config import Settings
 from ..errors import ModelError
 from . import demo, hub, trust
 from .folder import ModelFolder, Source
+from .transfer import Transfer
 
 DEMO = "demo"
 _SHOWN = 200
 
 
-def resolve(settings: Settings, progress: Callable[[str], None]) -> ModelFolder:
+def resolve(
+    settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None = None
+) -> ModelFolder:
     """The model folder that `settings` ask for, converted or downloaded first where needed, and checked.
 
-    `progress` gets short lines for people, possibly from other threads. May take minutes. Raises ModelError, in one
-    line with cause and fix. Nothing is looked up in a folder's name: `./demo` is a folder, `demo` is the demo.
+    `progress` gets short lines for people; `watch` gets a download's state four times a second, and without it
+    `progress` gets a line of it now and then. May take minutes. Raises ModelError, in one line with cause and fix.
+    Nothing is looked up in a folder's name: `./demo` is a folder, `demo` is the demo.
     """
-    path, name, source = _located(settings, progress)
+    path, name, source = _located(settings, progress, watch)
     return ModelFolder(path, name, source, trust.check(path))
 
 
-def _located(settings: Settings, progress: Callable[[str], None]) -> tuple[Path, str, Source]:
+def _located(
+    settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None
+) -> tuple[Path, str, Source]:
     model = settings.model
     here = _expanded(model)
     if model != DEMO and os.path.isdir(here):
@@ -37,7 +43,7 @@ def _located(settings: Settings, progress: Callable[[str], None]) -> tuple[Path,
         return demo.folder(progress), demo.NAME, Source.DEMO
     if not hub.is_id(model):
         raise ModelError(_not_found(model, here))
-    found = hub.download(model, progress, revision=settings.revision, offline=settings.offline)
+    found = hub.download(model, progress, revision=settings.revision, offline=settings.offline, watch=watch)
     return found, model, Source.HUB
 
 

@@ -22,7 +22,7 @@ _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "pr
 def check(folder: Path) -> dict[str, Any]:
     """The folder's config.json, once the folder is known to be data only and whole. Raises ModelError."""
     config = _object(folder / "config.json")
-    _refuse_code(folder)
+    refuse_code(folder)
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{folder / 'config.json'} names no model_type: it is not a language model's folder")
     _check_weights(folder)
@@ -44,7 +44,8 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _refuse_code(folder: Path) -> None:
+def refuse_code(folder: Path) -> None:
+    """Raise ModelError where a JSON file of the folder asks for the repository's own code."""
     for name in _CONFIGS:
         path = folder / name
         if not path.is_file():
@@ -77,24 +78,29 @@ def _short(value: Any) -> str:
 def _check_weights(folder: Path) -> None:
     weights = sorted(folder.glob("model*.safetensors"))
     if not weights:
-        raise ModelError(_no_weights(folder))
+        refuse_formats(str(folder), sorted(path.name for path in folder.iterdir() if path.is_file()))
     _check_index(folder)
     if not sum(len(safetensors_file.read_header(path)) for path in weights):
         raise ModelError(f"{folder}: the safetensors files hold no tensors: download the model again")
 
 
-def _no_weights(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    pickles = [name for name in names if name.lower().endswith(_PICKLES)]
-    others = [name for name in names if name.endswith((".safetensors", ".gguf"))]
-    if others:
-        return f"{folder} has no model*.safetensors, only {others[0]}: use a model in MLX's layout"
-    if pickles:
-        return (
-            f"{folder} has its weights as a pickle ({pickles[0]}), which can run code when it is read, so Treadle "
+def refuse_formats(model: str, names: list[str]) -> None:
+    """Raise ModelError where none of the files `names` holds weights that can be served; say which format there is."""
+    if any(PurePath(name).match("model*.safetensors") and "/" not in name for name in names):
+        return
+    if found := [name for name in names if name.endswith(".safetensors")]:
+        raise ModelError(f"{model} has no model*.safetensors, only {found[0]}: use a model in MLX's layout")
+    if found := [name for name in names if name.lower().endswith(".gguf")]:
+        raise ModelError(
+            f"{model} has its weights as GGUF only ({found[0]}), not as safetensors: use a version in MLX's layout, "
+            "such as one of mlx-community"
+        )
+    if found := [name for name in names if name.lower().endswith(_PICKLES)]:
+        raise ModelError(
+            f"{model} has its weights as a pickle ({found[0]}), which can run code when it is read, so Treadle "
             "refuses it: use a safetensors version of the model"
         )
-    return f"{folder} has no weights: no model*.safetensors"
+    raise ModelError(f"{model} has no weights: no model*.safetensors")
 
 
 def _check_index(folder: Path) -> None:

@@ -1,0 +1,41 @@
+"""Architectures that the installed mlx-lm knows, read from its files: nothing of it is imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_TYPES, _CLASSES = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
+
+
+def is_known(config: Mapping[str, Any]) -> bool | None:
+    """Whether mlx-lm has a model for `config`; None where mlx-lm is not installed."""
+    folder = _library()
+    if folder is None:
+        return None
+    tables = _tables(folder)
+    kind, classes = config.get("model_type"), config.get("architectures") or ()
+    names = (classes,) if isinstance(classes, str) else classes
+    renamed = next((to for name in names if (to := tables[_CLASSES].get((kind, name)))), None)
+    name = renamed or tables[_TYPES].get(kind, kind)
+    return isinstance(name, str) and name.isidentifier() and (folder / "models" / f"{name}.py").is_file()
+
+
+def _library() -> Path | None:
+    found = importlib.util.find_spec("mlx_lm")
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+@functools.cache
+def _tables(folder: Path) -> Mapping[str, Mapping[Any, str]]:
+    """mlx-lm's tables of other names for its models."""
+    found: dict[str, Mapping[Any, str]] = {_TYPES: {}, _CLASSES: {}}
+    tree = ast.parse((folder / "utils.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in found:
+            found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found

@@ -1,0 +1,73 @@
+"""Progress of a download: percent, bytes, rate and time left over all files."""
+
+from __future__ import annotations
+
+import pytest
+
+from treadle.models.transfer import Tally, Transfer, amount, duration, portion
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_all_files_count_together() -> None:
+    tally = Tally("o/m", {"a": 600, "b": 400})
+    tally.place("a", 100)
+    tally.receive("b", 50)
+    assert tally.snapshot() == Transfer("o/m", 150, 1000)
+
+
+def test_the_rate_is_that_of_the_network_over_the_last_ten_seconds() -> None:
+    tally = Tally("o/m", {"a": 10_000}, clock := Clock())
+    tally.place("a", 5000)  # of an earlier attempt
+    for second in range(1, 31):
+        clock.now_s = second
+        tally.receive("a", 100 if second <= 15 else 10)
+        seen = tally.snapshot()
+    assert seen.rate == pytest.approx(10)
+    assert seen.left_s == pytest.approx((10_000 - 5000 - 1500 - 150) / 10)
+
+
+def test_nothing_is_said_of_a_rate_before_a_second_has_passed() -> None:
+    tally = Tally("o/m", {"a": 10_000}, clock := Clock())
+    tally.receive("a", 5000)
+    clock.now_s = 0.5
+    assert tally.snapshot().left_s is None
+
+
+def test_a_note_lasts_until_bytes_come_in() -> None:
+    tally = Tally("o/m", {"a": 100})
+    tally.note("the connection was lost: trying again in 2 s")
+    assert str(tally.snapshot()).endswith("0 of 100 B, the connection was lost: trying again in 2 s")
+    tally.receive("a", 1)
+    assert tally.snapshot().note == ""
+
+
+@pytest.mark.parametrize(
+    ("transfer", "text"),
+    [
+        (Transfer("o/m", 0, 2_800_000_000), "downloading o/m: 0 %, 0.0 of 2.8 GB"),
+        (
+            Transfer("o/m", 1_200_000_000, 2_800_000_000, 35e6),
+            "downloading o/m: 42 %, 1.2 of 2.8 GB, 35 MB/s, 46 s left",
+        ),
+        (
+            Transfer("o/m", 2_799_999_999, 2_800_000_000, 1e9),
+            "downloading o/m: 99 %, 2.8 of 2.8 GB, 1.0 GB/s, 0 s left",
+        ),
+        (Transfer("o/m", 10, 10, 5.0), "downloading o/m: 100 %, 10 of 10 B"),
+        (Transfer("o/m", 0, 0), "downloading o/m: 100 %, 0 of 0 B"),
+    ],
+)
+def test_a_transfer_is_one_line(transfer: Transfer, text: str) -> None:
+    assert str(transfer) == text
+
+
+def test_units() -> None:
+    assert [amount(n) for n in (0, 999, 1000, 25_000_000, 3e15)] == ["0 B", "999 B", "1.0 KB", "25 MB", "3000 TB"]
+    assert portion(900_000, 61_000_000) == "0.9 of 61 MB"
+    assert [duration(s) for s in (0, 89, 90, 3000, 7500)] == ["0 s", "89 s", "2 min", "50 min", "2 h 5 min"]
