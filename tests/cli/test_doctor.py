@@ -180,13 +180,8 @@ def test_a_folder_that_would_run_code_fails(capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_hub_model_that_is_not_cached_is_a_warning_without_a_network_call(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, plain = report(capsys, Asked(), "treadle-tests/not-cached")
-    assert code == 0
-    assert plain["sections"]["Model"]["model"]["mark"] == "warn"
-    assert plain["sections"]["Model"]["model"]["facts"]["cached"] is False
+def test_a_model_on_this_disk_needs_no_network(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert report(capsys, Asked(), folder)[0] == 0
 
 
 @pytest.mark.usefixtures("no_network")

@@ -12,6 +12,7 @@ from treadle.cli.serve import Announcer
 from treadle.config import Settings
 from treadle.core.messages import Capabilities
 from treadle.exposure import Access, Reach
+from treadle.models.transfer import Transfer
 
 CAN = Capabilities(
     model="m", architecture="a", vocabulary=1, context=1, device="cpu", dtype="float32", parameters=1, weight_bytes=1
@@ -34,16 +35,23 @@ class Broken(io.StringIO):
 
 def say_everything(announcer: Announcer, reach: Reach = REACH) -> None:
     announcer.listening(reach)
+    announcer.transfer(Transfer("o/m", 1, 2))
     announcer.stage("reading")
     announcer.ready(reach, "m", CAN, {}, 1.0)
     announcer.draining(1, 30.0)
+    announcer.transfer(Transfer("late", 1, 2))
     announcer.stopped()
+    announcer.close()
 
 
 def test_it_says_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     say_everything(Announcer(Settings()))
     shown = capsys.readouterr().err
-    assert all(word in shown for word in ("listens on", "reading", "Ready", "curl", "Shutting down", "Stopped"))
+    assert "late" not in shown  # a download that was given up is no longer shown
+    assert all(
+        word in shown
+        for word in ("listens on", "downloading o/m: 50 %", "reading", "Ready", "curl", "Shutting down", "Stopped")
+    )
 
 
 def test_it_says_where_it_is_reached_and_by_whom(capsys: pytest.CaptureFixture[str]) -> None:

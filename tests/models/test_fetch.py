@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.utils import WeakFileLock
 
-from tests.support.hub import HubServer, etag_of, files_of
+from tests.support.hub import HubServer, etag_of, files_of, wait_for_partial
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
 from treadle.models import fetch, hub
+from treadle.models.places import locks_of, repository
 from treadle.models.transfer import Transfer
 
 MODEL = "owner/tiny"
@@ -55,11 +56,11 @@ def download(server: HubServer, cache: Path, watch: hub.Watch = silent) -> Path:
 
 
 def blobs(cache: Path) -> set[str]:
-    return {path.name for path in (fetch.repository(cache, MODEL) / "blobs").iterdir()}
+    return {path.name for path in (repository(cache, MODEL) / "blobs").iterdir()}
 
 
 def partial(cache: Path, content: dict[str, bytes]) -> Path:
-    folder = fetch.repository(cache, MODEL) / "blobs"
+    folder = repository(cache, MODEL) / "blobs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{etag_of(WEIGHTS, content[WEIGHTS])}.incomplete"
 
@@ -104,6 +105,7 @@ def test_a_process_that_is_killed_leaves_what_it_had(server: HubServer, cache: P
     env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(cache)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert server.stalled.wait(60)
+        wait_for_partial(repository(cache, MODEL))
         process.kill()
         process.communicate(timeout=60)
     had = partial(cache, content).stat().st_size
@@ -167,7 +169,7 @@ def test_a_file_that_another_process_writes_is_left_alone(
 ) -> None:
     other = partial(cache, content).with_name(f"{'c' * 64}.incomplete")
     other.write_bytes(b"being written")
-    locks = fetch.locks_of(cache, MODEL)
+    locks = locks_of(cache, MODEL)
     locks.mkdir(parents=True)
     with WeakFileLock(locks / f"{'c' * 64}.lock"):
         download(server, cache)
@@ -190,7 +192,7 @@ def test_who_waits_for_another_download_shows_its_progress(
     server: HubServer, cache: Path, content: dict[str, bytes]
 ) -> None:
     partial(cache, content).write_bytes(content[WEIGHTS][:5000])
-    locks = fetch.locks_of(cache, MODEL)
+    locks = locks_of(cache, MODEL)
     locks.mkdir(parents=True)
     waits, done = threading.Event(), threading.Event()
 

@@ -102,6 +102,14 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
+def wait_for_partial(folder: Path, limit_s: float = 60.0) -> None:
+    """Wait until some file is partly on disk, below the model's folder in the hub's cache."""
+    ends = time.monotonic() + limit_s
+    while not any(path.stat().st_size for path in folder.glob("blobs/*.incomplete")):
+        assert time.monotonic() < ends, f"no partial file in {folder} within {limit_s:g} s"
+        time.sleep(0.02)
+
+
 def is_lfs(name: str) -> bool:
     return name.endswith(_LFS)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -54,20 +56,32 @@ def _run_check(settings: Settings, findings: Findings, as_json: bool) -> int:
 
 
 def examine(settings: Settings, ask: Ask = ask) -> Findings:
-    """Everything that can be found out without reading a model's weights and without a network call."""
-    place = whereabouts.find(settings)
-    folder = None if place.folder is None else str(place.folder.path)
-    template = None if settings.chat_template is None else str(settings.chat_template)
-    answer = ask(Question(folder, settings.threads, settings.context, settings.memory, template, settings.kv_bits))
-    return Findings(
-        (
-            *machine.system(),
-            *machine.software(),
-            *_engine(answer),
-            place.finding,
-            *_text(answer),
-            *_would_run(settings, place, answer),
+    """Everything that can be found out without reading a model's weights. The hub is asked only of a model that is not
+    on this disk, and not with `offline`."""
+    with tempfile.TemporaryDirectory(prefix="treadle-doctor-") as scratch:
+        place = whereabouts.find(settings, Path(scratch))
+        answer = ask(_question(settings, place))
+        return Findings(
+            (
+                *machine.system(),
+                *machine.software(),
+                *_engine(answer),
+                *place.findings,
+                *_text(answer),
+                *_would_run(settings, place, answer),
+            )
         )
+
+
+def _question(settings: Settings, place: Whereabouts) -> Question:
+    return Question(
+        folder=None if place.folder is None else str(place.folder),
+        threads=settings.threads,
+        context=settings.context,
+        memory=settings.memory,
+        chat_template=None if settings.chat_template is None else str(settings.chat_template),
+        kv_bits=settings.kv_bits,
+        sketch=place.sketch,
     )
 
 
@@ -135,13 +149,18 @@ def _would_run(settings: Settings, place: Whereabouts, answer: Answer) -> list[F
     if place.folder is None or part is None:
         return []
     if "error" in part:
-        return [Finding(MODEL, "would run", part["error"], Mark.FAIL, facts=part)]
+        why = part["error"].replace(str(place.folder), settings.model)
+        return [Finding(MODEL, "would run", why, Mark.FAIL, facts={"error": why})]
     shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
     return [
-        Finding(MODEL, "would run", f"{shape}, {size(part['weight_bytes'])} in memory", facts=part),
+        Finding(MODEL, "would run", f"{shape}, {size(part['weight_bytes'])} in memory{_path(part)}", facts=part),
         Finding(MODEL, "context", f"{part['context']:,} tokens", facts={"tokens": part["context"]}),
         _cache(settings, part),
     ]
+
+
+def _path(part: Mapping[str, Any]) -> str:
+    return f"; {part['path']}" if part.get("path") else ""
 
 
 def _cache(settings: Settings, part: Mapping[str, Any]) -> Finding:

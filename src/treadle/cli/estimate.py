@@ -26,7 +26,8 @@ _PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
 class Estimate(msgspec.Struct, frozen=True):
     """`kv_token_bytes` and `kv_row_bytes` are None where the config alone does not tell (quantized keys and values,
     for one): they are measured at the start. `kv_budget_bytes` is 0 where nothing says how much memory there is.
-    `kv_least_tokens` are what the first row takes at once."""
+    `kv_least_tokens` are what the first row takes at once. `path` is how rows are expected to be kept; the start finds
+    out by trying."""
 
     architecture: str
     parameters: int
@@ -37,6 +38,7 @@ class Estimate(msgspec.Struct, frozen=True):
     kv_token_bytes: int | None = None
     kv_row_bytes: int | None = None
     kv_least_tokens: int = 1
+    path: str = ""
 
 
 def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
@@ -60,7 +62,8 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
     context = FolderFacts.read(folder).context(question.context)
     share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE
     budget = int((usable_bytes - weight_bytes) * share) if usable_bytes else 0
-    leaves = library.leaves(library.new_caches(module))
+    caches = library.new_caches(module)
+    leaves = library.leaves(caches)
     cost = None if question.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
     token_bytes, row_bytes = cost or (None, None)
     return Estimate(
@@ -73,7 +76,17 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
         kv_token_bytes=token_bytes,
         kv_row_bytes=row_bytes,
         kv_least_tokens=buffer.STEP,
+        path=expected_path(library.windows(module) is not None, library.can_merge(caches), kind),
     )
+
+
+def expected_path(plain: bool, mergeable: bool, kind: str) -> str:
+    """How rows would be kept on a device of this `kind`: `plain` keys and values, or caches that can be merged."""
+    if not mergeable and not plain:
+        return "one request at a time, as mlx-lm's caches for it can't be batched"
+    if not plain:
+        return "batched on mlx-lm's caches, prefixes from snapshots"
+    return "batched, KV cache in pages" if kind == "cuda" else "batched, KV cache in buffers a row"
 
 
 def kv_cost(leaves: list[Any], config: Mapping[str, Any], width: int, context: int) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ..config import Settings
 from ..errors import ConfigError, ModelError
-from ..models import hub, inventory, resolve
+from ..models import hub, inventory, reasons, resolve
 from ..models.inventory import Entry, State
 from ..models.resolve import DEMO
 from ..models.transfer import amount
@@ -168,7 +168,7 @@ def _to_remove(model: str) -> Entry:
         raise ModelError("the demo is not on this disk: there is nothing to remove")
     if os.path.isdir(Path(model).expanduser()):
         raise ModelError(f"'{model}' is a folder of yours, which Treadle never removes: do it yourself")
-    hint = hub.nearest(model, hub.cache_folder()).replace(", which is cached", "")
+    hint = reasons.nearest(model, hub.cache_folder()).replace(", which is cached", "")
     raise ModelError(f"'{model}' is not in {hub.cache_folder()}{hint}: 'treadle models --all' lists what is")
 
 

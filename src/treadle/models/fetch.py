@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
+from .places import PARTIAL, blob_size, locks_of, repository
 from .remote import CutOff, Listing, RemoteFile, check_status, is_passing, stream
 from .transfer import Tally, Transfer
 
@@ -28,7 +29,6 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before each next attempt; the count begins anew whenever bytes came in."""
 FEW_WAITS_S = (0.5, 2.0)
 """The same for a first question, where a wrong address or no network at all is likely."""
-PARTIAL = ".incomplete"
 _AT_ONCE = 8
 _REPORT_S = 0.25
 _LOCK_S = 0.5
@@ -43,20 +43,10 @@ class Stopped(Exception):
     """The download was given up by its caller."""
 
 
-def repository(cache: Path, model: str) -> Path:
-    """The folder of `model` in the hub's cache."""
-    return cache / f"models--{model.replace('/', '--')}"
-
-
-def locks_of(cache: Path, model: str) -> Path:
-    """The folder of its lock files."""
-    return cache / ".locks" / repository(cache, model).name
-
-
 def on_disk(blobs: Path, file: RemoteFile) -> int:
     """How many bytes of `file` are in the folder `blobs`, whole or in part."""
     whole = blobs / file.etag
-    return min(file.size, _size(whole) or _size(whole.with_name(whole.name + PARTIAL)))
+    return min(file.size, blob_size(whole) or blob_size(whole.with_name(whole.name + PARTIAL)))
 
 
 class Fetcher:
@@ -148,7 +138,7 @@ class Fetcher:
                     break
                 except Timeout:
                     self._check_stopped()
-                    self._tally.place(file.name, _size(self._blobs / f"{file.etag}{PARTIAL}"))
+                    self._tally.place(file.name, blob_size(self._blobs / f"{file.etag}{PARTIAL}"))
                     self._tally.note("another process downloads it: waiting for that")
             yield
 
@@ -173,7 +163,7 @@ class _Part:
         return hashlib.sha1(b"blob %d\0" % self._expected.size, usedforsecurity=False)
 
     def _read_again(self) -> int:
-        if _size(self._path) > self._expected.size:
+        if blob_size(self._path) > self._expected.size:
             self._file.truncate(0)
         self._file.seek(0)
         while block := self._file.read(1 << 20):
@@ -249,17 +239,10 @@ def sweep(cache: Path, model: str) -> int:
     for path in (repository(cache, model) / "blobs").glob(f"*{PARTIAL}"):
         lock = locks_of(cache, model) / f"{path.name.split('.')[0]}.lock"
         with contextlib.suppress(Timeout, OSError), WeakFileLock(lock, timeout=0.01):
-            freed += _size(path)
+            freed += blob_size(path)
             path.unlink()
     return freed
 
 
 def _continues(response: Any, have: int) -> bool:
     return response.status_code == 206 and str(response.headers.get("Content-Range", "")).startswith(f"bytes {have}-")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

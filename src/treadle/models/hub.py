@@ -7,7 +7,6 @@ so that every other program finds the model where the hub's own client would hav
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import io
 import re
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ModelError
-from . import trust
+from . import reasons, trust
+from .places import repository
 from .transfer import Lines, Tally, Transfer, amount
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class _Download:
         except Exception as error:
             with contextlib.suppress(LocalEntryNotFoundError, ModelError):
                 trust.check(self.snapshot(local=True))
-                self._progress(f"the hub does not help ({_line(error)}); using the cached {self._model}")
+                self._progress(f"the hub does not help ({reasons.line(error)}); using the cached {self._model}")
                 return None
             if not remote.is_passing(error):
                 raise
@@ -137,8 +137,6 @@ class _Download:
         """Files that are not in the snapshot and can be fetched in a way that resumes. The library gets the others:
         those of unknown content, and those that the hub does not serve over plain HTTP for their size."""
         from huggingface_hub import constants
-
-        from .fetch import repository
 
         folder = repository(self._cache, self._model) / "snapshots" / listing.commit
         most = constants.MAX_HTTP_DOWNLOAD_SIZE
@@ -157,7 +155,7 @@ class _Download:
     def _on_disk(self, file: RemoteFile) -> int:
         from . import fetch
 
-        return fetch.on_disk(fetch.repository(self._cache, self._model) / "blobs", file)
+        return fetch.on_disk(repository(self._cache, self._model) / "blobs", file)
 
     def _check_room(self, missing: list[RemoteFile]) -> None:
         needed = sum(file.size - self._on_disk(file) for file in missing)
@@ -205,51 +203,9 @@ class _Download:
             return f"the disk is full: {self._full(free_bytes(self._cache))}; what was fetched is kept"
         if isinstance(error, OSError) and error.filename and error.strerror:
             return f"can't write the hub's cache: {error.strerror} ({error.filename}); set HF_HOME to another folder"
-        return explain(self._model, self._revision, offline, error, self._cache)
-
-
-def explain(model: str, revision: str | None, offline: bool, error: Exception, cache: Path) -> str:
-    """One line for an error of the hub's client: what it could not do, and what to do about it."""
-    from huggingface_hub import errors
-
-    from .remote import is_passing
-
-    at = f" at revision {revision}" if revision else ""
-    if isinstance(error, errors.GatedRepoError):
-        return f"{model} is gated: accept its terms on the hub, then run 'hf auth login' (or set HF_TOKEN)"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"there is no folder '{model}' here and no such model on the hub{nearest(model, cache)} (a private one "
-            "needs 'hf auth login')"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{model} has no revision {revision}"
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return f"{model}{at} is not wholly in the local cache and HF_HUB_OFFLINE is set: unset it to download"
-    if isinstance(error, errors.LocalEntryNotFoundError) and offline:
-        return f"{model}{at} is not wholly in the local cache and offline is set: download it once without offline"
-    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
-        return f"the hub refuses the token for {model}{at} (401): run 'hf auth login', or correct or unset HF_TOKEN"
-    if isinstance(error, errors.HfHubHTTPError):
-        return f"the hub answers {error.response.status_code} for {model}{at}; what was fetched is kept, so try again"
-    if is_passing(error) or isinstance(error, errors.LocalEntryNotFoundError):
-        return (
-            f"can't reach the hub for {model}{at}, and it is not wholly cached: check the network (and HF_ENDPOINT), "
-            f"or give a folder; what was fetched is kept ({_line(error)})"
-        )
-    return f"can't download {model}{at}: {_line(error)}; what was fetched is kept, so try again"
-
-
-def nearest(model: str, cache: Path) -> str:
-    """A hint where the cache holds a model of nearly this name."""
-    cached = [path.name.removeprefix("models--").replace("--", "/", 1) for path in cache.glob("models--*--*")]
-    near = difflib.get_close_matches(model, [name for name in cached if name != model], n=1, cutoff=0.8)
-    return f"; did you mean '{near[0]}', which is cached?" if near else ""
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        why = reasons.explain(self._model, self._revision, offline, error, self._cache)
+        kept = any(repository(self._cache, self._model).glob("blobs/*.incomplete"))
+        return f"{why}; what was fetched is kept, so try again" if kept else why
 
 
 def free_bytes(folder: Path) -> int:

@@ -15,8 +15,7 @@ from typing import Any
 from ..errors import ModelError
 from . import architectures, cache, demo, hub, in_use, trust
 from .folder import Source
-
-_PARTIAL = ".incomplete"
+from .places import PARTIAL, blob_size, locks_of, repository
 
 
 class State(StrEnum):
@@ -57,7 +56,7 @@ def entries(hub_cache: Path | None = None, demo_root: Path | None = None) -> lis
 
 def find(model: str, hub_cache: Path | None = None) -> Entry | None:
     """The hub model of that name; None where nothing of it is cached."""
-    home = (hub_cache or hub.cache_folder()) / f"models--{model.replace('/', '--')}"
+    home = repository(hub_cache or hub.cache_folder(), model)
     return _hub_entry(home) if hub.is_id(model) and home.is_dir() else None
 
 
@@ -77,7 +76,7 @@ def _hub_entry(home: Path) -> Entry:
     snapshots = _snapshots(home)
     folder = next(iter(snapshots), None)
     entry = _entry(model, Source.HUB, home, folder, [home / "blobs", home / "snapshots"])
-    partial = sum(_size(path) for path in (home / "blobs").glob(f"*{_PARTIAL}"))
+    partial = sum(blob_size(path) for path in (home / "blobs").glob(f"*{PARTIAL}"))
     entry = replace(entry, partial_bytes=partial, revisions=tuple(path.name for path in snapshots))
     whole, missing = _expected(entry)
     entry = replace(entry, whole_bytes=whole)
@@ -181,7 +180,7 @@ def in_use_by(entry: Entry) -> str:
     folders = [entry.home, *(entry.home / "snapshots").glob("*")]
     if any(in_use.is_held(folder) for folder in folders):
         return "a running treadle serves it"
-    locks = entry.home.parent / ".locks" / entry.home.name
+    locks = locks_of(entry.home.parent, entry.model)
     if any(in_use.is_held(lock) for lock in locks.glob("*.lock")):
         return "a running process downloads it"
     return ""
@@ -211,7 +210,7 @@ def _remove_revisions(entry: Entry, commits: list[str]) -> None:
 
 def _remove_home(entry: Entry) -> None:
     try:
-        for path in (entry.home, entry.home.parent / ".locks" / entry.home.name):
+        for path in (entry.home, locks_of(entry.home.parent, entry.model)):
             if path.exists():
                 shutil.rmtree(path)
         entry.home.with_name(f"{entry.home.name}.lock").unlink(missing_ok=True)  # the demo's
@@ -220,11 +219,4 @@ def _remove_home(entry: Entry) -> None:
 
 
 def _held_bytes(home: Path) -> int:
-    return sum(_size(path) for path in home.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    return sum(blob_size(path) for path in home.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,0 +1,50 @@
+"""Errors of the hub's client in one line each: what could not be done, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+
+def explain(model: str, revision: str | None, offline: bool, error: Exception, cache: Path) -> str:
+    """One line for an error of the hub's client: what it could not do, and what to do about it."""
+    from huggingface_hub import errors
+
+    from .remote import is_passing
+
+    at = f" at revision {revision}" if revision else ""
+    if isinstance(error, errors.GatedRepoError):
+        return f"{model} is gated: accept its terms on the hub, then run 'hf auth login' (or set HF_TOKEN)"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"there is no folder '{model}' here and no such model on the hub{nearest(model, cache)} (a private one "
+            "needs 'hf auth login')"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{model} has no revision {revision}"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return f"{model}{at} is not wholly in the local cache and HF_HUB_OFFLINE is set: unset it to download"
+    if isinstance(error, errors.LocalEntryNotFoundError) and offline:
+        return f"{model}{at} is not wholly in the local cache and offline is set: download it once without offline"
+    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+        return f"the hub refuses the token for {model}{at} (401): run 'hf auth login', or correct or unset HF_TOKEN"
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"the hub answers {error.response.status_code} for {model}{at}"
+    if is_passing(error) or isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            f"can't reach the hub for {model}{at}, and it is not wholly cached: check the network (and HF_ENDPOINT), "
+            f"or give a folder ({line(error)})"
+        )
+    return f"can't download {model}{at}: {line(error)}"
+
+
+def nearest(model: str, cache: Path) -> str:
+    """A hint where the cache holds a model of nearly this name."""
+    cached = [path.name.removeprefix("models--").replace("--", "/", 1) for path in cache.glob("models--*--*")]
+    near = difflib.get_close_matches(model, [name for name in cached if name != model], n=1, cutoff=0.8)
+    return f"; did you mean '{near[0]}', which is cached?" if near else ""
+
+
+def line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
