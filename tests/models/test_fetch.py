@@ -260,3 +260,13 @@ def test_a_cache_that_can_not_be_written_is_one_line(server: HubServer, tmp_path
     with pytest.raises(ModelError, match=r"can't write the hub's cache: .*set HF_HOME") as caught:
         download(server, tmp_path / "hub")
     assert "\n" not in caught.value.message
+
+
+def test_a_file_that_plain_http_does_not_serve_is_left_to_the_library(
+    server: HubServer, cache: Path, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 100_000)
+    with pytest.raises(ModelError, match="too large to be downloaded using the regular download method"):
+        hub.download(MODEL, said.append, cache_dir=cache, endpoint=server.url)
+    assert any("begins again when it is cut off: model.safetensors" in line for line in said)

@@ -1,4 +1,4 @@
-"""The command line: serve, doctor."""
+"""The command line: serve, doctor, pull, models, rm, bench, fleet."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from .places import PARTIAL, blob_size, locks_of, repository
@@ -136,7 +135,7 @@ class Fetcher:
                 try:
                     held.enter_context(WeakFileLock(self._locks / f"{file.etag}.lock", timeout=_LOCK_S))
                     break
-                except Timeout:
+                except TimeoutError:
                     self._check_stopped()
                     self._tally.place(file.name, blob_size(self._blobs / f"{file.etag}{PARTIAL}"))
                     self._tally.note("another process downloads it: waiting for that")
@@ -238,7 +237,7 @@ def sweep(cache: Path, model: str) -> int:
     freed = 0
     for path in (repository(cache, model) / "blobs").glob(f"*{PARTIAL}"):
         lock = locks_of(cache, model) / f"{path.name.split('.')[0]}.lock"
-        with contextlib.suppress(Timeout, OSError), WeakFileLock(lock, timeout=0.01):
+        with contextlib.suppress(OSError), WeakFileLock(lock, timeout=0.01):
             freed += blob_size(path)
             path.unlink()
     return freed

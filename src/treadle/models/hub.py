@@ -96,7 +96,6 @@ class _Download:
     def run(self) -> Path:
         """What is missing is fetched, the settings first: what would be refused costs no weights."""
         from . import fetch
-        from .remote import WEIGHTS
 
         listing = self._look_up()
         if listing is None:
@@ -104,15 +103,24 @@ class _Download:
         trust.refuse_formats(self._model, listing.names)
         if missing := self._missing(listing):
             self._check_room(missing)
-            tally = self._tally(listing, missing)
-            fetcher = fetch.Fetcher(listing, self._cache, tally)
-            fetcher.fetch([file for file in missing if not file.name.endswith(".safetensors")], self._watch)
-            trust.refuse_code(self._patiently(lambda: self.snapshot(leave_out=[WEIGHTS])))
-            fetcher.fetch([file for file in missing if file.name.endswith(".safetensors")], self._watch)
+            self._fetch(listing, missing)
         folder = self._patiently(self.snapshot)
         if missing:
             fetch.sweep(self._cache, self._model)
         return folder
+
+    def _fetch(self, listing: Listing, missing: list[RemoteFile]) -> None:
+        from . import fetch
+        from .remote import WEIGHTS
+
+        ours = self._resumable(missing)
+        fetcher = fetch.Fetcher(listing, self._cache, self._tally(listing, missing, ours))
+        fetcher.fetch([file for file in ours if not file.name.endswith(".safetensors")], self._watch)
+        trust.refuse_code(self._patiently(lambda: self.snapshot(leave_out=[WEIGHTS])))
+        fetcher.fetch([file for file in ours if file.name.endswith(".safetensors")], self._watch)
+        if theirs := [file for file in missing if file not in ours]:
+            names = ", ".join(file.name for file in theirs)
+            self._progress(f"downloading by the hub's own client, which begins again when it is cut off: {names}")
 
     def _look_up(self) -> Listing | None:
         """The files on the hub; None where the hub does not answer and everything is cached."""
@@ -134,28 +142,27 @@ class _Download:
         return self._patiently(lambda: remote.look_up(self._model, self._revision, self._endpoint))
 
     def _missing(self, listing: Listing) -> list[RemoteFile]:
-        """Files that are not in the snapshot and can be fetched in a way that resumes. The library gets the others:
-        those of unknown content, and those that the hub does not serve over plain HTTP for their size."""
+        folder = repository(self._cache, self._model) / "snapshots" / listing.commit
+        return [file for file in listing.wanted() if not (folder / file.name).exists()]
+
+    def _resumable(self, files: list[RemoteFile]) -> list[RemoteFile]:
+        """Files of known content that the hub serves over plain HTTP. The library's snapshot gets the others."""
         from huggingface_hub import constants
 
-        folder = repository(self._cache, self._model) / "snapshots" / listing.commit
-        most = constants.MAX_HTTP_DOWNLOAD_SIZE
-        return [
-            file for file in listing.wanted() if file.etag and file.size <= most and not (folder / file.name).exists()
-        ]
+        return [file for file in files if file.etag and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE]
 
-    def _tally(self, listing: Listing, missing: list[RemoteFile]) -> Tally:
-        """The whole model's bytes, with what is on disk already."""
-        files = listing.wanted()
+    def _tally(self, listing: Listing, missing: list[RemoteFile], ours: list[RemoteFile]) -> Tally:
+        """The whole model's bytes, with what is on disk already; without files that the library gets."""
+        files = [file for file in listing.wanted() if file in ours or file not in missing]
         tally = Tally(self._model, {file.name: file.size for file in files})
         for file in files:
-            tally.place(file.name, self._on_disk(file) if file in missing else file.size)
+            tally.place(file.name, self._on_disk(file) if file in ours else file.size)
         return tally
 
     def _on_disk(self, file: RemoteFile) -> int:
         from . import fetch
 
-        return fetch.on_disk(repository(self._cache, self._model) / "blobs", file)
+        return fetch.on_disk(repository(self._cache, self._model) / "blobs", file) if file.etag else 0
 
     def _check_room(self, missing: list[RemoteFile]) -> None:
         needed = sum(file.size - self._on_disk(file) for file in missing)
