@@ -93,7 +93,7 @@ async def front(
     engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s), observers=[telemetry.metrics])
     texts = BytesTexts(bytes_text(context, default_sampling))
     telemetry.metrics.watch(engine)
-    app = create_app(engine, texts, Settings(served_model_name="m", **settings), telemetry)
+    app = create_app(engine, texts, Settings(**{"served_model_name": "m", **settings}), telemetry)
     await engine.start()
     try:
         yield Front(app, engine, runner, owner, texts, telemetry)

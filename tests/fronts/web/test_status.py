@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 from tests.fronts.web.server import forever, front
 from tests.support.aio import in_loop
 from tests.support.asgi import Client, post
@@ -102,25 +100,6 @@ async def test_paths_that_clients_invent_do_not_become_metrics() -> None:
         for i in range(20):
             await f.get(f"/v1/models/{i}")
         assert f.telemetry.metrics.value("treadle_http_requests_total", {"route": "other", "status": "404"}) == 20
-
-
-class Links(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [v or "" for k, v in attrs if k in ("src", "href")]
-
-
-@in_loop
-async def test_the_docs_page_needs_nothing_of_the_network() -> None:
-    async with front() as f:
-        page = (await f.get("/docs")).body.decode()
-        links = Links()
-        links.feed(page)
-        assert links.found == ["openapi.json"]
-        assert "max_completion_tokens" in page
 
 
 @in_loop

@@ -28,7 +28,10 @@ from .openai.answer import Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
 from .openai.dialect import Ask
-from .pages import docs_page, openapi_schema, request_body
+from .pages import openapi_schema, request_body
+from .site.docs import Docs
+from .site.home import Home, root_of
+from .site.shell import HEADERS
 from .sse import Exchange
 from .status import Models, Probes
 from .turnstile import Turnstile
@@ -49,10 +52,12 @@ def create_app(
     server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), salts)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
-    routers = (Models(names, lambda: _context(engine)).router(), Probes(engine, texts, telemetry, names[0]).router())
+    home = Home(engine, texts, names[0], VERSION, key_needed=settings.api_key is not None)
+    probes = Probes(engine, texts, telemetry, names[0])
+    routers = (Models(names, lambda: _context(engine)).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)
-    _add_docs(app)
+    _add_docs(app, home)
     app.add_exception_handler(HTTPException, _http_exception)
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
@@ -94,13 +99,13 @@ def _endpoint(answer: Answer) -> Callable[[], Any]:
     return endpoint
 
 
-def _add_docs(app: FastAPI) -> None:
+def _add_docs(app: FastAPI, home: Home) -> None:
     app.openapi = lambda: openapi_schema(app)  # type: ignore[method-assign]
 
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(docs_page(app.openapi()))
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(Docs(app.openapi(), home.caller(root_of(request.scope))).html(), headers=HEADERS)
 
-    app.add_api_route("/docs", docs, include_in_schema=False)
+    app.add_api_route("/docs", docs, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

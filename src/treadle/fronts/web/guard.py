@@ -19,7 +19,8 @@ from ...hosts import ANY, CONTAINER_HOSTS, address_of, host_of, is_this_machine,
 from ..salts import Salts
 from .access import note_error
 from .cors import Origins, header_of, is_preflight, origin_in, send_permission
-from .errors import ForeignSite, send_error
+from .errors import ForeignSite
+from .site.key import refuse
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Guard:
             self._check_key(scope)
         except TreadleError as error:
             note_error(scope, error.code)
-            await send_error(send, error)
+            await refuse(scope, send, error)
             return
         await self._app(scope, receive, send)
 

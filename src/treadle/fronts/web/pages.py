@@ -1,8 +1,7 @@
-"""The OpenAPI document, and a page that shows it without asking anything of the network."""
+"""The OpenAPI document."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 from fastapi import FastAPI
@@ -38,12 +37,6 @@ ERROR_SCHEMA: dict[str, Any] = {
         }
     },
 }
-STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "code{background:#8882;padding:.1em .3em;border-radius:.2em}table{border-collapse:collapse;width:100%}"
-    "td,th{border-bottom:1px solid #8884;padding:.3rem .5rem;text-align:left;vertical-align:top}"
-    "summary{cursor:pointer}:root{color-scheme:light dark}"
-)
 
 
 def request_body(schema: str) -> dict[str, Any]:
@@ -74,41 +67,3 @@ def openapi_schema(app: FastAPI) -> dict[str, Any]:
                 operation["responses"].setdefault(status, {"description": text, "content": content})
     app.openapi_schema = document
     return document
-
-
-def docs_page(document: dict[str, Any]) -> str:
-    """The document as one plain HTML page."""
-    parts = [f"<h1>{escape(document['info']['title'])} {escape(document['info']['version'])}</h1>"]
-    parts.append("<p>The machine-readable form is <a href='openapi.json'>openapi.json</a>.</p>")
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            parts.append(f"<h2><code>{escape(method.upper())} {escape(path)}</code></h2>")
-            parts.append(f"<p>{escape(operation.get('summary', ''))}</p>")
-            parts.append(_fields(operation, document["components"]["schemas"]))
-    rows = "".join(f"<tr><td>{status}</td><td>{escape(text)}</td></tr>" for status, text in FAILURES.items())
-    parts.append(f"<h2>Failures</h2><table>{rows}</table>")
-    title = escape(document["info"]["title"])
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
-        f"<body>{''.join(parts)}</body></html>"
-    )
-
-
-def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    body = operation.get("requestBody")
-    if body is None:
-        return ""
-    name = body["content"]["application/json"]["schema"]["$ref"].removeprefix(REF)
-    shape = schemas[name]
-    rows = "".join(
-        f"<tr><td><code>{escape(field)}</code>{' (needed)' if field in shape.get('required', ()) else ''}</td>"
-        f"<td>{escape(_type(about))}</td><td>{escape(about.get('description', ''))}</td></tr>"
-        for field, about in shape["properties"].items()
-    )
-    return f"<details open><summary>Fields</summary><table>{rows}</table></details>"
-
-
-def _type(about: dict[str, Any]) -> str:
-    kinds = about.get("anyOf", [about])
-    names = [kind.get("type") or kind.get("$ref", "").removeprefix(REF) or "any" for kind in kinds]
-    return " or ".join(dict.fromkeys(name for name in names if name != "null"))

@@ -1,0 +1,274 @@
+"""`/docs`: the OpenAPI document as one page for people, with examples that run as they stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+from ....errors import (
+    Busy,
+    ContextLengthExceeded,
+    EngineDied,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NotAuthenticated,
+    RequestTooLarge,
+    ServerStopping,
+    StepFailed,
+    TreadleError,
+    UnsupportedParameter,
+)
+from ..errors import BodyTimeout, ForeignSite, MethodNotAllowed, RouteNotFound, envelope, headers_of
+from .examples import ANSWERS, FIELDS, REQUESTS, STREAM
+from .fields import Fields, prose, row, slug
+from .shapes import REF, Schema
+from .shell import MARK, block, fill, page, snippet
+from .snippets import ROOT, Caller, pretty
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+HALF = 44  # characters beside an answer
+ERRORS: dict[type[TreadleError], str] = {
+    InvalidRequest: "The request is malformed, or a value is out of range: `param` names the field.",
+    UnsupportedParameter: "A known field asks for something that this server does not do.",
+    ContextLengthExceeded: "The prompt, or prompt plus completion, is longer than the model's context.",
+    NotAuthenticated: "The API key is missing or wrong.",
+    ForeignSite: "A web site that `--cors-origin` does not name, or a host that `--allowed-host` does not name.",
+    ModelNotFound: "The request names a model that is not served here.",
+    RouteNotFound: "There is no such path.",
+    MethodNotAllowed: "The path does not take this method: `Allow` says which it takes.",
+    BodyTimeout: "The request's body did not arrive in time.",
+    RequestTooLarge: "The request's body is over the server's limit.",
+    StepFailed: "The engine could not compute this request; others go on.",
+    EngineDied: "The engine was lost while the request ran, and is restarted.",
+    TreadleError: "A fault of the server: its log says which.",
+    Busy: "No room: every slot and every place in the queue is taken, or the wait was too long.",
+    EngineUnavailable: "The model is loading, or the engine is being restarted.",
+    ServerStopping: "The server is shutting down.",
+}
+HEADERS_TOO_LARGE = (431, InvalidRequest.code, "The request's headers are too large.", False)
+EXAMPLE_ERROR = Busy("every slot and every place in the queue is taken: try again in 2 s", retry_after_s=1.4)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path, with what the document says about it."""
+
+    method: str
+    path: str
+    about: Mapping[str, Any]
+
+    @property
+    def body(self) -> Mapping[str, Any] | None:
+        """The request body's media type object; None for operations without a body."""
+        found: Mapping[str, Any] | None = self.about.get("requestBody", {}).get("content", {}).get(JSON)
+        return found
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the document has an example of a good answer."""
+        media = self.answer(JSON)
+        return "example" in media or bool(media.get("examples"))
+
+    def answer(self, kind: str) -> Mapping[str, Any]:
+        """The media type object of a good answer."""
+        found: Mapping[str, Any] = self.about.get("responses", {}).get("200", {}).get("content", {}).get(kind, {})
+        return found
+
+
+class Docs:
+    """The page of one OpenAPI `document`; `caller` says how its examples are to be called."""
+
+    def __init__(self, document: Mapping[str, Any], caller: Caller) -> None:
+        self._document = document
+        self._caller = replace(caller, width=HALF)
+        self._schemas: Mapping[str, Schema] = document.get("components", {}).get("schemas", {})
+        operations = list(operations_of(document))
+        self._calls = [operation for operation in operations if operation.body is not None]
+        self._routes = [operation for operation in operations if operation.body is None]
+
+    def html(self) -> str:
+        info = self._document["info"]
+        body = fill(
+            "docs.html",
+            mark=MARK,
+            version=escape(info["version"]),
+            calls="".join(map(self._call, self._calls)),
+            routes="".join(map(self._route, self._routes)),
+            errors=self._errors(),
+            contents=self._contents(),
+            url=snippet(self._caller.html(f"{ROOT}/v1"), label="the base URL"),
+            key=KEY_NEEDED if self._caller.key_needed else KEY_FREE,
+        )
+        return page(f"{info['title']} HTTP API", body, scripts=("common",))
+
+    # Parts of the page -------------------------------------------------------------------------------------------
+
+    def _contents(self) -> str:
+        calls = "".join(
+            f'<li><a href="#{slug(call.path)}">{escape(short(call.path))}</a><ul>{self._parts(call)}</ul></li>'
+            for call in self._calls
+        )
+        routes = "".join(f'<li><a href="#{anchor(route)}">{escape(route.path)}</a></li>' for route in self._routes)
+        return (
+            f'{calls}<li><a href="#routes">Other routes</a><ul>{routes}</ul></li><li><a href="#errors">Errors</a></li>'
+        )
+
+    def _parts(self, call: Operation) -> str:
+        fields = self._fields(call)
+        places = [(fields.anchor(name), name) for name in fields.leads()]
+        places += [(f"{slug(call.path)}-{slug(title)}", title) for title in fields.groups()]
+        return "".join(f'<li><a href="#{place}">{escape(name)}</a></li>' for place, name in places)
+
+    def _call(self, call: Operation) -> str:
+        request, answer, others = self._examples(call)
+        pair = self._pair(self._caller.post(call.path, request), answer)
+        more = "".join(
+            f"<details><summary>{escape(title)}</summary>{snippet(self._html(call, value))}</details>"
+            for title, value in others
+        )
+        return (
+            f'<section class="card" id="{slug(call.path)}"><h2>{heading(call)}</h2>{said(call)}'
+            f"{pair}{more}{self._stream(call)}{self._fields(call).html()}</section>"
+        )
+
+    def _html(self, call: Operation, value: Mapping[str, Any]) -> str:
+        return self._caller.html(self._caller.post(call.path, value))
+
+    def _route(self, route: Operation) -> str:
+        path = route.path.replace("{model}", quote(self._caller.model, safe="/"))
+        parameters = "".join(
+            row(
+                one["name"],
+                {"description": one.get("description", ""), **one.get("schema", {})},
+                needed=bool(one.get("required")),
+                anchor=f"{anchor(route)}-{slug(one['name'])}",
+            )
+            for one in route.about.get("parameters", ())
+        )
+        table = f'<table class="fields"><tbody>{parameters}</tbody></table>' if parameters else ""
+        return (
+            f'<div class="route" id="{anchor(route)}"><h3>{heading(route)}</h3>{said(route)}{table}'
+            f"{self._pair(self._caller.plain(path, route.method.upper()), self._example_answer(route))}</div>"
+        )
+
+    def _pair(self, request: str, answer: str) -> str:
+        asked = f"<div><h4>Request</h4>{snippet(self._caller.html(request))}</div>"
+        return (
+            f'<div class="pair">{asked}{f"<div><h4>Answer</h4>{block(escape(answer))}</div>" if answer else ""}</div>'
+        )
+
+    def _stream(self, call: Operation) -> str:
+        given = next(examples_of(call.answer(EVENTS), self._schemas), None)
+        chunks = STREAM.get(call.path)
+        text = given[1] if given else "".join(f"data: {json.dumps(one)}\n\n" for one in chunks or ())
+        if not text:
+            return ""
+        end = "" if given else "data: [DONE]"
+        return (
+            "<details><summary>The answer as a stream</summary><p>With <code>stream: true</code> the answer comes as "
+            "server-sent events, here abridged. A failure after the first event ends the stream with one "
+            f'<code>data: {{"error": …}}</code>.</p>{block(escape(str(text) + end))}</details>'
+        )
+
+    def _errors(self) -> str:
+        lines = [(kind.http_status, kind.code, meaning, kind.retryable) for kind, meaning in ERRORS.items()]
+        rows = "".join(
+            f"<tr><td>{status}</td><td><code>{code}</code></td><td>{prose(meaning)}"
+            f"{' <small>Try again after Retry-After seconds.</small>' if again else ''}</td></tr>"
+            for status, code, meaning, again in sorted([*lines, HEADERS_TOO_LARGE])
+        )
+        head = [f"HTTP/1.1 {EXAMPLE_ERROR.http_status} Service Unavailable", f"content-type: {JSON}"]
+        head += [f"{name.decode()}: {value.decode()}" for name, value in headers_of(EXAMPLE_ERROR)]
+        example = "\n".join([*head, "", pretty(envelope(EXAMPLE_ERROR))])
+        return (
+            f"{block(escape(example))}<table><thead><tr><th scope='col'>status</th><th scope='col'>code</th>"
+            f"<th scope='col'>meaning</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+    # What the document holds ---------------------------------------------------------------------------------------
+
+    def _fields(self, call: Operation) -> Fields:
+        assert call.body is not None
+        request, _, _ = self._examples(call)
+        body = resolved(call.body.get("schema", {}), self._schemas)
+        return Fields(call.path, body, self._schemas, request | FIELDS)
+
+    def _examples(self, call: Operation) -> tuple[dict[str, Any], str, list[tuple[str, dict[str, Any]]]]:
+        """A request with its answer, and further requests with their titles. The pair is the document's where it has an
+        answer: one of the document's requests beside an answer to another one would mislead."""
+        given = [one for one in examples_of(call.body or {}, self._schemas) if isinstance(one[1], dict)]
+        if not call.has_answer and call.path in REQUESTS:
+            given.insert(0, ("", REQUESTS[call.path]))
+        requests = [(title, self._ours(value)) for title, value in given]
+        return (requests[0][1] if requests else {}), self._example_answer(call), requests[1:]
+
+    def _example_answer(self, operation: Operation) -> str:
+        found = next(examples_of(operation.answer(JSON), self._schemas), None)
+        value = found[1] if found else ANSWERS.get((operation.method, operation.path), "")
+        if isinstance(value, Mapping):
+            value = self._ours(value)
+        return value if isinstance(value, str) else pretty(value, width=HALF)
+
+    def _ours(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """An example as the server would have it: with the served model's name."""
+        return {**value, "model": self._caller.model} if "model" in value else dict(value)
+
+
+KEY_FREE = "<p>No API key is needed.</p>"
+KEY_NEEDED = (
+    "<p>Every route but <code>/health/live</code> needs the API key: <code>Authorization: Bearer KEY</code> or "
+    "<code>x-api-key: KEY</code>. The examples read it from <code>$TREADLE_API_KEY</code>.</p>"
+)
+
+
+def operations_of(document: Mapping[str, Any]) -> Iterator[Operation]:
+    """Every operation, in the document's order; a HEAD beside a GET adds nothing."""
+    for path, methods in document["paths"].items():
+        for method, about in methods.items():
+            if method != "head" or "get" not in methods:
+                yield Operation(method, path, about)
+
+
+def resolved(schema: Schema, schemas: Mapping[str, Schema]) -> Schema:
+    """The schema that a reference names, or `schema` itself."""
+    return schemas.get(schema["$ref"].removeprefix(REF), {}) if "$ref" in schema else schema
+
+
+def examples_of(media: Mapping[str, Any], schemas: Mapping[str, Schema]) -> Iterator[tuple[str, Any]]:
+    """Examples of a media type object with their titles: its own, else those of its schema."""
+    if "example" in media:
+        yield "", media["example"]
+    elif media.get("examples"):
+        for name, example in media["examples"].items():
+            yield example.get("summary", f"Another request: {name}"), example.get("value")
+    else:
+        schema = resolved(media.get("schema", {}), schemas)
+        for value in schema.get("examples", ()):
+            yield "Another request", value
+
+
+def heading(operation: Operation) -> str:
+    """Method and path."""
+    method = escape(operation.method)
+    return f'<span class="verb {method}">{method.upper()}</span><code>{escape(operation.path)}</code>'
+
+
+def said(operation: Operation) -> str:
+    """Summary and description, as paragraphs."""
+    found = (operation.about.get(key, "") for key in ("summary", "description"))
+    return "".join(f"<p>{prose(text)}</p>" for text in found if text)
+
+
+def anchor(route: Operation) -> str:
+    """The id of a route's place on the page."""
+    return f"{route.method}-{slug(route.path)}"
+
+
+def short(path: str) -> str:
+    return path.removeprefix("/v1/")

@@ -1,0 +1,177 @@
+"""`/`: what runs here and how to call it. A page for browsers, JSON for programs; neither asks the engine anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.types import Scope
+
+from ....core.messages import Capabilities
+from ....engine.client import EngineClient
+from ....errors import EngineUnavailable
+from ....hosts import host_of
+from ...text import Texts, health_of
+from .negotiate import wants_html
+from .shell import HEADERS, MARK, fill, page, snippet
+from .snippets import ROOT, Caller
+
+LINKS = {
+    "docs": ("docs", "API docs", "every route and field, with examples"),
+    "openapi": ("openapi.json", "OpenAPI", "the same for programs"),
+    "models": ("v1/models", "Models", "the served model and its context"),
+    "status": ("v1/status", "Status", "admission, requests, engine, caches"),
+    "metrics": ("metrics", "Metrics", "for Prometheus"),
+    "ready": ("health/ready", "Readiness", "200 while new requests are taken"),
+}
+"""By name: the path, a title and what is there."""
+UNREADY = ("starting", "restarting", "draining", "stopping")
+PLAIN = {name: HEADERS[name] for name in ("cache-control", "vary")}
+
+
+class Home:
+    """The page and its JSON form, for the model served as `model`. `key_needed`: calls need an API key."""
+
+    def __init__(self, engine: EngineClient, texts: Texts, model: str, version: str, *, key_needed: bool) -> None:
+        self._engine = engine
+        self._texts = texts
+        self._model = model
+        self._version = version
+        self._key_needed = key_needed
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["server"])
+        router.add_api_route("/", self.show, summary="This server in brief: JSON, or a page for browsers")
+        router.add_api_route("/", self.show, methods=["HEAD"], include_in_schema=False)
+        return router
+
+    async def show(self, request: Request) -> Response:
+        root = root_of(request.scope)
+        if wants_html(request.scope):
+            return HTMLResponse(self.html(root), headers=HEADERS)
+        body = msgspec.json.encode(self.facts(root))
+        return Response(body, media_type="application/json", headers=PLAIN)
+
+    def facts(self, root: str) -> dict[str, Any]:
+        """What programs get. `root` is the server's address as the client wrote it."""
+        health = health_of(self._engine, self._texts)
+        return {
+            "name": "treadle",
+            "version": self._version,
+            "model": self._model,
+            "state": health.state,
+            "ready": health.ready,
+            "reason": health.reason,
+            "base_url": f"{root}/v1",
+            "links": {name: f"/{path}" for name, (path, *_) in LINKS.items()},
+        }
+
+    def html(self, root: str) -> str:
+        """The page, with everything that is known now; its script keeps it true."""
+        health = health_of(self._engine, self._texts)
+        body = fill(
+            "home.html",
+            mark=MARK,
+            version=escape(self._version),
+            model=escape(self._model),
+            state=escape(health.state),
+            label="Loading" if health.state == "starting" else escape(health.state.capitalize()),
+            why=escape(health.reason),
+            silent="" if health.reason else " hidden",
+            effect="" if health.state in UNREADY else " hidden",
+            about=self._about(known=health.ready),
+            connect=self._connect(root),
+            links="".join(_link(*link) for link in LINKS.values()),
+        )
+        return page(f"{self._model} · Treadle", body, scripts=("common", "live"))
+
+    def caller(self, root: str) -> Caller:
+        """What snippets need to know."""
+        return Caller(self._model, self._key_needed, self._chats(), root)
+
+    def _chats(self) -> bool:
+        """False for a model that is known to have no chat template."""
+        try:
+            return self._texts.model().chat_template is not None
+        except EngineUnavailable:
+            return True
+
+    def _about(self, *, known: bool) -> str:
+        can = self._engine.capabilities
+        facts = "" if can is None else f'<dl class="facts">{_definitions(_facts(can, self._engine))}</dl>'
+        return (
+            f'<div id="about" data-model="{escape(self._model)}" data-known="{"yes" if known else "no"}">{facts}</div>'
+        )
+
+    def _connect(self, root: str) -> str:
+        caller = self.caller(root)
+        url = snippet(caller.html(f"{ROOT}/v1"), label="the base URL")
+        key = "<p class='soft'>Calls need this server's API key, here in <code>$TREADLE_API_KEY</code>.</p>"
+        free = "<p class='soft'>No API key is needed: any value will do where a client wants one.</p>"
+        tabs = "".join(_tab(i, name, code) for i, (name, code) in enumerate(caller.all().items()))
+        return (
+            '<section class="card" id="connect" aria-labelledby="call"><h2 id="call">Connect</h2>'
+            f'<div class="url">{url}</div>{key if self._key_needed else free}'
+            f'<div class="tabs" role="group" aria-label="Examples">{tabs}</div></section>'
+        )
+
+
+def root_of(scope: Scope) -> str:
+    """The address of this server as the client wrote it, without a slash at its end: `http://127.0.0.1:8000`."""
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+    if host_of(given) is None:
+        host, port = scope.get("server") or ("127.0.0.1", 8000)
+        given = f"{host}:{port}"
+    return f"{scope['scheme']}://{given}"
+
+
+def _tab(i: int, name: str, code: str) -> str:
+    checked = " checked" if i == 0 else ""
+    return (
+        f'<input type="radio" name="tab" id="tab{i}"{checked}><label for="tab{i}">{name}</label>'
+        f'<div class="panel">{snippet(code, label=f"the {name} example")}</div>'
+    )
+
+
+def _link(path: str, name: str, about: str) -> str:
+    return f'<li><a href="{path}">{name}</a><small>{about}</small></li>'
+
+
+def _definitions(facts: Iterable[tuple[str, str, str]]) -> str:
+    return "".join(
+        f"<div><dt>{name}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
+        for name, value, more in facts
+    )
+
+
+def _facts(can: Capabilities, engine: EngineClient) -> Iterable[tuple[str, str, str]]:
+    """What a person wants to know of the model and the machine: name, value, details."""
+    parameters = f"{_count(can.parameters)} parameters, " if can.parameters else ""
+    yield "Architecture", can.architecture, f"{parameters}{can.dtype}"
+    yield "Context", f"{can.context:,} tokens", "prompt plus answer"
+    details = can.details
+    software = f"mlx {details['mlx']}" if "mlx" in details else ""
+    yield "Device", details.get("device", can.device), ", ".join(filter(None, (can.device, software)))
+    cache = f"KV cache up to {_bytes(can.kv_budget_bytes)}" if can.kv_budget_bytes else "KV cache not limited"
+    yield "Memory", f"{_bytes(can.weight_bytes)} of weights", cache
+    admission = engine.admission
+    waiting = f"{admission.max_waiting} more wait up to {admission.max_wait_s:g} s"
+    yield "Capacity", f"{admission.max_running} at once", waiting if admission.max_waiting else "others are refused"
+
+
+def _bytes(count: float) -> str:
+    units = ("B", "kB", "MB", "GB", "TB")
+    for unit in units:
+        if count < 999.5 or unit == units[-1]:
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
+
+
+def _count(count: float) -> str:
+    return f"{count / 1e9:.3g} B" if count >= 999.5e6 else f"{count / 1e6:.3g} M"
