@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from treadle.compose import owner_of, owner_spec
+from treadle import installation
+from treadle.compose import owner_of, owner_spec, require_installed
 from treadle.config import Settings
+from treadle.errors import StartFailed
+from treadle.installation import Problem
 from treadle.models.folder import ModelFolder, Source
 
 GIVEN: dict[str, Any] = {
@@ -34,3 +37,23 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
     factory(lambda stage: None)
     assert {name: built[name] for name in GIVEN} == GIVEN
     assert limits.max_running == 3
+
+
+def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a model is fetched: MLX, the demo and the gateway, with one command for all three."""
+    told = "{} is missing"
+    monkeypatch.setattr(installation, "unusable", lambda: Problem(told.format("MLX"), "a", extra="cpu"))
+    monkeypatch.setattr("treadle.models.demo.lacks", lambda: Problem(told.format("the demo"), "b", extra="demo"))
+    monkeypatch.setattr("treadle.fleet.plan.lacks_gateway", lambda: Problem(told.format("smg"), "c", extra="fleet"))
+    monkeypatch.setattr("treadle.installation.backend.install_command", lambda *extras: f"get {extras}")
+    with pytest.raises(StartFailed) as caught:
+        require_installed("demo", gateway=True)
+    said = "MLX is missing, the demo is missing, smg is missing: get ('cpu', 'demo', 'fleet')"
+    assert caught.value.message == said
+    with pytest.raises(StartFailed, match=r"^MLX is missing: get \('cpu',\)$"):
+        require_installed("owner/name")
+
+
+def test_what_is_installed_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.models.demo.lacks", lambda: None)
+    require_installed("demo")

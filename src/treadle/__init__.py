@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .library import Completion, Engine
 
-__all__ = ["Completion", "Engine"]
+    __version__: str
+
+__all__ = ["Completion", "Engine", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Load the library when it is first asked for: `import treadle` alone stays cheap."""
+    if name == "__version__":
+        from .installation import version
+
+        return version()
     if name in __all__:
         from . import library
 

@@ -102,6 +102,9 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
         from .runner import blas
 
         report = blas.prepare(spec.threads)
+        from .runner.require import require_mlx
+
+        require_mlx()
         from .runner.build import build as build_runner
 
         return build_runner(
@@ -146,6 +149,23 @@ def engine_for(
         Patience(settings.hang_after_s, settings.start_timeout_s),
         observers=observers,
     )
+
+
+def require_installed(model: str, *, gateway: bool = False) -> None:
+    """Check that everything is installed that serving `model` needs, before anything is fetched or converted.
+
+    Raises StartFailed with one command that installs all that is missing. `gateway`: the SMG gateway is needed too.
+    """
+    from . import installation
+    from .models.resolve import lacks
+
+    found = [installation.unusable(), lacks(model)]
+    if gateway:
+        from .fleet.plan import lacks_gateway
+
+        found.append(lacks_gateway())
+    if problems := [problem for problem in found if problem is not None]:
+        raise StartFailed(installation.together(problems))
 
 
 class Texts:
@@ -272,6 +292,7 @@ class Server:
         from .models.resolve import resolve
 
         began = time.monotonic()
+        await aside(lambda: require_installed(self.settings.model))
 
         def progress(stage: str) -> None:
             engine.supervisor.stage = stage

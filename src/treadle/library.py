@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from .compose import Texts, aside, engine_for
+from .compose import Texts, aside, engine_for, require_installed
 from .config import Settings
 from .engine.client import EngineClient
 from .errors import InvalidRequest
@@ -71,6 +71,7 @@ class Engine:
         if self._begun:
             raise RuntimeError("an engine starts once: make another")
         self._begun = True
+        await aside(lambda: require_installed(self.settings.model))
         folder = await aside(lambda: resolve(self.settings, self._progress))
         await self._texts.load(folder, self.settings)
         client = engine_for(self.settings, lambda: folder)

@@ -15,7 +15,7 @@ import pytest
 from treadle.cli import app
 from treadle.config import Settings
 
-NOT_SETTINGS = {"config", "check", "as_json"}
+NOT_SETTINGS = {"config", "check", "brief", "as_json"}
 
 
 def treadle(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import treadle
 from tests.support.tiny import make_tiny
 from treadle.cli import doctor
 from treadle.cli.probe import Answer, Question
 from treadle.config import Settings
+from treadle.errors import StartFailed
+from treadle.installation import install_command
 
 GOOD: dict[str, dict[str, Any]] = {
     "blas": {"text": "OpenBLAS 0.3", "threads": 1, "warning": ""},
@@ -95,6 +99,36 @@ def test_for_people_each_line_has_a_mark_and_the_verdict_comes_last(
     assert lines[0] == "System"
     assert lines[-1] == "Can serve"
     assert any(line.split()[:2] == ["ok", "device"] for line in lines)
+
+
+def test_in_brief_it_is_one_line(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert doctor.run_brief(Settings(model=str(folder)), Asked()) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f"Treadle {treadle.__version__} on cpu: a CPU, 8.0 GiB usable, OpenBLAS 0.3; MLX ")
+    assert line.endswith(f": can serve {folder}\n")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (Asked(mlx={"error": "no device", "fix": "buy one"}), "no device: buy one"),
+        (Asked(mlx_lm={"error": "too old"}), "too old"),
+    ],
+)
+def test_in_brief_the_first_failure_is_an_error(folder: Path, ask: Asked, says: str) -> None:
+    with pytest.raises(StartFailed) as caught:
+        doctor.run_brief(Settings(model=str(folder)), ask)
+    assert caught.value.message == f"can't serve {folder}: {says}"
+
+
+def test_in_brief_all_that_is_not_installed_is_named_with_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treadle.models.cache.default_root", lambda: tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StartFailed, match=re.escape("the demo model is not installed (gguf and ")):
+        doctor.run_brief(Settings(model="demo"), Asked())
 
 
 @pytest.mark.parametrize(
@@ -209,7 +243,7 @@ def test_the_demo_without_its_package_names_the_extra(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, plain = report(capsys, Asked(), "demo")
     assert code == 1
-    assert plain["sections"]["Model"]["model"]["fix"] == "pip install 'treadle[demo]'"
+    assert plain["sections"]["Model"]["model"]["fix"] == install_command("demo")
 
 
 def test_with_check_a_machine_that_can_not_serve_is_not_checked(

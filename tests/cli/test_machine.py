@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from treadle import installation
 from treadle.cli import machine
 from treadle.cli.findings import Finding, Mark, count, size
+from treadle.installation import Problem
 
 
 def test_every_finding_names_itself_and_nothing_fails_here() -> None:
@@ -36,34 +38,34 @@ def test_without_a_container_there_is_no_limit(tmp_path: Path) -> None:
     assert machine.memory_limit(tmp_path) is None
 
 
-def mlx(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> Finding:
-    monkeypatch.setattr(machine, "version_of", versions.get)
-    monkeypatch.setattr(machine, "_mlx_builds", lambda: sorted(versions.keys() - {"treadle", "mlx", "mlx-lm"}))
+def mlx(monkeypatch: pytest.MonkeyPatch, problem: Problem | None) -> Finding:
+    monkeypatch.setattr(installation, "problem", lambda: problem)
     return next(finding for finding in machine.software() if finding.name == "mlx")
 
 
-def test_two_builds_of_mlx_beside_each_other_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = mlx(monkeypatch, {"treadle": "1", "mlx": "2", "mlx-lm": "3", "mlx-cpu": "2", "mlx-cuda-13": "2"})
-    assert found.mark is Mark.WARN
-    assert "pip uninstall mlx-cpu mlx-cuda-13" in found.fix
+def test_what_keeps_mlx_from_working_fails_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mlx(monkeypatch, Problem("MLX is too old", "pip install mlx"))
+    assert (found.mark, found.fix) == (Mark.FAIL, "pip install mlx")
+    assert found.value.endswith(": MLX is too old")
 
 
-def test_mlx_without_a_build_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = mlx(monkeypatch, {"treadle": "1", "mlx": "2", "mlx-lm": "3"})
-    assert found.mark is Mark.FAIL
-    assert "treadle[cpu]" in found.fix
+def test_what_may_keep_mlx_from_working_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mlx(monkeypatch, Problem("two builds", "remove one", certain=False))
+    assert (found.mark, found.fix) == (Mark.WARN, "remove one")
 
 
-def test_a_build_of_another_version_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = mlx(monkeypatch, {"treadle": "1", "mlx": "2", "mlx-lm": "3", "mlx-metal": "1"})
-    assert found.mark is Mark.WARN
-    assert "mlx==2" in found.fix
+def test_mlx_that_is_not_installed_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "version_of", lambda name: None)
+    monkeypatch.setattr(installation, "builds", dict)
+    found = mlx(monkeypatch, Problem("MLX is not installed", "pip install mlx"))
+    assert (found.value, found.mark) == ("MLX is not installed", Mark.FAIL)
 
 
-def test_mlx_that_is_not_installed_fails_with_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = mlx(monkeypatch, {"treadle": "1", "mlx-lm": "3"})
-    assert found.mark is Mark.FAIL
-    assert "treadle[cuda]" in found.fix
+def test_mlx_lm_that_is_not_installed_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "version_of", lambda name: None)
+    found = next(finding for finding in machine.software() if finding.name == "mlx-lm")
+    assert (found.value, found.mark) == ("not installed", Mark.FAIL)
+    assert "install 'mlx-lm" in found.fix
 
 
 def test_few_open_files_warn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,14 +82,20 @@ def test_few_open_files_that_serve_may_raise_are_fine(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("platform", "architecture", "mark"),
-    [("darwin", "arm64", Mark.OK), ("darwin", "x86_64", Mark.FAIL), ("win32", "AMD64", Mark.FAIL)],
+    ("platform", "architecture", "mlx", "mark"),
+    [
+        ("darwin", "arm64", None, Mark.OK),
+        ("darwin", "x86_64", None, Mark.FAIL),
+        ("win32", "AMD64", None, Mark.FAIL),
+        ("win32", "AMD64", "0.32.4", Mark.WARN),
+    ],
 )
-def test_platforms_that_mlx_has_no_build_for_fail(
-    monkeypatch: pytest.MonkeyPatch, platform: str, architecture: str, mark: Mark
+def test_platforms_that_mlx_has_no_build_for_fail_unless_it_was_built_there(
+    monkeypatch: pytest.MonkeyPatch, platform: str, architecture: str, mlx: str | None, mark: Mark
 ) -> None:
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setattr("platform.machine", lambda: architecture)
+    monkeypatch.setattr(machine, "version_of", lambda name: mlx)
     assert machine._platform().mark is mark
 
 

@@ -64,6 +64,15 @@ def test_a_start_that_fails_says_why_and_nothing_after_it(where, error, message)
     assert [runner.closed for runner in made] == [1] * len(made)
 
 
+@pytest.mark.parametrize(("error", "logged"), [(ModelError("torn"), "DEBUG"), (ValueError("odd"), "ERROR")])
+def test_a_traceback_is_shown_for_what_has_no_explanation_and_else_for_those_who_debug(caplog, error, logged):
+    caplog.set_level("DEBUG")
+    live(builds(FaultyRunner(Faults(warm_up=error))))
+    (record,) = [record for record in caplog.records if record.message == "the engine could not start"]
+    assert record.levelname == logged
+    assert record.exc_info
+
+
 def test_a_runner_that_breaks_is_closed_and_failed_is_the_last_word():
     """B7."""
     runner = FaultyRunner(Faults(always=RunnerBroken("lost")))

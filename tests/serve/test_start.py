@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -59,6 +60,37 @@ def test_an_unknown_architecture(start: Start, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "perceptron"}))
     assert "perceptron" in failed(start(folder))
+
+
+def stub(folder: Path, core: str) -> dict[str, str]:
+    """The environment in which `mlx.core` is `core` instead of MLX."""
+    (folder / "mlx").mkdir(parents=True)
+    (folder / "mlx" / "__init__.py").write_text("")
+    (folder / "mlx" / "core.py").write_text(core)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.parametrize("options", [(), ("--in-process",)])
+@pytest.mark.parametrize(
+    ("core", "says"),
+    [
+        ("raise ImportError('libcuda.so.1: cannot open shared object file')", "needs NVIDIA's driver"),
+        ("raise ImportError('undefined symbol: _ZN3mlx')", "install --force-reinstall --no-deps mlx=="),
+        ("zeros = abs\ndef eval(x): raise RuntimeError('No Metal device found')", "can't compute on its device"),
+    ],
+)
+def test_mlx_that_does_not_work(
+    start: Start, tiny: Tiny, tmp_path: Path, options: tuple[str, ...], core: str, says: str
+) -> None:
+    """C1: the cause and the cure in one line, whichever process the engine is in."""
+    assert says in failed(start(tiny("gemma3"), *options, env=stub(tmp_path / "stub", core)))
+
+
+def test_those_who_debug_get_the_traceback(start: Start, tiny: Tiny, tmp_path: Path) -> None:
+    env = stub(tmp_path / "stub", "raise ImportError('no such symbol')")
+    server = start(tiny("gemma3"), "--log-level", "debug", env=env)
+    assert server.stopped(60) == 1
+    assert "ImportError: no such symbol" in server.said
 
 
 def test_a_context_longer_than_the_models(start: Start, tiny: Tiny) -> None:

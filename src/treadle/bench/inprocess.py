@@ -21,6 +21,7 @@ from ..engine.mailbox import Mailbox
 from ..engine.owner import OwnerLimits, kv_tokens, scheduler_for
 from ..runner import blas
 from ..runner.base import RunnerBroken
+from ..runner.require import require_mlx
 from .engine_figures import FORMAT, OURS, THEIRS, Batch, EngineResult, Record, agreement, batch_of
 from .errors import BenchError
 from .machine import this_machine
@@ -122,6 +123,7 @@ class Engines:
 
     def __init__(self, folder: Path, name: str, bench: EngineBench, say: Say) -> None:
         report = blas.prepare(bench.threads)
+        require_mlx()
         from ..runner.loader import load
         from ..runner.text import TextRunner
         from ..runner.threads import ThreadGovernor

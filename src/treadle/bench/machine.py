@@ -6,9 +6,9 @@ import os
 import platform
 import shutil
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 
+from ..installation import version
 from .sample import Machine
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -22,7 +22,7 @@ def this_machine() -> Machine:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         python=platform.python_version(),
-        treadle=version("treadle"),
+        treadle=version(),
         accelerator=accelerator(),
     )
 

@@ -83,9 +83,9 @@ app.command("fleet", context_settings={"allow_extra_args": True, "ignore_unknown
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        from importlib.metadata import version as installed
+        from ..installation import version as installed
 
-        print(f"treadle {installed('treadle')}")
+        print(f"treadle {installed()}")
         raise typer.Exit
 
 
@@ -198,6 +198,9 @@ def doctor(
     check: Annotated[
         bool, typer.Option("--check", help="Also run the model: fidelity, cancel, crash recovery, a burst.")
     ] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="One line: versions, device and verdict, or the first failure and its cure.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     config: Config = None,
     revision: Revision = None,
@@ -210,10 +213,12 @@ def doctor(
 ) -> None:
     """Say what would run here and what is in the way: device, memory, BLAS, versions, model. Exit code 0 if it can
     serve. With --check, run MODEL and print a report to paste into an issue."""
-    settings = _settings({k: v for k, v in locals().items() if k not in ("check", "as_json")})
-    from .doctor import run
+    settings = _settings({k: v for k, v in locals().items() if k not in ("check", "brief", "as_json")})
+    if brief and (check or as_json):
+        raise typer.BadParameter("--brief stands alone: leave out --check and --json")
+    from .doctor import run, run_brief
 
-    raise typer.Exit(run(settings, check=check, as_json=as_json))
+    raise typer.Exit(run_brief(settings) if brief else run(settings, check=check, as_json=as_json))
 
 
 HubModel = Annotated[str, typer.Argument(help="A hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo'.")]

@@ -44,6 +44,7 @@ def engine_command(
 def _measure(model: str, batch: str, json: Path | None, *options: Any) -> EngineResult:
     from ..bench.inprocess import EngineBench, measure
     from ..bench.store import check_writable, save
+    from ..compose import require_installed
     from ..config import Settings
     from ..models.resolve import resolve
 
@@ -51,6 +52,7 @@ def _measure(model: str, batch: str, json: Path | None, *options: Any) -> Engine
     if json is not None:
         check_writable(json)
     say = _progress()
+    require_installed(model)
     folder = resolve(Settings(model=model), say)
     result = measure(folder.path, folder.name, bench, say)
     if json is not None:

@@ -12,7 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
+from .. import installation
 from ..config import Settings
+from ..errors import StartFailed
 from ..runner import blas
 from . import machine, whereabouts
 from .findings import Finding, Findings, Mark, count, show, size
@@ -27,7 +29,6 @@ _AT = {
     "text": "the model's tokenizer",
     "model": "the model's architecture",
 }
-_REINSTALL = "reinstall MLX: pip install --force-reinstall 'treadle[cpu]' (or [cuda]; on macOS plain treadle)"
 
 
 def run(settings: Settings, *, check: bool, as_json: bool, ask: Ask = ask) -> int:
@@ -40,6 +41,35 @@ def run(settings: Settings, *, check: bool, as_json: bool, ask: Ask = ask) -> in
     else:
         show(findings, Console(highlight=False))
     return 0 if findings.ok else 1
+
+
+def run_brief(settings: Settings, ask: Ask = ask) -> int:
+    """Print one line: what would serve here, and on what; 0 when it could.
+
+    Raises StartFailed with all that is not installed, or the first thing that fails, and the cure.
+    """
+    from ..compose import require_installed
+
+    require_installed(settings.model)
+    found = examine(settings, ask)
+    if not found.ok:
+        raise StartFailed(f"can't serve {settings.model}: {found.first_failure()}")
+    print(f"{in_brief(found)}: can serve {settings.model}")
+    return 0
+
+
+def in_brief(found: Findings) -> str:
+    """The device and the versions, in one line."""
+    device, library = found.of(ENGINE, "device"), found.of(ENGINE, "BLAS")
+    on = [item.value for item in (device, library) if item is not None and item.value != blas.DEVICE]
+    names = {"mlx": "MLX", "mlx-lm": "mlx-lm", "Python": "Python"}
+    versions = [f"{shown} {_version(found, name)}" for name, shown in names.items()]
+    return f"Treadle {_version(found, 'treadle')} on {', '.join(on)}; {', '.join(versions)}"
+
+
+def _version(found: Findings, name: str) -> str:
+    item = found.of(machine.SOFTWARE, name)
+    return str(item.facts["version"]) if item is not None and item.facts else "?"
 
 
 def _run_check(settings: Settings, findings: Findings, as_json: bool) -> int:
@@ -102,20 +132,22 @@ def _ended(answer: Answer) -> Finding:
     at = next((said for name, said in _AT.items() if name not in answer.parts), "its end")
     said = f" ({answer.last_words})" if answer.last_words else ""
     facts = {"at": at, "ended": answer.ended, "last_words": answer.last_words}
-    fix = _REINSTALL if "mlx-lm" not in answer.parts else "choose another model, or newer versions of mlx and mlx-lm"
+    fix = "choose another model, or newer versions of mlx and mlx-lm"
+    if "mlx-lm" not in answer.parts:
+        fix = f"install MLX anew: {installation.reinstall_command()}"
     return Finding(ENGINE, "probe", f"failed at {at}: {answer.ended}{said}", Mark.FAIL, fix, facts)
 
 
 def _device(part: Mapping[str, Any]) -> Finding:
     if "error" in part:
-        return Finding(ENGINE, "device", f"MLX can't be used: {part['error']}", Mark.FAIL, _REINSTALL, part)
+        return Finding(ENGINE, "device", part["error"], Mark.FAIL, part.get("fix", ""), part)
     memory = f", {size(part['usable_bytes'])} usable" if part["usable_bytes"] else ""
     return Finding(ENGINE, "device", f"{part['kind']}: {part['name']}{memory}", facts=part)
 
 
 def _blas(part: Mapping[str, Any]) -> Finding:
     if "error" in part:
-        return Finding(ENGINE, "BLAS", part["error"], Mark.WARN, "pip install 'treadle[cpu]'", part)
+        return Finding(ENGINE, "BLAS", part["error"], Mark.WARN, installation.install_command("cpu"), part)
     if part.get("warning"):
         return Finding(ENGINE, "BLAS", f"{part['text']}; {part['warning']}", Mark.WARN, facts=part)
     if part["threads"] > (most := blas.default_threads()):

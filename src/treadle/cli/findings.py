@@ -51,6 +51,13 @@ class Findings:
         """The finding of that name, if there is one."""
         return next((i for i in self.items if (i.section, i.name) == (section, name)), None)
 
+    def first_failure(self) -> str:
+        """The first finding that fails, with its cure, in one line; empty where none does."""
+        failed = next((item for item in self.items if item.mark is Mark.FAIL), None)
+        if failed is None:
+            return ""
+        return f"{failed.value}: {failed.fix}" if failed.fix else failed.value
+
     def to_plain(self) -> dict[str, Any]:
         """As JSON shows it: `ok`, and per section and name the mark, the value, the fix and the facts."""
         sections: dict[str, dict[str, Any]] = {}

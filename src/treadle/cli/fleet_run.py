@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ..compose import aside
+from ..compose import aside, require_installed
 from ..errors import ConfigError
 from ..exposure import Reach, addresses, http_access
 from ..fleet.fleet import Fleet, FleetView
@@ -37,6 +37,7 @@ async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     """Run the fleet until told to stop; 0 after a clean end. Raises TreadleError."""
     access = http_access(plan.host, has_key=plan.asks_for_a_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
+    require_installed(plan.model, gateway=True)
     with Announcer(Reach(tuple(urls), (), (access,)), has_key=plan.api_key is not None) as say:
         fleet = Fleet(plan, say)
         with ShutdownSignals(at_once=fleet.kill) as signals:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import resource
-import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
+from .. import installation
+from ..installation import version_of
 from ..runner import blas
 from .findings import Finding, Mark, size
 
@@ -17,7 +17,6 @@ SYSTEM, SOFTWARE = "System", "Software"
 FEW_FILES = 1024
 _CGROUP = Path("/sys/fs/cgroup")
 _BESIDE = ("tokenizers", "transformers", "huggingface_hub", "fastapi", "starlette", "uvicorn", "pydantic", "numpy")
-_INSTALL = "pip install 'treadle[cpu]' (Linux), 'treadle[cuda]' (Linux with an NVIDIA GPU) or treadle (macOS)"
 
 
 def system() -> list[Finding]:
@@ -33,11 +32,10 @@ def software() -> list[Finding]:
 def _platform() -> Finding:
     value = f"{platform.platform()} ({platform.machine()})"
     facts = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
-    if sys.platform == "darwin" and platform.machine() != "arm64":
-        fix = "use an arm64 Python (on Apple silicon this one runs under Rosetta); MLX has no Intel build"
-        return Finding(SYSTEM, "platform", value, Mark.FAIL, fix, facts)
-    if sys.platform not in ("darwin", "linux"):
-        return Finding(SYSTEM, "platform", value, Mark.FAIL, "use macOS or Linux (WSL counts)", facts)
+    if (found := installation.unsupported()) is not None:
+        # where MLX is installed all the same, it was built for this machine
+        mark = Mark.FAIL if version_of("mlx") is None else Mark.WARN
+        return Finding(SYSTEM, "platform", f"{value}: {found.what}", mark, found.fix, facts)
     return Finding(SYSTEM, "platform", value, facts=facts)
 
 
@@ -92,41 +90,27 @@ def _python() -> Finding:
 
 def _packages() -> Iterator[Finding]:
     for name in ("treadle", "mlx", "mlx-lm"):
-        version = version_of(name)
-        if version is None:
-            yield Finding(SOFTWARE, name, "not installed", Mark.FAIL, _INSTALL)
-        elif name == "mlx":
-            yield _mlx(version)
-        else:
-            yield Finding(SOFTWARE, name, version, facts={"version": version})
+        yield _mlx() if name == "mlx" else _package(name)
     beside = {name: version for name in _BESIDE if (version := version_of(name))}
     yield Finding(SOFTWARE, "beside", ", ".join(f"{name} {v}" for name, v in beside.items()), facts=beside)
 
 
-def _mlx(version: str) -> Finding:
-    builds = {name: found for name in _mlx_builds() if (found := version_of(name))}
-    value = version + (f" ({', '.join(f'{name} {v}' for name, v in builds.items())})" if builds else "")
+def _package(name: str) -> Finding:
+    version = installation.version() if name == "treadle" else version_of(name)
+    if version is None:
+        fix = installation.pip_install(installation.requirement(name))
+        return Finding(SOFTWARE, name, "not installed", Mark.FAIL, fix)
+    return Finding(SOFTWARE, name, version, facts={"version": version})
+
+
+def _mlx() -> Finding:
+    """What is installed of MLX. What merely may be wrong is a warning: the probe tries it."""
+    version, builds, problem = version_of("mlx"), installation.builds(), installation.problem()
+    value = version or "not installed"
+    value += f" ({', '.join(f'{name} {v}' for name, v in builds.items())})" if builds else ""
     facts = {"version": version, "builds": builds}
-    if not builds:
-        return Finding(SOFTWARE, "mlx", f"{value}, without a build for any device", Mark.FAIL, _INSTALL, facts)
-    if len(builds) > 1:
-        fix = f"pip uninstall {' '.join(builds)}, then install one of treadle[cpu] and treadle[cuda] again"
-        return Finding(SOFTWARE, "mlx", f"{value}: two builds share one library file", Mark.WARN, fix, facts)
-    others = {v for v in builds.values() if v != version}
-    if others:
-        fix = f"pip install --upgrade mlx=={version} {next(iter(builds))}=={version}"
-        return Finding(SOFTWARE, "mlx", f"{value}: the parts' versions differ", Mark.WARN, fix, facts)
-    return Finding(SOFTWARE, "mlx", value, facts=facts)
-
-
-def _mlx_builds() -> list[str]:
-    names = {str(found.metadata["Name"]).lower() for found in metadata.distributions()}
-    return sorted(name for name in names if name.startswith(("mlx-metal", "mlx-cpu", "mlx-cuda")))
-
-
-def version_of(name: str) -> str | None:
-    """The installed version of a package; None when it is not there."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    if problem is None:
+        return Finding(SOFTWARE, "mlx", value, facts=facts)
+    mark = Mark.FAIL if problem.certain else Mark.WARN
+    value = problem.what if version is None else f"{value}: {problem.what}"
+    return Finding(SOFTWARE, "mlx", value, mark, problem.fix, facts)

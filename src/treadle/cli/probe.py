@@ -153,6 +153,10 @@ def _blas(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mlx(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+    from ..runner.require import try_mlx
+
+    if (found := try_mlx()) is not None:
+        return {"error": found.what, "fix": found.fix}
     from ..runner import memory
 
     device = memory.device()

