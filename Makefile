@@ -1,6 +1,4 @@
-# install: makes .venv with everything.  serve: the packaged demo model on 127.0.0.1:8000.  test, lint, types: checks.
-#   make serve ARGS="--port 8001"        make serve MODEL=path/or/hub-id        make test ARGS="-k gate"
-# WORKERS: processes that `test` spreads the tests' files over; 0 for none but its own, as a debugger wants it.
+# `make help` lists the targets. Variables are given on the command line: make serve MODEL=path/or/hub-id
 
 PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
 VENV := .venv
@@ -8,45 +6,90 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 WORKERS ?= 2
 ARGS ?=
+EXTRAS :=
 
 ifeq ($(shell uname -s),Darwin)
 BACKEND :=
 else ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
-BACKEND := cuda,
+BACKEND := cuda
 else
-BACKEND := cpu,
+BACKEND := cpu
 endif
 
-# coverage: every line and branch of core/, engine/ and cache/.
+comma := ,
+empty :=
+RUNTIME = $(subst $(empty) $(empty),$(comma),$(strip $(BACKEND) demo $(subst $(comma), ,$(EXTRAS))))
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+FAILED = { echo "make: pip could not install the packages, for the reason above: mend it (the network, pip's index) and run make again" >&2; exit 1; }
 
-.PHONY: install serve test coverage lint types format clean
+# An environment that was moved or copied here, or whose Python has gone, is made anew: its scripts name other places.
+MOVED := $(if $(wildcard $(VENV)/.runtime),$(shell test "$$(cat $(VENV)/.runtime)" = "$(CURDIR)" || echo yes))
+ifneq ($(wildcard $(VENV)/.runtime),)
+ifneq ($(shell $(BIN)/python -I -c 'import os, treadle; print(os.path.samefile(os.path.dirname(treadle.__file__), "src/treadle"))' 2>/dev/null),True)
+$(shell touch -t 200001010000 $(VENV)/.runtime)
+endif
+endif
 
-install: $(VENV)/.installed
+.PHONY: help install ready dev serve shell test coverage lint types format clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Treadle needs Python 3.11 or newer: install it, or name one with PYTHON=..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) (a minute or two the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(BACKEND)demo,dev]'
+help:
+	@echo "make serve      install into $(VENV) if need be, and serve the demo model on 127.0.0.1:8000"
+	@echo "                MODEL=path/or/hub-id   ARGS=\"--port 8001 --max-running 8\"   (./treadle serve --help)"
+	@echo "make install    install again what serving needs, and show what it runs on"
+	@echo "                EXTRAS=fleet adds the SMG gateway   BACKEND=cpu|cuda   PYTHON=python3.12"
+	@echo "make shell      a shell in which treadle is found; or use ./treadle, or source $(BIN)/activate"
+	@echo "make test       run the tests, installing what they need   ARGS=\"-k gate\"   WORKERS=0 for one process"
+	@echo "make coverage   core/, engine/ and cache/ by line and branch"
+	@echo "make lint       ruff   make types      mypy   make format     ruff, changing files"
+	@echo "make clean      remove $(VENV) and what the tools keep"
+
+install:
+	@rm -f $(VENV)/.dev; test ! -e $(VENV)/.runtime || touch -t 200001010000 $(VENV)/.runtime
+	@$(MAKE) --no-print-directory ready
+	@$(BIN)/treadle doctor --brief
+	@echo "Start it with make serve, ./treadle serve MODEL, or after 'source $(BIN)/activate' with treadle serve MODEL"
+
+ready: $(VENV)/.runtime
+
+dev: $(VENV)/.dev
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: Treadle needs Python 3.11 or newer: install it, or name one with PYTHON=..." >&2; exit 1; }
+	@if test -e $(VENV)/pyvenv.cfg && { test -n "$(MOVED)" || ! $(BIN)/python -c 0 2>/dev/null; }; then \
+		echo "$(VENV) was moved here, or its Python has gone: making it anew"; rm -rf $(VENV); fi
+	@test -x $(BIN)/python || { made=$$($(PYTHON) -m venv $(VENV) 2>&1) || { rm -rf $(VENV); \
+		echo "make: '$(PYTHON) -m venv' failed ($$(echo "$$made" | head -n 1)): on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@echo "Installing $(RUNTIME) into $(VENV) (a minute or two the first time)"
+	@$(PIP) '.[$(RUNTIME)]' || $(FAILED)
+	@echo "$(CURDIR)" > $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "Installing what the checks need into $(VENV)"
+	@$(PIP) '.[dev]' || $(FAILED)
 	@touch $@
 
-serve: install
+serve: ready
 	@exec $(BIN)/treadle serve $(MODEL) $(ARGS)
 
-test: install
+shell: ready
+	@echo "treadle is found in this shell; leave it with exit"
+	@exec env PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)" "$${SHELL:-/bin/sh}"
+
+test: dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-coverage: install
+coverage: dev
 	@$(BIN)/python -m pytest -q tests/core tests/engine tests/cache --cov=treadle.core --cov=treadle.engine --cov=treadle.cache --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
-lint: install
+lint: dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: install
+types: dev
 	@$(BIN)/mypy
 
-format: install
+format: dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
