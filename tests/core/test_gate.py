@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from treadle.core.forecast import FIRST_GUESS_S, Visit
 from treadle.core.gate import WAIT_BUCKETS_S, Gate, GateLimits
+from treadle.core.refusals import Refusal
 from treadle.errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
 
 
@@ -214,6 +217,7 @@ def test_the_books_show_every_outcome() -> None:
         visit = enter(it)
         it.leave(visit, outcome, 0.5)
     enter(it, rows=2, tokens=30)
+    it.refuse(Refusal.WAIT_OVER)
     books = it.statistics()
     assert books["accepted"] == 7
     assert books["ended"] == {"stop": 1, "cancelled": 1, "expired": 1, "unused": 1, "lost": 1}
@@ -221,6 +225,35 @@ def test_the_books_show_every_outcome() -> None:
     assert (books["rows"], books["tokens_reserved"]) == (2, 30)
     assert (books["capacity"], books["max_waiting"], books["max_wait_s"]) == (2, 2, 4.0)
     assert books["max_tokens_reserved"] == 1000
+
+
+def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
+    """D3: status and metrics count the same refusals in the same words."""
+    told: list[Refusal] = []
+    limits = GateLimits(running=1, waiting=1, max_wait_s=4.0, tokens=100)
+    it = Gate(limits, EngineUnavailable("loading"), told.append)
+
+    def refused(ask: Callable[[], object]) -> None:
+        with pytest.raises(TreadleError):
+            ask()
+
+    refused(lambda: it.check_room(0.0))
+    it.open_(limits)
+    visit = enter(it, tokens=90)
+    refused(lambda: enter(it, tokens=20))
+    refused(lambda: enter(it, rows=3))
+    refused(lambda: it.correct(visit, tokens=101, now=0.0))
+    enter(it)
+    refused(lambda: it.check_room(0.0))
+    it.refuse(Refusal.WAIT_OVER)
+    it.close(ServerStopping("going down"))
+    refused(lambda: it.check_open(0.0))
+    assert Counter(map(str, told)) == it.statistics()["refused"]
+    assert {*told, Refusal.WAIT_TOO_LONG} == {*Refusal}, "tests/core/test_forecast.py has the other one"
+
+
+def test_the_reasons_for_which_nothing_is_taken_are_the_codes_of_their_errors() -> None:
+    assert (EngineUnavailable.code, ServerStopping.code) == (Refusal.ENGINE_UNAVAILABLE, Refusal.SERVER_STOPPING)
 
 
 def test_waits_are_told_by_length() -> None:
@@ -264,7 +297,7 @@ def test_the_books_are_exact_under_any_sequence(seed: int) -> None:
     books = it.statistics()
     assert books["accepted"] == entered
     assert sum(books["ended"].values()) == left
-    assert sum(books["refused"].values()) == refused + books["ended"].get("expired", 0)
+    assert sum(books["refused"].values()) == refused
     for visit in inside:
         for _ in range(visit.rows):
             it.leave(visit, "stop", 1000)

@@ -356,7 +356,7 @@ async def test_a_full_house_refuses_at_once_and_says_when_to_come_again():
         with pytest.raises(Busy):
             scene.client.check_room()
     scene.client.check_room()
-    assert scene.notes.of("refused") == [("text_generation_busy",), ("invalid_request",), ("text_generation_busy",)]
+    assert scene.notes.of("refused") == [("queue_full",), ("too_many_rows",), ("queue_full",)]
     await scene.client.stop()
 
 
@@ -375,7 +375,7 @@ async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estima
     with scene.reserve() as reservation:
         reservation.correct(prompt_tokens=30)
         assert scene.client.gate.tokens == CAN.context, "without a limit it is what the context leaves"
-    assert scene.notes.of("refused") == [("text_generation_busy",), ("invalid_request",)]
+    assert scene.notes.of("refused") == [("tokens",), ("too_long",)]
     await scene.client.stop()
 
 

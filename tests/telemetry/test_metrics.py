@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.core.messages import EngineStatistics, PrefixStatistics, RunnerStatistics, StepReport
+from treadle.core.refusals import Refusal
 from treadle.engine.supervisor import EngineState
 from treadle.telemetry.metrics import STATES, Metrics
 
@@ -15,7 +16,24 @@ def test_two_servers_in_one_process_do_not_share_metrics() -> None:
     first, second = Metrics(), Metrics()
     first.refused("queue_full")
     assert first.value("treadle_refused_total", {"reason": "queue_full"}) == 1
-    assert second.value("treadle_refused_total", {"reason": "queue_full"}) is None
+    assert second.value("treadle_refused_total", {"reason": "queue_full"}) == 0
+
+
+def test_every_reason_of_a_refusal_is_shown_from_the_start() -> None:
+    """D3: a rate needs a first sample, and dashboards need to know the reasons."""
+    metrics = Metrics()
+    (family,) = (family for family in metrics.registry.collect() if family.name == "treadle_refused")
+    assert {sample.labels["reason"]: sample.value for sample in family.samples} == dict.fromkeys(Refusal, 0.0)
+
+
+def test_no_series_says_when_it_was_created() -> None:
+    """prometheus_client adds a `_created` series to each counter and histogram."""
+    metrics = Metrics()
+    metrics.admitted("chat", 0.2)
+    metrics.refused("queue_full")
+    shown = metrics.render().decode()
+    assert "treadle_queue_seconds_bucket" in shown
+    assert "_created" not in shown
 
 
 def test_requests_are_timed_by_kind() -> None:

@@ -11,11 +11,13 @@ never because a client left. Nobody waits here: `enter` and `correct` admit or r
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Busy, InvalidRequest, TreadleError
 from .forecast import Forecast, Visit
+from .refusals import Refusal
 
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SHORTEST_CLOSED_S = 1.0
@@ -48,10 +50,14 @@ class _Books:
 
 
 class Gate:
-    """Admission by count. Closed until `open_` is called; `close` says with which error to refuse."""
+    """Admission by count. Closed until `open_` is called; `close` says with which error to refuse. `on_refused` is told
+    the reason of each refusal."""
 
-    def __init__(self, limits: GateLimits, closed: TreadleError) -> None:
+    def __init__(
+        self, limits: GateLimits, closed: TreadleError, on_refused: Callable[[Refusal], None] = lambda reason: None
+    ) -> None:
         self.limits = limits
+        self._on_refused = on_refused
         self._closed: TreadleError | None = closed
         self._closed_until: float | None = None
         self._rows = 0
@@ -84,7 +90,7 @@ class Gate:
             tokens = min(tokens, self.limits.tokens)
         self._check_places(rows, now)
         if self.limits.tokens and self._tokens + tokens > self.limits.tokens:
-            raise self._busy("tokens", now, rows)
+            raise self._busy(Refusal.TOKENS, now, rows)
         self._rows += rows
         self._tokens += tokens
         self._books.accepted += rows
@@ -105,21 +111,21 @@ class Gate:
 
     def _check_places(self, rows: int, now: float) -> None:
         if self._rows + rows > self.limits.places:
-            raise self._busy("queue_full", now, rows)
+            raise self._busy(Refusal.QUEUE_FULL, now, rows)
         if self.limits.by_forecast and self._forecast.hopeless(now, self.limits.max_wait_s):
-            raise self._busy("wait_too_long", now, rows)
+            raise self._busy(Refusal.WAIT_TOO_LONG, now, rows)
 
     def correct(self, visit: Visit, *, tokens: int, now: float) -> None:
         """Replace the estimate by what was counted. Raises like `enter`; the visit keeps its estimate then."""
         others = self._tokens - visit.tokens
         limit = self.limits.tokens
         if limit and tokens > limit:
-            self._books.refused["too_long"] += 1
+            self.refuse(Refusal.TOO_LONG)
             raise InvalidRequest(
                 f"the request may come to {tokens} tokens and this server holds {limit}: ask for fewer"
             )
         if limit and tokens > visit.tokens and others + tokens > limit:
-            raise self._busy("tokens", now, visit.rows)
+            raise self._busy(Refusal.TOKENS, now, visit.rows)
         self._tokens = others + tokens
         visit.tokens = tokens
 
@@ -138,9 +144,12 @@ class Gate:
         self._rows -= 1
         self._tokens -= part
         self._books.ended[outcome] += 1
-        if outcome == "expired":
-            self._books.refused["wait_over"] += 1
         self._forecast.leave(visit, now, answered=outcome not in NEVER_HELD_A_SLOT)
+
+    def refuse(self, reason: Refusal) -> None:
+        """Count a refusal. The gate counts its own; its owner those of waits that are over."""
+        self._books.refused[reason.value] += 1
+        self._on_refused(reason)
 
     def stepped(self, ratio: float) -> None:
         """A step took `ratio` of a full step in the warm-up. Steps of a server that is not full tell nothing."""
@@ -179,14 +188,14 @@ class Gate:
         }
 
     def _refusal(self, closed: TreadleError, now: float) -> TreadleError:
-        self._books.refused[closed.code] += 1
+        self.refuse(Refusal(closed.code))
         retry_after_s = closed.retry_after_s
         if self._closed_until is not None:
             retry_after_s = max(SHORTEST_CLOSED_S, self._closed_until - now)
         return type(closed)(closed.message, retry_after_s=retry_after_s)
 
     def _never(self, rows: int) -> InvalidRequest:
-        self._books.refused["too_many_rows"] += 1
+        self.refuse(Refusal.TOO_MANY_ROWS)
         room = f"{self.limits.running} running and {self.limits.waiting} waiting"
         return InvalidRequest(
             f"the request asks for {rows} sequences (n times prompts) and this server holds {self.limits.places} "
@@ -194,14 +203,14 @@ class Gate:
             param="n",
         )
 
-    def _busy(self, reason: str, now: float, rows: int) -> Busy:
-        self._books.refused[reason] += 1
+    def _busy(self, reason: Refusal, now: float, rows: int) -> Busy:
+        self.refuse(reason)
         wait_s = self.retry_after_s(now, rows)
         return Busy(f"the server is busy: {self._why(reason)}; try again in about {wait_s:.1f} s", retry_after_s=wait_s)
 
-    def _why(self, reason: str) -> str:
-        if reason == "tokens":
+    def _why(self, reason: Refusal) -> str:
+        if reason is Refusal.TOKENS:
             return "the tokens of the requests at work leave no room for this one"
-        if reason == "wait_too_long":
+        if reason is Refusal.WAIT_TOO_LONG:
             return f"no slot is expected to come free within the {self.limits.max_wait_s:g} s that a request may wait"
         return "every slot and every place in the queue is taken"

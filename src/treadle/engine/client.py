@@ -8,12 +8,11 @@ places come free with the engine's terminal events, or with the engine's death.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -35,6 +34,7 @@ from ..core.messages import (
     StepReport,
     Submit,
 )
+from ..core.refusals import Refusal
 from ..errors import EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
 from .generation import Generation, wait_over
 from .handle import Launch
@@ -92,7 +92,7 @@ class EngineClient:
         self.clock = clock
         limits = GateLimits(admission.max_running, admission.max_waiting, admission.max_wait_s)
         self._away: TreadleError | None = EngineUnavailable("the engine is loading its model", retry_after_s=2.0)
-        self.gate = Gate(limits, self._away)
+        self.gate = Gate(limits, self._away, self._tell_refused)
         self.supervisor = Supervisor(launch, self, patience or Patience(), clock)
         self._live: dict[str, tuple[Generation, Visit]] = {}
         self._numbers = itertools.count(1)
@@ -135,8 +135,7 @@ class EngineClient:
 
     def check_room(self) -> None:
         """Refuse a request of which nothing is known yet, where none could come in. Raises like `reserve`."""
-        with self._counting():
-            self.gate.check_room(self.clock())
+        self.gate.check_room(self.clock())
 
     def reserve(
         self, *, rows: int, prompt_tokens: int, completion_tokens: int | None, kind: str, tag: str
@@ -149,20 +148,10 @@ class EngineClient:
         tokens = prompt_tokens + rows * self._completion(completion_tokens, prompt_tokens // rows)
         service_s = self._service_s(prompt_tokens // rows, completion_tokens)
         certain = completion_tokens is not None and completion_tokens <= USUAL_COMPLETION
-        with self._counting():
-            visit = self.gate.enter(
-                rows=rows, tokens=tokens, now=self.clock(), service_s=service_s, certain=certain and service_s > 0
-            )
+        visit = self.gate.enter(
+            rows=rows, tokens=tokens, now=self.clock(), service_s=service_s, certain=certain and service_s > 0
+        )
         return Reservation(self, visit, kind=kind, tag=tag)
-
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[None]:
-        """Tell the observers of a refusal within the block."""
-        try:
-            yield
-        except TreadleError as error:
-            self._tell_refused(error.code)
-            raise
 
     def _completion(self, asked: int | None, prompt_tokens: int) -> int:
         """Tokens to reserve for one row's completion. Where rows that outgrow the cache can wait for others' ends, no
@@ -200,7 +189,7 @@ class EngineClient:
         """End a wait that the owner, stuck in a step, did not end."""
         generation.cancel()
         generation.fail(wait_over(self.gate.retry_after_s(self.clock())))
-        self._tell_refused("wait_over")
+        self.gate.refuse(Refusal.WAIT_OVER)
 
     def _leave(self, visit: Visit, outcome: str) -> None:
         self.gate.leave(visit, outcome, self.clock())
@@ -224,8 +213,8 @@ class EngineClient:
             except Exception:
                 log.exception("an observer failed")
 
-    def _tell_refused(self, reason: str) -> None:
-        self._tell(lambda observer: observer.refused(reason))
+    def _tell_refused(self, reason: Refusal) -> None:
+        self._tell(lambda observer: observer.refused(reason.value))
 
     # What the engine says ------------------------------------------------------------------------------------------
 
@@ -286,7 +275,7 @@ class EngineClient:
         generation.push(output, now)
         if output.finish is not None and output.finish.reason is FinishReason.EXPIRED:
             generation.expired(self.gate.retry_after_s(now))
-            self._tell_refused("wait_over")
+            self.gate.refuse(Refusal.WAIT_OVER)
 
     def _on_refused(self, generation: Generation, visit: Visit, output: Output) -> None:
         """Its caller was answered before: all that is left is its place."""
@@ -358,8 +347,7 @@ class Reservation:
             completion = min(completion_tokens, completion) if can and can.kv_blocks else completion_tokens
         tokens = prompt_tokens + completion
         client = self._client
-        with client._counting():
-            client.gate.correct(self._visit, tokens=tokens, now=client.clock())
+        client.gate.correct(self._visit, tokens=tokens, now=client.clock())
 
     def submit(self, requests: Sequence[Submit]) -> list[Generation]:
         """Send the sequences to the engine; ids, group and the time left to wait are filled in.

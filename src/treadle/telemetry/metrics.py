@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
+from ..core.refusals import Refusal
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
 LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -43,7 +44,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = _Registry()
         self._last = EngineStatistics()
         self._requests()
         self._engine()
@@ -87,6 +88,8 @@ class Metrics:
         self._refused = Counter(
             "treadle_refused", "Requests refused admission, by reason", ["reason"], registry=registry
         )
+        for reason in Refusal:
+            self._refused.labels(reason.value)  # shown from the first scrape on: a rate needs a zero to start from
 
     def _engine(self) -> None:
         registry = self.registry
@@ -200,6 +203,16 @@ class Metrics:
     def value(self, name: str, labels: Mapping[str, str] | None = None) -> float | None:
         """One sample's value, or None where there is none (yet)."""
         return self.registry.get_sample_value(name, dict(labels or {}))
+
+
+class _Registry(CollectorRegistry):
+    """A registry without the `_created` samples that prometheus_client adds to each counter and histogram: they double
+    the series, and Prometheus takes them for gauges."""
+
+    def collect(self) -> Iterator[Metric]:
+        for family in super().collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
 
 
 class _Prefixes:

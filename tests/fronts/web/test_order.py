@@ -77,7 +77,7 @@ async def test_where_nobody_could_come_in_a_request_is_refused_before_its_body_i
         refused = await endless.run(f.app)
         assert (refused.status, refused.json["error"]["code"]) == (503, "text_generation_busy")
         assert len(endless._parts) == 3, "nobody has taken a piece of the body"
-        assert f.telemetry.metrics.value("treadle_refused_total", {"reason": "text_generation_busy"}) == 1
+        assert f.telemetry.metrics.value("treadle_refused_total", {"reason": "queue_full"}) == 1
         assert (await Client("POST", CHAT, b"{}").run(f.app)).status == 401
         assert (await Client("GET", CHAT, headers=key).run(f.app)).status == 405
         first.leave()

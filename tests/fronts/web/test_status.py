@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from tests.fronts.web.server import forever, front
+import asyncio
+
+from tests.fronts.web.server import forever, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client, post
 from treadle.config import Settings
@@ -92,6 +94,23 @@ async def test_metrics_count_what_happened() -> None:
         assert "treadle_completion_tokens_total 12.0" in text
         assert "treadle_ready 1.0" in text
         assert 'treadle_engine_state{state="ready"} 1.0' in text
+
+
+@in_loop
+async def test_status_and_metrics_count_refusals_by_the_same_reasons() -> None:
+    """D3."""
+    async with front(pump=False, running=1, waiting=0) as f:
+        running = asyncio.create_task(f.chat())
+        await settle(200)
+        assert f.engine.busy == 1
+        assert [(await f.chat()).status for _ in range(2)] == [503, 503]
+        f.engine.drain()
+        assert (await f.chat()).status == 503
+        assert (await f.get("/v1/status")).json["admission"]["refused"] == {"queue_full": 2, "server_stopping": 1}
+        for reason, count in (("queue_full", 2), ("server_stopping", 1), ("wait_over", 0)):
+            assert f.telemetry.metrics.value("treadle_refused_total", {"reason": reason}) == count
+        await f.step(100)
+        assert (await running).status == 200
 
 
 @in_loop

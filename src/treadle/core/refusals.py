@@ -1,0 +1,19 @@
+"""Why admission refuses a request: one vocabulary for `/v1/status` (`admission.refused`) and for the label `reason` of
+the metric `treadle_refused_total`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Refusal(StrEnum):
+    """A reason. Those for which the engine takes nothing at all are the codes of the errors that clients get."""
+
+    QUEUE_FULL = "queue_full"  # every slot and every place in the queue is taken
+    TOKENS = "tokens"  # the KV cache has no room left for the request's tokens
+    WAIT_TOO_LONG = "wait_too_long"  # no slot is expected to come free within `max_wait`
+    WAIT_OVER = "wait_over"  # no slot came free within `max_wait`; counts sequences, as each waits on its own
+    TOO_MANY_ROWS = "too_many_rows"  # more sequences than the server has places
+    TOO_LONG = "too_long"  # more tokens than the KV cache holds
+    ENGINE_UNAVAILABLE = "engine_unavailable"  # loading, restarting or failed
+    SERVER_STOPPING = "server_stopping"  # draining or stopping
