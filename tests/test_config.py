@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,7 @@ OTHERS: dict[str, Any] = {
 
 
 def values(settings: Settings) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(settings)]
-    return dict(zip(Settings.names(), [getattr(settings, name) for name in names], strict=True))
+    return {name: getattr(settings, field.name) for name, field in Settings.fields().items()}
 
 
 def wrong(match: str, **mapping: Any) -> ConfigError:
@@ -128,7 +128,7 @@ def test_names_come_with_dashes_with_underscores_and_with_their_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("max-runing", "max_running"), ("prt", "port"), ("hang_after_x", "hang_after")]
+    ("name", "near"), [("max-runing", "max-running"), ("prt", "port"), ("hang_after_x", "hang_after")]
 )
 def test_an_unknown_name_gets_the_nearest_known_one(name: str, near: str) -> None:
     error = wrong(f"unknown setting '{name}' in settings; did you mean '{near}'", **{name: 1})
@@ -146,32 +146,32 @@ def test_a_name_like_no_other_gets_all_known_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("port", "8000", "int"),
-        ("port", 80.0, "int"),
-        ("port", True, "int"),
-        ("port", None, "int"),
-        ("offline", 1, "bool"),
-        ("offline", "yes", "bool"),
-        ("max_wait", "4", "float"),
-        ("max_wait", float("nan"), "float"),
-        ("max_wait", float("inf"), "float"),
-        ("max_wait", False, "float"),
-        ("model", 5, "str"),
-        ("model", ["demo"], "str"),
-        ("chat_template", 5, "Path"),
-        ("threads", "two", "int"),
-        ("prefix_cache", "on", "bool"),
-        ("prefix_cache", 1, "bool"),
-        ("kv_bits", True, "int"),
-        ("kv_bits", 8.0, "int"),
-        ("memory", 1e9, "int"),
-        ("allowed_host", 5, "a list of str"),
-        ("allowed_host", ["a", 5], "a list of str"),
-        ("cors_origin", None, "a list of str"),
+        ("port", "8000", "a whole number"),
+        ("port", 80.0, "a whole number"),
+        ("port", True, "a whole number"),
+        ("port", None, "a whole number"),
+        ("offline", 1, "true or false"),
+        ("offline", "yes", "true or false"),
+        ("max_wait", "4", "a number"),
+        ("max_wait", float("nan"), "a number"),
+        ("max_wait", float("inf"), "a number"),
+        ("max_wait", False, "a number"),
+        ("model", 5, "text"),
+        ("model", ["demo"], "text"),
+        ("chat_template", 5, "a path"),
+        ("threads", "two", "a whole number"),
+        ("prefix_cache", "on", "true or false"),
+        ("prefix_cache", 1, "true or false"),
+        ("kv_bits", True, "a whole number"),
+        ("kv_bits", 8.0, "a whole number"),
+        ("memory", 1e9, "a whole number"),
+        ("allowed_host", 5, "a list of texts"),
+        ("allowed_host", ["a", 5], "a list of texts"),
+        ("cors_origin", None, "a list of texts"),
     ],
 )
 def test_a_wrong_type_is_named_with_the_right_one(name: str, value: Any, wanted: str) -> None:
-    error = wrong(re.escape(f"setting '{name}' in settings must be {wanted}, not {value!r}"), **{name: value})
+    error = wrong(re.escape(f"{name} must be {wanted}, not {value!r}"), **{name: value})
     assert error.param == name
 
 
@@ -205,6 +205,7 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("port", -1, "port must be 0 to 65535, not -1"),
         ("model", "", "model is empty: give a folder, a hub id or 'demo'"),
         ("api_key", " ", "api_key is empty: leave it out"),
+        ("log_level", "loud", "log_level must be one of debug, info, warning, error, critical, not 'loud'"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any, message: str) -> None:
@@ -246,7 +247,7 @@ def test_a_size_may_have_a_unit(text: str, size: int, tmp_path: Path) -> None:
     "text", ["", "GiB", "8 apples", "-1GiB", "8GiBs", "1e9", "8,5GiB", "0x10", "\u0668GiB", "9" * 40]
 )
 def test_what_is_no_size_is_refused_with_one_that_is(text: str) -> None:
-    assert wrong("setting 'memory' in settings is not a size: .*8GiB", memory=text).param == "memory"
+    assert wrong("memory is not a size: .*8GiB", memory=text).param == "memory"
 
 
 # Lists
@@ -371,6 +372,41 @@ def test_a_file_that_names_an_unknown_setting_is_named(tmp_path: Path) -> None:
     file.write_text("prot = 1\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"unknown setting 'prot' in .*treadle\.toml; did you mean 'port'"):
         Settings.from_file(file)
+
+
+def test_a_setting_at_fault_is_named_as_its_user_wrote_it(tmp_path: Path) -> None:
+    """A flag where it was given as one, the file's own key with the file where it stands there, else the keyword."""
+    file = tmp_path / "treadle.toml"
+    file.write_text("max-wait = -1\n", encoding="utf-8")
+    flags = {"max_wait": "--max-wait", "stall": "--stall", "memory": "--memory"}
+
+    def says(make: Callable[[], object]) -> str:
+        with pytest.raises(ConfigError) as raised:
+            make()
+        assert str(raised.value) == raised.value.message
+        return raised.value.message
+
+    wrong_wait = "must not be negative: -1"
+    assert says(lambda: Settings(max_wait_s=-1.0)) == f"max_wait {wrong_wait}"
+    assert says(lambda: Settings.from_mapping({"max_wait": -1})) == f"max_wait {wrong_wait}"
+    assert says(lambda: Settings.from_mapping({"max_wait": -1}, spelling=flags)) == f"--max-wait {wrong_wait}"
+    assert says(lambda: Settings.from_file(file, spelling=flags)) == f"max-wait in {file} {wrong_wait}"
+    assert says(lambda: Settings.from_file(file, {"max_wait": -1}, spelling=flags)) == f"--max-wait {wrong_wait}"
+    assert says(lambda: Settings.from_file(file, {"memory": "8Q"}, spelling=flags)).startswith("--memory is not a size")
+    file.write_text('stall = "x"\n', encoding="utf-8")
+    assert says(lambda: Settings.from_file(file, spelling=flags)) == f"stall in {file} must be a number, not 'x'"
+
+
+def test_both_settings_of_a_pair_are_named_each_in_its_own_way(tmp_path: Path) -> None:
+    file = tmp_path / "treadle.toml"
+    file.write_text('grpc-cert = "c.pem"\ngrpc-port = 1\n', encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        Settings.from_file(file, spelling={"grpc_key": "--grpc-key"})
+    assert raised.value.message == f"grpc-cert in {file} and --grpc-key belong together: give both"
+
+
+def test_settings_are_equal_however_they_were_written() -> None:
+    assert Settings.from_mapping({"port": 1}, spelling={"port": "--port"}) == Settings(port=1)
 
 
 @pytest.mark.parametrize(

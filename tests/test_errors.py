@@ -26,6 +26,8 @@ from treadle.errors import (
     TreadleError,
     UnsupportedParameter,
     from_code,
+    spell,
+    spelled,
 )
 
 GRPC = {
@@ -101,3 +103,13 @@ def test_an_unknown_code_is_an_internal_error() -> None:
 
 def test_an_error_names_the_field_at_fault() -> None:
     assert InvalidRequest("too high", param="temperature").param == "temperature"
+
+
+def test_settings_in_messages_are_spelled_as_their_reader_writes_them() -> None:
+    names = {"max_wait": "--max-wait"}
+    assert spell("`max_wait` is low, and so is `memory`", names) == "--max-wait is low, and so is memory"
+    with pytest.raises(ConfigError, match=r"^--max-wait is low$") as raised, spelled(names):
+        raise ConfigError("`max_wait` is low", param="max_wait")
+    assert (raised.value.message, raised.value.param) == ("--max-wait is low", "max_wait")
+    with pytest.raises(KeyError, match="`max_wait`"), spelled(names):
+        raise KeyError("`max_wait`")

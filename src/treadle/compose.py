@@ -27,7 +27,7 @@ from .engine.owner import OwnerLimits
 from .engine.process import ProcessOwner
 from .engine.supervisor import EngineState, Patience
 from .engine.thread import ThreadOwner
-from .errors import ConfigError, EngineUnavailable, StartFailed
+from .errors import ConfigError, EngineUnavailable, StartFailed, spelled
 from .exposure import Reach, check, reach_of
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     kv_bits: int | None
     threads: int | None
     log_level: str
+    spelling: dict[str, str]
 
 
 def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
@@ -79,6 +80,7 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         kv_bits=settings.kv_bits,
         threads=settings.threads,
         log_level=settings.log_level,
+        spelling=dict(settings.spelling),
     )
 
 
@@ -107,18 +109,19 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
         require_mlx()
         from .runner.build import build as build_runner
 
-        return build_runner(
-            spec.folder,
-            name=spec.name,
-            context=spec.context,
-            memory=spec.memory,
-            prefix_cache=spec.prefix_cache,
-            kv_bits=spec.kv_bits,
-            blas=report,
-            max_running=spec.max_running,
-            prefill_tokens=spec.prefill_tokens,
-            progress=progress,
-        )
+        with spelled(spec.spelling):
+            return build_runner(
+                spec.folder,
+                name=spec.name,
+                context=spec.context,
+                memory=spec.memory,
+                prefix_cache=spec.prefix_cache,
+                kv_bits=spec.kv_bits,
+                blas=report,
+                max_running=spec.max_running,
+                prefill_tokens=spec.prefill_tokens,
+                progress=progress,
+            )
 
     return build
 
@@ -234,6 +237,10 @@ class Server:
 
     async def run(self, shutdown: asyncio.Event) -> int:
         """Serve until `shutdown` is set, drain, and return 0. Raises TreadleError when it can't start or go on."""
+        with spelled(self.settings.spelling):
+            return await self._run(shutdown)
+
+    async def _run(self, shutdown: asyncio.Event) -> int:
         from .fronts.salts import Salts
         from .fronts.web.app import create_app, model_names
         from .fronts.web.serving import WebServer
@@ -368,7 +375,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(LISTEN_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror}; choose another with --host and --port"
+            f"can't listen on {host}:{port}: {error.strerror}; choose another with `host` and `port`"
         ) from error
     sock.setblocking(False)
     return sock

@@ -8,18 +8,20 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, spelled
 from .hosts import ANY, address_of, host_of, is_pattern, nearest_origin, origin_of
 
 GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_no_auth")
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KV_BITS = (8, 4)
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
 SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 
@@ -81,7 +83,14 @@ class Settings:
     hang_after_s: float = 30.0
     start_timeout_s: float = 1800.0
 
+    spelling: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """How the user writes each setting, for messages: `--max-wait`, or `max-wait in FILE`. Not a setting itself."""
+
     def __post_init__(self) -> None:
+        with spelled(self.spelling):
+            self._check()
+
+    def _check(self) -> None:
         _positive(self, "max_running", "prefill_tokens", "max_body_bytes")
         _positive(self, "stall_s", "keepalive_s", "hang_after_s", "start_timeout_s")
         _positive_or_none(self, "max_tokens", "context", "memory", "threads")
@@ -91,15 +100,18 @@ class Settings:
         for name in ("port", "grpc_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
-                raise ConfigError(f"{name} must be 0 to 65535, not {port}", param=name)
+                raise ConfigError(f"`{name}` must be 0 to 65535, not {port}", param=name)
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
-            raise ConfigError(f"kv_bits is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
+            raise ConfigError(f"`kv_bits` is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
+        if self.log_level.lower() not in LOG_LEVELS:
+            levels = ", ".join(LOG_LEVELS)
+            raise ConfigError(f"`log_level` must be one of {levels}, not '{self.log_level[:40]}'", param="log_level")
         _check_grpc(self)
         _check_names(self)
         if not self.model:
-            raise ConfigError("model is empty: give a folder, a hub id or 'demo'", param="model")
+            raise ConfigError("`model` is empty: give a folder, a hub id or 'demo'", param="model")
         if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError("api_key is empty: leave it out to serve without one", param="api_key")
+            raise ConfigError("`api_key` is empty: leave it out to serve without one", param="api_key")
 
     @property
     def waiting_places(self) -> int:
@@ -111,59 +123,88 @@ class Settings:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The settings' names, as files spell them."""
-        return tuple(_public(field.name) for field in dataclasses.fields(cls))
+        return tuple(cls.fields())
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], *, source: str = "settings") -> Settings:
-        """Settings from plain values; unknown names and wrong types raise ConfigError, with the nearest known name."""
-        fields = {_public(field.name): field for field in dataclasses.fields(cls)}
+    def fields(cls) -> dict[str, Field[Any]]:
+        """The settings, by the names that files use."""
+        return {_public(field.name): field for field in dataclasses.fields(cls) if field.name != "spelling"}
+
+    @classmethod
+    def from_mapping(
+        cls, values: Mapping[str, Any], *, source: str = "settings", spelling: Mapping[str, str] | None = None
+    ) -> Settings:
+        """Settings from plain values; unknown names and wrong types raise ConfigError, with the nearest known name.
+        `spelling` is how the user writes each setting, where that is not its name."""
+        fields = cls.fields()
         known: dict[str, Any] = {}
+        names = dict(spelling or {})
+        _check_known(values, fields, source)
         for name, value in values.items():
-            key = _public(name.replace("-", "_"))
-            if key not in fields:
-                near = difflib.get_close_matches(key, fields, n=1)
-                hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(fields)}"
-                raise ConfigError(f"unknown setting '{name}' in {source}{hint}", param=name)
-            known[fields[key].name] = _typed(key, str(fields[key].type), value, source)
-        return cls(**known)
+            key = _key(name)
+            with spelled(names):
+                known[fields[key].name] = _typed(key, str(fields[key].type), value)
+        return cls(**known, spelling=names)
 
     @classmethod
-    def from_file(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Settings:
-        """Settings from a TOML file, with `overrides` (flags) on top."""
+    def from_file(
+        cls, path: Path, overrides: Mapping[str, Any] | None = None, *, spelling: Mapping[str, str] | None = None
+    ) -> Settings:
+        """Settings from a TOML file, with `overrides` (flags) on top. `spelling` is how the user writes those that are
+        not in the file."""
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"can't read the settings file {path}: {error}") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
-        merged = {_public(k.replace("-", "_")): v for k, v in values.items()}
-        merged.update({_public(k): v for k, v in (overrides or {}).items()})
-        return cls.from_mapping(merged, source=str(path))
+        _check_known(values, cls.fields(), str(path))
+        given = {_key(name): value for name, value in (overrides or {}).items()}
+        keys = {_key(name): name for name in values}
+        names = dict(spelling or {}) | {name: f"{k} in {path}" for name, k in keys.items() if name not in given}
+        merged = {name: values[k] for name, k in keys.items()} | given
+        return cls.from_mapping(merged, source=str(path), spelling=names)
 
 
 def _check_grpc(settings: Settings) -> None:
     if settings.grpc_wire not in GRPC_WIRES:
-        raise ConfigError(f"grpc_wire must be {', '.join(GRPC_WIRES)}, not '{settings.grpc_wire}'", param="grpc_wire")
+        raise ConfigError(f"`grpc_wire` must be {', '.join(GRPC_WIRES)}, not '{settings.grpc_wire}'", param="grpc_wire")
     given = {name for name in GRPC_OPTIONS if getattr(settings, name) not in (None, False)}
     for name in sorted(given | ({"grpc_wire"} if settings.grpc_wire != "both" else set())):
         if settings.grpc_port is None:
-            raise ConfigError(f"{name} does nothing without grpc_port: give both", param=name)
+            raise ConfigError(f"`{name}` does nothing without `grpc_port`: give both", param=name)
     if (settings.grpc_cert is None) != (settings.grpc_key is None):
-        raise ConfigError("grpc_cert and grpc_key belong together: give both", param="grpc_cert")
+        raise ConfigError("`grpc_cert` and `grpc_key` belong together: give both", param="grpc_cert")
     if settings.grpc_client_ca is not None and settings.grpc_cert is None:
-        raise ConfigError("grpc_client_ca needs grpc_cert and grpc_key: give all three", param="grpc_client_ca")
+        raise ConfigError("`grpc_client_ca` needs `grpc_cert` and `grpc_key`: give all three", param="grpc_client_ca")
+
+
+def _check_known(given: Iterable[str], known: Iterable[str], source: str) -> None:
+    """Raises ConfigError for a name that is not known, with the nearest one that is."""
+    known = list(known)
+    for name in given:
+        if _key(name) not in known:
+            near = difflib.get_close_matches(_key(name), known, n=1)
+            near = [near[0].replace("_", "-")] if near and "-" in name else near
+            hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+            raise ConfigError(f"unknown setting '{name}' in {source}{hint}", param=name)
+
+
+def _key(name: str) -> str:
+    """The setting's name, from a name with dashes or with its unit."""
+    return _public(name.replace("-", "_"))
 
 
 def _check_names(settings: Settings) -> None:
     for name in settings.allowed_host:
         if name != ANY and not is_pattern(name.lower()):
-            raise ConfigError(f"allowed_host '{name}' {_name_cure(name)}", param="allowed_host")
+            raise ConfigError(f"`allowed_host` '{name}' {_name_cure(name)}", param="allowed_host")
     for origin in settings.cors_origin:
         if origin != ANY and origin_of(origin) is None:
-            raise ConfigError(f"cors_origin '{origin}' {_origin_cure(origin)}", param="cors_origin")
-    for field, values in (("allowed_host", settings.allowed_host), ("cors_origin", settings.cors_origin)):
+            raise ConfigError(f"`cors_origin` '{origin}' {_origin_cure(origin)}", param="cors_origin")
+    for setting, values in (("allowed_host", settings.allowed_host), ("cors_origin", settings.cors_origin)):
         if ANY in values and len(values) > 1:
-            raise ConfigError(f"{field} '*' covers all others: leave either it or them out", param=field)
+            raise ConfigError(f"`{setting}` '*' covers all others: leave either it or them out", param=setting)
 
 
 def _name_cure(name: str) -> str:
@@ -185,16 +226,16 @@ def _public(name: str) -> str:
     return name.removesuffix("_s")
 
 
-def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
+def _typed(name: str, annotation: str, value: Any) -> Any:
     """`value` as the setting's type: ints are fine for floats, strings for paths, one string for a list of them,
     and nothing else is bent."""
     if annotation == STRINGS:
-        return _strings(name, value, source)
+        return _strings(name, value)
     kinds = {part.strip() for part in annotation.split("|")}
     if value is None and "None" in kinds:
         return None
     if name in SIZES and isinstance(value, str):
-        return _bytes(name, value, source)
+        return _bytes(name, value)
     if isinstance(value, bool):
         fits = "bool" in kinds
     elif isinstance(value, int):
@@ -208,28 +249,27 @@ def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
     else:
         fits = False
     if not fits:
-        wanted = " or ".join(sorted(kinds - {"None"}))
-        raise ConfigError(f"setting '{name}' in {source} must be {wanted}, not {value!r}", param=name)
+        wanted = " or ".join(KINDS[kind] for kind in sorted(kinds - {"None"}))
+        raise ConfigError(f"`{name}` must be {wanted}, not {value!r}", param=name)
     return value
 
 
-def _strings(name: str, value: Any, source: str) -> tuple[str, ...]:
+def _strings(name: str, value: Any) -> tuple[str, ...]:
     """A list of strings, without repetitions; one string is a list too, and commas separate further items, as people
     write them in environment variables."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, (list, tuple)) or not all(isinstance(item, str) for item in values):
-        raise ConfigError(f"setting '{name}' in {source} must be a list of str, not {value!r}", param=name)
+        raise ConfigError(f"`{name}` must be a list of texts, not {value!r}", param=name)
     items = (item.strip() for text in values for item in text.split(","))
     return tuple(dict.fromkeys(item for item in items if item))
 
 
-def _bytes(name: str, text: str, source: str) -> int:
+def _bytes(name: str, text: str) -> int:
     """A size as people write it: `8GiB` and `8G` are multiples of 1024, `8GB` of 1000."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"setting '{name}' in {source} is not a size: '{text[:40]}'; give bytes, or a number with a unit such as "
-            "512MiB or 8GiB",
+            f"`{name}` is not a size: '{text[:40]}'; give bytes, or a number with a unit such as 512MiB or 8GiB",
             param=name,
         )
     number, prefix, suffix = match.groups()
@@ -243,7 +283,7 @@ def _bytes(name: str, text: str, source: str) -> int:
 def _positive(settings: Settings, *names: str) -> None:
     for name in names:
         if not getattr(settings, name) > 0:
-            raise ConfigError(f"{_public(name)} must be above 0, not {getattr(settings, name)}", param=_public(name))
+            raise _out_of_range(settings, name, "must be above 0, not")
 
 
 def _positive_or_none(settings: Settings, *names: str) -> None:
@@ -255,4 +295,10 @@ def _positive_or_none(settings: Settings, *names: str) -> None:
 def _not_negative(settings: Settings, *names: str) -> None:
     for name in names:
         if not getattr(settings, name) >= 0:
-            raise ConfigError(f"{_public(name)} must not be negative: {getattr(settings, name)}", param=_public(name))
+            raise _out_of_range(settings, name, "must not be negative:")
+
+
+def _out_of_range(settings: Settings, name: str, rule: str) -> ConfigError:
+    value = getattr(settings, name)
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return ConfigError(f"`{_public(name)}` {rule} {shown}", param=_public(name))

@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
+
+_SETTING = re.compile(r"`([a-z_]+)`")
 
 
 class TreadleError(Exception):
@@ -159,6 +164,26 @@ class StartFailed(TreadleError):
     """The engine could not be built or warmed up."""
 
     code = "start_failed"
+
+
+# How messages name settings.
+
+
+def spell(message: str, names: Mapping[str, str]) -> str:
+    """`message`, in which settings stand in backquotes, with each as its reader writes it: `names` has a flag or the
+    key of a file by the setting's name. Settings that it lacks keep their name."""
+    return _SETTING.sub(lambda match: names.get(match[1], match[1]), message)
+
+
+@contextlib.contextmanager
+def spelled(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of Treadle's own that leave the block name settings as `spell` does."""
+    try:
+        yield
+    except TreadleError as error:
+        error.message = spell(error.message, names)
+        error.args = (error.message,)
+        raise
 
 
 def _tree(root: type[TreadleError]) -> dict[str, type[TreadleError]]:

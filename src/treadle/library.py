@@ -12,7 +12,7 @@ from typing import Any, cast
 from .compose import Texts, aside, engine_for, require_installed
 from .config import Settings
 from .engine.client import EngineClient
-from .errors import InvalidRequest
+from .errors import InvalidRequest, spelled
 from .fronts.rows import Piece, Row
 from .fronts.text import limits_of, with_stops
 from .fronts.validate import Wanted, check, submits
@@ -71,6 +71,11 @@ class Engine:
         if self._begun:
             raise RuntimeError("an engine starts once: make another")
         self._begun = True
+        with spelled(self.settings.spelling):
+            await self._start()
+        return self
+
+    async def _start(self) -> None:
         await aside(lambda: require_installed(self.settings.model))
         folder = await aside(lambda: resolve(self.settings, self._progress))
         await self._texts.load(folder, self.settings)
@@ -82,7 +87,6 @@ class Engine:
             await client.stop()
             raise
         self._client = client
-        return self
 
     async def stop(self) -> None:
         """End the engine; what still runs gets an error. Idempotent."""

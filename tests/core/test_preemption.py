@@ -166,7 +166,7 @@ def test_what_can_never_fit_alone_is_refused() -> None:
     assert finish is not None
     assert finish.code == "context_length_exceeded"
     assert "the cache holds 32" in finish.message
-    assert "memory budget" in finish.message
+    assert "--memory" in finish.message
     bench.assert_undisturbed(request)
 
 

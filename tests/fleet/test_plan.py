@@ -121,6 +121,8 @@ def test_the_gateway_is_found_beside_this_interpreter(monkeypatch: pytest.Monkey
         ({"replicas": 0}, "--replicas 0: give 1 to 64"),
         ({"replicas": 65}, "--replicas 65"),
         ({"policy": "best"}, "--policy best: use one of"),
+        ({"port": 99999}, "--port 99999: give 1 to 65535"),
+        ({"drain_s": -1.0}, "--drain -1: give 0 or more"),
         ({"policy": "power_of_two", "replicas": 1}, "needs two replicas"),
         ({"api_key": " "}, "--api-key is empty"),
         ({"worker_options": ("--api-key=k",)}, "--api-key belongs before the `--`"),

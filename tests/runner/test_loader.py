@@ -236,7 +236,7 @@ def test_weights_that_do_not_fit_into_memory_are_refused_before_they_are_read(
 
 
 def test_a_budget_too_small_for_the_rows_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="lower max_running, or give more memory"):
+    with pytest.raises(ConfigError, match="lower `max_running`, or give more `memory`"):
         build(folder, memory=1000, max_running=4)
 
 
@@ -279,6 +279,6 @@ def test_several_weight_files_are_one_model(folder: Path, tmp_path: Path) -> Non
     ],
 )
 def test_quantized_keys_and_values_are_refused_by_name(tmp_path: Path, bits: int, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"{why}.*leave kv_bits out") as caught:
+    with pytest.raises(ConfigError, match=f"{why}.*leave `kv_bits` out") as caught:
         build(make_tiny(tmp_path / "model"), kv_bits=bits)
     assert caught.value.param == "kv_bits"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.errors import ConfigError
 from treadle.telemetry.lag import LoopLag
 from treadle.telemetry.logs import RequestRecord, configure, log_access
 
@@ -59,11 +58,6 @@ def test_a_traceback_follows_its_line(out: io.StringIO) -> None:
     except KeyError:
         logging.getLogger("treadle.fronts").exception("it broke")
     assert "error treadle.fronts it broke\nTraceback" in out.getvalue()
-
-
-def test_an_unknown_level_is_named() -> None:
-    with pytest.raises(ConfigError, match="loud"):
-        configure("loud", io.StringIO())
 
 
 def test_lag_is_summed_up_in_percentiles() -> None:

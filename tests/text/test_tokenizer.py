@@ -87,7 +87,7 @@ def test_a_context_over_the_models_own_is_refused_with_the_models_own(tmp_path: 
 
 def test_no_context_anywhere_asks_for_one(tmp_path: Path) -> None:
     config = {"model_max_length": 10**30}
-    with pytest.raises(ModelError, match="--context"):
+    with pytest.raises(ModelError, match="`context`"):
         TextModel.load(folder_of(tmp_path, config={}, tokenizer_config=config))
 
 

@@ -27,14 +27,15 @@ def main() -> NoReturn:
 def _run() -> int:
     import typer
 
-    from ..errors import ConfigError, TreadleError
+    from ..errors import ConfigError, TreadleError, spell
     from .app import app
+    from .flags import FLAGS
 
     usage_error = cast(type[Exception], typer.BadParameter.__mro__[1])  # typer names only this leaf in public
     try:
         code = app(standalone_mode=False)
     except TreadleError as error:
-        return _say(error.message, 2 if isinstance(error, ConfigError) else 1)
+        return _say(spell(error.message, FLAGS), 2 if isinstance(error, ConfigError) else 1)
     except usage_error as error:
         return _say_usage(error)
     except typer.Abort:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from ..config import Settings
 from .bench import app as bench_app
+from .flags import FLAGS
 from .fleet import fleet_command
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 MODEL = "A folder, a hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo' (Gemma 3 270M)."
 NETWORK, GRPC, LIMITS, MODELS, ENGINE = "Network", "gRPC", "Limits", "Model", "Engine"
-_DEFAULTS = {field.name.removesuffix("_s"): field.default for field in dataclasses.fields(Settings)}
+_DEFAULTS = {name: field.default for name, field in Settings.fields().items()}
 _SIZE, _SECONDS, _TOKENS, _COUNT, _FILE = "SIZE", "SECONDS", "TOKENS", "N", "FILE"
 
 
@@ -265,5 +265,5 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     """Settings from the options that were given, over those of the file that `config` names."""
     given = {name: value for name, value in options.items() if value not in (None, []) and name != "config"}
     if options["config"] is not None:
-        return Settings.from_file(options["config"], given)
-    return Settings.from_mapping(given, source="the command line")
+        return Settings.from_file(options["config"], given, spelling=FLAGS)
+    return Settings.from_mapping(given, source="the command line", spelling=FLAGS)

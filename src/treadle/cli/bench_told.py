@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 def told(go: Callable[[], int]) -> int:
     """The exit code; what went wrong is one line."""
-    from ..errors import TreadleError
+    from ..errors import TreadleError, spell
 
     try:
         return go()
     except TreadleError as error:
-        print(f"treadle bench: {error.message}", file=sys.stderr)
+        print(f"treadle bench: {spell(error.message, {})}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("treadle bench: interrupted", file=sys.stderr)

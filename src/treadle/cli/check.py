@@ -21,7 +21,7 @@ from rich.markup import escape
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..engine.generation import Generation
-from ..errors import EngineDied, RequestCancelled, TreadleError
+from ..errors import EngineDied, RequestCancelled, TreadleError, spell
 from ..models import resolve
 from ..text import TextModel
 from .check_report import CheckReport, Outcome
@@ -226,7 +226,7 @@ async def check_model(settings: Settings, console: Console, bounds: Bounds | Non
         folder = await asyncio.to_thread(resolve, settings, say)
         text = await asyncio.to_thread(TextModel.load, folder.path, context=settings.context)
     except TreadleError as error:
-        return CheckReport(settings.model, (Outcome("model", Mark.FAIL, error.message),))
+        return CheckReport(settings.model, (Outcome("model", Mark.FAIL, spell(error.message, settings.spelling)),))
     trial = Trial(settings, folder)
     trial.client.supervisor.on_stage = lambda stage: say(f"  {stage}")
     check = Check(trial, text, bounds or Bounds())

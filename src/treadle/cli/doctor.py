@@ -112,6 +112,7 @@ def _question(settings: Settings, place: Whereabouts) -> Question:
         chat_template=None if settings.chat_template is None else str(settings.chat_template),
         kv_bits=settings.kv_bits,
         sketch=place.sketch,
+        spelling=dict(settings.spelling),
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from ..engine.process import describe_exit
-from ..errors import TreadleError
+from ..errors import TreadleError, spell
 
 PROBE_S = 120.0
 DEVICE_PARTS = ("blas", "mlx", "mlx-lm")
@@ -42,6 +42,7 @@ class Question(msgspec.Struct, frozen=True):
     chat_template: str | None = None
     kv_bits: int | None = None
     sketch: bool = False
+    spelling: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             known[name] = _ANSWERS[name](question, known)
         except TreadleError as error:
-            known[name] = {"error": error.message}
+            known[name] = {"error": spell(error.message, question.spelling)}
         except Exception as error:  # whatever MLX or a model's code raises is the answer
             known[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
         print(json.dumps({"part": name, **known[name]}), file=answers, flush=True)

@@ -20,4 +20,4 @@ def failed(code: str, message: str) -> Finish:
 def too_big(row: Row, capacity: int) -> Finish:
     """It would not fit if nothing else ran."""
     needs = f"prompt and completion may come to {row.reserved} tokens, and the cache holds {capacity}"
-    return failed("context_length_exceeded", f"{needs}: ask for fewer tokens, or raise the server's memory budget")
+    return failed("context_length_exceeded", f"{needs}: ask for fewer tokens, or raise the server's --memory")

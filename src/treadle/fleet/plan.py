@@ -43,6 +43,10 @@ class FleetPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MOST_REPLICAS:
             raise ConfigError(f"--replicas {self.replicas}: give 1 to {MOST_REPLICAS}", param="replicas")
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port}: give 1 to 65535", param="port")
+        if not self.drain_s >= 0:
+            raise ConfigError(f"--drain {self.drain_s:g}: give 0 or more seconds", param="drain")
         if self.policy not in POLICIES:
             raise ConfigError(f"--policy {self.policy}: use one of {', '.join(POLICIES)}", param="policy")
         if self.policy == "power_of_two" and self.replicas == 1:

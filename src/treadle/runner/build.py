@@ -76,11 +76,11 @@ def _check_budget(model: LoadedModel, max_running: int) -> None:
     """No more is taken than the budget, so it has to hold what the warm-up and a short request need."""
     budget, page_bytes = model.kv_budget_bytes, 0 if model.own is None else model.own.page_bytes
     if page_bytes:
-        least, whose, fix = WARM_UP_ROWS * page_bytes, f"{WARM_UP_ROWS} pages", "give more memory"
+        least, whose, fix = WARM_UP_ROWS * page_bytes, f"{WARM_UP_ROWS} pages", "give more `memory`"
     else:
         first = model.kv.token_bytes * (1 if model.own is None else STEP)
         least, whose = max_running * model.kv.row_bytes + first, f"{max_running} sequences and the first tokens of one"
-        fix = "lower max_running, or give more memory"
+        fix = "lower `max_running`, or give more `memory`"
     if 0 < budget < least:
         raise ConfigError(
             f"{model.name} needs {least} bytes of cache for {whose}, and {budget} are there: {fix}", param="memory"

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 ENOUGH = 0.4
 """Of the memory that the weights leave: less for caches means shorter steps."""
 LEAST_STEP = 256
-_FIX = "leave kv_bits out, and lower context or max_running where memory is short"
+_FIX = "leave `kv_bits` out, and lower `context` or `max_running` where memory is short"
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tupl
         return own, not found
     if found and asked > own:
         raise ConfigError(
-            f"context is {asked}, and {folder.name} is made for {own} tokens: give at most that", param="context"
+            f"`context` is {asked}, and {folder.name} is made for {own} tokens: give at most that", param="context"
         )
     return asked, False
 

@@ -61,10 +61,10 @@ class FolderFacts:
         own = next((n for c in self._configs() if (n := _context_of(c))), None)
         own = own or _count(self.tokenizer.get("model_max_length"))
         if own is None and override is None:
-            raise ModelError(f"{self.folder}/config.json names no context length: give one with --context N")
+            raise ModelError(f"{self.folder}/config.json names no context length: give one with `context`")
         if own is not None and override is not None and override > own:
             raise ConfigError(
-                f"context {override} is over the model's own {own}: give --context {own} or less", param="context"
+                f"`context` is {override}, and the model's own is {own}: give {own} or less", param="context"
             )
         return override or own or 0
 

@@ -67,7 +67,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ModelError(
-                f"the chat template in {name}{line} is broken: {error}; give another with --chat-template"
+                f"the chat template in {name}{line} is broken: {error}; give another with `chat_template`"
             ) from error
         self._content = self._probe()
 
@@ -150,7 +150,7 @@ def _source(facts: FolderFacts, override: Path | None) -> tuple[str, str] | None
         try:
             return str(override), override.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"can't read the chat template {override}: {error}", param="chat_template") from error
+            raise ConfigError(f"`chat_template` {override} can't be read: {error}", param="chat_template") from error
     path = facts.folder / "chat_template.jinja"
     if path.is_file():
         return path.name, _read(path)

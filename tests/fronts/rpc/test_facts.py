@@ -282,7 +282,7 @@ async def test_a_port_that_is_taken_and_a_file_that_is_not_there_are_told(tmp_pa
         with pytest.raises(ConfigError, match=r"can't listen for gRPC on 127\.0\.0\.1"):
             await _started(w, Settings(grpc_port=port))
         missing = tmp_path / "none.pem"
-        with pytest.raises(ConfigError, match=r"can't read .*none\.pem"):
+        with pytest.raises(ConfigError, match=r"`grpc_(cert|key)` .*none\.pem can't be read"):
             await _started(w, Settings(grpc_port=0, grpc_cert=missing, grpc_key=missing))
 
 

@@ -66,7 +66,7 @@ class RpcServer:
                 self.port = self._server.add_secure_port(address, tls)
         except RuntimeError as error:
             raise ConfigError(
-                f"can't listen for gRPC on {address}: choose another with --grpc-port or --grpc-host"
+                f"can't listen for gRPC on {address}: choose another with `grpc_port` or `grpc_host`"
             ) from error
         await self._server.start()
         where = address.rpartition(":")[0]
@@ -106,13 +106,13 @@ def _credentials(settings: Settings) -> Any:
     """TLS with the settings' PEM files; None where they name none. Raises ConfigError for files that can't be read."""
     if settings.grpc_cert is None or settings.grpc_key is None:
         return None
-    roots = None if settings.grpc_client_ca is None else _read(settings.grpc_client_ca)
-    pair = (_read(settings.grpc_key), _read(settings.grpc_cert))
+    roots = None if settings.grpc_client_ca is None else _read("grpc_client_ca", settings.grpc_client_ca)
+    pair = (_read("grpc_key", settings.grpc_key), _read("grpc_cert", settings.grpc_cert))
     return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
 
 
-def _read(path: Path) -> bytes:
+def _read(setting: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+        raise ConfigError(f"`{setting}` {path} can't be read: {error.strerror}", param=setting) from error

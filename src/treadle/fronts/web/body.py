@@ -113,7 +113,9 @@ def _check_headers(headers: Iterable[tuple[bytes, bytes]], limit: int) -> None:
 
 
 def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the request's body is over {limit} bytes: send less, or raise max_body_bytes")
+    return RequestTooLarge(
+        f"the request's body is over {limit} bytes: send less, or start the server with a larger --max-body-bytes"
+    )
 
 
 def _no_constant(name: str) -> Any:

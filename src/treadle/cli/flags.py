@@ -1,0 +1,10 @@
+"""How the command line writes each setting, for messages."""
+
+from __future__ import annotations
+
+from ..config import Settings
+
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in Settings.names()} | {
+    "model": "MODEL",
+    "api_key": "--api-key (or TREADLE_API_KEY)",
+}
