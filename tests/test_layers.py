@@ -18,13 +18,14 @@ import treadle
 ROOT = Path(treadle.__file__).parent
 
 EVERYTHING = ("",)
-FOR_ALL = ("errors", "config", "installation")
+FOR_ALL = ("errors", "config", "installation", "units")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "hosts": (),
     "config": ("errors", "hosts"),
     "exposure": ("hosts",),
     "installation": (),
+    "units": (),
     "core": (),
     "engine": ("core", "runner.base"),
     "runner.base": ("core",),

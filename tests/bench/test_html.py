@@ -124,7 +124,12 @@ def test_the_same_result_gives_the_same_page() -> None:
 
 def test_it_says_what_ran_where() -> None:
     said = Reader(page(burst(ours=0.1))).text
-    for part in ("AMD EPYC, 2 cores, 25 GiB memory", "2026-01-02T03:04:05+00:00", "serve --port 8000", "treadle 0.1.0"):
+    for part in (
+        "AMD EPYC, 2 cores, 25.0 GiB memory",
+        "2026-01-02T03:04:05+00:00",
+        "serve --port 8000",
+        "treadle 0.1.0",
+    ):
         assert part in said
 
 

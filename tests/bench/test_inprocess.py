@@ -82,7 +82,7 @@ def test_the_table_shows_each_engine_and_the_agreement(result: EngineResult) -> 
         console.print(engine_table(result))
     text = capture.get()
     assert "batch 9: greedy tokens equal in all 18 rows" in text
-    assert re.search(r"peak memory .* MB .* MB .*×", text)
+    assert re.search(r"peak memory .* MiB .* MiB .*×", text)
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,20 @@ from treadle.bench.sample import Round, Sample
 from treadle.bench.workloads import build, digest
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"silence_s": 0.0}, "--silence 0"),
+        ({"start_timeout_s": -1.0}, "--start-timeout -1"),
+        ({"max_lag_s": -1.0}, "--max-lag -1"),
+    ],
+)
+@in_loop
+async def test_times_that_can_not_be_are_refused_by_their_flags(given: dict[str, float], says: str) -> None:
+    with pytest.raises(BenchError, match=says):
+        await run(Plan([SMALL], urls=("http://127.0.0.1:1",), **given), Notes())
+
+
 class Notes:
     """A watcher that remembers."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from treadle import installation
 from treadle.cli import machine
-from treadle.cli.findings import Finding, Mark, count, size
+from treadle.cli.findings import Finding, Mark, count
 from treadle.installation import Problem
 
 
@@ -97,11 +97,6 @@ def test_platforms_that_mlx_has_no_build_for_fail_unless_it_was_built_there(
     monkeypatch.setattr("platform.machine", lambda: architecture)
     monkeypatch.setattr(machine, "version_of", lambda name: mlx)
     assert machine._platform().mark is mark
-
-
-@pytest.mark.parametrize(("bytes_", "text"), [(0, "0 B"), (2048, "2 KiB"), (5 << 20, "5 MiB"), (3 << 29, "1.5 GiB")])
-def test_sizes_for_people(bytes_: int, text: str) -> None:
-    assert size(bytes_) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(12, "12"), (95_000, "95 K"), (268e6, "268 M"), (8.03e9, "8.03 B")])

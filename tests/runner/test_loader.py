@@ -21,6 +21,7 @@ from treadle.runner.blas import BlasReport
 from treadle.runner.build import build
 from treadle.runner.loader import load
 from treadle.runner.text import TextRunner
+from treadle.units import size
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -129,7 +130,7 @@ def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> No
 
 def test_the_context_can_be_shortened_but_not_stretched(folder: Path) -> None:
     assert load(folder, context=100).context == 100
-    with pytest.raises(ConfigError, match="context is 4096, and tiny is made for 2048 tokens"):
+    with pytest.raises(ConfigError, match="`context` is 4096, and tiny is made for 2048 tokens"):
         load(folder, context=4096)
 
 
@@ -248,7 +249,7 @@ def test_the_least_budget_holds_what_is_given_out_at_once(
     monkeypatch.setattr("treadle.runner.build.load", lambda *args, **kwargs: load(*args, own=own, **kwargs))
     kv = load(folder).kv
     least = 4 * kv.row_bytes + kv.token_bytes * (256 if own else 1)
-    with pytest.raises(ConfigError, match=f"needs {least} bytes of cache"):
+    with pytest.raises(ConfigError, match=f"needs {size(least)} of cache"):
         build(folder, memory=least - 1, max_running=4)
     assert build(folder, memory=least, max_running=4).capabilities().kv_blocks == int(own)
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..units import size
 from .engine_figures import OURS, THEIRS, Agreement, Batch, EngineResult
 from .ratios import Range, Row, verdict
 from .shown import ratio_over_rounds, value
@@ -36,7 +37,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
 def _median(values: Range | None, unit: str) -> str:
     if values is None or unit != "bytes":
         return value(None if values is None else values.median, unit)
-    return value(values.median / 1e6, "MB")
+    return size(values.median)
 
 
 def agreement_line(batch: Batch) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..units import size
 from . import ratios, shown
 from .plots import against_concurrency, distribution, shade
 from .ratios import Range, Row, Verdict
@@ -61,10 +62,9 @@ class _Page:
 
     def head(self) -> str:
         machine = self._result.machine
-        gib = machine.memory_bytes / 2**30
         facts = {
             "started": self._result.started,
-            "machine": f"{machine.processor}, {machine.cores} cores, {gib:.0f} GiB memory",
+            "machine": f"{machine.processor}, {machine.cores} cores, {size(machine.memory_bytes)} memory",
             "accelerator": machine.accelerator,
             "system": f"{machine.system}, Python {machine.python}",
             "measured by": f"treadle {machine.treadle}, over the {self._result.endpoint} endpoint",

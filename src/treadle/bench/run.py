@@ -85,13 +85,11 @@ def _check(plan: Plan) -> None:
     count = len(plan.starts) + len(plan.urls)
     if not count:
         raise BenchError("there is nothing to measure: give --url URL or --start COMMAND")
-    for flag, seconds in (
-        ("--silence", plan.silence_s),
-        ("--start-timeout", plan.start_timeout_s),
-        ("--max-lag", plan.max_lag_s),
-    ):
+    for flag, seconds in (("--silence", plan.silence_s), ("--start-timeout", plan.start_timeout_s)):
         if not seconds > 0:
             raise BenchError(f"{flag} {seconds:g}: give seconds above 0")
+    if not plan.max_lag_s >= 0:
+        raise BenchError(f"--max-lag {plan.max_lag_s:g}: give 0 or more seconds")
     for what, given in (("name", plan.names), ("model", plan.models)):
         if len(given) > count:
             raise BenchError(f"{len(given)} {what}s for {count} target{'s' * (count > 1)}: give one --{what} each")

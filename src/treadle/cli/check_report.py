@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from ..core.messages import Capabilities
-from .findings import Findings, Mark, count, size
+from ..units import size
+from .findings import Findings, Mark, count
 
 _WORDS = {Mark.OK: "pass", Mark.WARN: "pass, with a remark", Mark.FAIL: "**FAIL**"}
 _SHOWN = (

@@ -16,8 +16,9 @@ from .. import installation
 from ..config import Settings
 from ..errors import StartFailed
 from ..runner import blas
+from ..units import size
 from . import machine, whereabouts
-from .findings import Finding, Findings, Mark, count, show, size
+from .findings import Finding, Findings, Mark, count, show
 from .probe import Answer, Ask, Question, ask
 from .whereabouts import MODEL, Whereabouts
 

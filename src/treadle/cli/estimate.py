@@ -14,6 +14,7 @@ import msgspec
 from ..errors import ModelError
 from ..models import safetensors_file, trust
 from ..text.folder import FolderFacts
+from ..units import size
 
 if TYPE_CHECKING:
     from .probe import Question
@@ -56,8 +57,8 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
     weight_bytes = parameters * _WIDTH[dtype] if kind == "cpu" else _on_disk(folder)
     if usable_bytes and weight_bytes > usable_bytes:
         raise ModelError(
-            f"the weights take {weight_bytes / 2**30:.1f} GiB and {usable_bytes / 2**30:.1f} GiB are free: use a "
-            "smaller or a quantized model, or free memory"
+            f"the weights take {size(weight_bytes)} and {size(usable_bytes)} are free: use a smaller or a quantized "
+            "model, or free memory"
         )
     context = FolderFacts.read(folder).context(question.context)
     share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE

@@ -99,15 +99,6 @@ def _folded(text: str, indent: str, console: Console) -> str:
     return f"\n{indent}".join(lines)
 
 
-def size(count: float) -> str:
-    """Bytes for people, in binary units."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
 def count(number: float) -> str:
     """A large number for people: 268 M."""
     for unit in ("", " K", " M"):

@@ -11,7 +11,8 @@ from pathlib import Path
 from .. import installation
 from ..installation import version_of
 from ..runner import blas
-from .findings import Finding, Mark, size
+from ..units import size
+from .findings import Finding, Mark
 
 SYSTEM, SOFTWARE = "System", "Software"
 FEW_FILES = 1024

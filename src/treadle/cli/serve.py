@@ -17,6 +17,7 @@ from ..core.messages import Capabilities
 from ..exposure import Access, Reach
 from ..models.transfer import Transfer
 from ..telemetry.logs import configure
+from ..units import size
 from .files import most_connections, raise_open_files
 from .findings import count
 from .signals import ShutdownSignals
@@ -84,9 +85,9 @@ class Announcer:
     def ready(self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
         """What runs, its limits, where it is reached and by whom, and a line to copy."""
         settings, url = self._settings, reach.url
-        memory = f"{can.weight_bytes / 1e9:.2f} GB of weights"
+        memory = f"{size(can.weight_bytes)} of weights"
         if can.kv_budget_bytes:
-            memory += f", up to {can.kv_budget_bytes / 1e9:.2f} GB of KV cache"
+            memory += f", up to {size(can.kv_budget_bytes)} of KV cache"
             memory += f" in {can.kv_dtype}" if can.kv_dtype else ""
         rows = {
             "model": f"{name} ({can.architecture}, {count(can.parameters)} parameters, {can.dtype})",

@@ -9,8 +9,9 @@ from ..config import Settings
 from ..errors import ModelError
 from ..models import ModelFolder, demo, hub, resolve
 from ..models.resolve import DEMO
+from ..units import size
 from . import afar
-from .findings import Finding, Mark, size
+from .findings import Finding, Mark
 
 MODEL = "Model"
 
@@ -46,7 +47,7 @@ def find(settings: Settings, scratch: Path) -> Whereabouts:
 def _demo_to_come() -> Finding:
     if (missing := demo.lacks()) is not None:
         return Finding(MODEL, "model", missing.what, Mark.FAIL, missing.fix)
-    value = f"{demo.NAME} is installed, and converted at the first start (once, under a minute, 0.6 GB of disk)"
+    value = f"{demo.NAME} is installed, and converted at the first start (once, under a minute, 0.5 GiB of disk)"
     return Finding(MODEL, "model", value, facts={"name": demo.NAME, "source": DEMO, "converted": False})
 
 

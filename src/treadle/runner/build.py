@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..units import size
 from .base import Progress
 from .blas import BlasReport
 from .guard import leave_thread
@@ -83,5 +84,6 @@ def _check_budget(model: LoadedModel, max_running: int) -> None:
         fix = "lower `max_running`, or give more `memory`"
     if 0 < budget < least:
         raise ConfigError(
-            f"{model.name} needs {least} bytes of cache for {whose}, and {budget} are there: {fix}", param="memory"
+            f"{model.name} needs {size(least)} of cache for {whose}, and {size(budget)} are there: {fix}",
+            param="memory",
         )

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 
 from ..errors import ConfigError, ModelError
 from ..installation import version_of
+from ..units import size
 from . import memory as mem
 from .base import Progress, RunnerBroken
 from .cuda import whole_graphs
@@ -32,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 UNKNOWN_CONTEXT = 32768
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
-_GIB = 1 << 30
 
 
 def load(
@@ -156,8 +156,8 @@ def _read_weights(module: Any, folder: Path, kind: str) -> int:
     usable = mem.usable_bytes(kind)
     if usable and needed > usable:
         raise ModelError(
-            f"the weights of {folder.name} take {needed / _GIB:.1f} GiB ({_dtype(module)}) and {usable / _GIB:.1f} GiB "
-            "are free: use a smaller or a quantized model, or free memory"
+            f"the weights of {folder.name} take {size(needed)} ({_dtype(module)}) and {size(usable)} are free: use a "
+            "smaller or a quantized model, or free memory"
         )
     for array in arrays:  # one at a time: what each is converted from goes at once
         mx.eval(array)

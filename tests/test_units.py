@@ -1,0 +1,30 @@
+"""Memory has one way to be written."""
+
+from __future__ import annotations
+
+import pytest
+
+from treadle.config import Settings
+from treadle.units import size
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1023.8 * 1024, "1 MiB"),
+        (536_870_912, "512 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (5 << 40, "5.0 TiB"),
+        (3000 << 40, "3000.0 TiB"),
+    ],
+)
+def test_bytes_are_written_in_binary_units(count: float, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize("count", [1, 2 << 10, 7 << 20, 8 << 30])
+def test_what_is_shown_can_be_given_to_a_flag(count: int) -> None:
+    assert Settings.from_mapping({"memory": size(count)}).memory == count
