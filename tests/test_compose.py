@@ -30,7 +30,7 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
     built: dict[str, Any] = {}
     monkeypatch.setattr("treadle.runner.blas.prepare", lambda threads: None)
     monkeypatch.setattr("treadle.runner.build.build", lambda folder, **given: built.update(given))
-    monkeypatch.setattr("treadle.telemetry.logs.configure", lambda level, stream: None)
+    monkeypatch.setattr("treadle.telemetry.logs.configure", lambda *given: None)
     spec = owner_spec(Settings(**GIVEN), ModelFolder(tmp_path, "m", Source.FOLDER, {}))
     crossed = msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(spec)))
     factory, limits = owner_of(crossed)

@@ -30,6 +30,8 @@ DEFAULTS: dict[str, Any] = {
     "keepalive": 5.0,
     "drain": 30.0,
     "log_level": "info",
+    "log_format": "text",
+    "log_client": False,
     "grpc_port": None,
     "grpc_host": None,
     "grpc_wire": "both",
@@ -68,6 +70,8 @@ OTHERS: dict[str, Any] = {
     "keepalive": 2,
     "drain": 0,
     "log_level": "debug",
+    "log_format": "json",
+    "log_client": True,
     "grpc_port": 0,
     "grpc_host": "::1",
     "grpc_wire": "mlx",
@@ -206,6 +210,7 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("model", "", "model is empty: give a folder, a hub id or 'demo'"),
         ("api_key", " ", "api_key is empty: leave it out"),
         ("log_level", "loud", "log_level must be one of debug, info, warning, error, critical, not 'loud'"),
+        ("log_format", "xml", "log_format must be one of text, json, not 'xml'"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any, message: str) -> None:

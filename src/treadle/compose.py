@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .models.in_use import Hold
     from .models.transfer import Transfer
     from .runner.base import Progress, Runner, RunnerFactory
-    from .telemetry.metrics import Metrics
+    from .telemetry import Telemetry
     from .text.pool import TextPool
     from .text.tokenizer import TextModel
 
@@ -65,6 +65,7 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     kv_bits: int | None
     threads: int | None
     log_level: str
+    log_format: str
     spelling: dict[str, str]
 
 
@@ -80,17 +81,25 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         kv_bits=settings.kv_bits,
         threads=settings.threads,
         log_level=settings.log_level,
+        log_format=settings.log_format,
         spelling=dict(settings.spelling),
     )
 
 
 def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
     """The child's half: a runner factory and the owner's limits."""
-    from .telemetry.logs import configure
+    from .telemetry.logs import adopt, configure
 
     spec = msgspec.convert(arguments, OwnerSpec)
-    configure(spec.log_level, sys.stderr)
-    return runner_factory(spec), limits_of(spec)
+    configure(spec.log_level, sys.stderr, spec.log_format)
+    factory = runner_factory(spec)
+
+    def build(progress: Progress) -> Runner:
+        runner = factory(progress)
+        adopt()  # by now everything has been imported
+        return runner
+
+    return build, limits_of(spec)
 
 
 def limits_of(spec: OwnerSpec) -> OwnerLimits:
@@ -249,17 +258,17 @@ class Server:
         settings = self.settings
         check(settings)
         sock = listen(settings.host, settings.port)
-        telemetry, texts, salts = Telemetry(), Texts(), Salts()
+        telemetry, texts, salts = Telemetry(log_client=settings.log_client), Texts(), Salts()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])
         telemetry.metrics.watch(engine)
         app = create_app(engine, texts, settings, telemetry, salts)
         web = WebServer(app, stall_s=settings.stall_s, max_connections=self._max_connections)
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
-        lag = asyncio.create_task(telemetry.lag.run(), name="treadle-lag")
+        watching = asyncio.create_task(telemetry.run(), name="treadle-telemetry")
         rpc: RpcServer | None = None
         try:
             if settings.grpc_port is not None:
-                rpc = self._rpc(engine, texts, telemetry.metrics, salts)
+                rpc = self._rpc(engine, texts, telemetry, salts)
                 await rpc.start()
             reach = await reach_of(settings, sock.getsockname()[1], None if rpc is None else rpc.port, aside)
             self._say.listening(reach)
@@ -275,18 +284,20 @@ class Server:
             if rpc is not None:
                 await rpc.stop()
             await serving
-            lag.cancel()
+            telemetry.access.flush(time.monotonic())
+            watching.cancel()
             texts.close()
             if self._use is not None:
                 self._use.close()
         self._say.stopped()
         return 0
 
-    def _rpc(self, engine: EngineClient, texts: Texts, metrics: Metrics, salts: Salts) -> RpcServer:
+    def _rpc(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, salts: Salts) -> RpcServer:
         from .fronts.rpc.server import RpcServer
         from .fronts.web.app import model_names
 
-        return RpcServer(engine, texts, self.settings, metrics, model_names(self.settings)[0], salts)
+        name, lines = model_names(self.settings)[0], telemetry.access
+        return RpcServer(engine, texts, self.settings, telemetry.metrics, name, salts, lines=lines)
 
     def kill(self) -> None:
         """End the child at once; for a second signal."""
@@ -297,6 +308,7 @@ class Server:
         """Find the model, load its text side and start the engine: in this order each fails with its own message."""
         from .models import in_use
         from .models.resolve import resolve
+        from .telemetry.logs import adopt
 
         began = time.monotonic()
         await aside(lambda: require_installed(self.settings.model))
@@ -310,6 +322,7 @@ class Server:
             self._say.transfer(transfer)
 
         self._folder = await aside(lambda: resolve(self.settings, progress, watch))
+        adopt()
         self._use = in_use.hold(self._folder.path)
         engine.supervisor.on_stage = progress
         engine.begin()

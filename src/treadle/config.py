@@ -8,7 +8,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_no_auth")
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KV_BITS = (8, 4)
+LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
 SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
@@ -59,6 +60,8 @@ class Settings:
     keepalive_s: float = 5.0
     drain_s: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    log_client: bool = False
 
     grpc_port: int | None = None
     grpc_host: str | None = None
@@ -103,9 +106,8 @@ class Settings:
                 raise ConfigError(f"`{name}` must be 0 to 65535, not {port}", param=name)
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise ConfigError(f"`kv_bits` is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
-        if self.log_level.lower() not in LOG_LEVELS:
-            levels = ", ".join(LOG_LEVELS)
-            raise ConfigError(f"`log_level` must be one of {levels}, not '{self.log_level[:40]}'", param="log_level")
+        _one_of("log_level", self.log_level.lower(), LOG_LEVELS)
+        _one_of("log_format", self.log_format, LOG_FORMATS)
         _check_grpc(self)
         _check_names(self)
         if not self.model:
@@ -167,8 +169,7 @@ class Settings:
 
 
 def _check_grpc(settings: Settings) -> None:
-    if settings.grpc_wire not in GRPC_WIRES:
-        raise ConfigError(f"`grpc_wire` must be {', '.join(GRPC_WIRES)}, not '{settings.grpc_wire}'", param="grpc_wire")
+    _one_of("grpc_wire", settings.grpc_wire, GRPC_WIRES)
     given = {name for name in GRPC_OPTIONS if getattr(settings, name) not in (None, False)}
     for name in sorted(given | ({"grpc_wire"} if settings.grpc_wire != "both" else set())):
         if settings.grpc_port is None:
@@ -278,6 +279,11 @@ def _bytes(name: str, text: str) -> int:
     else:
         unit = (1000 if (suffix or "").lower() == "b" else 1024) ** ("kmgt".index(prefix.lower()) + 1)
     return int(float(number) * unit) if "." in number else int(number) * unit
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"`{name}` must be one of {', '.join(known)}, not '{value[:40]}'", param=name)
 
 
 def _positive(settings: Settings, *names: str) -> None:

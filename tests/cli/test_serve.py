@@ -8,9 +8,12 @@ import sys
 
 import pytest
 
+from treadle.cli.logged import LoggedAnnouncer, logged_end
 from treadle.cli.serve import Announcer
+from treadle.compose import Say
 from treadle.config import Settings
 from treadle.core.messages import Capabilities
+from treadle.errors import ConfigError, StartFailed
 from treadle.exposure import Access, Reach
 from treadle.models.transfer import Transfer
 
@@ -33,7 +36,7 @@ class Broken(io.StringIO):
         raise OSError(self.number, "broken")
 
 
-def say_everything(announcer: Announcer, reach: Reach = REACH) -> None:
+def say_everything(announcer: Say, reach: Reach = REACH) -> None:
     announcer.listening(reach)
     announcer.transfer(Transfer("o/m", 1, 2))
     announcer.stage("reading")
@@ -73,6 +76,39 @@ def test_it_says_where_it_is_reached_and_by_whom(capsys: pytest.CaptureFixture[s
         "  access   HTTP: anyone [bold]",
         "           gRPC: nobody",
     ]
+
+
+def test_a_log_has_the_same_events_as_fields(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="treadle.serve")
+    reach = Reach(("http://127.0.0.1:1",), ("grpc://127.0.0.1:2",), (Access("HTTP", "anyone", open=True),))
+    say_everything(LoggedAnnouncer(Settings(max_running=3)), reach)
+    told = {record.getMessage(): record.__dict__["fields"] for record in caplog.records}
+    assert list(told) == ["listening", "loading", "downloading", "ready", "access", "draining", "stopped"]
+    assert told["listening"] == {"http": ("http://127.0.0.1:1",), "grpc": ("grpc://127.0.0.1:2",), "model": "demo"}
+    downloading = {"model": "o/m", "done_bytes": 1, "total_bytes": 2, "bytes_per_s": 0, "note": ""}
+    assert told["downloading"] == downloading
+    assert told["ready"].items() >= {"url": "http://127.0.0.1:1", "model": "m", "max_running": 3}.items()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["access"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("`port` is taken"), 2, "--port is taken"),
+        (StartFailed("no"), 1, "no"),
+        (KeyError("x"), 1, "the server failed"),
+    ],
+)
+def test_the_error_that_ends_a_server_is_a_line_of_its_log(
+    error: Exception, code: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run() -> int:
+        raise error
+
+    assert logged_end(run) == code
+    (record,) = caplog.records
+    assert (record.getMessage(), record.levelname) == (said, "ERROR")
+    assert logged_end(lambda: 0) == 0
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])

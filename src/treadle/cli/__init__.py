@@ -27,7 +27,7 @@ def main() -> NoReturn:
 def _run() -> int:
     import typer
 
-    from ..errors import ConfigError, TreadleError, spell
+    from ..errors import TreadleError, spell
     from .app import app
     from .flags import FLAGS
 
@@ -35,7 +35,7 @@ def _run() -> int:
     try:
         code = app(standalone_mode=False)
     except TreadleError as error:
-        return _say(spell(error.message, FLAGS), 2 if isinstance(error, ConfigError) else 1)
+        return _say(spell(error.message, FLAGS), exit_code(error))
     except usage_error as error:
         return _say_usage(error)
     except typer.Abort:
@@ -43,6 +43,13 @@ def _run() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def exit_code(error: Exception) -> int:
+    """2 for a wrong setting, 1 for everything else."""
+    from ..errors import ConfigError
+
+    return 2 if isinstance(error, ConfigError) else 1
 
 
 def _say_usage(error: BaseException) -> int:

@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 MODEL = "A folder, a hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo' (Gemma 3 270M)."
-NETWORK, GRPC, LIMITS, MODELS, ENGINE = "Network", "gRPC", "Limits", "Model", "Engine"
+NETWORK, GRPC, LIMITS, MODELS, ENGINE, LOG = "Network", "gRPC", "Limits", "Model", "Engine", "Log"
 _DEFAULTS = {name: field.default for name, field in Settings.fields().items()}
 _SIZE, _SECONDS, _TOKENS, _COUNT, _FILE = "SIZE", "SECONDS", "TOKENS", "N", "FILE"
 
@@ -182,7 +182,15 @@ def serve(
     in_process: Annotated[
         bool | None, _setting("in_process", "Run the engine on a thread instead of in a child process.", ENGINE)
     ] = None,
-    log_level: Annotated[str | None, _setting("log_level", "debug, info, warning or error.", ENGINE, "LEVEL")] = None,
+    log_level: Annotated[
+        str | None, _setting("log_level", "debug, info, warning, error or critical.", LOG, "LEVEL")
+    ] = None,
+    log_format: Annotated[
+        str | None, _setting("log_format", "text, or json: one object per line.", LOG, "FORMAT")
+    ] = None,
+    log_client: Annotated[
+        bool | None, _setting("log_client", "Show clients' addresses in the access log.", LOG)
+    ] = None,
 ) -> None:
     """Serve MODEL over HTTP: OpenAI's API at /v1, health at /health, metrics at /metrics. With --grpc-port also as a
     worker of the SMG gateway."""

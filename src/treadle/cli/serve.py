@@ -20,19 +20,21 @@ from ..telemetry.logs import configure
 from ..units import size
 from .files import most_connections, raise_open_files
 from .findings import count
+from .logged import LoggedAnnouncer, logged_end
 from .signals import ShutdownSignals
 from .transfers import TransferView
 
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; 0 after a clean end. Raises TreadleError when it can't start."""
-    configure(settings.log_level, sys.stderr)
-    return asyncio.run(_serve(settings))
+    configure(settings.log_level, sys.stderr, settings.log_format)
+    if settings.log_format == "json":
+        return logged_end(lambda: asyncio.run(_serve(settings, LoggedAnnouncer(settings))))
+    return asyncio.run(_serve(settings, Announcer(settings)))
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, say: Announcer | LoggedAnnouncer) -> int:
     most = most_connections(raise_open_files())
-    say = Announcer(settings)
     server = Server(settings, say=say, max_connections=most, settled=_settle)
 
     def at_once() -> None:

@@ -1,83 +1,101 @@
-"""Structured logs: one `key=value` line per event, one access line per request, and never a prompt or an answer."""
+"""The log: one line per event, as text (`key=value`) or as JSON, whatever the values hold. Never a prompt or an answer.
+
+`configure` puts one handler on the root logger, so that lines of uvicorn, grpc and other libraries, from WARNING up,
+and Python's warnings have the same form as ours. The server and the engine's process each call it.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-import time
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
-ACCESS = "treadle.access"
-GRPC = "GRPC"  # in the place of an HTTP method
-PROBES = "/health"  # a 503 is their ordinary answer while the server loads or drains
+UTC_SUFFIX = "+00:00"
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """What is known of one request when it is over. Times are seconds from its first header. A gRPC call has the HTTP
-    status that its error would have."""
-
-    id: str
-    method: str
-    path: str
-    started: float
-    status: int = 0
-    public_id: str = ""
-    rows: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    wait_s: float | None = None
-    ttft_s: float | None = None
-    error: str = ""
-
-    def fields(self, now: float) -> dict[str, Any]:
-        """The access line's fields; those that say nothing are left out."""
-        line: dict[str, Any] = {"request": self.id, "method": self.method, "path": self.path, "status": self.status}
-        if self.public_id:
-            line |= {"id": self.public_id, "rows": self.rows}
-            line |= {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
-        if self.cached_tokens:
-            line["cached_tokens"] = self.cached_tokens
-        if self.wait_s is not None:
-            line["wait_s"] = round(self.wait_s, 4)
-        if self.ttft_s is not None:
-            line["ttft_s"] = round(self.ttft_s, 4)
-        if self.error:
-            line["error"] = self.error
-        line["total_s"] = round(now - self.started, 4)
-        return line
-
-
-def log_access(record: RequestRecord, now: float) -> None:
-    """Write the one line of a finished request: requests to the API at INFO, probes and scrapes at DEBUG."""
-    refused = record.status >= 400 and not record.path.startswith(PROBES)
-    level = logging.INFO if record.method in ("POST", GRPC) or refused else logging.DEBUG
-    logging.getLogger(ACCESS).log(level, "request", extra={"fields": record.fields(now)})
+def stamp(created: float) -> str:
+    """Seconds since the epoch as local time in ISO 8601, with milliseconds and the offset from UTC (Z for none)."""
+    text = datetime.fromtimestamp(created, UTC).astimezone().isoformat(timespec="milliseconds")
+    return f"{text.removesuffix(UTC_SUFFIX)}Z" if text.endswith(UTC_SUFFIX) else text
 
 
 class LogfmtFormatter(logging.Formatter):
-    """`time level logger message key=value ...`, one line per record, whatever the values hold."""
+    """`time level logger message key=value ...`, one line per record; a traceback follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
-        head = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.name}"
+        head = f"{stamp(record.created)} {record.levelname.lower()} {record.name}"
         line = f"{head} {_one_line(record.getMessage())}{_pairs(getattr(record, 'fields', {}))}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
+        trace = _trace(self, record)
+        return f"{line}\n{trace}" if trace else line
 
 
-def configure(level: str, stream: TextIO) -> None:
-    """Send this server's logs at `level` and above to `stream`."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(LogfmtFormatter())
-    for name, floor in (("treadle", level.upper()), ("uvicorn.error", "WARNING")):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
-        logger.propagate = False
-        logger.setLevel(floor)
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: `time`, `level`, `logger` and `message`, then the event's fields with their types. A
+    traceback is in `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": stamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for key, value in getattr(record, "fields", {}).items():
+            line.setdefault(key, _plain(value))
+        if trace := _trace(self, record):
+            line["exception"] = trace
+        return json.dumps(line)
+
+
+FORMATTERS: dict[str, type[logging.Formatter]] = {"text": LogfmtFormatter, "json": JsonFormatter}
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """The handler that `configure` puts on the root logger, and replaces."""
+
+
+def configure(level: str, stream: TextIO, form: str = "text") -> None:
+    """Send this process's log to `stream`: Treadle's own lines at `level` and above, other libraries' from WARNING on.
+    `form` is one of FORMATTERS."""
+    handler = LogHandler(stream)
+    handler.setFormatter(FORMATTERS[form]())
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, LogHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    wanted = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("treadle").setLevel(wanted)
+    for name in ("", "uvicorn.error"):
+        logging.getLogger(name).setLevel(max(wanted, logging.WARNING))
+    logging.captureWarnings(True)
+
+
+def adopt() -> None:
+    """Let libraries that brought a handler of their own, as huggingface_hub and transformers do when they are imported,
+    write through the one that `configure` put on the root logger."""
+    for logger in [*logging.root.manager.loggerDict.values()]:
+        if isinstance(logger, logging.Logger):
+            for handler in [own for own in logger.handlers if type(own) is logging.StreamHandler]:
+                logger.removeHandler(handler)
+                logger.propagate = True
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The record's traceback and stack, or an empty string."""
+    parts = [formatter.formatException(record.exc_info)] if record.exc_info else []
+    return "\n".join([*parts, record.stack_info] if record.stack_info else parts)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON has it; what JSON has no form for as text."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def _pairs(fields: Mapping[str, Any]) -> str:

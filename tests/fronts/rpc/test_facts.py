@@ -262,7 +262,7 @@ async def test_over_tls_strangers_stay_out() -> None:
     ("given", "says"),
     [
         ({"grpc_port": 70000}, "grpc_port must be 0 to 65535"),
-        ({"grpc_port": 1, "grpc_wire": "sglang"}, "grpc_wire must be mlx, vllm, both"),
+        ({"grpc_port": 1, "grpc_wire": "sglang"}, "grpc_wire must be one of mlx, vllm, both"),
         ({"grpc_wire": "mlx"}, "grpc_wire does nothing without grpc_port"),
         ({"grpc_host": "0.0.0.0"}, "grpc_host does nothing without grpc_port"),
         ({"grpc_no_auth": True}, "grpc_no_auth does nothing without grpc_port"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from tests.fronts.rpc.worker import WIRES, read, refused, until, worker
 from tests.fronts.web.server import forever, says
 from tests.support.aio import in_loop
 from treadle.core.messages import Submit
+from treadle.fronts.rpc.wires import client_of
 
 both = pytest.mark.parametrize("name", WIRES)
 
@@ -248,3 +250,26 @@ async def test_every_call_has_its_line_and_its_count(caplog: pytest.LogCaptureFi
     assert "secret" not in str(lines)
     for wire, code in (("mlx", "OK"), ("vllm", "INVALID_ARGUMENT"), ("vllm", "CANCELLED")):
         assert f'treadle_grpc_requests_total{{code="{code}",wire="{wire}"}} 1.0' in counted
+
+
+@in_loop
+async def test_clients_are_named_where_it_is_asked_for_and_their_refusals_come_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="treadle.access")
+    async with worker(forever, pump=False, running=1, waiting=0, log_client=True) as w:
+        first = asyncio.ensure_future(anext(aiter(w.mlx.generate("first"))))
+        await until(lambda: w.engine.busy == 1)
+        for i in range(5):
+            await refused(w.mlx.generate(f"r{i}"))
+        assert [record.__dict__["fields"]["request"] for record in caplog.records] == ["r0"]
+        assert caplog.records[0].__dict__["fields"]["client"].startswith("127.0.0.1:")
+        first.cancel()
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [("ipv4:127.0.0.1:5000", "127.0.0.1:5000"), ("ipv6:%5B::1%5D:5000", "[::1]:5000"), ("unix:", "")],
+)
+def test_a_peer_is_named_as_in_http(peer: str, client: str) -> None:
+    assert client_of(SimpleNamespace(peer=lambda: peer)) == client  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from ...core.messages import CancelReason
 from ...engine.client import EngineClient, Reservation
 from ...engine.generation import Generation
 from ...errors import InvalidRequest, ReaderStalled, RequestCancelled, TreadleError
-from ...telemetry.logs import GRPC, RequestRecord, log_access
+from ...telemetry.access import GRPC, AccessLines, RequestRecord
 from ...telemetry.metrics import Metrics
 from ...text import StopSet, TextModel, TextStream
 from ..rows import together
@@ -31,7 +31,7 @@ from .ask import MAX_REQUEST_ID_CHARS, Ask
 from .calls import Call, Calls
 from .sequence import ABORT, Choice, Part
 from .sequence import Sequence as Row
-from .wires import Context, refuse
+from .wires import Context, client_of, refuse
 from .writer import MessageWriter
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
 
 @dataclass(frozen=True)
 class Worker:
-    """What both wires answer with: the engine, the text model, the settings, the live calls, and who counts them."""
+    """What both wires answer with: the engine, the text model, the settings, the live calls, and who counts
+    and logs them."""
 
     engine: EngineClient
     texts: Texts
@@ -50,6 +51,7 @@ class Worker:
     metrics: Metrics
     clock: Callable[[], float]
     salts: Salts
+    lines: AccessLines
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
 
     async def generate(
@@ -61,6 +63,7 @@ class Worker:
             method=GRPC,
             path=f"/{service}/Generate",
             started=self.clock(),
+            client=client_of(context),
         )
         error: TreadleError | None = None
         code = "OK"
@@ -80,7 +83,7 @@ class Worker:
                 record.status, record.error, code = error.http_status, error.code, error.grpc_status
             now = self.clock()
             self.metrics.rpc(service.partition(".")[0], code, now - record.started)
-            log_access(record, now)
+            self.lines.write(record, now)
         if error is not None:
             await refuse(context, error)
 

@@ -15,6 +15,7 @@ from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 from ...config import Settings
 from ...engine.client import EngineClient
 from ...errors import ConfigError
+from ...telemetry.access import AccessLines
 from ...telemetry.metrics import Metrics
 from ..salts import Salts
 from ..text import Texts
@@ -38,14 +39,16 @@ class RpcServer:
         name: str,
         salts: Salts | None = None,
         *,
+        lines: AccessLines | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`salts` are shared with the server's other fronts, where it has some."""
+        """`salts` and the access log's `lines` are shared with the server's other fronts, where it has some."""
         self.calls = Calls(clock)
         self.port = 0  # known once it is started
         self._settings = settings
         facts = Facts(engine, texts, name, settings.chat_template is not None, clock)
-        worker = Worker(engine, texts, settings, self.calls, metrics, clock, salts or Salts())
+        lines = lines or AccessLines(show_client=settings.log_client)
+        worker = Worker(engine, texts, settings, self.calls, metrics, clock, salts or Salts(), lines)
         self._server = grpc.aio.server(options=_options(settings))
         services = _add_wires(self._server, settings.grpc_wire, worker, facts)
         health_pb2_grpc.add_HealthServicer_to_server(

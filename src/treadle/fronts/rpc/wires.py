@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NoReturn, Protocol
+from urllib.parse import unquote
 
 import grpc
 
@@ -16,9 +17,18 @@ class Context(Protocol):
         """Send a message; returns when the client has room for it."""
         ...
 
+    def peer(self) -> str:
+        """The client's address, as a URI."""
+        ...
+
     async def abort(self, code: Any, details: str, trailing_metadata: tuple[tuple[str, str], ...]) -> NoReturn:
         """End the call with a status."""
         ...
+
+
+def client_of(context: Context) -> str:
+    """The client's address with its port: gRPC says `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
+    return unquote(context.peer()).partition(":")[2]
 
 
 async def refuse(context: Context, error: TreadleError) -> NoReturn:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...telemetry.logs import RequestRecord, log_access
+from ...telemetry.access import AccessLines, RequestRecord, address
 from ...telemetry.metrics import Metrics
 
 RECORD = "treadle.record"
@@ -21,10 +21,17 @@ class AccessLog:
     """Echoes `x-request-id`, or makes one. Handlers find the request's record in `scope[RECORD]`."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, routes: frozenset[str], clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        lines: AccessLines,
+        routes: frozenset[str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._lines = lines
         self._routes = routes
         self._clock = clock
 
@@ -32,8 +39,13 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        client = scope.get("client")
         record = scope[RECORD] = RequestRecord(
-            id=_request_id(scope), method=scope["method"], path=scope["path"], started=self._clock()
+            id=_request_id(scope),
+            method=scope["method"],
+            path=scope["path"],
+            started=self._clock(),
+            client=address(*client) if client else "",
         )
 
         async def noted(message: Message) -> None:
@@ -52,7 +64,7 @@ class AccessLog:
         record.status = record.status or LEFT
         route = record.path if record.path in self._routes else "other"
         self._metrics.http(route, record.status, now - record.started)
-        log_access(record, now)
+        self._lines.write(record, now)
 
 
 def record_of(scope: Scope) -> RequestRecord:

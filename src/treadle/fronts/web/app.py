@@ -67,7 +67,7 @@ def create_app(
     app.add_middleware(Guard, api_key=settings.api_key, hosts=hosts, origins=origins, salts=salts)
     app.add_middleware(ErrorEnvelope)
     app.add_middleware(Cors, origins=origins)
-    app.add_middleware(AccessLog, metrics=telemetry.metrics, routes=paths)
+    app.add_middleware(AccessLog, metrics=telemetry.metrics, lines=telemetry.access, routes=paths)
     return app
 
 

@@ -21,7 +21,7 @@ from ....config import Settings
 from ....core.messages import CancelReason
 from ....engine.client import EngineClient, Reservation
 from ....errors import ModelNotFound, ReaderStalled, TreadleError
-from ....telemetry.logs import RequestRecord
+from ....telemetry.access import RequestRecord
 from ....text import StopSet, TextModel, TextStream
 from ...rows import Piece, Row, together
 from ...salts import Salts

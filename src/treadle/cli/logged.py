@@ -1,0 +1,95 @@
+"""What `treadle serve --log-format json` says: the same events as at a terminal, each a line of the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..config import Settings
+from ..core.messages import Capabilities
+from ..errors import TreadleError, spell
+from ..exposure import Reach
+from ..models.transfer import Lines, Transfer
+from . import exit_code
+from .flags import FLAGS
+
+log = logging.getLogger("treadle.serve")
+
+
+class LoggedAnnouncer:
+    """The server's progress as log lines at INFO."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stage = ""
+        self._lines = Lines(self._transfer)
+        self._last: Transfer | None = None
+        self._ends = False
+
+    def listening(self, reach: Reach) -> None:
+        _log("listening", {"http": reach.http, "grpc": reach.grpc, "model": self._settings.model})
+
+    def stage(self, stage: str) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            _log("loading", {"stage": stage})
+
+    def transfer(self, transfer: Transfer) -> None:
+        """A line now and then; nothing once the server ends, which gives the download up."""
+        if not self._ends:
+            self._last = transfer
+            self._lines(transfer)
+
+    def _transfer(self, _: str) -> None:
+        assert self._last is not None
+        fields = {"total_bytes": self._last.total_bytes, "bytes_per_s": round(self._last.rate), "note": self._last.note}
+        _log("downloading", {"model": self._last.model, "done_bytes": self._last.done_bytes} | fields)
+
+    def close(self) -> None:
+        """Nothing holds the terminal."""
+
+    def ready(self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
+        """What runs and its limits; then who may come in, as warnings where strangers may."""
+        fields = {
+            "url": reach.url,
+            "model": name,
+            "architecture": can.architecture,
+            "parameters": can.parameters,
+            "dtype": can.dtype,
+            "device": can.device,
+            "weight_bytes": can.weight_bytes,
+            "kv_budget_bytes": can.kv_budget_bytes,
+            "context": can.context,
+            "max_running": self._settings.max_running,
+            "max_waiting": self._settings.waiting_places,
+            "max_wait_s": self._settings.max_wait_s,
+            "load_s": round(load_s, 3),
+        }
+        _log("ready", fields)
+        for access in reach.access:
+            level = logging.WARNING if access.open else logging.INFO
+            _log("access", {"about": access.about, "text": access.text}, level)
+
+    def draining(self, running: int, drain_s: float) -> None:
+        self._ends = True
+        _log("draining", {"running": running, "drain_s": drain_s})
+
+    def stopped(self) -> None:
+        _log("stopped", {})
+
+
+def logged_end(run: Callable[[], int]) -> int:
+    """The exit code of `run`; an error that ends it is a line of the log."""
+    try:
+        return run()
+    except TreadleError as error:
+        log.error("%s", spell(error.message, FLAGS), extra={"fields": {"code": error.code}})
+        return exit_code(error)
+    except Exception:
+        log.exception("the server failed")
+        return 1
+
+
+def _log(message: str, fields: Mapping[str, Any], level: int = logging.INFO) -> None:
+    log.log(level, message, extra={"fields": fields})
