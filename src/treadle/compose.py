@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 OWNER_ENTRY = "treadle.compose:owner_of"
 STOP_GRACE_S = 5.0
+CLOSE_GRACE_S = 1.0  # for clients to take their last bytes
+HURRIED_GRACE_S = 0.5
 LOADING_GRACE_S = 0.5  # a child that loads has nothing to unwind
 LISTEN_BACKLOG = 2048
 
@@ -243,6 +245,7 @@ class Server:
         self._folder: ModelFolder | None = None
         self._engine: EngineClient | None = None
         self._use: Hold | None = None
+        self._hurried = asyncio.Event()
 
     async def run(self, shutdown: asyncio.Event) -> int:
         """Serve until `shutdown` is set, drain, and return 0. Raises TreadleError when it can't start or go on."""
@@ -277,12 +280,13 @@ class Server:
             await until(engine.supervisor.failed(), shutdown, serving)
             if engine.supervisor.state is EngineState.FAILED:
                 raise StartFailed(f"the engine has failed: {engine.supervisor.reason}")
-            await self._drain(engine)
+            await self._drain(engine, serving)
         finally:
-            await engine.stop(STOP_GRACE_S if engine.capabilities is not None else LOADING_GRACE_S)
-            web.stop()
+            await engine.stop(self._stop_grace_s(engine))
+            close_s = HURRIED_GRACE_S if self._hurried.is_set() else CLOSE_GRACE_S
+            web.stop(close_s)
             if rpc is not None:
-                await rpc.stop()
+                await rpc.stop(close_s)
             await serving
             telemetry.access.flush(time.monotonic())
             watching.cancel()
@@ -299,10 +303,23 @@ class Server:
         name, lines = model_names(self.settings)[0], telemetry.access
         return RpcServer(engine, texts, self.settings, telemetry.metrics, name, salts, lines=lines)
 
+    def hurry(self) -> None:
+        """Cut the drain short: the engine is killed, every stream gets its terminal event and every request its line in
+        the log, and `run` returns within a second or so."""
+        self._hurried.set()
+        if self._engine is not None and self._engine.supervisor.state is EngineState.STOPPING:
+            self._engine.supervisor.kill()
+
     def kill(self) -> None:
-        """End the child at once; for a second signal."""
+        """End the child at once, for a process that is about to end itself."""
         if self._engine is not None:
             self._engine.supervisor.kill()
+
+    def _stop_grace_s(self, engine: EngineClient) -> float:
+        """How long the engine may take to unwind."""
+        if self._hurried.is_set():
+            return 0.0
+        return STOP_GRACE_S if engine.capabilities is not None else LOADING_GRACE_S
 
     async def _prepare(self, engine: EngineClient, texts: Texts, reach: Reach, name: str) -> None:
         """Find the model, load its text side and start the engine: in this order each fails with its own message."""
@@ -332,12 +349,12 @@ class Server:
         self._settled()
         self._say.ready(reach, name, engine.capabilities, model.default_sampling, time.monotonic() - began)
 
-    async def _drain(self, engine: EngineClient) -> None:
-        """Refuse what is new; what runs has `drain_s` to end (C3)."""
+    async def _drain(self, engine: EngineClient, serving: asyncio.Task[None]) -> None:
+        """Refuse what is new; what runs has `drain_s` to end (C3), or until `hurry`."""
         engine.drain()
         self._say.draining(engine.busy, self.settings.drain_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(engine.idle(), self.settings.drain_s)
+            await asyncio.wait_for(until(engine.idle(), self._hurried, serving), self.settings.drain_s)
 
     def _model_folder(self) -> ModelFolder:
         assert self._folder is not None

@@ -83,7 +83,7 @@ def test_a_log_has_the_same_events_as_fields(caplog: pytest.LogCaptureFixture) -
     reach = Reach(("http://127.0.0.1:1",), ("grpc://127.0.0.1:2",), (Access("HTTP", "anyone", open=True),))
     say_everything(LoggedAnnouncer(Settings(max_running=3)), reach)
     told = {record.getMessage(): record.__dict__["fields"] for record in caplog.records}
-    assert list(told) == ["listening", "loading", "downloading", "ready", "access", "draining", "stopped"]
+    assert list(told) == ["listening", "downloading", "loading", "ready", "access", "draining", "stopped"]
     assert told["listening"] == {"http": ("http://127.0.0.1:1",), "grpc": ("grpc://127.0.0.1:2",), "model": "demo"}
     downloading = {"model": "o/m", "done_bytes": 1, "total_bytes": 2, "bytes_per_s": 0, "note": ""}
     assert told["downloading"] == downloading

@@ -107,7 +107,7 @@ async def test_signals_meant_for_the_server_do_not_end_the_child():
     """C3: only Stop, or the parent's end, does."""
     async with engine() as client:
         pid = await start(client)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
         assert await generate(client) == TOKENS
         assert client.supervisor.pid == pid

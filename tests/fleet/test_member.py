@@ -16,6 +16,12 @@ from treadle.fleet.member import BACKOFF_S, Member
 
 FOREVER = "import signal; signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+COUNTING = (
+    "import signal; both = {signal.SIGTERM, signal.SIGINT}; signal.pthread_sigmask(signal.SIG_BLOCK, both)\n"
+    "print('up', flush=True)\n"
+    "left_s = [0.3, 20, 20]\n"
+    "while got := signal.sigtimedwait(both, left_s.pop()): print(got.si_signo, flush=True)"
+)
 PARENT = (
     "import subprocess, sys, signal; p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']);"
     "print(p.pid, flush=True); signal.pause()"
@@ -46,6 +52,21 @@ async def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path
     until("it is up", it.log.read_text)
     await it.stop(0.1)
     assert it.ending() == "killed by SIGKILL"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@in_loop
+async def test_a_member_in_a_hurry_has_had_two_signals_and_no_third(tmp_path: Path, asked: bool) -> None:
+    """C3: a server takes a third for an order to say nothing more to anybody."""
+    it = member(tmp_path, COUNTING)
+    it.start()
+    until("it is up", it.log.read_text)
+    if asked:
+        it.ask()
+        until("the first", lambda: "15" in it.log.read_text())
+    it.hurry()
+    await it.stop(10)
+    assert sorted(it.log.read_text().split()[1:]) == ["15", "2"]
 
 
 @in_loop

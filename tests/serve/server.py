@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,23 @@ class Serve:
         log: Path,
         env: dict[str, str] | None = None,
         terminal: int | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """Its standard error goes to `log`. With `terminal`, the end of a pty, it has that as its terminal."""
-        command = [sys.executable, "-m", "treadle", "serve", str(model), "--port", "0", "--threads", "1", *options]
+        """Its standard error goes to `log`. With `terminal`, the end of a pty, it has that as its terminal. `prefix` is
+        a command that runs it, such as nohup."""
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "treadle",
+            "serve",
+            str(model),
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            *options,
+        ]
         if terminal is not None:
             command = [sys.executable, "-c", TAKE_TERMINAL, *command]
         self.http = httpx.Client(timeout=60, trust_env=False)

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from tests.serve.conftest import Tiny
-from tests.serve.server import gone, until
+from tests.serve.server import ENDLESS, gone, until
 from treadle.processes import free_port
 
 START_S = 90.0
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
 class Running:
@@ -28,7 +29,8 @@ class Running:
         self.port = free_port()
         self._log = log
         command = [sys.executable, "-m", "treadle", "fleet", str(model), "--replicas", "2", "--port", str(self.port)]
-        command += ["--drain", "2", "--logs", str(log.parent / "logs"), *options, "--"]
+        self.logs = log.parent / "logs"
+        command += ["--drain", "2", "--logs", str(self.logs), *options, "--"]
         command += ["--threads", "1", "--served-model-name", "m"]
         with log.open("wb") as err:
             self.process = subprocess.Popen(
@@ -60,10 +62,20 @@ class Running:
         until(text, found, START_S)
 
     def chat(self, key: str = "") -> int:
-        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False).status_code
+        body = BODY | {"max_tokens": 4}
+        return httpx.post(self._url, json=body, headers=headers, timeout=60, trust_env=False).status_code
+
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[Iterator[str]]:
+        """The lines of an endless stream."""
+        body = BODY | {"max_tokens": ENDLESS, "stream": True}
+        with httpx.stream("POST", self._url, json=body, timeout=60, trust_env=False) as response:
+            yield (line for line in response.iter_lines() if line)
+
+    @property
+    def _url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/chat/completions"
 
 
 @pytest.fixture
@@ -100,6 +112,22 @@ def test_a_worker_that_is_killed_comes_back_and_a_stop_ends_everyone(fleet: Runn
     assert fleet.process.wait(30) == 0
     assert "Stopped" in fleet.said
     assert all(map(gone, fleet.members))
+
+
+def test_a_second_signal_ends_all_of_it_soon_and_workers_tell_their_clients(fleet: Running) -> None:
+    """C3: the last word of a worker comes through the gateway."""
+    with fleet.streaming() as data:
+        next(data)
+        fleet.process.send_signal(signal.SIGTERM)
+        until("draining", lambda: "Shutting down" in fleet.said)
+        fleet.look()
+        fleet.process.send_signal(signal.SIGTERM)
+        rest = [*data]
+    assert any("server is stopping" in line for line in rest), rest[-3:]
+    assert fleet.process.wait(10) == 128 + signal.SIGTERM
+    assert all(map(gone, fleet.members))
+    lines = [line for log in fleet.logs.glob("worker-*.log") for line in log.read_text().splitlines()]
+    assert ["error=server_stopping" in line for line in lines if "method=GRPC" in line] == [True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere members outlive a fleet that is killed")

@@ -1,19 +1,24 @@
-"""C3: the first signal drains with the door open, the second ends at once; no engine is left behind."""
+"""C3: the first signal drains with the door open, the second ends now, with a last word to all; no engine is left."""
 
 from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
+import grpc
 import pytest
+from smg_grpc_proto import mlx_engine_pb2, mlx_engine_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from tests.serve.conftest import Start, Tiny
-from tests.serve.server import until
+from tests.serve.gateway import grpc_url
+from tests.serve.server import ENDLESS, until
 
 PROMPT_S = 10.0
 
@@ -81,15 +86,108 @@ def test_an_engine_that_hangs_does_not_hold_up_the_exit(start: Start, tiny: Tiny
     server.childless()
 
 
-def test_a_second_sigterm_ends_at_once(start: Start, tiny: Tiny) -> None:
-    server = start(tiny("gemma3")).ready()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_ends_streams_with_an_error_and_everyone_has_a_line(
+    start: Start, tiny: Tiny, number: signal.Signals
+) -> None:
+    """C3: streams one event, one that waits a plain 503, one that does not read nothing; and soon."""
+    server = start(tiny("gemma3"), "--max-running", "3", "--max-wait", "60").ready()
     server.child()
-    with server.stream():
-        server.process.send_signal(signal.SIGTERM)
+    with (
+        server.stream("one") as one,
+        server.stream("two") as two,
+        server.stream("deaf"),
+        ThreadPoolExecutor(1) as other,
+    ):
+        waiting = other.submit(server.complete)
+        until("one waits", lambda: server.status()["admission"]["waiting"] == 1)
+        server.process.send_signal(number)
         until("draining", lambda: server.state() == "draining")
+        server.process.send_signal(number)
+        for stream in (one.rest(), two.rest()):
+            assert [error["code"] for error in stream.errors] == ["server_stopping"]
+            assert not stream.done
+        refused = waiting.result(20)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+        assert server.stopped(PROMPT_S) == 128 + number
+    server.childless()
+    lines = [line for line in server.said.splitlines() if "path=/v1/completions" in line]
+    assert sorted(re.findall(r"status=(\d+)", " ".join(lines))) == ["200", "200", "200", "503"]
+    assert all("error=server_stopping" in line for line in lines)
+    assert "Traceback" not in server.said
+
+
+def test_a_second_signal_is_not_held_up_by_an_engine_that_hangs(start: Start, tiny: Tiny) -> None:
+    """Nor by a drain that is over and waits for that engine."""
+    server = start(tiny("gemma3"), "--drain", "0").ready()
+    pid = server.child()
+    with server.stream() as stream:
+        os.kill(pid, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        assert [error["code"] for error in stream.rest().errors] == ["server_stopping"]
         server.process.send_signal(signal.SIGTERM)
         assert server.stopped(PROMPT_S) == 128 + signal.SIGTERM
     server.childless()
+
+
+def test_a_hangup_drains(start: Start, tiny: Tiny) -> None:
+    """As when the terminal it was started from is closed; the engine's process lives on through it."""
+    controller, terminal = pty.openpty()
+    server = start(tiny("gemma3"), terminal=terminal).ready()
+    server.child()
+    with server.stream(max_tokens=1000) as stream:
+        os.close(terminal)
+        os.close(controller)
+        until("draining", lambda: server.state() == "draining")
+        stream.rest()
+    assert (stream.done, stream.errors, len(stream.tokens)) == (True, [], 1000)
+    assert server.stopped(PROMPT_S) == 0
+    server.childless()
+    assert "status=200" in server.said
+
+
+def test_under_nohup_a_hangup_is_ignored(start: Start, tiny: Tiny) -> None:
+    server = start(tiny("gemma3"), prefix=("nohup",)).ready()
+    server.child()
+    with server.stream(max_tokens=200) as stream:
+        server.process.send_signal(signal.SIGHUP)
+        assert stream.rest().done
+    assert server.is_ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.stopped(PROMPT_S) == 0
+    server.childless()
+
+
+@pytest.mark.parametrize("wire", ["mlx", "vllm"])
+def test_a_second_signal_ends_grpc_streams_with_a_status(start: Start, tiny: Tiny, wire: str) -> None:
+    """C3, E3: one that makes the gateway try another worker where nothing has been shown yet."""
+    server = start(tiny("gemma3"), "--grpc-port", "0").ready()
+    with grpc.insecure_channel(grpc_url(server).removeprefix("grpc://")) as channel:
+        call = generate(channel, wire)
+        next(call)
+        server.process.send_signal(signal.SIGTERM)
+        until("draining", lambda: server.state() == "draining")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError) as ended:
+            list(call)
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert dict(ended.value.trailing_metadata())["treadle-error"] == "server_stopping"
+    assert server.stopped(PROMPT_S) == 128 + signal.SIGTERM
+    (line,) = [line for line in server.said.splitlines() if "method=GRPC" in line]
+    assert "status=503" in line
+    assert "error=server_stopping" in line
+
+
+def generate(channel: grpc.Channel, wire: str) -> Any:
+    """An endless generation over one of the two wires."""
+    messages, stub = {
+        "mlx": (mlx_engine_pb2, mlx_engine_pb2_grpc.MlxEngineStub),
+        "vllm": (vllm_engine_pb2, vllm_engine_pb2_grpc.VllmEngineStub),
+    }[wire]
+    request = messages.GenerateRequest(request_id="r", stream=True)
+    request.tokenized.input_ids.extend([1, 2, 3])
+    request.sampling_params.max_tokens = ENDLESS
+    return stub(channel).Generate(request, timeout=60)
 
 
 def test_ctrl_c_in_a_terminal_drains_and_a_second_ends_at_once(start: Start, tiny: Tiny) -> None:

@@ -34,16 +34,17 @@ def log_folder(given: Path | None) -> Path:
 
 
 async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
-    """Run the fleet until told to stop; 0 after a clean end. Raises TreadleError."""
+    """Run the fleet until told to stop; 0 after a clean end, 128 plus its number after a second signal. Raises
+    TreadleError."""
     access = http_access(plan.host, has_key=plan.asks_for_a_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
     require_installed(plan.model, gateway=True)
     with Announcer(Reach(tuple(urls), (), (access,)), has_key=plan.api_key is not None) as say:
         fleet = Fleet(plan, say)
-        with ShutdownSignals(at_once=fleet.kill) as signals:
+        with ShutdownSignals(hurry=fleet.hurry, kill=fleet.kill) as signals:
             await fleet.run(signals.requested)
     say.stopped()
-    return 0
+    return signals.exit_code(0)
 
 
 class Announcer:

@@ -37,12 +37,12 @@ async def _serve(settings: Settings, say: Announcer | LoggedAnnouncer) -> int:
     most = most_connections(raise_open_files())
     server = Server(settings, say=say, max_connections=most, settled=_settle)
 
-    def at_once() -> None:
+    def kill() -> None:
         say.close()
         server.kill()
 
-    with contextlib.closing(say), ShutdownSignals(at_once) as signals:
-        return await server.run(signals.requested)
+    with contextlib.closing(say), ShutdownSignals(hurry=server.hurry, kill=kill) as signals:
+        return signals.exit_code(await server.run(signals.requested))
 
 
 def _settle() -> None:

@@ -5,8 +5,8 @@ arguments; `FUNCTION(arguments)` gives the runner factory and the owner's limits
 before anything of MLX is imported.
 
 Beside the owner run two threads, free of MLX: a receiver that fills the mailbox, and a sender that empties the
-outbox. SIGINT and SIGTERM are ignored: the child ends on Stop or when the parent's end of the socket closes, and if
-the owner is stuck then, the receiver ends the process after a grace.
+outbox. SIGINT, SIGTERM and SIGHUP are ignored: the child ends on Stop or when the parent's end of the socket closes,
+and if the owner is stuck then, the receiver ends the process after a grace.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def load(entry: str, arguments: Any) -> tuple[RunnerFactory, OwnerLimits]:
 
 def main(argv: list[str]) -> int:
     """The child's main: see the module's docstring."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=int(argv[0]))
     sock.set_inheritable(False)  # a process that the owner starts must not keep it open after this one's end
     channel = Channel(sock)

@@ -41,12 +41,14 @@ class Member:
         self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
+        self._asked = False  # to end
 
     # Life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the process. Raises StartFailed when there is no such program."""
         self.starts += 1
+        self._asked = False
         with self._opened() as log:
             try:
                 self._process = subprocess.Popen(
@@ -96,9 +98,20 @@ class Member:
             signal_group(self._process, signal.SIGKILL)
             self._process.wait()
 
+    def ask(self) -> None:
+        """The first signal of a shutdown. Idempotent: a second one would hurry it."""
+        if not self._asked:
+            self._asked = True
+            self.signal(signal.SIGTERM)
+
+    def hurry(self) -> None:
+        """The second signal of a shutdown; not the number of the first, as equal signals may merge into one."""
+        self.ask()
+        self.signal(signal.SIGINT)
+
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL for what is left after `grace_s`."""
-        self.signal(signal.SIGTERM)
+        """SIGTERM, if it has not had one, and SIGKILL for what is left after `grace_s`."""
+        self.ask()
         if self._process is not None:
             await ended_within(self._process, grace_s)
         self.kill()

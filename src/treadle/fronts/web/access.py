@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...errors import ServerStopping
 from ...telemetry.access import AccessLines, RequestRecord, address
 from ...telemetry.metrics import Metrics
 
@@ -56,6 +58,9 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, noted)
+        except asyncio.CancelledError:  # the server's end is what cancels requests that do not end by themselves
+            note_error(scope, ServerStopping.code)
+            raise
         finally:
             self._finish(record)
 
