@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 from typing import Any
 
 from tests.serve.conftest import Start, Tiny
@@ -55,6 +56,16 @@ def test_a_failed_start_is_a_line_of_json(start: Start, tiny: Tiny) -> None:
     *_, last = lines(server)
     assert (last["level"], last["code"]) == ("error", "start_failed")
     assert "give more --memory" in last["message"]
+
+
+def test_a_port_that_is_taken_is_a_line_of_json(start: Start, tiny: Tiny) -> None:
+    """gRPC's C core would write a line of its own form."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start(tiny("gemma3"), *JSON, "--grpc-port", str(port))
+        assert server.stopped(60) == 2
+    (line,) = lines(server)
+    assert (line["code"], "--grpc-port" in line["message"]) == ("config_error", True)
 
 
 def test_an_engine_that_dies_is_told_in_json(start: Start, tiny: Tiny) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Mapping
 
@@ -29,6 +30,7 @@ def run(settings: Settings) -> int:
     """Serve until told to stop; 0 after a clean end. Raises TreadleError when it can't start."""
     configure(settings.log_level, sys.stderr, settings.log_format)
     if settings.log_format == "json":
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes lines of its own form
         return logged_end(lambda: asyncio.run(_serve(settings, LoggedAnnouncer(settings))))
     return asyncio.run(_serve(settings, Announcer(settings)))
 
