@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.config import Settings
-from treadle.units import size
+from treadle.units import portion, size
 
 
 @pytest.mark.parametrize(
@@ -13,8 +13,9 @@ from treadle.units import size
     [
         (0, "0 B"),
         (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1023.8 * 1024, "1 MiB"),
+        (1024, "1.0 KiB"),
+        (1023.8 * 1024, "1.0 MiB"),
+        (9.96 * 2**20, "10 MiB"),
         (536_870_912, "512 MiB"),
         (3 << 29, "1.5 GiB"),
         (5 << 40, "5.0 TiB"),
@@ -28,3 +29,9 @@ def test_bytes_are_written_in_binary_units(count: float, text: str) -> None:
 @pytest.mark.parametrize("count", [1, 2 << 10, 7 << 20, 8 << 30])
 def test_what_is_shown_can_be_given_to_a_flag(count: int) -> None:
     assert Settings.from_mapping({"memory": size(count)}).memory == count
+
+
+def test_a_part_has_the_unit_of_the_whole() -> None:
+    assert portion(0, 100) == "0 of 100 B"
+    assert portion(900 << 10, 61 << 20) == "0.9 of 61 MiB"
+    assert portion(1_200_000_000, 2_800_000_000) == "1.1 of 2.6 GiB"

@@ -1,4 +1,4 @@
-"""Quantities as text. Memory has binary units everywhere, as `--memory 8GiB` does."""
+"""Quantities as text. Bytes have binary units everywhere, as `--memory 8GiB` does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(count: float) -> str:
-    """Bytes as text: "0 B", "2 KiB", "511 MiB", "1.5 GiB". From a GiB on with one decimal."""
+    """Bytes as text: "0 B", "2.0 KiB", "511 MiB", "10.5 GiB"."""
+    power = _power(count)
+    return f"{_scaled(count, power)} {_UNITS[power]}"
+
+
+def portion(done: float, total: float) -> str:
+    """Bytes out of bytes, in the unit of all of them: "1.1 of 2.6 GiB"."""
+    power = _power(total)
+    return f"{_scaled(done, power)} of {_scaled(total, power)} {_UNITS[power]}"
+
+
+def _power(count: float) -> int:
+    """The power of 1024 that leaves a number below 1024, as it is written."""
     power = 0
     while round(count) >= 1024 and power < len(_UNITS) - 1:
         count /= 1024
         power += 1
-    return f"{count:.{int(power > 2)}f} {_UNITS[power]}"
+    return power
+
+
+def _scaled(count: float, power: int) -> str:
+    value = count / 1024**power
+    return f"{value:.1f}" if power > 2 or (power and value < 9.95) else f"{value:.0f}"

@@ -147,7 +147,7 @@ def test_a_terminal_gets_a_bar_and_its_cursor_back(env: dict[str, str], server: 
     assert process.returncode == 0
     assert "━".encode() in shown
     assert b" %, " in shown
-    assert b" KB/s, " in shown
+    assert b" KiB/s, " in shown
     assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
 
 

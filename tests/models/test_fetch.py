@@ -239,7 +239,7 @@ def test_too_little_room_is_said_before_the_first_byte(
     server: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "free_bytes", lambda folder: 1000)
-    with pytest.raises(ModelError, match=r"owner/tiny needs 2\.\d MB more and 1\.0 KB are free in .*treadle rm"):
+    with pytest.raises(ModelError, match=r"owner/tiny needs \d\.\d MiB more and 1000 B are free in .*treadle rm"):
         download(server, cache)
     assert not server.fetched()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Settings
 from ..errors import ModelError, TreadleError
 from ..models import hub, reasons, trust
-from ..models.transfer import amount
+from ..units import size
 from .findings import Finding, Mark
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def _download(listing: Listing) -> Finding:
     here = sum(on_disk(blobs, file) for file in files if file.etag)
     free = hub.free_bytes(cache)
     facts = {"total_bytes": total, "here_bytes": here, "free_bytes": free, "files": len(files), "cache": str(cache)}
-    value = f"{amount(total)} in {len(files)} files" + (f", {amount(here)} of it here already" if here else "")
-    value += f"; {amount(free)} free in {cache}"
+    value = f"{size(total)} in {len(files)} files" + (f", {size(here)} of it here already" if here else "")
+    value += f"; {size(free)} free in {cache}"
     if total - here > free:
         fix = "free some ('treadle models' lists what can go), or set HF_HOME to a folder on another disk"
         return Finding(_SECTION, "download", value, Mark.FAIL, fix, facts)

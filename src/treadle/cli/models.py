@@ -23,7 +23,7 @@ from ..errors import ConfigError, ModelError
 from ..models import hub, inventory, reasons, resolve
 from ..models.inventory import Entry, State
 from ..models.resolve import DEMO
-from ..models.transfer import amount
+from ..units import size
 from .transfers import TransferView
 
 _SHORTEST_COMMIT = 7
@@ -52,8 +52,10 @@ def pull(model: str, revision: str | None) -> int:
             view.close()
             console.print(f"Interrupted: 'treadle pull {model}' goes on from what was fetched", markup=False)
             return 128 + (stop.args[0] if stop.args else signal.SIGINT)
-    size = sum(path.stat().st_size for path in folder.path.iterdir() if path.is_file())
-    console.print(f"{model} is here and whole: {amount(size)}, after {time.monotonic() - began:.1f} s", markup=False)
+    size_bytes = sum(path.stat().st_size for path in folder.path.iterdir() if path.is_file())
+    console.print(
+        f"{model} is here and whole: {size(size_bytes)}, after {time.monotonic() - began:.1f} s", markup=False
+    )
     print(folder.path)
     return 0
 
@@ -108,13 +110,13 @@ def _table(found: list[Entry]) -> Table:
 
 def _size_text(entry: Entry) -> str:
     if entry.state is State.PARTIAL and entry.whole_bytes:
-        return f"{amount(entry.size_bytes)} of {amount(entry.whole_bytes)}"
-    return amount(entry.size_bytes)
+        return f"{size(entry.size_bytes)} of {size(entry.whole_bytes)}"
+    return size(entry.size_bytes)
 
 
 def _state_text(entry: Entry) -> str:
     several = f", {len(entry.revisions)} revisions" if len(entry.revisions) > 1 else ""
-    pieces = f", {amount(entry.partial_bytes)} of pieces" if entry.partial_bytes and entry.state is State.READY else ""
+    pieces = f", {size(entry.partial_bytes)} of pieces" if entry.partial_bytes and entry.state is State.READY else ""
     return f"{entry.state}{several}{pieces}" + (f": {entry.reason}" if entry.reason else "")
 
 
@@ -152,11 +154,11 @@ def remove(model: str, revision: str | None, *, yes: bool) -> int:
     there is nothing to remove or it is in use, ConfigError where nobody can be asked."""
     entry = _to_remove(model)
     commit = None if revision is None else _commit(entry, revision)
-    what = f"revision {revision} of {model}" if commit else f"{model}, {amount(entry.size_bytes)}"
+    what = f"revision {revision} of {model}" if commit else f"{model}, {size(entry.size_bytes)}"
     if not yes and not _agrees(f"Remove {what} from {entry.home}?"):
         print("Nothing was removed")
         return 1
-    print(f"Removed {what}: {amount(inventory.remove(entry, commit))} are free again")
+    print(f"Removed {what}: {size(inventory.remove(entry, commit))} are free again")
     return 0
 
 

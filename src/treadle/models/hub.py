@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ModelError
+from ..units import size
 from . import reasons, trust
 from .places import repository
-from .transfer import Lines, Tally, Transfer, amount
+from .transfer import Lines, Tally, Transfer
 
 if TYPE_CHECKING:
     from .remote import Listing, RemoteFile
@@ -168,11 +169,11 @@ class _Download:
         needed = sum(file.size - self._on_disk(file) for file in missing)
         free = free_bytes(self._cache)
         if needed > free:
-            raise ModelError(f"{self._model} needs {amount(needed)} more and {self._full(free)}")
+            raise ModelError(f"{self._model} needs {size(needed)} more and {self._full(free)}")
 
     def _full(self, free: int) -> str:
         return (
-            f"{amount(free)} are free in {self._cache}: free some ('treadle models' lists what can go, 'treadle rm' "
+            f"{size(free)} are free in {self._cache}: free some ('treadle models' lists what can go, 'treadle rm' "
             "removes it), or set HF_HOME to a folder on another disk"
         )
 

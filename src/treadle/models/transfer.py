@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..units import portion, size
+
 _WINDOW_S = 10.0
 _FIRST_S = 1.0  # before that a rate says nothing
-_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Transfer:
         """Percent, bytes, rate, time left and note in one line."""
         parts = [f"{self.percent} %", portion(self.done_bytes, self.total_bytes)]
         if self.left_s is not None and self.done_bytes < self.total_bytes:
-            parts += [f"{amount(self.rate)}/s", f"{duration(self.left_s)} left"]
+            parts += [f"{size(self.rate)}/s", f"{duration(self.left_s)} left"]
         return ", ".join([*parts, *filter(None, [self.note])])
 
     def __str__(self) -> str:
@@ -110,30 +111,9 @@ class Tally:
             return Transfer(self._model, sum(self._done.values()), self._total, rate, self._note)
 
 
-def amount(count: float) -> str:
-    """Bytes for people, in decimal units: 2.8 GB."""
-    unit = _unit(count)
-    return f"{_scaled(count, unit)} {_UNITS[unit]}"
-
-
-def portion(done: float, total: float) -> str:
-    """Bytes out of bytes, in the total's unit: 1.2 of 2.8 GB."""
-    unit = _unit(total)
-    return f"{_scaled(done, unit)} of {_scaled(total, unit)} {_UNITS[unit]}"
-
-
 def duration(seconds: float) -> str:
     """Seconds for people: 45 s, 3 min, 2 h 5 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _unit(count: float) -> int:
-    return next((unit for unit in range(len(_UNITS) - 1) if count < 1000 ** (unit + 1)), len(_UNITS) - 1)
-
-
-def _scaled(count: float, unit: int) -> str:
-    value = count / 1000**unit
-    return f"{value:.1f}" if unit and value < 10 else f"{value:.0f}"

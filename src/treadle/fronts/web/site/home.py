@@ -16,6 +16,7 @@ from ....core.messages import Capabilities
 from ....engine.client import EngineClient
 from ....errors import EngineUnavailable
 from ....hosts import host_of
+from ....units import size
 from ...text import Texts, health_of
 from .negotiate import wants_html
 from .shell import HEADERS, MARK, fill, page, snippet
@@ -157,20 +158,11 @@ def _facts(can: Capabilities, engine: EngineClient) -> Iterable[tuple[str, str, 
     details = can.details
     software = f"mlx {details['mlx']}" if "mlx" in details else ""
     yield "Device", details.get("device", can.device), ", ".join(filter(None, (can.device, software)))
-    cache = f"KV cache up to {_bytes(can.kv_budget_bytes)}" if can.kv_budget_bytes else "KV cache not limited"
-    yield "Memory", f"{_bytes(can.weight_bytes)} of weights", cache
+    cache = f"KV cache up to {size(can.kv_budget_bytes)}" if can.kv_budget_bytes else "KV cache not limited"
+    yield "Memory", f"{size(can.weight_bytes)} of weights", cache
     admission = engine.admission
     waiting = f"{admission.max_waiting} more wait up to {admission.max_wait_s:g} s"
     yield "Capacity", f"{admission.max_running} at once", waiting if admission.max_waiting else "others are refused"
-
-
-def _bytes(count: float) -> str:
-    units = ("B", "kB", "MB", "GB", "TB")
-    for unit in units:
-        if count < 999.5 or unit == units[-1]:
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
 
 
 def _count(count: float) -> str:
