@@ -141,3 +141,33 @@ MISTRAL = """{{ bos_token }}{% for message in messages %}{% if message['role'] =
 PARTS_ONLY = """{% for message in messages %}[{{ message.role }}]{% for part in message.content %}\
 {% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}
 {% endfor %}"""
+
+QWEN3 = """{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'assistant' %}
+        {%- set thought = message.reasoning_content if message.reasoning_content is string else '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.last or thought %}{{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}{%- endif %}
+        {{- content + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+
+MOVES_THE_MARK = """{%- set mark = 'CONTINUE_FINAL_MESSAGE_TAG ' -%}
+{%- for message in messages -%}
+{%- set content = message.content -%}
+{%- set marked = content.endswith(mark) -%}
+{%- if marked -%}{%- set content = content[:(content | length) - (mark | length)] -%}{%- endif -%}
+{{- '[' + message.role + ']' + content + '(end of text)' -}}
+{%- if marked -%}{{- mark -}}{%- endif -%}
+{{- '[/]' -}}
+{%- endfor -%}"""

@@ -24,6 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, InvalidRequest, ModelError
+from .continuation import cut_at_mark, marked
 from .folder import FolderFacts, read_object
 
 _MAX_CHARS = 32 * 1024 * 1024
@@ -76,19 +77,25 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for `messages`, each with a `role` and a `content` of text or of text parts.
 
-        `extra` are more variables for the template. Raises InvalidRequest when the template refuses the messages or
-        can't take them.
+        With `continue_final_message` it ends with the last message's text, without the end of its turn or the
+        beginning of another. `extra` are more variables for the template. Raises InvalidRequest when the template
+        refuses the messages, can't take them, or leaves out the text that is to be continued.
         """
         if taken := _OWN_NAMES.intersection(extra or {}):
             raise InvalidRequest(f"template variable {min(taken)!r} is set by the server", param="chat_template_kwargs")
         shaped = [_shaped(message, index, self._content) for index, message in enumerate(messages)]
+        last = shaped[-1] if continue_final_message else None
+        if last is not None:
+            shaped[-1], add_generation_prompt = marked(last), False
         own = {"messages": shaped, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
-        return self._run({"documents": None, **(extra or {}), **own})
+        rendered = self._run({"documents": None, **(extra or {}), **own})
+        return rendered if last is None else cut_at_mark(rendered, last)
 
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:

@@ -106,10 +106,14 @@ class TextModel:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The messages as the model's chat template writes them; InvalidRequest when there is no template."""
+        """The messages as the model's chat template writes them, see `ChatTemplate.render`.
+
+        Raises InvalidRequest when there is no template.
+        """
         if self.chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template FILE",
@@ -118,6 +122,7 @@ class TextModel:
         return self.chat_template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             tools=tools,
             extra=extra,
         )
