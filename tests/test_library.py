@@ -79,6 +79,26 @@ async def test_messages_are_rendered_with_the_models_template(folder: Path) -> N
 
 
 @in_loop
+async def test_messages_are_read_as_leniently_as_in_http(folder: Path) -> None:
+    plain = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "So?"},
+    ]
+    echoed = [
+        {"role": "user", "content": [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": None, "finish_reason": "stop", "provider_specific_fields": {}},
+        {"role": "user", "content": "So?", "id": "x"},
+    ]
+    async with engine_of(folder) as engine:
+        assert await engine.generate(echoed, **GREEDY) == await engine.generate(plain, **GREEDY)
+        with pytest.raises(InvalidRequest, match=r"prompt\[0\]\.tool_calls is not supported"):
+            await engine.generate([{"role": "assistant", "tool_calls": [{}]}], **GREEDY)
+        begun = await engine.generate([plain[0], {"role": "assistant", "content": "We", "prefix": True}], **GREEDY)
+        assert begun.prompt_tokens == len("?user\nHello?\n?assistant\nWe")
+
+
+@in_loop
 async def test_many_at_once_are_each_as_alone(folder: Path) -> None:
     """B1, and Fidelity."""
     prompts = [f"{'word ' * n}end" for n in range(8)]

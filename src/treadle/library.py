@@ -15,12 +15,13 @@ from .engine.client import EngineClient
 from .errors import InvalidRequest, spelled
 from .fronts.rows import Piece, Row
 from .fronts.text import limits_of, with_stops
+from .fronts.turns import asks_to_continue, read_turns
 from .fronts.validate import Wanted, check, submits
 from .models.resolve import resolve
 from .text import TextModel, TextStream
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or chat messages with `role` and `content`."""
+"""Text, token ids, or chat messages with `role` and `content`, as the HTTP API reads them: unknown keys are ignored."""
 
 
 @dataclass(frozen=True)
@@ -199,14 +200,7 @@ def _token_ids(text: TextModel, prompt: Prompt) -> Sequence[int]:
         return text.encode(prompt)
     if isinstance(prompt, Sequence) and all(type(item) is int for item in prompt):
         return cast("Sequence[int]", prompt)
-    if isinstance(prompt, Sequence) and all(isinstance(item, Mapping) for item in prompt):
-        return text.encode_chat(text.render_chat(_messages(prompt)))
+    if _is_chat(prompt):
+        turns = read_turns(prompt, "prompt")
+        return text.encode_chat(text.render_chat(turns, continue_final_message=asks_to_continue(prompt)))
     raise InvalidRequest("a prompt is text, a list of token ids (ints) or a list of chat messages", param="prompt")
-
-
-def _messages(prompt: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-    for message in prompt:
-        for name in ("role", "content"):
-            if not isinstance(message.get(name), str):
-                raise InvalidRequest(f"each chat message needs its {name}, a string", param=name)
-    return prompt

@@ -28,7 +28,7 @@ REFUSED: list[tuple[str, Any]] = [
     *(("seed", v) for v in (2**63, -(2**63) - 1, 1.0, True)),
     *(("logprobs", v) for v in (-1, 21, True)),
     *(("prompt_logprobs", v) for v in (-1, 21, True, 1.0)),
-    *(("cache_salt", v) for v in ("", "x" * 257, "a\n", "\x00", "\ud800", 5, b"x")),
+    *(("cache_salt", v) for v in ("", "x" * 257, "a\n", "\x00", "\x7f", "\x85", "\ud800", 5, b"x")),
     *(("priority", v) for v in (-1001, 1001)),
     *(("stop", v) for v in ([""], ["x"] * 17, ["x" * 1025], ["x"] * 10_000)),
     *(("stop_token_ids", v) for v in ([100], [-1], [True], [1] * 257)),

@@ -6,6 +6,7 @@ keys nor salts can be read from what reaches the engine.
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -15,6 +16,8 @@ from ..errors import InvalidRequest
 
 DIGEST_BYTES = 16
 MAX_CHARS = 256
+CONTROLS = "\\x00-\\x1f\\x7f-\\x9f"
+_SALT = re.compile(f"[^{CONTROLS}\\ud800-\\udfff]{{1,{MAX_CHARS}}}")
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,14 @@ class Salts:
 
 
 def check_cache_salt(value: Any) -> str | None:
-    """The salt that a client asked for, if it did. Raises InvalidRequest unless it is 1 to MAX_CHARS printable
-    characters."""
+    """The salt that a client asked for, if it did. Raises InvalidRequest unless it is 1 to MAX_CHARS characters,
+    none of them a control character."""
     if value is None:
         return None
-    if isinstance(value, str) and 1 <= len(value) <= MAX_CHARS and value.isprintable():
+    if isinstance(value, str) and _SALT.fullmatch(value):
         return value
     what = f"a string of {len(value)} characters" if isinstance(value, str) else "no string"
     raise InvalidRequest(
-        f"cache_salt is {what}: it must be a string of 1 to {MAX_CHARS} printable characters", param="cache_salt"
+        f"cache_salt is {what}: it must be a string of 1 to {MAX_CHARS} characters, without control characters",
+        param="cache_salt",
     )

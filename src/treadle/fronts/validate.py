@@ -28,6 +28,7 @@ MAX_PROMPT_SCORES = 1_000_000  # they are kept until the first token comes
 MAX_TOKENS = 2**31 - 1
 HOPELESS = 16
 GREEDY_BELOW = 1e-4  # a temperature this small only overflows: it is greedy
+LEAST_REPETITION_PENALTY = 1e-6  # a smaller one overflows, and picks the same tokens
 SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
@@ -73,7 +74,8 @@ class Limits:
 @dataclass(frozen=True, kw_only=True)
 class Checked:
     """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave; 0: the
-    prompt alone is computed. `ignore_eos`: nothing of the model's own ends the answer."""
+    prompt alone is computed. `ignore_eos`: nothing of the model's own ends the answer. `as_many_as_fit`: what a request
+    asks for beyond the context is cut, not refused."""
 
     sampling: Sampling
     seed: int | None
@@ -87,12 +89,14 @@ class Checked:
     prompt_logprobs: int | None
     priority: int
     cache_salt: str | None
+    as_many_as_fit: bool = False
 
 
-def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1) -> Checked:
+def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1, as_many_as_fit: bool = False) -> Checked:
     """The parameters, in range and with the defaults filled in. `least_tokens` is 0 where an answer may be the prompt
-    alone. Raises InvalidRequest with the field in `param`."""
-    max_tokens = _max_tokens(wanted.max_tokens, limits, least_tokens)
+    alone. With `as_many_as_fit`, `max_tokens` and `min_tokens` are cut to what the context leaves, where they would be
+    refused otherwise. Raises InvalidRequest with the field in `param`."""
+    max_tokens = _max_tokens(wanted.max_tokens, limits, least_tokens, as_many_as_fit)
     most = min(limits.context, limits.max_tokens or limits.context) if max_tokens is None else max_tokens
     top = min(MAX_TOP_LOGPROBS, limits.vocabulary)
     return Checked(
@@ -100,7 +104,7 @@ def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1) -> Checked:
         seed=_whole("seed", wanted.seed, -(2**63), 2**63 - 1),
         n=_whole("n", wanted.n, 1, MAX_N) or 1,
         max_tokens=max_tokens,
-        min_tokens=_whole("min_tokens", wanted.min_tokens, 0, most) or 0,
+        min_tokens=_whole("min_tokens", wanted.min_tokens, 0, MAX_TOKENS if as_many_as_fit else most) or 0,
         stop=_stop(wanted.stop or ()),
         stop_token_ids=_stop_token_ids(wanted, limits),
         ignore_eos=bool(wanted.ignore_eos),
@@ -108,6 +112,7 @@ def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1) -> Checked:
         prompt_logprobs=_whole("prompt_logprobs", wanted.prompt_logprobs, 0, top),
         priority=_whole("priority", wanted.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=check_cache_salt(wanted.cache_salt),
+        as_many_as_fit=as_many_as_fit,
     )
 
 
@@ -147,18 +152,18 @@ def room(checked: Checked, prompt_tokens: int, limits: Limits, param: str = "pro
         )
     if checked.max_tokens is None:
         left = min(left, limits.max_tokens or left)
-        if checked.min_tokens > left:
+        if checked.min_tokens > left and not checked.as_many_as_fit:
             raise ContextLengthExceeded(
                 f"min_tokens is {checked.min_tokens} and {left} tokens are left: ask for fewer", param="min_tokens"
             )
         return left
-    if checked.max_tokens > left:
+    if checked.max_tokens > left and not checked.as_many_as_fit:
         raise ContextLengthExceeded(
             f"{prompt_tokens} tokens of prompt and max_tokens {checked.max_tokens} are more than the model's context "
             f"of {limits.context}: shorten the prompt or ask for at most {left} tokens",
             param="max_tokens",
         )
-    return checked.max_tokens
+    return min(checked.max_tokens, left)
 
 
 def submits(
@@ -191,7 +196,7 @@ def submits(
                     max_tokens=max_tokens,
                     sampling=msgspec.structs.replace(checked.sampling, seed=seed & (2**63 - 1)),
                     stop_token_ids=checked.stop_token_ids,
-                    min_tokens=checked.min_tokens,
+                    min_tokens=min(checked.min_tokens, max_tokens),
                     logprobs=checked.logprobs,
                     prompt_logprobs=checked.prompt_logprobs,
                     salt=salt,
@@ -218,14 +223,14 @@ def _sampling(wanted: Wanted, limits: Limits) -> Sampling:
         top_p=value("top_p", 1.0, 0.0, 1.0, above=True),
         top_k=top_k if 0 < top_k < limits.vocabulary else 0,
         min_p=value("min_p", 0.0, 0.0, 1.0),
-        repetition_penalty=value("repetition_penalty", 1.0, 0.0, 10.0, above=True),
+        repetition_penalty=max(LEAST_REPETITION_PENALTY, value("repetition_penalty", 1.0, 0.0, 10.0, above=True)),
         presence_penalty=value("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=value("frequency_penalty", 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(wanted.logit_bias or {}, limits),
     )
 
 
-def _max_tokens(value: Any, limits: Limits, least: int) -> int | None:
+def _max_tokens(value: Any, limits: Limits, least: int, as_many_as_fit: bool) -> int | None:
     most = _whole("max_tokens", value, least, MAX_TOKENS)
     if most is not None and limits.max_tokens is not None and most > limits.max_tokens:
         raise InvalidRequest(
@@ -233,6 +238,8 @@ def _max_tokens(value: Any, limits: Limits, least: int) -> int | None:
             param="max_tokens",
         )
     if most is not None and most >= limits.context:
+        if as_many_as_fit:
+            return None
         raise ContextLengthExceeded(
             f"max_tokens is {most} and the model's context is {limits.context}, which must also hold the prompt: "
             "ask for fewer, or leave it out",
@@ -296,9 +303,11 @@ def _logit_bias(given: Mapping[Any, Any], limits: Limits) -> tuple[tuple[int, fl
 def _bias_key(key: Any) -> int:
     if isinstance(key, int) and not isinstance(key, bool):
         return key
-    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 18:
+    if isinstance(key, str) and len(key) <= 18 and key.isascii() and key.isdigit() and str(int(key)) == key:
         return int(key)
-    raise InvalidRequest(f"logit_bias has the key {_shown(key)}: keys are token ids", param="logit_bias")
+    raise InvalidRequest(
+        f"logit_bias has the key {_shown(key)}: keys are token ids, without leading zeros", param="logit_bias"
+    )
 
 
 def _token_id(name: str, token: Any, limits: Limits) -> int:

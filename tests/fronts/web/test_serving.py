@@ -53,6 +53,27 @@ async def test_the_official_sdk_chats_streams_and_completes() -> None:
         assert [m.id async for m in client.models.list()] == ["m"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@in_loop
+async def test_a_conversation_goes_on_with_all_that_the_official_sdk_received(stream: bool) -> None:
+    """Agents send back whole messages, with every key that their library knows."""
+    async with front() as f, served(f) as (_, port), sdk(port) as client:
+        messages: list[Any] = []
+        for _ in range(3):
+            messages += HI
+            if stream:
+                chunks = [
+                    c async for c in await client.chat.completions.create(model="m", messages=messages, stream=True)
+                ]
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+                messages.append({**chunks[0].choices[0].delta.model_dump(), "content": text})
+            else:
+                choice = (await client.chat.completions.create(model="m", messages=messages)).choices[0]
+                messages.append(choice.message.model_dump() | {"finish_reason": choice.finish_reason})
+        assert [message["content"] for message in messages] == ["hi", "The answer."] * 3
+        assert f.idle()
+
+
 @in_loop
 async def test_the_official_sdk_raises_its_typed_errors() -> None:
     async with front(api_key="k") as f, served(f) as (_, port), sdk(port) as client:

@@ -26,7 +26,7 @@ from ....text import StopSet, TextModel, TextStream
 from ...rows import Piece, Row, together
 from ...salts import Salts
 from ...text import Texts, limits_of, with_stops
-from ...validate import Checked, Limits, check, check_size, submits
+from ...validate import Checked, Limits, check_size, submits
 from ..access import record_of
 from ..body import BodyBudget, parse_json, read_body
 from ..errors import internal_error, send_json
@@ -84,17 +84,25 @@ class Answer:
         await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
 
     async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
-        ask = await self._asked(body)
-        with ask.in_its_words():
-            await self._admit(ask, scope, send, record)
-
-    async def _admit(self, ask: Ask, scope: Scope, send: Send, record: RequestRecord) -> None:
-        server = self._server
+        ask, server = await self._asked(body), self._server
         server.check_model(ask.model)
         model = server.texts.model()
         limits = server.limits(model)
-        ask.check_ids(limits)
-        checked = check(ask.wanted, limits, least_tokens=ask.least_tokens)
+        checked = ask.check_against(limits)
+        with ask.in_its_words():
+            await self._admit(ask, checked, limits, model, scope, send, record)
+
+    async def _admit(
+        self,
+        ask: Ask,
+        checked: Checked,
+        limits: Limits,
+        model: TextModel,
+        scope: Scope,
+        send: Send,
+        record: RequestRecord,
+    ) -> None:
+        server = self._server
         checked = with_stops(checked, model, chat=ask.kind == "chat", hide_special=ask.skip_special_tokens)
         size = ask.size(model)
         check_size(size, ask.prompts, limits, ask.prompt_param)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....errors import InvalidRequest, UnsupportedParameter
+from ....errors import InvalidRequest
 from ....text import TextModel
 from ...rows import Piece
-from ...validate import MAX_TOP_LOGPROBS
+from ...turns import asks_to_continue, read_turns
 from .dialect import Ask, wanted_of
-from .neutral import CHAT_NEUTRAL, refuse_beyond_neutral
-from .schema import ChatFields, ChatRequest, Message, read
+from .neutral import CHAT_NEUTRAL, NOT_THINKING, refuse_beyond_neutral
+from .reading import read
+from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
+from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage, chat_logprobs, encode
 
-ROLES = ("system", "developer", "user", "assistant")
 MESSAGE_OVERHEAD_BYTES = 16
-MAX_TEMPLATE_KWARGS = 64
-RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversation")
+KWARG = re.compile(KWARG_NAME)
 
 
 class ChatAsk(Ask):
@@ -31,14 +32,14 @@ class ChatAsk(Ask):
         refuse_beyond_neutral(value, CHAT_NEUTRAL)
         body = read(ChatRequest, value)
         super().__init__(body)
-        if body.continue_final_message:
-            raise UnsupportedParameter("continue_final_message is not supported here", param="continue_final_message")
-        self.messages = _messages(body.messages)
-        self.template_kwargs = _template_kwargs(body.chat_template_kwargs or {})
+        given = self.given = Spelled(body)
+        self.messages = read_turns(body.messages)
+        self.continues = _continues(body)
+        self.template_kwargs = _template_kwargs(body)
         self.add_generation_prompt = body.add_generation_prompt is not False
-        self.wanted = wanted_of(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
-        if body.max_tokens is None and body.max_completion_tokens is not None:
-            self.spellings = {"max_tokens": "max_completion_tokens"}
+        max_tokens, limited_by = _max_tokens(body, given)
+        self.wanted = wanted_of(body, given, max_tokens=max_tokens, logprobs=_logprobs(body))
+        self.spellings = {**given.names, "max_tokens": limited_by, "logprobs": "top_logprobs"}
 
     @property
     def prompts(self) -> int:
@@ -50,7 +51,10 @@ class ChatAsk(Ask):
 
     def tokenize(self, model: TextModel) -> list[Sequence[int]]:
         rendered = model.render_chat(
-            self.messages, add_generation_prompt=self.add_generation_prompt, extra=self.template_kwargs
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continues,
+            extra=self.template_kwargs,
         )
         return [model.encode_chat(rendered)]
 
@@ -93,88 +97,56 @@ class ChatAsk(Ask):
         return choice
 
 
-def _max_tokens(body: ChatFields) -> int | None:
-    first, second = body.max_tokens, body.max_completion_tokens
-    if first is not None and second is not None and first != second:
-        raise InvalidRequest(
-            f"max_tokens is {first} and max_completion_tokens is {second}: give one of them", param="max_tokens"
-        )
-    return second if first is None else first
+def _max_tokens(body: ChatFields, given: Spelled) -> tuple[int | None, str]:
+    """The smaller of both limits, and the name it was given by."""
+    limits = [(given["max_tokens"], given.names.get("max_tokens", "max_tokens"))]
+    limits.append((body.max_completion_tokens, "max_completion_tokens"))
+    smaller, *larger = sorted(limit for limit in limits if limit[0] is not None) or [(None, "max_tokens")]
+    given.unused += [("max_tokens", name, most) for most, name in larger]
+    return smaller
 
 
 def _logprobs(body: ChatFields) -> int | None:
-    top = body.top_logprobs
-    if not body.logprobs:
-        if top:
-            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-        return None
-    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+    """How many likely tokens to list with each token; None without log-probabilities."""
+    asked = bool(body.top_logprobs) if body.logprobs is None else body.logprobs
+    return (body.top_logprobs or 0) if asked else None
+
+
+def _continues(body: ChatFields) -> bool:
+    """Whether the answer continues the last message."""
+    if not body.continue_final_message:
+        return asks_to_continue(body.messages)
+    if body.add_generation_prompt:
         raise InvalidRequest(
-            f"top_logprobs is out of range: it must be a whole number from 0 to {MAX_TOP_LOGPROBS}",
-            param="top_logprobs",
+            "continue_final_message and add_generation_prompt are both true: the last message can't be left open and "
+            "be followed by a new one; leave out one of them",
+            param="continue_final_message",
         )
-    return top or 0
+    return True
 
 
-def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    if not messages:
-        raise InvalidRequest("messages is empty: give at least one", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+def _template_kwargs(body: ChatFields) -> dict[str, Any]:
+    """Variables for the template. Those in `chat_template_kwargs` win over what other fields say about thinking."""
+    thinking: dict[str, Any] = {}
+    if any(getattr(body, name) is not None for name in NOT_THINKING):
+        thinking["enable_thinking"] = False
+    if body.enable_thinking is not None:
+        thinking["enable_thinking"] = body.enable_thinking
+    return thinking | _checked_kwargs(body.chat_template_kwargs or {})
 
 
-def _message(message: Message, at: str) -> dict[str, Any]:
-    """The turn as templates know it: plain text and only the keys that say something."""
-    for name in ("tool_calls", "tool_call_id", "function_call", "audio"):
-        if getattr(message, name):
-            raise UnsupportedParameter(f"{at}.{name} is not supported here: leave it out", param=f"{at}.{name}")
-    if message.role in ("tool", "function"):
-        raise UnsupportedParameter(f"{at}.role '{message.role}' is not supported here yet", param=f"{at}.role")
-    if message.role not in ROLES:
-        raise InvalidRequest(
-            f"{at}.role is '{message.role[:40]}': it must be one of {', '.join(ROLES)}", param=f"{at}.role"
-        )
-    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    turn["content"] = _content(message, at)
-    if message.name is not None:
-        turn["name"] = message.name
-    reasoning = message.reasoning_content or message.reasoning
-    if reasoning:
-        turn["reasoning_content"] = reasoning
-    return turn
-
-
-def _content(message: Message, at: str) -> str | list[dict[str, str]]:
-    """A string, or text parts: how those are joined is the template's business."""
-    if message.content is None:
-        raise InvalidRequest(f"{at}.content is missing: give a string", param=f"{at}.content")
-    if isinstance(message.content, str):
-        return message.content
-    parts = []
-    for i, part in enumerate(message.content):
-        where = f"{at}.content[{i}]"
-        if part.type != "text":
-            raise UnsupportedParameter(
-                f"{where}.type '{part.type[:40]}' is not supported here: this model reads text", param=f"{where}.type"
-            )
-        if part.text is None:
-            raise InvalidRequest(f"{where}.text is missing: give a string", param=f"{where}.text")
-        parts.append({"type": "text", "text": part.text})
-    if not parts:
-        raise InvalidRequest(f"{at}.content is empty: give at least one part", param=f"{at}.content")
-    return parts
-
-
-def _template_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     if len(given) > MAX_TEMPLATE_KWARGS:
-        raise InvalidRequest(f"chat_template_kwargs has over {MAX_TEMPLATE_KWARGS} keys", param="chat_template_kwargs")
+        raise InvalidRequest(
+            f"chat_template_kwargs has {len(given)} keys: give at most {MAX_TEMPLATE_KWARGS}",
+            param="chat_template_kwargs",
+        )
     for key, value in given.items():
-        if not key.isidentifier() or key.startswith("_") or key in RESERVED_KWARGS or len(key) > 64:
-            raise InvalidRequest(
-                f"chat_template_kwargs may not set '{key[:64]}'", param=f"chat_template_kwargs.{key[:64]}"
-            )
-        if not isinstance(value, (str, int, float, bool, type(None))) or len(str(value)) > 4096:
-            raise InvalidRequest(
-                f"chat_template_kwargs.{key} must be a string, a number, true, false or null",
-                param=f"chat_template_kwargs.{key}",
-            )
+        where = f"chat_template_kwargs.{key[:64]}"
+        if not KWARG.fullmatch(key) or key in RESERVED_KWARGS:
+            raise InvalidRequest(f"chat_template_kwargs may not set '{key[:64]}'", param=where)
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            raise InvalidRequest(f"{where} must be a string, a number, true, false or null", param=where)
+        if isinstance(value, str) and len(value) > MAX_KWARG_CHARS:
+            raise InvalidRequest(f"{where} has {len(value)} characters: give at most {MAX_KWARG_CHARS}", param=where)
     return dict(given)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....errors import InvalidRequest, UnsupportedParameter
+from ....errors import InvalidRequest
 from ....text import TextModel
 from ...rows import Piece
-from ...validate import Limits, check_prompt_ids
+from ...validate import Checked, Limits, check_prompt_ids
 from .dialect import Ask, wanted_of
 from .echo import Echo, echo_ids, echo_text, joined
 from .neutral import COMPLETION_NEUTRAL, refuse_beyond_neutral
-from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest, read
+from .reading import read
+from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest
+from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage, encode, legacy_logprobs
 
 Prompt = str | Sequence[int]
@@ -30,24 +32,27 @@ class CompletionAsk(Ask):
         _check_counts(value.get("prompt"))
         body = read(CompletionRequest, value)
         super().__init__(body)
+        given = self.given = Spelled(body)
         self.inputs = _prompts(body)
         self.echo = bool(body.echo)
         self.add_special_tokens = body.add_special_tokens is not False
         scores = body.logprobs if self.echo else None
-        self.wanted = wanted_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
-        self.least_tokens = 0 if self.echo else 1
-        self.spellings = {"prompt_logprobs": "logprobs"}
+        self.wanted = wanted_of(
+            body, given, max_tokens=given["max_tokens"], logprobs=body.logprobs, prompt_logprobs=scores
+        )
+        self.least_tokens = 0
+        self.spellings = {"prompt_logprobs": "logprobs", **given.names}
         self._echoes: list[Echo] = []
-        _check_best_of(body)
 
     @property
     def prompts(self) -> int:
         return len(self.inputs)
 
-    def check_ids(self, limits: Limits) -> None:
+    def check_against(self, limits: Limits) -> Checked:
         for prompt in self.inputs:
             if not isinstance(prompt, str):
                 check_prompt_ids(prompt, limits)
+        return super().check_against(limits)
 
     def size(self, model: TextModel) -> int:
         ids = sum(len(prompt) for prompt in self.inputs if not isinstance(prompt, str))
@@ -130,8 +135,6 @@ def _check_counts(prompt: Any) -> None:
 def _prompts(body: CompletionFields) -> list[Prompt]:
     """The prompts, however they were given."""
     given: Any = body.prompt
-    if given is None:
-        raise InvalidRequest("prompt is missing: give a string, strings, or token ids", param="prompt")
     prompts: list[Prompt] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
     if not prompts:
         raise InvalidRequest("prompt is empty: give at least one", param="prompt")
@@ -140,10 +143,3 @@ def _prompts(body: CompletionFields) -> list[Prompt]:
             at = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
             raise InvalidRequest(f"{at} is empty: give at least one character or token", param="prompt")
     return prompts
-
-
-def _check_best_of(body: CompletionFields) -> None:
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise UnsupportedParameter(
-            f"best_of is only supported at the value of n ({body.n or 1}): leave it out", param="best_of"
-        )

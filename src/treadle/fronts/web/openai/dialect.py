@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from ....errors import InvalidRequest, UnsupportedParameter
+from ....errors import InvalidRequest
 from ....text import TextModel
 from ...rows import Piece
-from ...validate import Limits, Wanted
+from ...validate import Checked, Limits, Wanted, check
+from .neutral import refuse_beyond_neutral
 from .schema import Generate
+from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage
+
+STREAM_NEUTRAL = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+SPELLED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+PLAIN = ("logit_bias", "n", "min_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt")
 
 
 class Ask(ABC):
@@ -25,15 +42,13 @@ class Ask(ABC):
 
     wanted: Wanted
     least_tokens: int = 1  # that may be asked for
+    given: Spelled
     spellings: Mapping[str, str] = {}  # the validator's name of a field to the one that this request used
 
     def __init__(self, body: Generate) -> None:
         options = body.stream_options
-        if options is not None and not body.stream:
-            raise InvalidRequest("stream_options needs stream: true", param="stream_options")
-        for name in ("include_obfuscation", "continuous_usage_stats"):
-            if getattr(options, name, None):
-                raise UnsupportedParameter(f"stream_options.{name} is not supported here", param="stream_options")
+        if options is not None:
+            refuse_beyond_neutral(options.model_dump(), STREAM_NEUTRAL, "stream_options.")
         self.model = body.model
         self.stream = bool(body.stream)
         self.include_usage = options is not None and bool(options.include_usage)
@@ -68,48 +83,63 @@ class Ask(ABC):
     def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextModel) -> bytes:
         """The answer as one JSON body."""
 
-    def check_ids(self, limits: Limits) -> None:
-        """Token ids that the client sent are in the vocabulary. Raises InvalidRequest."""
-        return
+    def check_against(self, limits: Limits) -> Checked:
+        """The parameters as the validator takes them; also what another value wins over is in range. Raises
+        InvalidRequest."""
+        with self.in_its_words():
+            checked = self._checked(self.wanted, limits)
+            _check_context(self.given["num_ctx"], limits)
+        for field, name, value in self.given.unused:
+            with in_words({field: name}):
+                self._check_unused(field, value, limits)
+        return checked
 
-    @contextlib.contextmanager
-    def in_its_words(self) -> Iterator[None]:
+    def _checked(self, wanted: Wanted, limits: Limits) -> Checked:
+        return check(wanted, limits, least_tokens=self.least_tokens, as_many_as_fit=True)
+
+    def _check_unused(self, field: str, value: Any, limits: Limits) -> None:
+        if field == "num_ctx":
+            _check_context(value, limits)
+        else:
+            value = [value] if field == "stop" and isinstance(value, str) else value
+            self._checked(dataclasses.replace(self.wanted, **{field: value}), limits)
+
+    def in_its_words(self) -> AbstractContextManager[None]:
         """Refusals within the block name the fields as this request does."""
-        try:
-            yield
-        except InvalidRequest as error:
-            name = error.param or ""
-            if name not in self.spellings:
-                raise
-            spelled = self.spellings[name]
-            raise type(error)(error.message.replace(name, spelled), param=spelled) from None
+        return in_words(self.spellings)
 
     @staticmethod
     def tokens_of(size_bytes: int, model: TextModel) -> int:
         return max(1, math.ceil(size_bytes / model.bytes_per_token))
 
 
-def wanted_of(body: Generate, **own: Any) -> Wanted:
-    """The shared fields as the validator knows them; `own` are those that a route reads in its own way."""
-    same: dict[str, Any] = {
-        name: getattr(body, name)
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "logit_bias",
-            "seed",
-            "n",
-            "min_tokens",
-            "stop_token_ids",
-            "ignore_eos",
-            "priority",
-            "cache_salt",
+@contextlib.contextmanager
+def in_words(spellings: Mapping[str, str]) -> Iterator[None]:
+    """Refusals within the block name the fields by these names."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name = error.param or ""
+        if name not in spellings:
+            raise
+        spelled = spellings[name]
+        raise type(error)(error.message.replace(name, spelled), param=spelled) from None
+
+
+def _check_context(num_ctx: int | None, limits: Limits) -> None:
+    if num_ctx is not None and num_ctx < 1:
+        raise InvalidRequest(f"num_ctx is {num_ctx}: it must be at least 1", param="num_ctx")
+    if num_ctx is not None and num_ctx > limits.context:
+        raise InvalidRequest(
+            f"num_ctx is {num_ctx} and this model is served with a context of {limits.context} tokens: leave it out, "
+            "or start the server with a longer --context",
+            param="num_ctx",
         )
-    }
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    return Wanted(**same, stop=stop, **own)
+
+
+def wanted_of(body: Generate, given: Spelled, **own: Any) -> Wanted:
+    """The shared fields as the validator knows them; `own` are those that a route reads in its own way."""
+    stop = given["stop"]
+    spelled = {name: given[name] for name in SPELLED}
+    plain = {name: getattr(body, name) for name in PLAIN}
+    return Wanted(**spelled, **plain, stop=[stop] if isinstance(stop, str) else stop, **own)

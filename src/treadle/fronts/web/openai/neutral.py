@@ -1,11 +1,12 @@
-"""Fields that OpenAI and its imitators know and this server does not act on.
+"""Fields that OpenAI, its imitators and their clients know and this server does not act on.
 
 A field is taken at its neutral value, where leaving it out means the same, and refused by name otherwise: nothing a
-client asks for is silently dropped. Harmless fields change nothing about an answer and may hold what they like.
+client asks for is silently dropped. Harmless fields change nothing about an answer and may hold any value.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,35 @@ HARMLESS = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
+    "keep_alive",  # Ollama: how long the model stays loaded; here it always does
+    "ttl",  # LM Studio: the same
+    "cache_prompt",  # llama.cpp: prompts are always cached, and answers do not depend on it
+    "id_slot",  # llama.cpp: its slot to use
 )
+
+SAMPLERS_OFF: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+    "repeat_last_n": (-1,),
+}
+"""Samplers of llama.cpp and Ollama, at the values that switch them off. The repetition penalty looks at all tokens."""
+
+SHARED_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True,),
+    "prompt_logprobs": (),
+    "return_tokens_as_token_ids": (False,),
+    **SAMPLERS_OFF,
+}
 
 CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -27,63 +56,75 @@ CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
+    "reasoning_effort": ("none",),
+    "reasoning": ({"effort": "none"}, {"enabled": False}),
+    "include_reasoning": (True,),
+    "think": (False,),
+    "thinking": ({"type": "disabled"},),
     "verbosity": ("medium",),
     "web_search_options": (),
     "moderation": (),
-    "service_tier": ("auto", "default"),
-    "best_of": (1,),
     "echo": (False,),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "include_stop_str_in_output": (False,),
-    "spaces_between_special_tokens": (True,),
-    "prompt_logprobs": (),
-    "return_tokens_as_token_ids": (False,),
     "chat_template": (),
     "documents": ([],),
+    **SHARED_NEUTRAL,
 }
 
-COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    **{
-        name: CHAT_NEUTRAL[name]
-        for name in (
-            "response_format",
-            "service_tier",
-            "use_beam_search",
-            "length_penalty",
-            "include_stop_str_in_output",
-            "spaces_between_special_tokens",
-            "prompt_logprobs",
-            "return_tokens_as_token_ids",
-        )
-    },
-}
+COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), **SHARED_NEUTRAL}
+
+OPTIONS_HARMLESS = (
+    "num_keep",
+    "num_batch",
+    "num_gpu",
+    "main_gpu",
+    "num_thread",
+    "numa",
+    "low_vram",
+    "f16_kv",
+    "use_mmap",
+    "use_mlock",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+"""Keys of Ollama's `options` about how a server runs, or about samplers that are refused unless they are off."""
+
+NOT_THINKING = ("reasoning_effort", "reasoning", "think", "thinking")
+"""Fields whose neutral value asks for an answer without reasoning."""
 
 HINTS = {
+    "best_of": "answers are not ranked, n alone gives several; leave it out",
     "chat_template": "templates come from the server's operator, never from a request",
     "prompt_logprobs": "ask /v1/completions with echo and logprobs for a prompt's log-probabilities",
-    "reasoning_effort": "give what the model's template knows in chat_template_kwargs",
+    "reasoning_effort": "only 'none' is; give what the model's template knows in chat_template_kwargs",
+    "repeat_last_n": "the repetition penalty looks at all tokens; leave it out or send -1",
+    "think": "only false is; give what the model's template knows in chat_template_kwargs",
 }
 
 
-def refuse_beyond_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises UnsupportedParameter for the first field that asks for something."""
+def refuse_beyond_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], within: str = "") -> None:
+    """Raises UnsupportedParameter for the first field that asks for something. `within` is put before its name."""
     for name, fine in neutral.items():
         value = given.get(name)
         if value is not None and not any(_same(value, allowed) for allowed in fine):
             hint = HINTS.get(name, f"leave it out{_or_neutral(fine)}")
-            raise UnsupportedParameter(f"{name} is not supported here: {hint}", param=name)
+            raise UnsupportedParameter(f"{within}{name} is not supported here: {hint}", param=within + name)
 
 
 def _same(value: Any, allowed: Any) -> bool:
+    """JSON's equality: 1 is 1.0 and not true, also inside of arrays and objects."""
+    if isinstance(value, dict) and isinstance(allowed, dict):
+        return value.keys() == allowed.keys() and all(_same(value[key], allowed[key]) for key in value)
+    if isinstance(value, list) and isinstance(allowed, list):
+        return len(value) == len(allowed) and all(map(_same, value, allowed))
     return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)
 
 
 def _or_neutral(fine: tuple[Any, ...]) -> str:
-    return f" or send {' or '.join(repr(value) for value in fine)}" if fine else ""
+    return f" or send {' or '.join(map(_json, fine))}" if fine else ""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)

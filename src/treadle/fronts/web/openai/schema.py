@@ -1,26 +1,75 @@
-"""The requests' shapes: which fields there are and of which type. Ranges are the validator's business.
+"""The requests' shapes: which fields there are, of which type, and how the OpenAPI document describes them.
 
-Strict: a number is no string, true is no number, and an unknown field is refused with the nearest known name.
+Strict: a number is no string, true is no number, and an unknown field is refused with the nearest known name. Only a
+whole number may be written as 2.0. Messages are read by `fronts.turns`, which is lenient about unknown keys.
 """
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
-from ....errors import InvalidRequest
-from .neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS
+from ...turns import MAX_MESSAGES
+from ...validate import MAX_N, MAX_TOP_LOGPROBS
+from .fields import (
+    CacheSalt,
+    Documented,
+    LogitBias,
+    Penalty,
+    Priority,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    Text,
+    TokenCount,
+    TokenIds,
+    TopK,
+    TopP,
+    Unit,
+    Whole,
+    about,
+    only,
+    size,
+    span,
+)
+from .neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS, OPTIONS_HARMLESS, SAMPLERS_OFF
 
-MAX_MESSAGES = 8192
-MAX_PARTS = 8192
 MAX_PROMPTS = 2048
 MAX_PROMPT_IDS = 2**20
+MAX_TEMPLATE_KWARGS = 64
+MAX_KWARG_CHARS = 4096
+KWARG_NAME = "[A-Za-z][A-Za-z0-9_]{0,63}"
+RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversation")
+UNLIMITED = (-1, -2)
 
-StopStrings = Annotated[list[str], Field(fail_fast=True)]
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Predict = Annotated[Whole, Documented({"anyOf": [{"minimum": 1, "maximum": 2**31 - 1}, {"enum": list(UNLIMITED)}]})]
+ContextSize = Annotated[Whole, span(1, 2**31 - 1)]
+TopLogprobs = Annotated[Whole, span(0, MAX_TOP_LOGPROBS)]
+Messages = Annotated[
+    Any,
+    WithJsonSchema({"type": "array", "items": {}, "minItems": 1, "maxItems": MAX_MESSAGES}),
+]
+Prompts = Annotated[list[Text], Field(fail_fast=True), size(minItems=1, maxItems=MAX_PROMPTS)]
+PromptIds = Annotated[TokenIds, size(minItems=1, maxItems=MAX_PROMPT_IDS)]
+PromptLists = Annotated[list[PromptIds], Field(fail_fast=True), size(minItems=1, maxItems=MAX_PROMPTS)]
+KwargValue = Annotated[
+    Any,
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "maxLength": MAX_KWARG_CHARS}, {"type": ["number", "boolean", "null"]}]}
+    ),
+]
+TemplateKwargs = Annotated[
+    dict[str, KwargValue],
+    size(
+        maxProperties=MAX_TEMPLATE_KWARGS,
+        propertyNames={"pattern": f"^{KWARG_NAME}$", "not": {"enum": list(RESERVED_KWARGS)}},
+    ),
+]
 
 
 class Strict(BaseModel):
@@ -30,176 +79,121 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    include_usage: bool | None = Field(None, description="End the stream with a chunk that holds the usage.")
-    include_obfuscation: bool | None = Field(None, description="Only false: this server adds no padding.")
-    continuous_usage_stats: bool | None = Field(None, description="Only false.")
+    """Ignored without `stream: true`."""
+
+    include_usage: bool | None = about("End the stream with a chunk that holds the usage.")
+    include_obfuscation: Any = only("Only false: this server adds no padding.", False)
+    continuous_usage_stats: Any = only("Only false.", False)
 
 
-class TextPart(Strict):
-    type: str = Field(description="Only 'text'.")
-    text: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    refusal: str | None = None
+class OptionFields(Strict):
+    """Ollama's names for sampling. A field of the request itself wins over its namesake here."""
 
-
-class Message(Strict):
-    """One turn. `developer` is read as `system`."""
-
-    role: str = Field(description="system, developer, user or assistant.")
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
-    name: str | None = None
-    reasoning_content: str | None = Field(None, description="Handed to the model's template as it is.")
-    reasoning: str | None = Field(None, description="Another spelling of reasoning_content.")
-    refusal: str | None = None
-    tool_calls: list[Any] | None = Field(None, description="Only null or empty.")
-    tool_call_id: str | None = Field(None, description="Only null.")
-    function_call: Any = Field(None, description="Only null.")
-    audio: Any = Field(None, description="Only null.")
-    annotations: list[Any] | None = Field(None, description="Ignored: what an earlier answer carried.")
+    temperature: Temperature | None = about("As `temperature`.")
+    top_p: TopP | None = about("As `top_p`.")
+    top_k: TopK | None = about("As `top_k`.")
+    min_p: Unit | None = about("As `min_p`.")
+    repeat_penalty: RepetitionPenalty | None = about("As `repetition_penalty`.")
+    presence_penalty: Penalty | None = about("As `presence_penalty`.")
+    frequency_penalty: Penalty | None = about("As `frequency_penalty`.")
+    seed: Seed | None = about("As `seed`.")
+    stop: StopString | StopStrings | None = about("As `stop`.")
+    num_predict: Predict | None = about("As `max_tokens`; -1 and -2 are no limit.")
+    num_ctx: ContextSize | None = about("As `num_ctx`.")
 
 
 class Generate(Strict):
     """What chat and completions share."""
 
-    model: str | None = Field(None, description="The served model's name; left out, it is the served model.")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(None, description="How many choices, 1 to 128.")
-    max_tokens: int | None = Field(
-        None, description="At least 1, with echo 0; left out, what the cap and the context leave."
+    model: str | None = about("The served model's name; left out, it is the served model.")
+    stream: bool | None = about("Answer with server-sent events while the text is generated.")
+    stream_options: StreamOptions | None = about("What a stream adds; ignored without `stream: true`.")
+    max_tokens: TokenCount | None = about(
+        "The most tokens to generate; never more than the context and the server's cap leave: the default."
     )
-    temperature: float | None = Field(None, description="0 (greedy) to 2.")
-    top_p: float | None = Field(None, description="Above 0, at most 1.")
-    top_k: int | None = Field(None, description="0 or -1 for off.")
-    min_p: float | None = Field(None, description="0 to 1.")
-    repetition_penalty: float | None = Field(None, description="Above 0; 1 is off.")
-    presence_penalty: float | None = Field(None, description="-2 to 2.")
-    frequency_penalty: float | None = Field(None, description="-2 to 2.")
-    logit_bias: dict[str, float] | None = Field(None, description="Token id to bias, -100 to 100.")
-    seed: int | None = Field(None, description="64 bits, signed. The same seed gives the same choice.")
-    stop: str | StopStrings | None = Field(None, description="Up to 16 strings, none empty.")
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    priority: int | None = Field(None, description="Lower goes first; 0 is normal.")
-    skip_special_tokens: bool | None = Field(None, description="False shows special tokens in the text.")
-    return_token_ids: bool | None = Field(None, description="Adds `token_ids` to every choice.")
-    cache_salt: str | None = Field(
-        None, description="Only requests of the same key and salt reuse each other's cached prompts."
+    temperature: Temperature | None = about("0 (greedy) to 2. Default: the model's, else 1.")
+    top_p: TopP | None = about(
+        "Sample from the likeliest tokens of this total probability. Default: the model's, else 1."
     )
+    top_k: TopK | None = about("Sample from the likeliest k tokens; 0 or -1 is off.")
+    min_p: Unit | None = about("Sample from tokens at least this likely, relative to the likeliest; 0 is off.")
+    stop: StopString | StopStrings | None = about("Up to 16 strings that end the answer; they are not shown.")
+    seed: Seed | None = about("64 bits, signed. The same seed gives the same choice.")
+    n: Annotated[Whole, span(1, MAX_N)] | None = about(
+        "How many choices; times the prompts, no more than the server has places. Default: 1."
+    )
+    presence_penalty: Penalty | None = about("-2 to 2; 0 is off.")
+    frequency_penalty: Penalty | None = about("-2 to 2; 0 is off.")
+    repetition_penalty: RepetitionPenalty | None = about("Above 0, at most 10; 1 is off. Looks at prompt and answer.")
+    logit_bias: LogitBias | None = about("Token id to bias, -100 to 100.")
+    min_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = about(
+        "The model's end tokens and stop strings do not end the answer before so many tokens; its limit does."
+    )
+    stop_token_ids: StopTokenIds | None = about("Token ids that end the answer; they are not shown.")
+    ignore_eos: bool | None = about("True: the model's own end tokens and stop strings do not end the answer.")
+    skip_special_tokens: bool | None = about("False shows special tokens in the text.")
+    return_token_ids: bool | None = about("True adds `token_ids` to every choice.")
+    priority: Priority | None = about("Lower goes first; 0 is normal.")
+    cache_salt: CacheSalt | None = about(
+        "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
+    )
+    options: OptionFields | None = None
+    num_ctx: ContextSize | None = about("Ollama's context size: refused above the served context, else not used.")
+    num_predict: Predict | None = about("Ollama's name of `max_tokens`; -1 and -2 are no limit.")
+    n_predict: Predict | None = about("llama.cpp's name of `max_tokens`; -1 and -2 are no limit.")
+    max_new_tokens: TokenCount | None = about("TGI's name of `max_tokens`.")
+    repeat_penalty: RepetitionPenalty | None = about("Ollama's and llama.cpp's name of `repetition_penalty`.")
 
 
 class ChatFields(Generate):
-    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = Field(None, description="The same as max_tokens.")
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, description="0 to 20, with logprobs.")
-    add_generation_prompt: bool | None = Field(None, description="False leaves the assistant's turn unopened.")
-    continue_final_message: bool | None = Field(None, description="Only false.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Plain values for the model's template.")
+    """Body of a chat request."""
+
+    messages: Messages = Field(description="The conversation, oldest message first.")
+    max_completion_tokens: TokenCount | None = about("The same as `max_tokens`; of both, the smaller counts.")
+    logprobs: bool | None = about("True adds the log-probabilities of the answer's tokens.")
+    top_logprobs: TopLogprobs | None = about(
+        "How many likely tokens to list with each token; above 0 it asks for `logprobs` too, unless those are false."
+    )
+    add_generation_prompt: bool | None = about("False leaves the assistant's turn unopened. Default: true.")
+    continue_final_message: bool | None = about(
+        "True: the answer continues the last message, which is left open. Not with `add_generation_prompt: true`."
+    )
+    enable_thinking: bool | None = about("Handed to the model's template, as in `chat_template_kwargs`.")
+    chat_template_kwargs: TemplateKwargs | None = about("Plain values for the model's template, by its names.")
 
 
 class CompletionFields(Generate):
-    prompt: (
-        str
-        | Annotated[list[str], Field(fail_fast=True)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(fail_fast=True)]
-        | None
-    ) = Field(None, description="A string, strings, token ids, or lists of token ids.")
-    logprobs: int | None = Field(None, description="0 to 20.")
-    best_of: int | None = Field(None, description="Only as many as n.")
-    echo: bool | None = Field(None, description="Repeat the prompt before the answer, with its logprobs.")
-    add_special_tokens: bool | None = Field(None, description="False tokenizes the prompt without BOS and the like.")
+    """Body of a completions request."""
+
+    prompt: Text | Prompts | PromptIds | PromptLists = Field(
+        description="A string, strings, token ids, or lists of token ids."
+    )
+    max_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = about(
+        "The most tokens to generate; 0 computes the prompt alone. Never more than the context and the server's cap "
+        "leave, which is also the default."
+    )
+    max_new_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = about("TGI's name of `max_tokens`.")
+    logprobs: TopLogprobs | None = about("Log-probabilities of the answer's tokens, and of so many likely ones each.")
+    echo: bool | None = about("True repeats the prompt before the answer, with its log-probabilities.")
+    add_special_tokens: bool | None = about("False tokenizes the prompt without BOS and the like.")
 
 
-def _with_known(name: str, base: type[BaseModel], neutral: dict[str, str]) -> type[Any]:
-    fields: dict[str, Any] = {key: (Any, Field(None, description=text)) for key, text in neutral.items()}
-    return create_model(name, __base__=base, **fields)
+def _extended(
+    name: str, base: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]], free: tuple[str, ...], **more: Any
+) -> type[Any]:
+    """`base` with the fields that are known and not acted on, and with `more`."""
+    fields: dict[str, Any] = {key: (Any, only(_accepted(fine), *fine)) for key, fine in neutral.items()}
+    fields |= {key: (Any, about("Accepted and not used.")) for key in free}
+    return create_model(name, __base__=base, __doc__=base.__doc__, **fields, **more)
 
 
-def _described(neutral: dict[str, tuple[Any, ...]]) -> dict[str, str]:
-    known = {key: f"Only {', '.join(map(repr, fine)) or 'null'}." for key, fine in neutral.items()}
-    return known | dict.fromkeys(HARMLESS, "Accepted and not used.")
+def _accepted(fine: tuple[Any, ...]) -> str:
+    return "Accepted only at a value that asks for nothing." if fine else "Accepted only at null."
 
 
-ChatRequest: type[ChatFields] = _with_known("ChatRequest", ChatFields, _described(dict(CHAT_NEUTRAL)))
-CompletionRequest: type[CompletionFields] = _with_known(
-    "CompletionRequest", CompletionFields, _described(dict(COMPLETION_NEUTRAL))
+Options: type[OptionFields] = _extended("Options", OptionFields, SAMPLERS_OFF, OPTIONS_HARMLESS)
+OPTIONS: Any = (Options | None, about("Ollama's `options`: sampling by its names."))
+ChatRequest: type[ChatFields] = _extended("ChatRequest", ChatFields, CHAT_NEUTRAL, HARMLESS, options=OPTIONS)
+CompletionRequest: type[CompletionFields] = _extended(
+    "CompletionRequest", CompletionFields, COMPLETION_NEUTRAL, HARMLESS, options=OPTIONS
 )
-
-Body = TypeVar("Body", bound=Strict)
-
-
-def read(shape: type[Body], value: dict[str, Any]) -> Body:
-    """The body as `shape`. Raises InvalidRequest that names the first field at fault."""
-    try:
-        return shape.model_validate(value)
-    except ValidationError as error:
-        raise _refusal(shape, error.errors(include_url=False)) from None
-
-
-def _refusal(shape: type[Strict], details: list[ErrorDetails]) -> InvalidRequest:
-    """The deepest complaint is about the alternative that was meant; `loc` also holds the names of alternatives."""
-    first = [d for d in details if d["loc"][:1] == details[0]["loc"][:1]]
-    worst = max(first, key=lambda d: len(_path(d)))
-    path = _path(worst)
-    if worst["type"] == "extra_forbidden":
-        return InvalidRequest(f"unknown field '{path}'{_nearest(shape, str(worst['loc'][-1]), path)}", param=path)
-    if worst["type"] == "missing":
-        return InvalidRequest(f"{path} is missing: it must be given", param=path)
-    wanted = " or ".join(dict.fromkeys(_wish(d) for d in first if _path(d) == path))
-    return InvalidRequest(f"{path} is {_shown(worst['input'])}: it must be {wanted}", param=path)
-
-
-NAMES = frozenset(
-    name for shape in (ChatRequest, CompletionRequest, Message, TextPart, StreamOptions) for name in shape.model_fields
-)
-
-
-def _path(detail: ErrorDetails) -> str:
-    path = ""
-    last = len(detail["loc"]) - 1
-    for i, part in enumerate(detail["loc"]):
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in NAMES or (i == last and detail["type"] == "extra_forbidden") or i == 0 or "logit_bias" in path:
-            path += f".{part[:80]}" if path else part[:80]
-    return path
-
-
-def _nearest(shape: type[Strict], name: str, path: str) -> str:
-    known = list(shape.model_fields) if "." not in path and "[" not in path else sorted(NAMES)
-    near = difflib.get_close_matches(name[:80], known, n=1)
-    return f"; did you mean '{near[0]}'?" if near else ": leave it out"
-
-
-WISHES = {
-    "string_type": "a string",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "list_type": "an array",
-    "dict_type": "an object",
-    "model_type": "an object",
-}
-
-
-def _wish(detail: ErrorDetails) -> str:
-    if detail["type"] == "too_long":
-        return f"at most {detail['ctx']['max_length']} long"
-    return WISHES.get(detail["type"], detail["msg"].lower())
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, str):
-        return f"the string '{value[:40]}'" + ("" if len(value) <= 40 else " (cut)")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return f"{value}" if value.bit_length() <= 128 else "a number of more than 128 bits"
-    names = {float: "a fraction", list: "an array", dict: "an object", type(None): "null"}
-    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,98 @@
+"""A JSON object as a request's shape, and the refusal that names the first field at fault."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ....errors import InvalidRequest
+from .schema import Strict
+
+Body = TypeVar("Body", bound=Strict)
+
+WISHES = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+ELSEWHERE = {
+    "max_length": "max_tokens, for the answer alone",
+    "num_return_sequences": "n",
+    "stop_sequences": "stop",
+    "do_sample": "temperature, 0 for greedy",
+    "system": "messages, with a first one of role 'system'",
+    "format": "nothing: structured output is not served yet",
+}
+"""Other servers' fields that have no one meaning here, with what to use instead."""
+
+
+def read(shape: type[Body], value: dict[str, Any]) -> Body:
+    """The body as `shape`. Raises InvalidRequest that names the first field at fault."""
+    try:
+        return shape.model_validate(value)
+    except ValidationError as error:
+        raise _refusal(shape, value, error.errors(include_url=False)) from None
+
+
+def _refusal(shape: type[BaseModel], value: dict[str, Any], details: list[ErrorDetails]) -> InvalidRequest:
+    """The deepest complaint is about the alternative that was meant; `loc` also holds the names of alternatives."""
+    first = [d for d in details if d["loc"][:1] == details[0]["loc"][:1]]
+    worst = max(first, key=lambda d: len(_path(d, value)))
+    path = _path(worst, value)
+    if worst["type"] == "extra_forbidden":
+        return InvalidRequest(f"unknown field '{path}'{_instead(shape, path)}", param=path)
+    if worst["type"] == "missing":
+        return InvalidRequest(f"{path} is missing: it must be given", param=path)
+    wanted = " or ".join(dict.fromkeys(_wish(d) for d in first if _path(d, value) == path))
+    return InvalidRequest(f"{path} is {_shown(worst['input'])}: it must be {wanted}", param=path)
+
+
+def _path(detail: ErrorDetails, value: Any) -> str:
+    """The field at fault, found by following `loc` into `value`: other parts of `loc` name alternatives."""
+    path = ""
+    for part in detail["loc"]:
+        if isinstance(part, int) and isinstance(value, list):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(part, str) and isinstance(value, dict) and (part in value or detail["type"] == "missing"):
+            path, value = f"{path}.{part[:80]}" if path else part[:80], value.get(part)
+    return path
+
+
+def _instead(shape: type[BaseModel], path: str) -> str:
+    within, _, name = path.rpartition(".")
+    if not within and name in ELSEWHERE:
+        return f": use {ELSEWHERE[name]}"
+    near = difflib.get_close_matches(name, list(_within(shape, within).model_fields), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ": leave it out"
+
+
+def _within(shape: type[BaseModel], name: str) -> type[BaseModel]:
+    """The shape of an object field (`options`, `stream_options`); the request's own where `name` is empty."""
+    if name not in shape.model_fields:
+        return shape
+    kinds = getattr(shape.model_fields[name].annotation, "__args__", ())
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), shape)
+
+
+def _wish(detail: ErrorDetails) -> str:
+    return WISHES.get(detail["type"], detail["msg"].lower())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return f"the string '{value[:40]}'" + ("" if len(value) <= 40 else " (cut)")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value}" if value.bit_length() <= 128 else "a number of more than 128 bits"
+    names = {float: "a fraction", list: "an array", dict: "an object", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
