@@ -28,7 +28,8 @@ from .openai.answer import Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
 from .openai.dialect import Ask
-from .pages import openapi_schema, request_body
+from .openai.limits import Facts
+from .openapi import openapi_schema, request_body
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
@@ -57,7 +58,7 @@ def create_app(
     routers = (Models(names, lambda: _context(engine)).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)
-    _add_docs(app, home)
+    _add_docs(app, home, lambda: _facts(engine, settings, names))
     app.add_exception_handler(HTTPException, _http_exception)
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
@@ -99,7 +100,8 @@ def _endpoint(answer: Answer) -> Callable[[], Any]:
     return endpoint
 
 
-def _add_docs(app: FastAPI, home: Home) -> None:
+def _add_docs(app: FastAPI, home: Home, facts: Callable[[], Facts]) -> None:
+    app.state.facts = facts
     app.openapi = lambda: openapi_schema(app)  # type: ignore[method-assign]
 
     async def docs(request: Request) -> HTMLResponse:
@@ -128,6 +130,15 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 def _context(engine: EngineClient) -> int | None:
     return None if engine.capabilities is None else engine.capabilities.context
+
+
+def _facts(engine: EngineClient, settings: Settings, names: tuple[str, ...]) -> Facts:
+    """What the OpenAPI document says of this server."""
+    can, limits = engine.capabilities, engine.gate.limits
+    needs_key = settings.api_key is not None
+    if can is None:
+        return Facts(names, limits.places, settings.max_tokens, needs_key)
+    return Facts(names, limits.places, settings.max_tokens, needs_key, can.vocabulary, can.context)
 
 
 def _fingerprint(engine: EngineClient, model: str) -> Callable[[], str]:

@@ -34,14 +34,9 @@ class Probes:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["server"])
         add = router.add_api_route
-        probes = (
-            ("/health/live", self.live, "The process answers"),
-            ("/health/ready", self.ready, "New requests are taken"),
-            ("/health", self.ready, "The same as /health/ready"),
-        )
-        for path, answer, summary in probes:
-            add(path, answer, summary=summary)
-            add(path, answer, methods=["HEAD"], include_in_schema=False)
+        probes = (("/health/live", self.live), ("/health/ready", self.ready), ("/health", self.ready))
+        for path, answer in probes:
+            add(path, answer, methods=["GET", "HEAD"], include_in_schema=False)  # `openapi` describes both
         add("/v1/status", self.status, summary="Admission, running requests, engine")
         add("/metrics", self.metrics, summary="Prometheus metrics")
         add("/v1/prefix_cache/reset", self.reset_prefixes, methods=["POST"], summary="Drop all cached prompts")

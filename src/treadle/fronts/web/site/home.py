@@ -47,8 +47,8 @@ class Home:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["server"])
-        router.add_api_route("/", self.show, summary="This server in brief: JSON, or a page for browsers")
-        router.add_api_route("/", self.show, methods=["HEAD"], include_in_schema=False)
+        # One route for both methods, so that a 405 names both; `openapi` describes them.
+        router.add_api_route("/", self.show, methods=["GET", "HEAD"], include_in_schema=False)
         return router
 
     async def show(self, request: Request) -> Response:

@@ -1,0 +1,235 @@
+"""The OpenAPI document: what this server accepts and answers, with the limits of the model that it serves.
+
+A request that the document allows is answered, and one that it does not allow is refused; what JSON Schema can't say
+(a prompt's length in tokens, what a model's template refuses) is in the descriptions of status 400.
+`benchmarks/conformance.py` holds a server to it.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from ...errors import TreadleError
+from .openai.limits import Facts, request_schemas
+from .openai.shapes import ANSWERS, COUNT, MESSAGES, STRING, Schema, either, listed, ref, shape
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+PLAIN = "text/plain"
+HTML = "text/html"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+FAILURES = {
+    "400": "The request asks for something wrong: `error.param` names the field. Also: a prompt longer than the "
+    "model's context, messages that the model's chat template refuses, more sequences than the server has places",
+    "401": "The API key is missing or wrong",
+    "403": "A browser sent this for another site",
+    "404": "No such model or path",
+    "405": "The path takes other methods: `Allow` names them",
+    "408": "The body did not arrive in time",
+    "413": "The body is too large",
+    "431": "The headers are too large",
+    "500": "The request failed in the server",
+    "503": "No room, or not ready: try again after Retry-After seconds",
+}
+ALWAYS = ("401", "403", "405", "431", "500")
+BODY_FAILURES = ("400", "404", "408", "413", "503")
+
+
+def openapi_schema(app: FastAPI) -> Schema:
+    """The document of `app`, made anew when the facts in `app.state.facts()` have changed."""
+    facts: Facts = app.state.facts()
+    if app.openapi_schema is None or getattr(app.state, "documented", None) != facts:
+        app.openapi_schema, app.state.documented = _document(app, facts), facts
+    return app.openapi_schema
+
+
+def request_body(schema: str) -> Schema:
+    """The OpenAPI parts of a route that reads its body itself."""
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": ref(schema)}}}}
+
+
+def _document(app: FastAPI, facts: Facts) -> Schema:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = document.setdefault("components", {})
+    kept = {name: made for name, made in components.get("schemas", {}).items() if name not in VALIDATION}
+    components["schemas"] = kept | request_schemas(facts) | MESSAGES | ANSWERS | SERVER
+    paths = document["paths"]
+    paths |= {path: _get_and_head(path, summary) for path, summary in (HOME | HEALTH).items()}
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            _complete(path, operation, bodies=method != "head")
+    _add_examples(paths, facts)
+    _add_model_names(paths, facts)
+    if facts.needs_key:
+        components["securitySchemes"] = KEY_SCHEMES
+        document["security"] = [{name: []} for name in KEY_SCHEMES]
+        for operation in paths["/health/live"].values():
+            operation["security"] = []
+    return document
+
+
+# Operations -----------------------------------------------------------------------------------------------------
+
+VALIDATION = ("HTTPValidationError", "ValidationError")
+KEY_SCHEMES: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+REQUEST_ID: Schema = {"x-request-id": {"description": "The request's own, or a new one.", "schema": STRING}}
+RETRY: Schema = {
+    "retry-after": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 1}},
+    "retry-after-ms": {"description": "Milliseconds.", "required": True, "schema": {"type": "integer", "minimum": 1}},
+}
+HEADERS: dict[str, Schema] = {
+    "401": {"www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}}},
+    "405": {"allow": {"required": True, "schema": STRING}},
+    "503": RETRY,
+}
+HOME = {"/": "This server in brief: JSON, or a page for browsers"}
+HEALTH = {
+    "/health/live": "The process answers",
+    "/health/ready": "New requests are taken",
+    "/health": "The same as /health/ready",
+}
+ANSWER = "The whole answer, or with `stream: true` server-sent events: chunks, then `data: [DONE]`, or one `error`."
+SHORT_POEM = [{"role": "user", "content": "Write a short poem about weaving."}]
+
+
+def _events(chunk: str) -> Schema:
+    """A stream's events, described as FastAPI does."""
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": either(ref(chunk), ref("Error"))}
+    done = {"type": "string", "const": "[DONE]"}
+    return {"itemSchema": shape("One event.", {"data": either(done, data)})}
+
+
+GOOD: dict[str, tuple[str, Schema]] = {
+    CHAT: (ANSWER, {JSON: {"schema": ref("ChatCompletion")}, EVENTS: _events("ChatCompletionChunk")}),
+    TEXT: (ANSWER, {JSON: {"schema": ref("Completion")}, EVENTS: _events("CompletionChunk")}),
+    "/v1/models": ("The model list", {JSON: {"schema": ref("ModelList")}}),
+    "/v1/models/{model}": ("The model", {JSON: {"schema": ref("Model")}}),
+    "/v1/status": ("The server's state", {JSON: {"schema": ref("Status")}}),
+    "/v1/prefix_cache/reset": ("How much was dropped", {JSON: {"schema": ref("Dropped")}}),
+    "/": ("In brief", {JSON: {"schema": ref("Home")}, HTML: {"schema": STRING}}),
+    "/metrics": ("Prometheus' text format", {PLAIN: {"schema": STRING}}),
+    **dict.fromkeys(HEALTH, ("It is so", {JSON: {"schema": ref("Health")}})),
+}
+MORE_FAILURES: dict[str, tuple[str, ...]] = {
+    CHAT: BODY_FAILURES,
+    TEXT: BODY_FAILURES,
+    "/v1/models/{model}": ("404",),
+    "/v1/prefix_cache/reset": ("503",),
+    **dict.fromkeys(HEALTH, ("503",)),
+}
+
+
+def _get_and_head(path: str, summary: str) -> Schema:
+    """The two operations of a path that one route answers."""
+    name = path.strip("/").replace("/", "_") or "home"
+    return {
+        method: {"tags": ["server"], "summary": summary, "operationId": f"{name}_{method}", "responses": {}}
+        for method in ("get", "head")
+    }
+
+
+def _complete(path: str, operation: Schema, *, bodies: bool) -> None:
+    """Put in what the route's code does not tell: answers and failures."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    if path in GOOD:
+        description, content = GOOD[path]
+        responses["200"] = {"description": description, "content": content}
+    for status in (*ALWAYS, *MORE_FAILURES.get(path, ())):
+        responses[status] = _failure(status, "Unhealthy" if path in HEALTH and status == "503" else "Error")
+    for response in responses.values():
+        response["headers"] = REQUEST_ID | response.get("headers", {})
+        if not bodies:
+            del response["content"]
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _failure(status: str, name: str) -> Schema:
+    failure: Schema = {"description": FAILURES[status], "content": {JSON: {"schema": ref(name)}}}
+    if status == "401":
+        failure["content"][HTML] = {"schema": STRING}  # a page that asks browsers for the key
+    return failure | ({"headers": HEADERS[status]} if status in HEADERS else {})
+
+
+TITLES = {"answer": "A whole answer", "stream": "The same as a stream"}
+
+
+def _add_examples(paths: Schema, facts: Facts) -> None:
+    shared = {"model": facts.names[0], "max_tokens": min(64, facts.max_tokens or 64)}
+    examples = {
+        CHAT: {
+            "answer": {"messages": SHORT_POEM, **shared},
+            "stream": {"messages": SHORT_POEM, **shared, "stream": True},
+        },
+        TEXT: {"answer": {"prompt": "The loom stood by the window, and", **shared}},
+    }
+    for path, bodies in examples.items():
+        content = paths[path]["post"]["requestBody"]["content"][JSON]
+        content["examples"] = {name: {"summary": TITLES[name], "value": body} for name, body in bodies.items()}
+
+
+def _add_model_names(paths: Schema, facts: Facts) -> None:
+    for parameter in paths["/v1/models/{model}"]["get"]["parameters"]:
+        parameter["schema"] = {"type": "string", "enum": list(facts.names)}
+
+
+# Schemas --------------------------------------------------------------------------------------------------------
+
+ERROR = shape(
+    "OpenAI's envelope of an error.",
+    {
+        "error": shape(
+            "What went wrong.",
+            {
+                "message": {**STRING, "description": "Cause and cure."},
+                "type": {**STRING, "examples": ["invalid_request_error", "server_error"]},
+                "param": {"type": ["string", "null"], "description": "The field at fault."},
+                "code": {**STRING, "examples": ["invalid_request", TreadleError.code, "text_generation_busy"]},
+            },
+        )
+    },
+)
+HEALTH_FIELDS: Schema = {"status": STRING, "state": STRING, "reason": STRING}
+MODEL: Schema = {"id": STRING, "object": {"type": "string", "const": "model"}, "created": COUNT, "owned_by": STRING}
+OBJECT: Schema = {"type": "object"}
+OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
+SERVER: dict[str, Schema] = {
+    "Error": ERROR,
+    "Home": shape(
+        "The server in brief.",
+        {
+            **dict.fromkeys(("name", "version", "model", "state", "reason"), STRING),
+            "ready": {"type": "boolean"},
+            "base_url": {**STRING, "description": "For clients; from the `Host` header."},
+            "links": {"type": "object", "additionalProperties": STRING},
+        },
+    ),
+    "Health": shape("Live, or ready.", HEALTH_FIELDS),
+    "Unhealthy": shape("Why not.", {**HEALTH_FIELDS, **ERROR["properties"]}),
+    "Model": shape("A served model.", MODEL, context_length=COUNT, max_model_len=COUNT),
+    "ModelList": shape(
+        "The served models.", {"object": {"type": "string", "const": "list"}, "data": listed(ref("Model"))}
+    ),
+    "Dropped": shape("Dropped prompts.", {"dropped_tokens": COUNT}),
+    "Status": shape(
+        "Admission, running requests and the engine.",
+        {
+            "model": STRING,
+            "state": STRING,
+            "ready": {"type": "boolean"},
+            "reason": STRING,
+            "path": STRING,
+            "uptime_s": {"type": "number", "minimum": 0},
+            "admission": OBJECT,
+            "requests": listed(OBJECT),
+            "engine": OBJECT,
+            "capabilities": OBJECT_OR_NULL,
+            "event_loop_lag": {"type": "object", "additionalProperties": {"type": "number"}},
+            "prefix_cache": OBJECT,
+        },
+    ),
+}
