@@ -6,9 +6,12 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.runner.conftest import Tiny
+from tests.support.owners import CAN
+from treadle.core.messages import Capabilities
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
 from treadle.runner.step_costs import StepCosts, measure
 from treadle.runner.text import TextRunner
@@ -17,8 +20,9 @@ from treadle.runner.text import TextRunner
 class Clocked:
     """A runner whose steps take a second, and whose prompts `token_s` a token more, on a clock of its own."""
 
-    def __init__(self, token_s: float = 0.0, *, fails: bool = False) -> None:
+    def __init__(self, token_s: float = 0.0, *, fails: bool = False, can: Capabilities = CAN) -> None:
         self.now = 0.0
+        self.capabilities = lambda: can
         self.plans: list[StepPlan] = []
         self.held: set[str] = set()
         self._token_s, self._fails = token_s, fails
@@ -51,10 +55,17 @@ def test_a_step_is_timed_with_all_slots_taken(tiny: Tiny, most: int, rows: int) 
 
 def test_rows_that_do_not_fit_the_budget_are_not_timed(tiny: Tiny) -> None:
     model = tiny("llama")
-    runner = Clocked()
-    small = replace(model, kv_budget_bytes=3 * (model.kv.row_bytes + 257 * model.kv.token_bytes), max_running=16)
-    measure(runner, small, runner.clock)
+    budget = 3 * (model.kv.row_bytes + 257 * model.kv.token_bytes)
+    runner = Clocked(can=msgspec.structs.replace(CAN, kv_budget_bytes=budget))
+    measure(runner, replace(model, max_running=16), runner.clock)
     assert max(len(plan.decode) for plan in runner.plans) == 3
+
+
+def test_rows_and_prompts_that_do_not_fit_the_blocks_are_not_timed(tiny: Tiny) -> None:
+    runner = Clocked(can=msgspec.structs.replace(CAN, kv_block=32, kv_blocks=5))
+    measure(runner, replace(tiny("llama"), max_running=16, context=4096), runner.clock)
+    assert max(len(plan.decode) for plan in runner.plans) == 5
+    assert max(len(chunk.tokens) for plan in runner.plans for chunk in plan.prefill) == 64
 
 
 @pytest.mark.parametrize(("token_s", "longest"), [(0.01, 64), (0.0005, 256), (0.0, 1024)])

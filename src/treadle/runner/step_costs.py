@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from ..core.messages import Submit
+from ..core.messages import Capabilities, Submit
 from ..core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from .model import LoadedModel
 from .stock.buffer import STEP
@@ -28,26 +29,34 @@ class StepCosts:
     prompt_token_s: float = 0.0
 
 
-def measure(runner: Warmable, model: LoadedModel, clock: Clock = time.perf_counter) -> StepCosts:
+def measure(runner: Measurable, model: LoadedModel, clock: Clock = time.perf_counter) -> StepCosts:
     """Time decode steps of all slots (of 64, where there are more) and chunks of prompts. Leaves nothing behind (C2).
 
     A row that fails in a timed step, for lack of memory as a rule, leaves that cost at 0.
     """
-    rows = min(model.max_running, _MOST_ROWS, _rows_that_fit(model))
-    return StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, clock))
+    room = _Room(runner.capabilities(), model)
+    rows = min(model.max_running, _MOST_ROWS, room.rows)
+    return StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, room, clock))
 
 
-def _rows_that_fit(model: LoadedModel) -> int:
-    """Rows of a few tokens that the budget of keys and values holds."""
-    if not model.kv_budget_bytes:
-        return model.max_running
-    page_bytes = 0 if model.own is None else model.own.page_bytes
-    return model.kv_budget_bytes // max(1, page_bytes or _row_bytes(model, 1))
+class Measurable(Warmable, Protocol):
+    """A runner that says what memory it has for rows."""
+
+    def capabilities(self) -> Capabilities: ...
 
 
-def _row_bytes(model: LoadedModel, tokens: int) -> int:
-    """At most: buffers grow by STEP tokens."""
-    return model.kv.row_bytes + (tokens + STEP) * model.kv.token_bytes
+class _Room:
+    """What the memory for keys and values holds: so many rows of a few tokens, or one row of so many tokens."""
+
+    def __init__(self, can: Capabilities, model: LoadedModel) -> None:
+        budget, row_bytes, token_bytes = can.kv_budget_bytes, model.kv.row_bytes, model.kv.token_bytes
+        if can.kv_blocks:
+            self.rows, self.tokens = can.kv_blocks, can.kv_blocks * can.kv_block
+        elif budget and token_bytes:  # buffers grow by STEP tokens
+            self.rows = budget // (row_bytes + STEP * token_bytes)
+            self.tokens = (budget - row_bytes) // token_bytes - STEP
+        else:
+            self.rows, self.tokens = model.max_running, model.context
 
 
 def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
@@ -69,13 +78,12 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
         _release(runner, requests)
 
 
-def _prompt_token_s(runner: Warmable, model: LoadedModel, clock: Clock) -> float:
+def _prompt_token_s(runner: Warmable, model: LoadedModel, room: _Room, clock: Clock) -> float:
     """Longer chunks are timed until one takes long enough to tell: a short one costs what any step does."""
-    longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1)
+    longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1, room.tokens - 1)
     seconds, timed = 0.0, 1
     for tokens in _CHUNKS:
-        fits = not model.kv_budget_bytes or _row_bytes(model, tokens) <= model.kv_budget_bytes
-        if tokens > longest or not fits or seconds >= _TELLING_S:
+        if tokens > longest or seconds >= _TELLING_S:
             break
         _chunk_s(runner, tokens, clock)
         seconds, timed = _chunk_s(runner, tokens, clock), tokens
