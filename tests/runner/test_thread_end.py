@@ -31,7 +31,7 @@ thread.join()
 """
 
 
-@pytest.mark.parametrize(("memory", "says"), [(1 << 24, "closed"), (5, "lower max_running")])
+@pytest.mark.parametrize(("memory", "says"), [(1 << 24, "closed"), (5, "lower `max_running`")])
 def test_the_process_exits_cleanly(tmp_path: Path, memory: int, says: str) -> None:
     folder = make_tiny(tmp_path / "m")
     for _ in range(3):

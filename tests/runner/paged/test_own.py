@@ -165,7 +165,7 @@ def test_a_budget_too_small_for_pages_is_refused_by_name(tmp_path: Path, monkeyp
         return replace(loaded(module, own), kv_budget_bytes=memory)
 
     monkeypatch.setattr(build, "load", loading)
-    with pytest.raises(ConfigError, match=f"needs {2 * PAGE_BYTES} bytes .* {2 * PAGE_BYTES - 1} are there: give more"):
+    with pytest.raises(ConfigError, match=r"needs 128 KiB of cache for 2 pages, .* give more"):
         build.build(tmp_path, memory=2 * PAGE_BYTES - 1)
     build.build(tmp_path, memory=2 * PAGE_BYTES).close()
 
