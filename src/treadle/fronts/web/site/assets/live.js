@@ -16,10 +16,10 @@
   const percent = (part) => `${(100 * part).toFixed(part && part < 0.1 ? 1 : 0)} %`;
 
   function bytes(n) {
-    const units = ["B", "kB", "MB", "GB", "TB"];
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let i = 0;
-    for (n = n || 0; n >= 999.5 && i < 4; i++) n /= 1000;
-    return `${n >= 100 || i === 0 ? Math.round(n) : n.toPrecision(3)}\u00a0${units[i]}`;
+    for (n = n || 0; Math.round(n) >= 1024 && i < 4; i++) n /= 1024;
+    return `${i > 2 || (i && n < 9.95) ? n.toFixed(1) : Math.round(n)}\u00a0${units[i]}`;
   }
 
   function span(s) {
