@@ -58,15 +58,19 @@ class ClientLeft(RequestCancelled):
 
 
 def envelope(error: TreadleError) -> dict[str, Any]:
-    """The error as the body that clients parse."""
+    """The error as the body that clients parse. Messages may quote what a client sent, half surrogate pairs too."""
     return {
         "error": {
-            "message": error.message,
+            "message": _encodable(error.message),
             "type": error.kind,
-            "param": error.param,
+            "param": None if error.param is None else _encodable(error.param),
             "code": error.code,
         }
     }
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
