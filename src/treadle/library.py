@@ -159,6 +159,7 @@ class Engine:
             rows=1,
             prompt_tokens=_estimate(prompt, model),
             completion_tokens=checked.max_tokens,
+            least_tokens=checked.least_tokens,
             kind="library",
             tag="library",
         ) as reservation:

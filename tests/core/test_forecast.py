@@ -172,10 +172,12 @@ def test_rows_that_wait_are_in_line_before_those_who_are_refused() -> None:
     assert [it.promise(1, 0.0) for _ in range(2)] == pytest.approx([10.0, 20.0])
 
 
-def test_a_row_that_is_late_is_expected_to_need_as_long_again_as_it_is_late() -> None:
+def test_a_row_that_is_late_is_expected_to_need_half_as_long_again() -> None:
+    it = forecast(slots=2, service_s=10.0)
+    assert it.promise(1, 13.0) == pytest.approx(6.5)
     it = forecast(slots=1, rows=1)
     assert it.promise(1, 13.0) == pytest.approx(10.0), "no less than what there is between two departures"
-    assert it.promise(1, 30.0) == pytest.approx(20.0)
+    assert it.promise(1, 40.0) == pytest.approx(30.0), "or as long again as it is late"
 
 
 def test_slower_steps_than_in_the_warm_up_stretch_what_is_expected() -> None:

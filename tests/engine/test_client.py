@@ -146,6 +146,29 @@ async def test_an_answer_of_no_given_length_counts_as_a_usual_one():
     await scene.client.stop()
 
 
+@pytest.mark.parametrize(
+    ("limit", "least", "tokens"),
+    [
+        (100, 0, 100),
+        (1024, 0, 512),
+        (1024, 1024, 1024),
+        (1024, 700, 700),
+        (1 << 20, 0, EXPECTED_COMPLETION),
+        (None, 900, 900),
+    ],
+)
+@in_loop
+async def test_a_long_limit_is_between_a_wish_and_a_bound(limit: int | None, least: int, tokens: int):
+    """R2: the geometric mean of the limit and a usual answer, and no less than what is sure to come."""
+    scene = await Scene(running=1, waiting=0).begin(msgspec.structs.replace(TIMED, decode_step_s=0.01))
+    ask = {"rows": 1, "prompt_tokens": 0, "kind": "chat", "tag": "req"}
+    with scene.client.reserve(completion_tokens=limit, least_tokens=least, **ask):
+        with pytest.raises(Busy) as refused:
+            scene.reserve()
+        assert refused.value.retry_after_s == pytest.approx(tokens * 0.01)
+    await scene.client.stop()
+
+
 @in_loop
 async def test_steps_of_a_full_server_correct_what_is_promised():
     scene = await Scene(running=1, waiting=0).begin(TIMED)

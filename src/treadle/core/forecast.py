@@ -7,7 +7,7 @@ that the warm-up measured. Two live corrections apply to all of them:
 - the answers' share: how much of the expected time rows really needed, as many answers end before `max_tokens`.
 
 The row at place k of the line (0: the next) gets the slot that comes free k-th. Places beyond the number of slots add
-whole service times. Rows that hold a slot for longer than expected are expected to need as long again as they are late.
+whole service times. Rows that hold a slot for longer than expected are expected to need half as long again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LONGEST_PROMISE_S = 60.0  # the official SDKs ignore a longer Retry-After and co
 SPREAD = 0.3  # part of the longest promise over which those are spread who get no better one
 GOLDEN = 0.618034
 REFRESH_S = 0.05
-NEWEST = 0.2  # weight of each new measurement in a running mean
+NEWEST = 0.2  # weight of each new measurement in a running mean; the first few count for more
+LATE = 0.5  # part of the time that a late row has taken which it is expected to take on
 ENOUGH_ANSWERS = 8
 DOUBT = 0.5  # part of a forecast wait that is taken as certain
 MOST_PROMISES = 10_000
@@ -113,9 +114,9 @@ class Forecast:
     def _learn(self, visit: Visit, took_s: float) -> None:
         """Without a measured step time the expectation is a guess, which the first answer replaces."""
         share = took_s / (visit.expected_s * self.pace)
-        first = not self._answers and not visit.service_s
-        self._share = share if first else self._share + NEWEST * (share - self._share)
         self._answers += 1
+        known = 1 if visit.service_s else 0
+        self._share += max(NEWEST, 1 / (self._answers + known)) * (share - self._share)
 
     # The line ----------------------------------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class Forecast:
     def _ends(self, visit: Visit, began: float, now: float) -> float:
         """When a row of `visit` that began then is expected to leave."""
         due = began + self._needs_s(visit)
-        return due if due >= now else now + (now - due)
+        return due if due >= now else now + max(now - due, LATE * (now - began))
 
     def _needs_s(self, visit: Visit) -> float:
         return visit.expected_s * self.pace * self._share

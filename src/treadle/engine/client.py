@@ -11,6 +11,7 @@ import asyncio
 import copy
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,16 +139,24 @@ class EngineClient:
         self.gate.check_room(self.clock())
 
     def reserve(
-        self, *, rows: int, prompt_tokens: int, completion_tokens: int | None, kind: str, tag: str
+        self,
+        *,
+        rows: int,
+        prompt_tokens: int,
+        completion_tokens: int | None,
+        least_tokens: int = 0,
+        kind: str,
+        tag: str,
     ) -> Reservation:
         """Room for `rows` sequences with about `prompt_tokens` in all and up to `completion_tokens` each (None: what
-        the context leaves). Decides at once.
+        the context leaves), of which `least_tokens` are sure to come. Decides at once.
 
         Raises Busy, EngineUnavailable or ServerStopping with `retry_after_s`; InvalidRequest for what can't ever fit.
         """
         tokens = prompt_tokens + rows * self._completion(completion_tokens, prompt_tokens // rows)
-        service_s = self._service_s(prompt_tokens // rows, completion_tokens)
-        certain = completion_tokens is not None and completion_tokens <= USUAL_COMPLETION
+        answer = self._answer_tokens(completion_tokens, least_tokens)
+        service_s = self._service_s(prompt_tokens // rows, answer)
+        certain = completion_tokens is not None and completion_tokens <= max(USUAL_COMPLETION, least_tokens)
         visit = self.gate.enter(
             rows=rows, tokens=tokens, now=self.clock(), service_s=service_s, certain=certain and service_s > 0
         )
@@ -162,15 +171,24 @@ class EngineClient:
             left = min(left, EXPECTED_COMPLETION)
         return left if asked is None else min(asked, left)
 
-    def _service_s(self, prompt_tokens: int, completion_tokens: int | None) -> float:
+    def _service_s(self, prompt_tokens: int, answer_tokens: int) -> float:
         """How long a row is expected to hold its slot where all slots are taken, by the steps of the warm-up; 0 where
         those were not measured. In that time each slot gets a new prompt once."""
         can = self.capabilities
         if can is None:
             return 0.0
-        answer = USUAL_COMPLETION if completion_tokens is None else min(completion_tokens, USUAL_COMPLETION)
         prompts = self.admission.max_running * prompt_tokens
-        return answer * can.decode_step_s + prompts * can.prompt_token_s
+        return answer_tokens * can.decode_step_s + prompts * can.prompt_token_s
+
+    def _answer_tokens(self, limit: int | None, least: int) -> int:
+        """How long an answer is expected to be. A limit above a usual answer's length is a bound more often than a
+        wish: the geometric mean of both is wrong by the same factor either way."""
+        if limit is None:
+            return max(USUAL_COMPLETION, least)
+        expected = (
+            limit if limit <= USUAL_COMPLETION else min(math.isqrt(limit * USUAL_COMPLETION), EXPECTED_COMPLETION)
+        )
+        return max(expected, min(least, limit))
 
     def _submit(self, request: Submit, visit: Visit, kind: str, tag: str) -> Generation:
         generation = Generation(request, kind=kind, tag=tag, now=self.clock(), cancel=self._cancel)

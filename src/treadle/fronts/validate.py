@@ -91,6 +91,12 @@ class Checked:
     cache_salt: str | None
     as_many_as_fit: bool = False
 
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that the answer has at least: all of `max_tokens` where nothing may end it earlier."""
+        whole = self.ignore_eos and not self.stop and not self.stop_token_ids
+        return max(self.min_tokens, self.max_tokens or 0) if whole else self.min_tokens
+
 
 def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1, as_many_as_fit: bool = False) -> Checked:
     """The parameters, in range and with the defaults filled in. `least_tokens` is 0 where an answer may be the prompt

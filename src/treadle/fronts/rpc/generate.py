@@ -99,6 +99,7 @@ class Worker:
                 rows=checked.n,
                 prompt_tokens=size * checked.n,
                 completion_tokens=ask.max_tokens,
+                least_tokens=checked.least_tokens,
                 kind="grpc",
                 tag=ask.request_id,
             ) as reservation,

@@ -112,6 +112,7 @@ class Answer:
             rows=record.rows,
             prompt_tokens=size * checked.n,
             completion_tokens=checked.max_tokens,
+            least_tokens=checked.least_tokens,
             kind=ask.kind,
             tag=public_id,
         ) as reservation:
