@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -262,11 +263,30 @@ def test_a_cache_that_can_not_be_written_is_one_line(server: HubServer, tmp_path
     assert "\n" not in caught.value.message
 
 
-def test_a_file_that_plain_http_does_not_serve_is_left_to_the_library(
+def test_a_file_that_plain_http_does_not_serve_is_left_to_the_library_at_the_default_hub(
     server: HubServer, cache: Path, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 100_000)
+    monkeypatch.setattr("huggingface_hub.constants._HF_DEFAULT_ENDPOINT", server.url)
     with pytest.raises(ModelError, match="too large to be downloaded using the regular download method"):
         hub.download(MODEL, said.append, cache_dir=cache, endpoint=server.url)
     assert any("begins again when it is cut off: model.safetensors" in line for line in said)
+
+
+def test_any_other_hub_gets_no_say_in_paths_for_the_largest_files_either(
+    server: HubServer, cache: Path, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 100_000)
+    server.late_etags = {WEIGHTS: "../../../../outside"}
+    assert_whole(download(server, cache), cache, content)
+
+
+@pytest.mark.parametrize("percent", [0, 100])
+def test_a_cache_that_is_removed_meanwhile_is_said(server: HubServer, cache: Path, percent: int) -> None:
+    def remove(transfer: Transfer) -> None:
+        if transfer.percent >= percent:
+            shutil.rmtree(cache, ignore_errors=True)
+
+    with pytest.raises(ModelError, match=r"was removed meanwhile \(.*\): start the download again"):
+        download(server, cache, remove)

@@ -68,7 +68,7 @@ def _download(listing: Listing) -> Finding:
     files, cache = listing.wanted(), hub.cache_folder()
     total = sum(file.size for file in files)
     blobs = repository(cache, listing.model) / "blobs"
-    here = sum(on_disk(blobs, file) for file in files if file.etag)
+    here = sum(on_disk(blobs, file) for file in files)
     free = hub.free_bytes(cache)
     facts = {"total_bytes": total, "here_bytes": here, "free_bytes": free, "files": len(files), "cache": str(cache)}
     value = f"{size(total)} in {len(files)} files" + (f", {size(here)} of it here already" if here else "")

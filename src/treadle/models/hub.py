@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub: downloads into its own cache that resume, a pinned revision, an offline mode.
 
-Large and small files alike are fetched by `fetch`, which resumes; `snapshot_download` then links them into a snapshot,
-so that every other program finds the model where the hub's own client would have put it.
+Large and small files alike are fetched by `fetch`, which resumes, and linked into a snapshot by `links`, so that every
+other program finds the model where the hub's own client would have put it.
 """
 
 from __future__ import annotations
@@ -96,32 +96,39 @@ class _Download:
 
     def run(self) -> Path:
         """What is missing is fetched, the settings first: what would be refused costs no weights."""
-        from . import fetch
+        from . import fetch, links
 
         listing = self._look_up()
         if listing is None:
             return self.snapshot(local=True)
         trust.refuse_formats(self._model, listing.names)
-        if missing := self._missing(listing):
-            self._check_room(missing)
-            self._fetch(listing, missing)
-        folder = self._patiently(self.snapshot)
+        missing = self._missing(listing)
         if missing:
+            self._check_room(missing)
+        links.record(self._cache, listing, self._revision)
+        if missing:
+            self._fetch(listing, missing)
             fetch.sweep(self._cache, self._model)
-        return folder
+        if gone := self._missing(listing):
+            raise ModelError(self._removed(gone[0].name))
+        return links.snapshot_folder(self._cache, listing)
 
     def _fetch(self, listing: Listing, missing: list[RemoteFile]) -> None:
-        from . import fetch
-        from .remote import WEIGHTS
+        from . import fetch, links
 
         ours = self._resumable(missing)
         fetcher = fetch.Fetcher(listing, self._cache, self._tally(listing, missing, ours))
-        fetcher.fetch([file for file in ours if not file.name.endswith(".safetensors")], self._watch)
-        trust.refuse_code(self._patiently(lambda: self.snapshot(leave_out=[WEIGHTS])))
-        fetcher.fetch([file for file in ours if file.name.endswith(".safetensors")], self._watch)
+        weights = [file for file in ours if file.name.endswith(".safetensors")]
+        settings = [file for file in ours if file not in weights]
+        fetcher.fetch(settings, self._watch)
+        links.link(self._cache, listing, settings)
+        trust.refuse_code(links.snapshot_folder(self._cache, listing))
+        fetcher.fetch(weights, self._watch)
+        links.link(self._cache, listing, weights)
         if theirs := [file for file in missing if file not in ours]:
             names = ", ".join(file.name for file in theirs)
             self._progress(f"downloading by the hub's own client, which begins again when it is cut off: {names}")
+            self._patiently(lambda: self.snapshot(commit=listing.commit))
 
     def _look_up(self) -> Listing | None:
         """The files on the hub; None where the hub does not answer and everything is cached."""
@@ -147,10 +154,13 @@ class _Download:
         return [file for file in listing.wanted() if not (folder / file.name).exists()]
 
     def _resumable(self, files: list[RemoteFile]) -> list[RemoteFile]:
-        """Files of known content that the hub serves over plain HTTP. The library's snapshot gets the others."""
+        """Files that `fetch` gets. The default hub serves the largest over Xet only, by the library's client; that one
+        takes paths from the server, so any other endpoint's files are all fetched here."""
         from huggingface_hub import constants
 
-        return [file for file in files if file.etag and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE]
+        if (self._endpoint or constants.ENDPOINT).rstrip("/") != constants._HF_DEFAULT_ENDPOINT:
+            return files
+        return [file for file in files if file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE]
 
     def _tally(self, listing: Listing, missing: list[RemoteFile], ours: list[RemoteFile]) -> Tally:
         """The whole model's bytes, with what is on disk already; without files that the library gets."""
@@ -163,7 +173,7 @@ class _Download:
     def _on_disk(self, file: RemoteFile) -> int:
         from . import fetch
 
-        return fetch.on_disk(repository(self._cache, self._model) / "blobs", file) if file.etag else 0
+        return fetch.on_disk(repository(self._cache, self._model) / "blobs", file)
 
     def _check_room(self, missing: list[RemoteFile]) -> None:
         needed = sum(file.size - self._on_disk(file) for file in missing)
@@ -177,8 +187,9 @@ class _Download:
             "removes it), or set HF_HOME to a folder on another disk"
         )
 
-    def snapshot(self, *, local: bool = False, leave_out: list[str] | None = None) -> Path:
-        """The library's snapshot of what is in the cache; without `local` it fetches what is not."""
+    def snapshot(self, *, local: bool = False, commit: str | None = None) -> Path:
+        """The library's snapshot of what is in the cache; without `local`, for the default hub only, it fetches what
+        is not."""
         from huggingface_hub import snapshot_download
 
         from .remote import PATTERNS
@@ -186,10 +197,9 @@ class _Download:
         return Path(
             snapshot_download(
                 self._model,
-                revision=self._revision,
+                revision=commit or self._revision,
                 local_files_only=local,
                 allow_patterns=PATTERNS,
-                ignore_patterns=leave_out,
                 cache_dir=self._cache,
                 endpoint=self._endpoint,
                 tqdm_class=_silent(),
@@ -205,10 +215,15 @@ class _Download:
 
         return keep_trying(attempt, pause, FEW_WAITS_S)
 
+    def _removed(self, name: str) -> str:
+        return f"the folder of {self._model} in {self._cache} was removed meanwhile ({name}): start the download again"
+
     def explain(self, error: Exception, offline: bool) -> str:
         """One line: what could not be done, and what to do about it."""
         if isinstance(error, OSError) and error.errno in _FULL:
             return f"the disk is full: {self._full(free_bytes(self._cache))}; what was fetched is kept"
+        if isinstance(error, FileNotFoundError) and error.filename:
+            return self._removed(error.filename)
         if isinstance(error, OSError) and error.filename and error.strerror:
             return f"can't write the hub's cache: {error.strerror} ({error.filename}); set HF_HOME to another folder"
         why = reasons.explain(self._model, self._revision, offline, error, self._cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from json import JSONDecodeError
 from pathlib import Path
 
 
@@ -21,6 +22,8 @@ def explain(model: str, revision: str | None, offline: bool, error: Exception, c
             "needs 'hf auth login')"
         )
     if isinstance(error, errors.RevisionNotFoundError):
+        if revision is None:
+            return f"the hub lists {model} and then denies its files: is HF_ENDPOINT a Hugging Face hub?"
         return f"{model} has no revision {revision}"
     if isinstance(error, errors.OfflineModeIsEnabled):
         return f"{model}{at} is not wholly in the local cache and HF_HUB_OFFLINE is set: unset it to download"
@@ -38,6 +41,12 @@ def explain(model: str, revision: str | None, offline: bool, error: Exception, c
     return f"can't download {model}{at}: {line(error)}"
 
 
+def unreadable(model: str, error: BaseException) -> str:
+    """One line for an answer that is not in the hub's format."""
+    why = "it is not JSON" if isinstance(error, (JSONDecodeError, RecursionError)) else "it describes no model"
+    return f"the hub's answer about {model} can't be read: {why}; is HF_ENDPOINT a Hugging Face hub?"
+
+
 def nearest(model: str, cache: Path) -> str:
     """A hint where the cache holds a model of nearly this name."""
     cached = [path.name.removeprefix("models--").replace("--", "/", 1) for path in cache.glob("models--*--*")]
@@ -46,5 +55,6 @@ def nearest(model: str, cache: Path) -> str:
 
 
 def line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    """An error in one line without control characters, as servers have a say in it."""
+    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in str(error).strip().splitlines()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -6,19 +6,20 @@ it imports `huggingface_hub`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import HfApi, constants, get_session, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects, hf_raise_for_status  # type: ignore[attr-defined]
+
+from ..errors import ModelError
+from . import reasons, vet
 
 # Never code, never pickles: a file that no pattern names is not downloaded.
 WEIGHTS = "model*.safetensors"
 PATTERNS = [WEIGHTS, "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 TIMEOUT_S = 10.0
-_ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 
@@ -28,7 +29,7 @@ class CutOff(Exception):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of the repository. `etag` names its content: a sha256 (LFS) or git's blob id; empty where unknown."""
+    """A file of the repository. `etag` names its content: a sha256 (LFS) or git's blob id."""
 
     name: str
     size: int
@@ -57,16 +58,31 @@ class Listing:
 
 
 def look_up(model: str, revision: str | None = None, endpoint: str | None = None) -> Listing:
-    """Ask the hub for the files of `model`. Raises the errors of `huggingface_hub` and its HTTP client."""
-    info = HfApi(endpoint=endpoint).model_info(model, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
-    files = tuple(_file(sibling) for sibling in info.siblings or ())
-    return Listing(model, str(info.sha), files, endpoint)
+    """Ask the hub for the files of `model`. Raises the errors of `huggingface_hub` and its HTTP client, and ModelError
+    for an answer that can't be read or could lead outside the cache."""
+    if revision:
+        vet.revision(revision)
+    info = _ask(model, revision, endpoint)
+    siblings = info.siblings or []
+    vet.names(model, [sibling.rfilename for sibling in siblings])
+    listing = Listing(model, vet.commit(model, info.sha, revision), tuple(map(_file, siblings)), endpoint)
+    for file in listing.files:
+        vet.content(model, file.name, file.size, file.etag)
+    return listing
+
+
+def _ask(model: str, revision: str | None, endpoint: str | None) -> Any:
+    try:
+        return HfApi(endpoint=endpoint).model_info(model, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+    except HFValidationError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError, AssertionError) as error:
+        raise ModelError(reasons.unreadable(model, error)) from error
 
 
 def _file(sibling: Any) -> RemoteFile:
     etag = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
-    known = isinstance(etag, str) and _ETAG.fullmatch(etag) is not None and sibling.size is not None
-    return RemoteFile(sibling.rfilename, sibling.size or 0, etag if known else "")
+    return RemoteFile(sibling.rfilename, sibling.size, etag)
 
 
 def stream(listing: Listing, name: str, span: str = "") -> Any:

@@ -1,0 +1,71 @@
+"""Snapshots in the hub's cache, made from a checked listing alone.
+
+`snapshot_download` asks the server again for names and etags and uses them as paths. Here the listing that was checked
+is used, so that no later answer decides where a file lies. The layout is that of `huggingface_hub`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from pathlib import Path
+
+from huggingface_hub import constants
+from huggingface_hub.file_download import _create_symlink
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+from .places import locks_of, repository
+from .remote import Listing, RemoteFile
+
+_SHA256_DIGITS = 64
+
+
+def snapshot_folder(cache: Path, listing: Listing) -> Path:
+    """Where the files of `listing` lie once they are linked."""
+    return repository(cache.expanduser().resolve(), listing.model) / "snapshots" / listing.commit
+
+
+def link(cache: Path, listing: Listing, files: list[RemoteFile]) -> None:
+    """Link fetched `files` into the snapshot. Raises OSError."""
+    folder, blobs = snapshot_folder(cache, listing), repository(cache, listing.model) / "blobs"
+    for file in files:
+        place, blob = folder / file.name, blobs / file.etag
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(locks_of(cache, listing.model) / f"{file.etag}.lock"):
+            if not place.exists():
+                shared = sum(other.etag == file.etag for other in files) > 1
+                blob.stat()  # a link to nothing would count as a download
+                _create_symlink(str(blob), str(place), new_blob=not shared)
+
+
+def record(cache: Path, listing: Listing, revision: str | None) -> None:
+    """Keep which commit `revision` is and which files it has, for later use without the hub. A cache that can't be
+    written keeps nothing."""
+    home, name = repository(cache, listing.model), revision or constants.DEFAULT_REVISION
+    tree = {"format_version": 1, "files": {file.name: _entry(file) for file in listing.files}}
+    kept = home / "trees" / f"{listing.commit}.json"
+    with contextlib.suppress(OSError):
+        if not kept.exists():  # the library's own holds more
+            _write(kept, json.dumps(tree, indent=1))
+    if name != listing.commit:
+        with contextlib.suppress(OSError):
+            _write(home / "refs" / name, listing.commit)
+
+
+def _entry(file: RemoteFile) -> dict[str, object]:
+    """A file in the format of the library's own kept listings."""
+    if len(file.etag) < _SHA256_DIGITS:
+        return {"size": file.size, "blob_id": file.etag}
+    return {"size": file.size, "blob_id": "", "lfs_sha256": file.etag, "lfs_size": file.size}
+
+
+def _write(path: Path, text: str) -> None:
+    """Write `path` in one step, unless it holds `text` already."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_text(encoding="utf-8") == text:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
