@@ -202,6 +202,17 @@ def test_too_little_cache_is_said(
     assert code == (1 if mark == "fail" else 0)
 
 
+def test_a_budget_beyond_the_devices_memory_fails_whatever_the_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treadle.models.cache.default_root", lambda: tmp_path)
+    ask = Asked(Answer({name: GOOD[name] for name in ("blas", "mlx", "mlx-lm")}))
+    code, plain = report(capsys, ask, "demo", memory=100 << 30)
+    assert code == 1
+    assert plain["sections"]["Model"]["capacity"]["value"] == "--memory is 100.0 GiB, and 8.0 GiB are usable here"
+    assert "capacity" not in report(capsys, ask, "demo", memory=8 << 30)[1]["sections"]["Model"]
+
+
 def test_a_folder_that_would_run_code_fails(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))

@@ -116,3 +116,9 @@ def test_a_broken_tokenizer_is_an_error_of_the_text_side_alone(tmp_path: Path) -
 def test_a_context_over_the_models_is_said(tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "model", context=256)
     assert "256" in ask(Question(folder=str(folder), context=1000)).parts["model"]["error"]
+
+
+def test_a_budget_beyond_what_the_weights_leave_fails(tmp_path: Path) -> None:
+    question = Question(folder=str(make_tiny(tmp_path)), memory=1 << 50, threads=1, spelling={"memory": "--memory"})
+    part = ask(question).parts["model"]
+    assert part["error"].startswith("--memory is 1024.0 TiB, and ")

@@ -5,6 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from treadle.errors import ConfigError
 from treadle.runner import memory
 
 
@@ -32,8 +33,25 @@ def test_where_nothing_tells_it_is_half_of_the_machines_memory(tmp_path: Path) -
     assert memory.host_available_bytes(tmp_path / "none", tmp_path) > 1 << 20
 
 
+def test_files_that_the_kernel_drops_on_demand_do_not_count_against_a_containers_limit(tmp_path: Path) -> None:
+    write(tmp_path, meminfo=MEMINFO, memory_max="3000000", memory_current="2500000")
+    write(tmp_path, memory_stat="anon 400\ninactive_file 2000000\nactive_file 7\n")
+    assert memory.host_available_bytes(tmp_path / "meminfo", tmp_path) == 2_500_000
+
+
 def test_an_asked_budget_is_taken_as_it_is() -> None:
     assert memory.kv_budget(12345, "cpu") == 12345
+
+
+def test_a_budget_beyond_what_the_weights_leave_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 7 << 30})
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 1 << 30)
+    assert memory.kv_budget(6 << 30, "metal") == 6 << 30
+    with pytest.raises(ConfigError, match=r"`memory` is 100\.0 GiB, and 6\.0 GiB are free .*: give at most") as caught:
+        memory.kv_budget(100 << 30, "metal")
+    assert caught.value.param == "memory"
+    monkeypatch.setattr(mx, "device_info", dict)
+    assert memory.kv_budget(100 << 30, "metal") == 100 << 30, "nothing says how much there is"
 
 
 def test_a_device_that_does_not_tell_its_memory_sets_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def _text(answer: Answer) -> list[Finding]:
 def _would_run(settings: Settings, place: Whereabouts, answer: Answer) -> list[Finding]:
     part = answer.parts.get("model")
     if place.folder is None or part is None:
-        return []
+        return _budget(settings, answer)
     if "error" in part:
         why = part["error"].replace(str(place.folder), settings.model)
         return [Finding(MODEL, "would run", why, Mark.FAIL, facts={"error": why})]
@@ -191,6 +191,15 @@ def _would_run(settings: Settings, place: Whereabouts, answer: Answer) -> list[F
         Finding(MODEL, "context", f"{part['context']:,} tokens", facts={"tokens": part["context"]}),
         _cache(settings, part),
     ]
+
+
+def _budget(settings: Settings, answer: Answer) -> list[Finding]:
+    """A budget that exceeds the device's memory, whatever the model."""
+    usable = answer.parts.get("mlx", {}).get("usable_bytes")
+    if settings.memory is None or not usable or settings.memory <= usable:
+        return []
+    value = f"--memory is {size(settings.memory)}, and {size(usable)} are usable here"
+    return [Finding(MODEL, "capacity", value, Mark.FAIL, "give less --memory, or leave it out")]
 
 
 def _path(part: Mapping[str, Any]) -> str:

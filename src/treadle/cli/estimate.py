@@ -63,6 +63,8 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
     context = FolderFacts.read(folder).context(question.context)
     share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE
     budget = int((usable_bytes - weight_bytes) * share) if usable_bytes else 0
+    if question.memory is not None:
+        memory.check_budget(question.memory, usable_bytes - weight_bytes if usable_bytes else None)
     caches = library.new_caches(module)
     leaves = library.leaves(caches)
     cost = None if question.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)

@@ -10,6 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..errors import ConfigError
+from ..units import size
 from .stock.buffer import STEP
 
 BUDGET_SHARE = 0.5
@@ -79,18 +81,39 @@ def _cgroup_available(folder: Path) -> int | None:
         used = int((folder / "memory.current").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used)
+    return None if limit == "max" else max(0, int(limit) - used + _idle_file_cache(folder))
+
+
+def _idle_file_cache(folder: Path) -> int:
+    """Bytes of files that the container's count includes and the kernel drops on demand, such as weights read once."""
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
 def kv_budget(asked: int | None, kind: str, share: float = BUDGET_SHARE) -> int:
     """Bytes that all running sequences together may hold: what was asked for, or a share of what is left (0: unknown).
 
-    Call it when the weights are in memory.
+    Call it when the weights are in memory. Raises ConfigError when more was asked for than is left.
     """
-    if asked is not None:
-        return asked
     total = usable_bytes(kind)
-    return max(1, int((total - mx.get_active_memory()) * share)) if total else 0
+    left = total - mx.get_active_memory()
+    if asked is not None:
+        check_budget(asked, left if total else None)
+        return asked
+    return max(1, int(left * share)) if total else 0
+
+
+def check_budget(asked: int, left: int | None) -> None:
+    """Raise ConfigError when a KV cache of `asked` bytes exceeds the bytes `left` by the weights (None: unknown)."""
+    if left is not None and asked > left:
+        raise ConfigError(
+            f"`memory` is {size(asked)}, and {size(max(0, left))} are free for the KV cache: give at most that, or "
+            "leave `memory` out",
+            param="memory",
+        )
 
 
 def left_by(steps: int, kind: str) -> int:
