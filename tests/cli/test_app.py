@@ -131,6 +131,14 @@ def test_a_wrong_command_line_is_one_line_on_stderr(arguments: list[str], said: 
     assert said in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ends"), [(["serve", "--port", "x"], "; see ./treadle serve --help"), (["srve"], "./treadle --help")]
+)
+def test_a_hint_names_the_command_as_it_was_run(arguments: list[str], ends: str, tmp_path: Path) -> None:
+    ran = treadle(*arguments, TREADLE_COMMAND="./treadle", PATH="")
+    assert ran.stderr.endswith(f"{ends}\n")
+
+
 def test_an_unknown_name_in_the_settings_file_names_the_nearest(tmp_path: Path) -> None:
     file = tmp_path / "treadle.toml"
     file.write_text("max-runing = 4\n")

@@ -19,6 +19,7 @@ from treadle.models.places import repository
 
 MODEL = "owner/tiny"
 COMMAND = [sys.executable, "-m", "treadle"]
+NAME = "./treadle"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def server(content: dict[str, bytes]) -> Iterator[HubServer]:
 @pytest.fixture
 def env(server: HubServer, tmp_path: Path) -> dict[str, str]:
     home = {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
-    return {**os.environ, "HF_ENDPOINT": server.url, **home}
+    return {**os.environ, "HF_ENDPOINT": server.url, "TREADLE_COMMAND": NAME, **home}
 
 
 def treadle(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -119,7 +120,7 @@ def test_an_interrupted_pull_says_that_it_goes_on_later(
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert said.splitlines()[-1] == "Interrupted: 'treadle pull owner/tiny' goes on from what was fetched"
+    assert said.splitlines()[-1] == f"Interrupted: '{NAME} pull owner/tiny' goes on from what was fetched"
     listed = json.loads(treadle(env, "models", "--json").stdout)["models"]
     assert [row["state"] for row in listed] == ["partial"]
     assert 0 < listed[0]["partial_bytes"] < listed[0]["whole_bytes"]

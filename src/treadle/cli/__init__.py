@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 INTERRUPTED = 130
 
@@ -56,8 +56,17 @@ def _say_usage(error: BaseException) -> int:
     """One line for a wrong command line; without any arguments the help has been shown, and nothing is left to say."""
     message = error.format_message()  # type: ignore[attr-defined]
     context = error.ctx  # type: ignore[attr-defined]
-    command = context.command_path if context is not None else "treadle"
-    return _say(f"{message.rstrip('.')}; see {command} --help", 2) if message else 2
+    return _say(f"{message.rstrip('.')}; see {_typed(context)} --help", 2) if message else 2
+
+
+def _typed(context: Any) -> str:
+    """The command and subcommand of `context` as the user ran them."""
+    from ..installation import command
+
+    if context is None:
+        return command()
+    subcommand: str = context.command_path.removeprefix(context.find_root().command_path)
+    return command() + subcommand
 
 
 def _say(message: str, code: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Settings
 from ..errors import ModelError, TreadleError
+from ..installation import command
 from ..models import hub, reasons, trust
 from ..units import size
 from .findings import Finding, Mark
@@ -36,7 +37,7 @@ def look(settings: Settings, scratch: Path) -> tuple[list[Finding], bool]:
         _SECTION,
         "model",
         f"{model} is on the hub and not wholly on this disk",
-        fix=f"treadle pull {model}" + (f" --revision {settings.revision}" if settings.revision else ""),
+        fix=f"{command()} pull {model}" + (f" --revision {settings.revision}" if settings.revision else ""),
         facts={"name": model, "source": "hub", "cached": False, "commit": listing.commit},
     )
     return [there, _download(listing), _tokenizer(settings, scratch)], True
@@ -74,7 +75,7 @@ def _download(listing: Listing) -> Finding:
     value = f"{size(total)} in {len(files)} files" + (f", {size(here)} of it here already" if here else "")
     value += f"; {size(free)} free in {cache}"
     if total - here > free:
-        fix = "free some ('treadle models' lists what can go), or set HF_HOME to a folder on another disk"
+        fix = f"free some ('{command()} models' lists what can go), or set HF_HOME to a folder on another disk"
         return Finding(_SECTION, "download", value, Mark.FAIL, fix, facts)
     return Finding(_SECTION, "download", value, facts=facts)
 
@@ -89,7 +90,7 @@ def _tokenizer(settings: Settings, scratch: Path) -> Finding:
     except TreadleError as error:
         return Finding(_SECTION, "tokenizer", error.message.replace(str(scratch), settings.model), Mark.FAIL)
     if template is None:
-        fix = "treadle serve --chat-template FILE, or use /v1/completions only"
+        fix = f"{command()} serve --chat-template FILE, or use /v1/completions only"
         value = "tokenizer.json, no chat template: chat is refused"
         return Finding(_SECTION, "tokenizer", value, Mark.WARN, fix, {"chat_template": False})
     return Finding(_SECTION, "tokenizer", "tokenizer.json, with a chat template", facts={"chat_template": True})

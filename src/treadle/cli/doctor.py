@@ -173,7 +173,7 @@ def _text(answer: Answer) -> list[Finding]:
         return [Finding(MODEL, "tokenizer", part["error"], Mark.FAIL, facts=part)]
     value = f"{part['vocabulary']:,} tokens"
     if not part["chat_template"]:
-        fix = "treadle serve --chat-template FILE, or use /v1/completions only"
+        fix = f"{installation.command()} serve --chat-template FILE, or use /v1/completions only"
         return [Finding(MODEL, "tokenizer", f"{value}, no chat template: chat is refused", Mark.WARN, fix, part)]
     return [Finding(MODEL, "tokenizer", f"{value}, with a chat template", facts=part)]
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from ..config import Settings
 from ..errors import ConfigError, ModelError
+from ..installation import command
 from ..models import hub, inventory, reasons, resolve
 from ..models.inventory import Entry, State
 from ..models.resolve import DEMO
@@ -37,7 +38,7 @@ _WIDE = 1000  # where lines are read by programs no cell may be folded
 def pull(model: str, revision: str | None) -> int:
     """Download and check MODEL, or convert the demo, and print its folder on standard output; 0. Raises ModelError."""
     if model != DEMO and Path(model).expanduser().is_dir():
-        raise ModelError(f"'{model}' is a folder here: there is nothing to pull; 'treadle serve {model}' serves it")
+        raise ModelError(f"'{model}' is a folder here: there is nothing to pull; '{command()} serve {model}' serves it")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     began = time.monotonic()
     with _interruptible(), contextlib.closing(TransferView(console)) as view:
@@ -50,7 +51,7 @@ def pull(model: str, revision: str | None) -> int:
             folder = resolve(Settings(model=model, revision=revision), say, view.show)
         except KeyboardInterrupt as stop:
             view.close()
-            console.print(f"Interrupted: 'treadle pull {model}' goes on from what was fetched", markup=False)
+            console.print(f"Interrupted: '{command()} pull {model}' goes on from what was fetched", markup=False)
             return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     size_bytes = sum(path.stat().st_size for path in folder.path.iterdir() if path.is_file())
     console.print(
@@ -92,9 +93,11 @@ def show(*, everything: bool, as_json: bool) -> int:
     if shown:
         console.print(_table(shown))
     else:
-        console.print(f"No model in {hub.cache_folder()}. 'treadle pull OWNER/NAME' fetches one.", markup=False)
+        console.print(f"No model in {hub.cache_folder()}. '{command()} pull OWNER/NAME' fetches one.", markup=False)
     if hidden := len(found) - len(shown):
-        console.print(f"{hidden} more that can't be served: 'treadle models --all' says why", style="dim")
+        console.print(
+            f"{hidden} more that can't be served: '{command()} models --all' says why", style="dim", markup=False
+        )
     return 0
 
 
@@ -171,7 +174,7 @@ def _to_remove(model: str) -> Entry:
     if os.path.isdir(Path(model).expanduser()):
         raise ModelError(f"'{model}' is a folder of yours, which Treadle never removes: do it yourself")
     hint = reasons.nearest(model, hub.cache_folder()).replace(", which is cached", "")
-    raise ModelError(f"'{model}' is not in {hub.cache_folder()}{hint}: 'treadle models --all' lists what is")
+    raise ModelError(f"'{model}' is not in {hub.cache_folder()}{hint}: '{command()} models --all' lists what is")
 
 
 def _commit(entry: Entry, revision: str) -> str:

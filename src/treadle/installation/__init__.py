@@ -19,12 +19,14 @@ from .backend import (
     version_of,
 )
 from .commands import backend_extra, install_command, pip_install, requirement
+from .invoked import command
 from .origin import version
 
 __all__ = [
     "Problem",
     "backend_extra",
     "builds",
+    "command",
     "diagnose",
     "install_command",
     "pip_install",

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from .commands import backend_extra, install_command, pip_install, pip_uninstall, requirement
+from .invoked import command
 
 LEAST_GLIBC = (2, 35)
 """What MLX's builds for Linux are made for."""
@@ -179,7 +180,7 @@ def _check_device(built: Mapping[str, str]) -> str:
         return "check NVIDIA's driver with nvidia-smi (CUDA 13 needs 580 or newer)"
     if any(name.startswith("mlx-cuda") for name in built):
         return "check NVIDIA's driver with nvidia-smi"
-    return "treadle doctor says what this machine has; on a Mac without Metal (a virtual machine) MLX does not run"
+    return f"{command()} doctor says what this machine has; on a Mac without Metal (a virtual machine) MLX does not run"
 
 
 def _is_cuda_without_gpu() -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ModelError
+from ..installation import command
 from ..units import size
 from . import reasons, trust
 from .places import repository
@@ -182,8 +183,9 @@ class _Download:
             raise ModelError(f"{self._model} needs {size(needed)} more and {self._full(free)}")
 
     def _full(self, free: int) -> str:
+        name = command()
         return (
-            f"{size(free)} are free in {self._cache}: free some ('treadle models' lists what can go, 'treadle rm' "
+            f"{size(free)} are free in {self._cache}: free some ('{name} models' lists what can go, '{name} rm' "
             "removes it), or set HF_HOME to a folder on another disk"
         )
 

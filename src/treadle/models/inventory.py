@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from ..installation import command
 from . import architectures, cache, demo, hub, in_use, trust
 from .folder import Source
 from .places import PARTIAL, blob_size, locks_of, repository
@@ -134,7 +135,7 @@ def _expected(entry: Entry) -> tuple[int | None, list[str]]:
 
 def _missing_text(entry: Entry, missing: list[str]) -> str:
     what = f"{len(missing)} file{'s' * (len(missing) > 1)} missing" if missing else "nothing but pieces"
-    return f"{what}: 'treadle pull {entry.model}' fetches the rest"
+    return f"{what}: '{command()} pull {entry.model}' fetches the rest"
 
 
 def _judged(entry: Entry) -> Entry:
