@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from treadle.cli import app
+from treadle.cli.foreign import CURES
 from treadle.config import Settings
 
 NOT_SETTINGS = {"config", "check", "brief", "as_json"}
@@ -129,6 +130,42 @@ def test_a_wrong_command_line_is_one_line_on_stderr(arguments: list[str], said: 
     assert ran.stderr.startswith("treadle: error: ")
     assert ran.stderr.count("\n") == 1
     assert said in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--max-model-len 4096", "--max-model-len is an option of other servers: use --context;"),
+        ("--max-model-len=4096", "--max-model-len is an option of other servers: use --context;"),
+        ("--ctx-size 4096", ": use --context;"),
+        ("-c 4096", "-c is an option of other servers: use --context;"),
+        ("--n-ctx 4096", ": use --context;"),
+        ("--max-num-seqs 8", ": use --max-running;"),
+        ("--max-seqs 8", ": use --max-running;"),
+        ("--parallel 8", ": use --max-running;"),
+        ("-np 8", "-np is an option of other servers: use --max-running;"),
+        ("--gpu-memory-utilization 0.9", ": use --memory with the size of the KV cache, such as 8GiB;"),
+        ("--max-num-batched-tokens 512", ": use --prefill-tokens;"),
+        ("--enable-prefix-caching", ": prefixes are cached by default, leave it out;"),
+        (
+            "--model org/demo",
+            "--model is an option of other servers: the model is an argument: treadle serve org/demo;",
+        ),
+        ("--model=org/demo", ": treadle serve org/demo;"),
+        ("--model --port 1", ": treadle serve MODEL;"),
+        ("--nope --max-model-len 1", "No such option: --nope;"),
+    ],
+)
+def test_an_option_of_another_server_names_its_counterpart(words: str, said: str) -> None:
+    ran = treadle("serve", *words.split())
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert said in ran.stderr
+
+
+def test_the_counterparts_are_options_here() -> None:
+    named = {word.rstrip(",") for cure in CURES.values() for word in cure.split() if word.startswith("--")}
+    assert named <= {f"--{name.replace('_', '-')}" for name in Settings.names()} | {"--no-prefix-cache"}
+    assert CURES.keys().isdisjoint(f"--{name.replace('_', '-')}" for name in Settings.names() if name != "model")
 
 
 @pytest.mark.parametrize(

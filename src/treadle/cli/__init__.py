@@ -9,6 +9,7 @@ import sys
 from typing import Any, NoReturn, cast
 
 INTERRUPTED = 130
+SERVING = ("serve", "doctor")
 
 
 def main() -> NoReturn:
@@ -56,6 +57,10 @@ def _say_usage(error: BaseException) -> int:
     """One line for a wrong command line; without any arguments the help has been shown, and nothing is left to say."""
     message = error.format_message()  # type: ignore[attr-defined]
     context = error.ctx  # type: ignore[attr-defined]
+    if context is not None and context.info_name in SERVING and (refused := getattr(error, "option_name", "")):
+        from .foreign import cure
+
+        message = cure(refused, sys.argv[1:], _typed(context)) or message
     return _say(f"{message.rstrip('.')}; see {_typed(context)} --help", 2) if message else 2
 
 
