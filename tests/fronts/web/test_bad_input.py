@@ -251,6 +251,26 @@ async def test_neutral_and_harmless_fields_and_nulls_are_taken() -> None:
         assert client.status == 200, client.body
 
 
+@pytest.mark.parametrize(
+    ("path", "cure"),
+    [
+        ("/chat/completions", "the base URL ends in /v1, call /v1/chat/completions"),
+        ("/completions", "the base URL ends in /v1, call /v1/completions"),
+        ("/v1/v1/chat/completions", "the base URL ends in /v1, call /v1/chat/completions"),
+        ("/models", "the base URL ends in /v1, call /v1/models"),
+        ("/v1/v1/models/demo", "the base URL ends in /v1, call /v1/models/demo"),
+        ("/v1/nowhere", "/docs lists what there is"),
+        ("/v1/chat/completions/", "/docs lists what there is"),
+    ],
+)
+@in_loop
+async def test_an_endpoint_beside_v1_is_told_where_the_base_url_ends(path: str, cure: str) -> None:
+    async with front() as f:
+        client = await f.post(path, {})
+        assert (client.status, client.json["error"]["code"]) == (404, "not_found")
+        assert client.json["error"]["message"] == f"there is no {path} here: {cure}"
+
+
 REFUSED_BY_NAME: list[tuple[str, Any]] = [
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),

@@ -116,7 +116,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     path, method = request.scope["path"][:200], request.scope["method"]
     refusal: TreadleError
     if error.status_code == 404:
-        refusal = RouteNotFound(f"there is no {path} here: /docs lists what there is")
+        refusal = RouteNotFound(f"there is no {path} here: {_route_cure(path)}")
     elif error.status_code == 405:
         refusal = MethodNotAllowed(f"{path} does not take {method}: /docs lists what it takes")
     else:
@@ -126,6 +126,17 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         await send_error(send, refusal, error.headers)
 
     return Exchange(answer)
+
+
+def _route_cure(path: str) -> str:
+    """What to call instead of `path`: clients append endpoints to a base URL that may lack /v1, or have it twice."""
+    below = path
+    while below.startswith("/v1/"):
+        below = below.removeprefix("/v1")
+    meant = f"/v1{below}"
+    if meant != path and (meant in GENERATION or meant == "/v1/models" or meant.startswith("/v1/models/")):
+        return f"the base URL ends in /v1, call {meant}"
+    return "/docs lists what there is"
 
 
 def _context(engine: EngineClient) -> int | None:
