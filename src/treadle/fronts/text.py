@@ -8,11 +8,12 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.messages import Capabilities
 from ..engine.client import EngineClient, Health
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, ServerStopping
 from ..text import TextModel
 from .validate import Checked, Limits
 
 Result = TypeVar("Result")
+STOPPING = ("draining", "stopping", "stopped")
 
 
 class Pool(Protocol):
@@ -41,6 +42,14 @@ def health_of(engine: EngineClient, texts: Texts) -> Health:
         except EngineUnavailable as error:
             return replace(health, ready=False, state="starting", reason=error.message)
     return health
+
+
+def unready_error(health: Health) -> EngineUnavailable:
+    """The error with which a server in this state refuses requests."""
+    reason = health.reason or f"the engine is {health.state}"
+    if health.state in STOPPING:
+        return ServerStopping(reason, retry_after_s=5.0)
+    return EngineUnavailable(reason, retry_after_s=2.0)
 
 
 def limits_of(model: TextModel, can: Capabilities | None, max_tokens: int | None) -> Limits:

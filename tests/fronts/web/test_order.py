@@ -123,7 +123,9 @@ async def test_a_draining_server_refuses_new_work_and_ends_what_runs() -> None:
         f.engine.drain()
         refused = await f.chat()
         assert (refused.status, refused.json["error"]["code"]) == (503, "server_stopping")
-        assert (await f.get("/health/ready")).status == 503
+        ready = await f.get("/health/ready")
+        assert (ready.status, ready.json["error"]["code"]) == (503, "server_stopping")
+        assert ready.headers["retry-after"] == refused.headers["retry-after"]
         assert (await f.get("/health/live")).status == 200
         await f.step(20)
         assert (await ended(running)).status == 200

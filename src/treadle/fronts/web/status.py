@@ -12,10 +12,10 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...engine.client import EngineClient, Health
-from ...errors import EngineUnavailable, ModelNotFound
+from ...errors import ModelNotFound
 from ...telemetry import Telemetry
 from ..prefixes import prefix_status, reset_prefixes
-from ..text import Texts, health_of
+from ..text import Texts, health_of, unready_error
 from .errors import envelope, headers_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -99,7 +99,7 @@ def _health(health: Health, good: bool) -> Response:
     body: dict[str, Any] = {"status": "ok" if good else "unavailable", "state": health.state, "reason": health.reason}
     if good:
         return _json(body)
-    error = EngineUnavailable(health.reason or f"the engine is {health.state}", retry_after_s=2.0)
+    error = unready_error(health)
     return _json(body | envelope(error), error.http_status, {k.decode(): v.decode() for k, v in headers_of(error)})
 
 
