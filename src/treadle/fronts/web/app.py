@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ...config import Settings
@@ -107,7 +107,11 @@ def _add_docs(app: FastAPI, home: Home, facts: Callable[[], Facts]) -> None:
     async def docs(request: Request) -> HTMLResponse:
         return HTMLResponse(Docs(app.openapi(), home.caller(root_of(request.scope))).html(), headers=HEADERS)
 
+    async def beside(request: Request) -> Response:
+        return RedirectResponse("../docs", headers=HEADERS)  # relative: a proxy may have put a prefix before it
+
     app.add_api_route("/docs", docs, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/docs/", beside, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

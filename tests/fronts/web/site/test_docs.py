@@ -210,3 +210,10 @@ def test_no_field_is_in_two_groups() -> None:
     assert len(names) == len(set(names))
     fields = Fields("/v1/x", {"properties": {"new": {}, "model": {}}}, {}, {})
     assert fields.groups() == {"Model and limits": ["model"], "Other fields": ["new"]}
+
+
+@in_loop
+async def test_a_slash_too_many_leads_to_the_page() -> None:
+    async with front() as f:
+        client = await f.get("/docs/")
+        assert (client.status, client.headers["location"]) == (307, "../docs")
