@@ -230,14 +230,14 @@ def test_not_a_number_is_refused_also_where_no_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("4096", 4096),
-        ("512B", 512),
+        ("4194304", 4 << 20),
+        ("2097152B", 2 << 20),
         ("8GiB", 8 * 2**30),
         ("8 GiB", 8 * 2**30),
         ("8g", 8 * 2**30),
         ("1.5MiB", 3 * 2**19),
         ("2TB", 2 * 10**12),
-        ("100kb", 100_000),
+        ("10000kb", 10_000_000),
     ],
 )
 def test_a_size_may_have_a_unit(text: str, size: int, tmp_path: Path) -> None:

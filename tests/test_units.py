@@ -28,7 +28,7 @@ def test_bytes_are_written_in_binary_units(count: float, text: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2 << 10, 7 << 20, 8 << 30])
 def test_what_is_shown_can_be_given_to_a_flag(count: int) -> None:
-    assert Settings.from_mapping({"memory": size(count)}).memory == count
+    assert Settings.from_mapping({"max-body-bytes": size(count)}).max_body_bytes == count
 
 
 def test_a_part_has_the_unit_of_the_whole() -> None:

@@ -182,6 +182,16 @@ def require_installed(model: str, *, gateway: bool = False) -> None:
         raise StartFailed(installation.together(problems))
 
 
+def check_cheaply(settings: Settings) -> None:
+    """Find mistakes in settings that no loading is needed to see. Raises ModelError or ConfigError."""
+    from .models.resolve import check_named
+    from .text.templates import read_override
+
+    check_named(settings)
+    if settings.chat_template is not None:
+        read_override(settings.chat_template)
+
+
 class Texts:
     """The text side of one model: refuses until it is loaded."""
 
@@ -260,6 +270,7 @@ class Server:
 
         settings = self.settings
         check(settings)
+        check_cheaply(settings)
         sock = listen(settings.host, settings.port)
         telemetry, texts, salts = Telemetry(log_client=settings.log_client), Texts(), Salts()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])

@@ -24,6 +24,7 @@ LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
 SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
+LEAST_MEMORY = 1 << 20  # less is a size whose unit was left out
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 
 
@@ -98,6 +99,8 @@ class Settings:
         _positive(self, "stall_s", "keepalive_s", "hang_after_s", "start_timeout_s")
         _positive_or_none(self, "max_tokens", "context", "memory", "threads")
         _not_negative(self, "max_wait_s", "drain_s")
+        if self.memory is not None and self.memory < LEAST_MEMORY:
+            raise ConfigError(f"`memory` is {self.memory} bytes: {_memory_cure(self.memory)}", param="memory")
         if self.max_waiting is not None:
             _not_negative(self, "max_waiting")
         for name in ("port", "grpc_port"):
@@ -166,6 +169,10 @@ class Settings:
         names = dict(spelling or {}) | {name: f"{k} in {path}" for name, k in keys.items() if name not in given}
         merged = {name: values[k] for name, k in keys.items()} | given
         return cls.from_mapping(merged, source=str(path), spelling=names)
+
+
+def _memory_cure(given: int) -> str:
+    return f"did you mean {given}GiB?" if given < 1024 else "give 1MiB or more, such as 8GiB"
 
 
 def _check_grpc(settings: Settings) -> None:

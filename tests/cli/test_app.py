@@ -111,6 +111,9 @@ def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", "--host", "::", "--api-key", "k", "--grpc-port", "0"], "--grpc-no-auth"),
         (["serve", "--no-auth"], "--no-auth does nothing on 127.0.0.1"),
         (["serve", "--memory", "much"], ": --memory is not a size: 'much'"),
+        (["serve", "--memory", "8"], ": --memory is 8 bytes: did you mean 8GiB?"),
+        (["serve", "--memory", "99k"], ": --memory is 101376 bytes: give 1MiB or more, such as 8GiB"),
+        (["serve", "--chat-template", "/no/t.jinja"], ": --chat-template /no/t.jinja can't be read: No such file or"),
         (["serve", "--kv-bits", "5"], ": --kv-bits is 5: give 8 or 4"),
         (["doctor", "--threads", "0"], ": --threads must be above 0, not 0"),
         (["serve", "--max-wait", "-1"], ": --max-wait must not be negative: -1"),
@@ -198,6 +201,22 @@ def test_a_missing_model_is_one_line_and_a_non_zero_exit(tmp_path: Path) -> None
     assert ran.returncode == 1
     assert "there is no folder" in json.loads(ran.stdout)["sections"]["Model"]["model"]["value"]
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("demoo", "'demoo' is no folder here and not a hub id (owner/name): did you mean 'demo'?"),
+        ("gemma-3-270m", "did you mean 'demo'?"),
+        ("./nothing", "there is no folder './nothing'"),
+        ("llama", "give one of them, or 'demo'"),
+    ],
+)
+def test_a_model_that_can_not_be_is_refused_before_the_server_listens(model: str, said: str) -> None:
+    ran = treadle("serve", model, "--port", "0")
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    assert said in ran.stderr
 
 
 def test_without_arguments_the_help_is_shown() -> None:

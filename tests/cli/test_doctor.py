@@ -87,8 +87,8 @@ def test_a_machine_that_can_serve(capsys: pytest.CaptureFixture[str], folder: Pa
 
 def test_the_question_carries_the_settings(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     ask = Asked()
-    report(capsys, ask, folder, threads=3, context=50, memory=77, kv_bits=8)
-    assert ask.question == Question(folder=str(folder), threads=3, context=50, memory=77, kv_bits=8)
+    report(capsys, ask, folder, threads=3, context=50, memory=77 << 20, kv_bits=8)
+    assert ask.question == Question(folder=str(folder), threads=3, context=50, memory=77 << 20, kv_bits=8)
 
 
 def test_for_people_each_line_has_a_mark_and_the_verdict_comes_last(

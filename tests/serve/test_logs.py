@@ -51,11 +51,11 @@ def test_everything_is_json_from_listening_to_the_end(start: Start, tiny: Tiny) 
 
 def test_a_failed_start_is_a_line_of_json(start: Start, tiny: Tiny) -> None:
     """C1. It is the engine's process that finds it out."""
-    server = start(tiny("gemma3"), *JSON, "--memory", "1000B")
+    server = start(tiny("gemma3"), *JSON, "--memory", "9999TiB")
     assert server.stopped(60) == 1
     *_, last = lines(server)
     assert (last["level"], last["code"]) == ("error", "start_failed")
-    assert "give more --memory" in last["message"]
+    assert "--memory is 9999.0 TiB, and " in last["message"]
 
 
 def test_a_port_that_is_taken_is_a_line_of_json(start: Start, tiny: Tiny) -> None:

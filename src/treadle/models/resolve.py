@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,16 @@ def resolve(
     return ModelFolder(path, name, source, trust.check(path))
 
 
+def check_named(settings: Settings) -> None:
+    """Raise ModelError where `model` is neither a folder, nor has the form of a hub id, nor is the demo. Cheap: the
+    folder is not read, and no hub is asked."""
+    model, here = settings.model, _expanded(settings.model)
+    if model == DEMO or os.path.isdir(here):
+        return
+    if not hub.is_id(model):
+        raise ModelError(_not_found(model, here))
+
+
 def lacks(model: str) -> Problem | None:
     """What has to be installed before `model` can be resolved."""
     return demo.lacks() if model == DEMO else None
@@ -38,6 +49,7 @@ def lacks(model: str) -> Problem | None:
 def _located(
     settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None
 ) -> tuple[Path, str, Source]:
+    check_named(settings)
     model = settings.model
     here = _expanded(model)
     if model != DEMO and os.path.isdir(here):
@@ -47,8 +59,6 @@ def _located(
     if model == DEMO:
         _refuse_revision(settings)
         return demo.folder(progress), demo.NAME, Source.DEMO
-    if not hub.is_id(model):
-        raise ModelError(_not_found(model, here))
     found = hub.download(model, progress, revision=settings.revision, offline=settings.offline, watch=watch)
     return found, model, Source.HUB
 
@@ -71,4 +81,11 @@ def _not_found(model: str, here: Path) -> str:
         return f"{shown} is a file: give the folder that holds config.json, the weights and tokenizer.json"
     if here.is_absolute() or model.startswith((".", "~")):
         return f"there is no folder {shown}"
+    if _is_nearly_demo(model):
+        return f"{shown} is no folder here and not a hub id (owner/name): did you mean 'demo'?"
     return f"{shown} is no folder here and not a hub id (owner/name): give one of them, or 'demo'"
+
+
+def _is_nearly_demo(model: str) -> bool:
+    """Whether `model` is a slip in the demo's name, or the name under which it is served."""
+    return bool(difflib.get_close_matches(model.lower(), (DEMO, demo.NAME), n=1, cutoff=0.75))

@@ -154,10 +154,7 @@ def find_template(facts: FolderFacts, override: Path | None) -> ChatTemplate | N
 def _source(facts: FolderFacts, override: Path | None) -> tuple[str, str] | None:
     """Where the template comes from, and its text."""
     if override is not None:
-        try:
-            return str(override), override.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"`chat_template` {override} can't be read: {error}", param="chat_template") from error
+        return str(override), read_override(override)
     path = facts.folder / "chat_template.jinja"
     if path.is_file():
         return path.name, _read(path)
@@ -168,6 +165,15 @@ def _source(facts: FolderFacts, override: Path | None) -> tuple[str, str] | None
         if source := _named_default(values.get("chat_template")):
             return name, source
     return None
+
+
+def read_override(path: Path) -> str:
+    """The template in the file that the user named. Raises ConfigError when it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"`chat_template` {path} can't be read: {why}", param="chat_template") from error
 
 
 def _read(path: Path) -> str:
