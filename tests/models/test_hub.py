@@ -12,6 +12,7 @@ from tests.support.hub import COMMIT, HubServer, files_of
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
 from treadle.models import fetch, hub, trust
+from treadle.models.places import repository
 from treadle.models.transfer import Transfer
 
 MODEL = "owner/tiny"
@@ -90,8 +91,18 @@ def test_an_unreachable_hub_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_offline_and_not_cached_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="not wholly in the local cache and offline is set"):
+    said = "owner/tiny is not wholly in the local cache and offline is set: 'treadle pull owner/tiny' fetches it"
+    with pytest.raises(ModelError) as caught:
         hub.download(MODEL, silent, offline=True, cache_dir=tmp_path / "hub")
+    assert caught.value.message == said
+    blobs = repository(tmp_path / "hub", MODEL) / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "piece.incomplete").touch()
+    with pytest.raises(ModelError) as caught:
+        hub.download(MODEL, silent, offline=True, cache_dir=tmp_path / "hub")
+    assert caught.value.message == f"{said}; what was fetched is kept"
+    with pytest.raises(ModelError, match=r"'treadle pull owner/tiny --revision v2' fetches it"):
+        hub.download(MODEL, silent, revision="v2", offline=True, cache_dir=tmp_path / "hub")
 
 
 def test_an_unknown_model_and_an_unknown_revision_are_told_apart(tmp_path: Path) -> None:

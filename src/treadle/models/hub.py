@@ -222,6 +222,8 @@ class _Download:
 
     def explain(self, error: Exception, offline: bool) -> str:
         """One line: what could not be done, and what to do about it."""
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
         if isinstance(error, OSError) and error.errno in _FULL:
             return f"the disk is full: {self._full(free_bytes(self._cache))}; what was fetched is kept"
         if isinstance(error, FileNotFoundError) and error.filename:
@@ -230,7 +232,10 @@ class _Download:
             return f"can't write the hub's cache: {error.strerror} ({error.filename}); set HF_HOME to another folder"
         why = reasons.explain(self._model, self._revision, offline, error, self._cache)
         kept = any(repository(self._cache, self._model).glob("blobs/*.incomplete"))
-        return f"{why}; what was fetched is kept, so try again" if kept else why
+        if not kept:
+            return why
+        unasked = offline or isinstance(error, OfflineModeIsEnabled)
+        return f"{why}; what was fetched is kept{'' if unasked else ', so try again'}"
 
 
 def free_bytes(folder: Path) -> int:

@@ -6,6 +6,8 @@ import difflib
 from json import JSONDecodeError
 from pathlib import Path
 
+from ..installation import command
+
 
 def explain(model: str, revision: str | None, offline: bool, error: Exception, cache: Path) -> str:
     """One line for an error of the hub's client: what it could not do, and what to do about it."""
@@ -28,7 +30,8 @@ def explain(model: str, revision: str | None, offline: bool, error: Exception, c
     if isinstance(error, errors.OfflineModeIsEnabled):
         return f"{model}{at} is not wholly in the local cache and HF_HUB_OFFLINE is set: unset it to download"
     if isinstance(error, errors.LocalEntryNotFoundError) and offline:
-        return f"{model}{at} is not wholly in the local cache and offline is set: download it once without offline"
+        pull = f"{command()} pull {model}" + (f" --revision {revision}" if revision else "")
+        return f"{model}{at} is not wholly in the local cache and offline is set: '{pull}' fetches it"
     if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
         return f"the hub refuses the token for {model}{at} (401): run 'hf auth login', or correct or unset HF_TOKEN"
     if isinstance(error, errors.HfHubHTTPError):
