@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.hub import COMMIT, HubServer, files_of, wait_for_partial
 from tests.support.tiny import make_tiny
+from treadle.cli.models import show
+from treadle.installation import Problem
 from treadle.models.places import repository
 
 MODEL = "owner/tiny"
@@ -75,6 +77,27 @@ def test_the_life_of_a_model(env: dict[str, str], server: HubServer, tmp_path: P
     assert "are free again" in removed.stdout
     assert not home(tmp_path).exists()
     assert treadle(env, "models").stdout.startswith(f"No model in {tmp_path / 'hf' / 'hub'}")
+
+
+DEMO_TO_COME = "demo is installed: it is converted at the first start, once"
+
+
+@pytest.mark.parametrize(("lacks", "shown"), [(None, True), (Problem("no demo", "pip"), False)])
+def test_a_demo_that_is_yet_to_be_converted_is_mentioned(
+    lacks: Problem | None,
+    shown: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("treadle.models.cache.default_root", lambda: tmp_path)
+    monkeypatch.setattr("treadle.models.hub.cache_folder", lambda: tmp_path / "hub")
+    monkeypatch.setattr("treadle.models.demo.lacks", lambda: lacks)
+    assert show(everything=False, as_json=False) == 0
+    assert (DEMO_TO_COME in capsys.readouterr().out) is shown
+    monkeypatch.setattr("treadle.models.demo.is_converted", lambda: True)
+    show(everything=False, as_json=False)
+    assert DEMO_TO_COME not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

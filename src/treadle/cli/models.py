@@ -21,7 +21,7 @@ from rich.text import Text
 from ..config import Settings
 from ..errors import ConfigError, ModelError
 from ..installation import command
-from ..models import hub, inventory, reasons, resolve
+from ..models import demo, hub, inventory, reasons, resolve
 from ..models.inventory import Entry, State
 from ..models.resolve import DEMO
 from ..units import size
@@ -94,6 +94,8 @@ def show(*, everything: bool, as_json: bool) -> int:
         console.print(_table(shown))
     else:
         console.print(f"No model in {hub.cache_folder()}. '{command()} pull OWNER/NAME' fetches one.", markup=False)
+    if not demo.is_converted() and demo.lacks() is None:
+        console.print("demo is installed: it is converted at the first start, once", markup=False)
     if hidden := len(found) - len(shown):
         console.print(
             f"{hidden} more that can't be served: '{command()} models --all' says why", style="dim", markup=False
