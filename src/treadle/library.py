@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -187,8 +188,12 @@ def _estimate(prompt: Prompt, model: TextModel) -> int:
 def _wanted(sampling: Mapping[str, Any]) -> Wanted:
     stop = sampling.get("stop")
     wanted = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
-    if unknown := wanted.keys() - {known.name for known in fields(Wanted)}:
-        raise InvalidRequest(f"unknown sampling argument '{min(unknown)}'", param=min(unknown))
+    known = [one.name for one in fields(Wanted)]
+    if unknown := wanted.keys() - set(known):
+        name = min(unknown)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+        raise InvalidRequest(f"unknown sampling argument '{name}'{hint}", param=name)
     return Wanted(**wanted)
 
 
