@@ -425,5 +425,5 @@ def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes, message: str) -
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"can't read the settings file .*none\.toml"):
+    with pytest.raises(ConfigError, match=r"can't read the settings file .*none\.toml: No such file or directory$"):
         Settings.from_file(tmp_path / "none.toml")

@@ -160,7 +160,8 @@ class Settings:
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"can't read the settings file {path}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"can't read the settings file {path}: {why}") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         _check_known(values, cls.fields(), str(path))

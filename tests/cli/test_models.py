@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,7 +16,7 @@ import pytest
 
 from tests.support.hub import COMMIT, HubServer, files_of, wait_for_partial
 from tests.support.tiny import make_tiny
-from treadle.cli.models import show
+from treadle.cli.models import _agrees, show
 from treadle.installation import Problem
 from treadle.models.places import repository
 
@@ -77,6 +78,14 @@ def test_the_life_of_a_model(env: dict[str, str], server: HubServer, tmp_path: P
     assert "are free again" in removed.stdout
     assert not home(tmp_path).exists()
     assert treadle(env, "models").stdout.startswith(f"No model in {tmp_path / 'hf' / 'hub'}")
+
+
+def test_a_question_has_one_mark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert _agrees("Remove it?") is False
+    assert capsys.readouterr().err.rstrip() == "Remove it? [y/N]"
 
 
 DEMO_TO_COME = "demo is installed: it is converted at the first start, once"

@@ -194,4 +194,4 @@ def _commit(entry: Entry, revision: str) -> str:
 def _agrees(question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("there is no terminal to ask on: give --yes to remove without asking", param="yes")
-    return typer.confirm(question, err=True)
+    return typer.confirm(question, prompt_suffix=" ", err=True)
