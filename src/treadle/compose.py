@@ -334,7 +334,7 @@ class Server:
 
     async def _prepare(self, engine: EngineClient, texts: Texts, reach: Reach, name: str) -> None:
         """Find the model, load its text side and start the engine: in this order each fails with its own message."""
-        from .models import in_use
+        from .models import Source, in_use
         from .models.resolve import resolve
         from .telemetry.logs import adopt
 
@@ -352,6 +352,8 @@ class Server:
         self._folder = await aside(lambda: resolve(self.settings, progress, watch))
         adopt()
         self._use = in_use.hold(self._folder.path)
+        if self._folder.source is not Source.FOLDER:  # a folder of the user's stays as it is
+            in_use.mark_used(self._folder.path)
         engine.supervisor.on_stage = progress
         engine.begin()
         model = await texts.load(self._folder, self.settings)

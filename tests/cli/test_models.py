@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,16 @@ def test_a_log_gets_few_lines(env: dict[str, str], server: HubServer) -> None:
     assert lines[-1].strip().startswith("downloading owner/tiny: 100 %, ")
 
 
+def used(env: dict[str, str]) -> str:
+    (row,) = json.loads(treadle(env, "models", "--json").stdout)["models"]
+    return str(row["used"])
+
+
 def test_a_model_that_is_served_is_not_removed(env: dict[str, str], tmp_path: Path) -> None:
+    assert treadle(env, "pull", MODEL).returncode == 0
+    for path in (home(tmp_path), *home(tmp_path).rglob("*")):
+        os.utime(path, (1000, 1000))
+    pulled = datetime.fromisoformat(used(env))
     command = [*COMMAND, "serve", MODEL, "--port", "0", "--threads", "1"]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -203,6 +213,7 @@ def test_a_model_that_is_served_is_not_removed(env: dict[str, str], tmp_path: Pa
             process.terminate()
             process.stderr.read()
     assert refused.returncode == 1
+    assert datetime.fromisoformat(used(env)) > pulled
     assert "a running treadle serves it" in refused.stderr
     assert home(tmp_path).exists()
     assert treadle(env, "rm", MODEL, "--yes").returncode == 0

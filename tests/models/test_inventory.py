@@ -167,6 +167,18 @@ def test_a_model_in_use_stays(hub_cache: Path) -> None:
     inventory.remove(found)
 
 
+def test_serving_is_the_last_use_and_listing_is_not(hub_cache: Path) -> None:
+    home = repository(hub_cache, MODEL)
+    for path in (home, *home.rglob("*")):
+        os.utime(path, (2000, 1000))  # read since it was written
+    assert (entry(hub_cache).used, entry(hub_cache).modified) == (1000, 1000)
+    folder = home / "snapshots" / ("d" * 40)
+    before = os.stat(home / "blobs").st_ctime
+    in_use.mark_used(folder)
+    assert entry(hub_cache).used >= before
+    assert entry(hub_cache).modified == 1000
+
+
 def test_a_model_that_is_being_downloaded_stays(hub_cache: Path) -> None:
     with (
         WeakFileLock(locks_of(hub_cache, MODEL) / "x.lock"),

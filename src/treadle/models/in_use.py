@@ -35,6 +35,13 @@ def hold(folder: Path) -> Hold | None:
     return None
 
 
+def mark_used(folder: Path) -> None:
+    """Set the time of `folder` itself, by which the inventory tells the last use: times of access are stale where the
+    disk is mounted with relatime."""
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
 def is_held(path: Path) -> bool:
     """Whether a process holds a lock on `path`, a marked folder or a lock file. False where that can't be known."""
     try:

@@ -30,7 +30,8 @@ class State(StrEnum):
 @dataclass(frozen=True)
 class Entry:
     """One model. `size_bytes` are on disk, partial files included; `whole_bytes` is None where nothing says how much
-    there will be. `reason` says what is missing or why it can't be served. `used` and `modified` are POSIX times."""
+    there will be. `reason` says what is missing or why it can't be served. `used` and `modified` are POSIX times: when
+    it was last served by Treadle or downloaded, and when its files last changed."""
 
     model: str
     source: Source
@@ -99,17 +100,19 @@ def _snapshots(home: Path) -> list[Path]:
 
 
 def _entry(model: str, source: Source, home: Path, folder: Path | None, places: list[Path]) -> Entry:
+    served = [home, *(home / "snapshots").glob("*")]  # `in_use.mark_used` sets their times
     files = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     files += [path for place in places for path in place.glob("*") if path.is_symlink() and path.is_file()]
     facts = [path.stat() for path in files] or [home.stat()]
+    modified = max(fact.st_mtime for fact in facts)
     return Entry(
         model,
         source,
         home,
         folder,
         size_bytes=sum(fact.st_size for fact in facts) if files else 0,
-        used=max(max(fact.st_atime, fact.st_mtime) for fact in facts),
-        modified=max(fact.st_mtime for fact in facts),
+        used=max(modified, *(path.stat().st_mtime for path in served if path.is_dir())),
+        modified=modified,
         state=State.READY,
     )
 
