@@ -239,7 +239,7 @@ def test_weights_that_do_not_fit_into_memory_are_refused_before_they_are_read(
 def test_a_budget_too_small_for_the_rows_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="lower `max_running`, or give more `memory`"):
         build(folder, memory=1000, max_running=4)
-    with pytest.raises(ConfigError, match=r"are free for the KV cache: give at most that"):
+    with pytest.raises(ConfigError, match=r"are left beside the weights: give at most that"):
         build(folder, memory=1 << 50)
 
 

@@ -47,11 +47,31 @@ def test_a_budget_beyond_what_the_weights_leave_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 7 << 30})
     monkeypatch.setattr(mx, "get_active_memory", lambda: 1 << 30)
     assert memory.kv_budget(6 << 30, "metal") == 6 << 30
-    with pytest.raises(ConfigError, match=r"`memory` is 100\.0 GiB, and 6\.0 GiB are free .*: give at most") as caught:
+    with pytest.raises(
+        ConfigError, match=r"`memory` is 100\.0 GiB, and 6\.0 GiB are left beside the weights: give at most"
+    ) as caught:
         memory.kv_budget(100 << 30, "metal")
     assert caught.value.param == "memory"
     monkeypatch.setattr(mx, "device_info", dict)
     assert memory.kv_budget(100 << 30, "metal") == 100 << 30, "nothing says how much there is"
+
+
+def test_a_budget_that_other_programs_hold_now_is_taken_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that died must start again, whatever else came to hold memory meanwhile."""
+    monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 << 30, "free_memory": 10 << 30})
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 2 << 30)
+    with caplog.at_level("WARNING", logger="treadle.runner.memory"):
+        assert memory.kv_budget(40 << 30, "cuda") == 40 << 30
+    assert "only 10.0 GiB are free now" in caplog.text
+
+
+def test_a_containers_limit_is_all_the_memory_there_is(tmp_path: Path) -> None:
+    write(tmp_path, memory_max="3000000")
+    assert memory.host_total_bytes(tmp_path) == 3_000_000
+    write(tmp_path, memory_max="max")
+    assert memory.host_total_bytes(tmp_path) == memory.host_total_bytes(tmp_path / "none") > 1 << 30
 
 
 def test_a_device_that_does_not_tell_its_memory_sets_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:

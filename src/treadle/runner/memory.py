@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import mlx.core as mx
 from ..errors import ConfigError
 from ..units import size
 from .stock.buffer import STEP
+
+_log = logging.getLogger(__name__)
 
 BUDGET_SHARE = 0.5
 """Of what the weights leave: a row that joins a batch makes a second copy of it for a moment, and rows are padded."""
@@ -60,6 +63,24 @@ def usable_bytes(kind: str) -> int:
     return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or 0)
 
 
+def most_bytes(kind: str) -> int:
+    """Bytes of the device, also those that other processes hold; 0 when nothing says so."""
+    if kind == "cpu":
+        return host_total_bytes()
+    info = mx.device_info()
+    return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or 0)
+
+
+def host_total_bytes(cgroup: Path = _CGROUP) -> int:
+    """Bytes of this machine's memory, its container's limit respected."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
 def host_available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     """Bytes this process can still take on this machine without swapping, its container's limit respected."""
     found = [_meminfo_available(meminfo), _cgroup_available(cgroup)]
@@ -96,12 +117,21 @@ def _idle_file_cache(folder: Path) -> int:
 def kv_budget(asked: int | None, kind: str, share: float = BUDGET_SHARE) -> int:
     """Bytes that all running sequences together may hold: what was asked for, or a share of what is left (0: unknown).
 
-    Call it when the weights are in memory. Raises ConfigError when more was asked for than is left.
+    Call it when the weights are in memory. Raises ConfigError when more was asked for than the device has beside them,
+    whoever holds it: what other programs hold now must not keep an engine that died from its restart, and is a warning.
     """
     total = usable_bytes(kind)
     left = total - mx.get_active_memory()
     if asked is not None:
-        check_budget(asked, left if total else None)
+        most = most_bytes(kind)
+        check_budget(asked, most - mx.get_active_memory() if most else None)
+        if total and asked > left:
+            _log.warning(
+                "the KV cache may take %s and only %s are free now: requests may fail for lack of memory; end other "
+                "programs, or give less --memory",
+                size(asked),
+                size(max(0, left)),
+            )
         return asked
     return max(1, int(left * share)) if total else 0
 
@@ -110,8 +140,8 @@ def check_budget(asked: int, left: int | None) -> None:
     """Raise ConfigError when a KV cache of `asked` bytes exceeds the bytes `left` by the weights (None: unknown)."""
     if left is not None and asked > left:
         raise ConfigError(
-            f"`memory` is {size(asked)}, and {size(max(0, left))} are free for the KV cache: give at most that, or "
-            "leave `memory` out",
+            f"`memory` is {size(asked)}, and {size(max(0, left))} are left beside the weights: give at most that, "
+            "or leave `memory` out",
             param="memory",
         )
 
