@@ -30,7 +30,8 @@ def on_an_index(text: str) -> str:
 
 def test_the_packages_readme_links_to_nothing_that_an_index_does_not_have() -> None:
     text = on_an_index((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert [link for link in LINK.findall(text) if not link.startswith(("https://", "#"))] == []
+    links = [*LINK.findall(text), *re.findall(r'(?:src|srcset|href)="([^"]*)"', text)]
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_the_packages_readme_links_to_nothing_that_an_index_does_not_have() -> N
         ("see [the docs](docs/api.md), [MLX](https://x.org/a)", "see the docs, [MLX](https://x.org/a)"),
         ("![two plots](docs/a.svg) and ![b](https://x.org/b.png)", "two plots and ![b](https://x.org/b.png)"),
         ("[![plot](a.png)](docs/a.md#part)", "plot"),
+        ('a\n\n<picture>\n  <img src="docs/a.png">\n</picture>\n\nb', "a\n\nb"),
         ("[below](#start) [mail](mailto:a@b.c)", "[below](#start) [mail](mailto:a@b.c)"),
     ],
 )
