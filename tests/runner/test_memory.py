@@ -62,6 +62,7 @@ def test_a_budget_that_other_programs_hold_now_is_taken_with_a_warning(
     """An engine that died must start again, whatever else came to hold memory meanwhile."""
     monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 << 30, "free_memory": 10 << 30})
     monkeypatch.setattr(mx, "get_active_memory", lambda: 2 << 30)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: 0)
     with caplog.at_level("WARNING", logger="treadle.runner.memory"):
         assert memory.kv_budget(40 << 30, "cuda") == 40 << 30
     assert "only 10.0 GiB are free now" in caplog.text
