@@ -8,15 +8,17 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from smg_grpc_proto import mlx_engine_pb2, mlx_engine_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from tests.serve.conftest import Start, Tiny
+from tests.serve.events import Stream
 from tests.serve.gateway import grpc_url
 from tests.serve.server import ENDLESS, until
 
@@ -52,6 +54,15 @@ def test_sigterm_lets_what_runs_end_and_answers_until_then(start: Start, tiny: T
     assert "Traceback" not in server.said
 
 
+def told_that_it_stops(waiting: Future[httpx.Response], *streams: Stream) -> None:
+    """Each stream ends with one error event and no good end; the request that waited gets a plain 503."""
+    for stream in [stream.rest() for stream in streams]:
+        assert [error["code"] for error in stream.errors] == ["server_stopping"]
+        assert not stream.done
+    refused = waiting.result(20)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+
+
 def test_what_outlasts_the_drain_gets_one_error(start: Start, tiny: Tiny) -> None:
     """C3: streams one event, one that still waits a plain 503, one that does not read nothing; nobody holds it up."""
     server = start(tiny("gemma3"), "--drain", "0.5", "--max-running", "3", "--max-wait", "60").ready()
@@ -65,11 +76,7 @@ def test_what_outlasts_the_drain_gets_one_error(start: Start, tiny: Tiny) -> Non
         waiting = other.submit(server.complete)
         until("one waits", lambda: server.status()["admission"]["waiting"] == 1)
         server.process.send_signal(signal.SIGTERM)
-        for stream in (one.rest(), two.rest()):
-            assert [error["code"] for error in stream.errors] == ["server_stopping"]
-            assert not stream.done
-        refused = waiting.result(20)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+        told_that_it_stops(waiting, one, two)
         assert server.stopped(PROMPT_S) == 0
     server.childless()
     assert "Traceback" not in server.said
@@ -104,11 +111,7 @@ def test_a_second_signal_ends_streams_with_an_error_and_everyone_has_a_line(
         server.process.send_signal(number)
         until("draining", lambda: server.state() == "draining")
         server.process.send_signal(number)
-        for stream in (one.rest(), two.rest()):
-            assert [error["code"] for error in stream.errors] == ["server_stopping"]
-            assert not stream.done
-        refused = waiting.result(20)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+        told_that_it_stops(waiting, one, two)
         assert server.stopped(PROMPT_S) == 128 + number
     server.childless()
     lines = [line for line in server.said.splitlines() if "path=/v1/completions" in line]
