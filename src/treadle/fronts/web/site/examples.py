@@ -41,6 +41,15 @@ FIELDS: dict[str, Any] = {
     "prompt": ["The capital of France is", "The capital of Italy is"],
 }
 
+MODEL_CARD = {
+    "id": "demo",
+    "object": "model",
+    "created": 1795338680,
+    "owned_by": "treadle",
+    "context_length": 32768,
+    "max_model_len": 32768,
+}
+
 ANSWERS: dict[tuple[str, str], Any] = {
     ("post", "/v1/chat/completions"): {
         "id": _CHAT_ID,
@@ -81,25 +90,9 @@ ANSWERS: dict[tuple[str, str], Any] = {
     },
     ("get", "/v1/models"): {
         "object": "list",
-        "data": [
-            {
-                "id": "demo",
-                "object": "model",
-                "created": 1795338680,
-                "owned_by": "treadle",
-                "context_length": 32768,
-                "max_model_len": 32768,
-            }
-        ],
+        "data": [MODEL_CARD],
     },
-    ("get", "/v1/models/{model}"): {
-        "id": "demo",
-        "object": "model",
-        "created": 1795338680,
-        "owned_by": "treadle",
-        "context_length": 32768,
-        "max_model_len": 32768,
-    },
+    ("get", "/v1/models/{model}"): MODEL_CARD,
     ("get", "/health/live"): {"status": "ok", "state": "starting", "reason": "reading the weights"},
     ("get", "/health/ready"): {"status": "ok", "state": "ready", "reason": ""},
     ("get", "/health"): {"status": "ok", "state": "ready", "reason": ""},
