@@ -1,5 +1,5 @@
-"""Who can reach a server and what it asks of them: rules that refuse an open server nobody asked for, and the same
-facts as text for the person who starts it."""
+"""Exposure of a server to the network: rules that refuse an open server nobody asked for, and the addresses and access
+of one as text for the person who starts it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the hub says of a model that is not on this disk: whether it is there, may be had, fits the disk, could be
-served. Asks for names, sizes, small files and headers; no weights are downloaded."""
+"""The doctor's findings about a model that is only on the hub: existence, access, disk space, tokenizer, and a sketch
+to judge the rest by. Asks for names, sizes, small files and headers; no weights are downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line writes each setting, for messages."""
+"""Names of the settings as command-line flags, for messages."""
 
 from __future__ import annotations
 

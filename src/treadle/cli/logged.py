@@ -1,4 +1,4 @@
-"""What `treadle serve --log-format json` says: the same events as at a terminal, each a line of the log."""
+"""Announcements of `treadle serve --log-format json`: the events that a terminal shows, each as a line of the log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Why admission refuses a request: one vocabulary for `/v1/status` (`admission.refused`) and for the label `reason` of
-the metric `treadle_refused_total`."""
+"""Reasons why admission refuses a request: one vocabulary for `/v1/status` (`admission.refused`) and for the label
+`reason` of the metric `treadle_refused_total`."""
 
 from __future__ import annotations
 

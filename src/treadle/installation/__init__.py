@@ -1,4 +1,4 @@
-"""How this copy of Treadle was installed, which parts of it are missing, and the shell commands that mend it.
+"""The state of this installation: its origin, its missing parts, and the shell commands that mend it.
 
 Only the metadata of installed packages is read, so any process may ask without importing MLX. A command works from
 where Treadle was really installed: a checkout, a file, a URL. It never names Treadle on a package index, as no index is

@@ -1,4 +1,4 @@
-"""Where this copy of Treadle was installed from, by the `direct_url.json` that installers write (PEP 610)."""
+"""The origin of this installation, by the `direct_url.json` that installers write (PEP 610)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Downloads of whole files into the hub's cache that go on where an earlier attempt, of any process, stopped.
 
 Rules: a file's bytes go to `blobs/ETAG.incomplete` under the lock that `huggingface_hub` itself takes for it; they are
-checked against the etag and renamed to `blobs/ETAG`, where its `snapshot_download` finds them. The library's own
+checked against the etag and renamed to `blobs/ETAG`, which `links` then links into a snapshot. The library's own
 downloads write to a file of a random name and begin again at every start.
 """
 

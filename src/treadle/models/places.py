@@ -1,4 +1,4 @@
-"""Where the hub's cache keeps a model, in the layout of `huggingface_hub`."""
+"""Paths of a model in the hub's cache, in the layout of `huggingface_hub`."""
 
 from __future__ import annotations
 
