@@ -91,6 +91,16 @@ def test_a_folder_that_was_installed_from_is_named(packages: Packages, environme
             "treadle[cpu] @ git+https://example.org/t.git@abc",
         ),
         (
+            {"url": "https://me:secret@example.org/t.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "treadle[cpu] @ git+https://example.org/t.git@abc",
+        ),
+        ({"url": "https://ghp_token@example.org/t.tar.gz"}, "treadle[cpu] @ https://example.org/t.tar.gz"),
+        ({"url": "https://${USER}:${TOKEN}@h/t.tar.gz"}, "treadle[cpu] @ https://${USER}:${TOKEN}@h/t.tar.gz"),
+        (
+            {"url": "ssh://git:secret@h/t", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "treadle[cpu] @ git+ssh://git@h/t@abc",
+        ),
+        (
             {"url": "file:///", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "treadle[cpu] @ git+file:///@abc",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from urllib.request import url2pathname
 
 NAME = "treadle"
 UNKNOWN_VERSION = "0+unknown"
+_VARIABLES = re.compile(r"\$\{[A-Za-z0-9_-]+\}(?::\$\{[A-Za-z0-9_-]+\})?")
 
 
 class Kind(Enum):
@@ -64,6 +66,18 @@ def _sources() -> Origin:
     return Origin(Kind.EDITABLE, str(root)) if (root / "pyproject.toml").is_file() else Origin(Kind.UNKNOWN)
 
 
+def _without_password(url: str) -> str:
+    """`url` without a password or a token, as it is shown in commands to copy. Names of environment variables, which
+    pip fills in, stay; so does the user of a URL that is not HTTP's."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    given, at, name = host.rpartition("@")
+    if not at or _VARIABLES.fullmatch(given):
+        return url
+    user = "" if scheme.rpartition("+")[2] in ("http", "https") else given.partition(":")[0]
+    return f"{scheme}{separator}{f'{user}@' if user else ''}{name}{slash}{path}"
+
+
 def _of(direct: Mapping[str, Any]) -> Origin:
     url = str(direct.get("url", ""))
     if url.startswith("file:") and "vcs_info" not in direct:
@@ -75,6 +89,7 @@ def _of(direct: Mapping[str, Any]) -> Origin:
         return Origin(Kind.UNKNOWN)
     if "vcs_info" in direct:
         url = f"{direct['vcs_info']['vcs']}+{url}@{direct['vcs_info']['commit_id']}"
+    url = _without_password(url)
     if "subdirectory" in direct:
         url += f"#subdirectory={direct['subdirectory']}"
     return Origin(Kind.URL, url)
