@@ -1,0 +1,104 @@
+"""The keys of a running server follow their file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.aio import in_loop
+from treadle.errors import ConfigError
+from treadle.keys import Key, KeySource, digest
+from treadle.keys.file import add, remove
+
+
+async def aside(work: Callable[[], tuple[Key, ...] | None]) -> tuple[Key, ...] | None:
+    return work()
+
+
+def test_without_keys_none_are_asked_for() -> None:
+    source = KeySource()
+    assert (source.configured, len(source.ring)) == (False, 0)
+
+
+def test_both_ways_of_giving_keys_hold_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", digest(b"a")))
+    source = KeySource("single", path)
+    assert source.configured
+    assert [key.name for key in source.ring] == ["api-key", "alice"]
+
+
+def test_a_server_that_nobody_could_use_does_not_start(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=f"nobody could come in: treadle keys add NAME --api-keys {path}"):
+        KeySource(None, path)
+    assert len(KeySource("single", path).ring) == 1
+    with pytest.raises(ConfigError, match="does not exist"):
+        KeySource("single", tmp_path / "none")
+
+
+@in_loop
+async def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", digest(b"a")))
+    source = KeySource("single", path)
+    ring = source.ring
+    await source.look(aside)
+    assert source.ring is ring, "nothing has changed"
+    add(path, Key("bob", digest(b"b")))
+    remove(path, "alice")
+    await source.look(aside)
+    assert source.ring.find(b"a") is None
+    assert all(source.ring.find(key) for key in (b"b", b"single"))
+    (line,) = caplog.records
+    assert line.__dict__["fields"] == {"keys": 1, "added": "bob", "removed": "alice"}
+    remove(path, "bob")
+    await source.look(aside)
+    assert source.ring.find(b"b") is None, "the last one is revoked too"
+
+
+@in_loop
+async def test_a_broken_file_changes_nothing_and_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", digest(b"a")))
+    source = KeySource(None, path)
+    for text in ("[keys.", None):
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+        for _ in range(3):
+            await source.look(aside)
+        assert source.ring.find(b"a") is not None
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert all("the keys read before stay valid" in line for line in told)
+    add(path, Key("bob", digest(b"b")))
+    await source.look(aside)
+    assert source.ring.find(b"a") is None
+    assert source.ring.find(b"b") is not None
+
+
+@in_loop
+async def test_it_looks_again_and_again_until_cancelled(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", digest(b"a")))
+    source = KeySource(None, path)
+    looks = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0)
+        add(path, Key("bob", digest(b"b"))) if not looks.is_set() else None
+        looks.set()
+
+    task = asyncio.create_task(source.watch(aside, sleep))
+    await looks.wait()
+    while source.ring.find(b"b") is None:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await KeySource("single").watch(aside)  # nothing to watch: returns at once
