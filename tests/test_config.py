@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "host": "127.0.0.1",
     "port": 8000,
     "api_key": None,
+    "api_keys": None,
     "no_auth": False,
     "allowed_host": (),
     "cors_origin": (),
@@ -38,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "grpc_cert": None,
     "grpc_key": None,
     "grpc_client_ca": None,
+    "grpc_auth": False,
     "grpc_no_auth": False,
     "max_running": 16,
     "max_waiting": None,
@@ -62,6 +64,7 @@ OTHERS: dict[str, Any] = {
     "host": "::",
     "port": 0,
     "api_key": "secret",
+    "api_keys": "keys.toml",
     "no_auth": True,
     "allowed_host": ("mybox.local", "*.example.lan"),
     "cors_origin": ("http://localhost:3000",),
@@ -78,6 +81,7 @@ OTHERS: dict[str, Any] = {
     "grpc_cert": "cert.pem",
     "grpc_key": "key.pem",
     "grpc_client_ca": "ca.pem",
+    "grpc_auth": True,
     "grpc_no_auth": True,
     "max_running": 1,
     "max_waiting": 0,
@@ -111,7 +115,7 @@ def test_every_default() -> None:
 
 
 def test_every_setting_can_be_set() -> None:
-    paths = ("chat_template", "grpc_cert", "grpc_key", "grpc_client_ca")
+    paths = ("chat_template", "api_keys", "grpc_cert", "grpc_key", "grpc_client_ca")
     expected = OTHERS | {name: Path(OTHERS[name]) for name in paths}
     assert values(Settings.from_mapping(OTHERS)) == expected
 
@@ -209,6 +213,10 @@ def test_none_is_a_value_where_a_setting_may_be_left_open() -> None:
         ("port", -1, "port must be 0 to 65535, not -1"),
         ("model", "", "model is empty: give a folder, a hub id or 'demo'"),
         ("api_key", " ", "api_key is empty: leave it out"),
+        ("api_key", "schlüssel", "api_key must be 1 to 512 visible ASCII characters"),
+        ("api_key", "two words", "without spaces"),
+        ("api_key", "k" * 513, "1 to 512"),
+        ("api_key", "k\n", "visible ASCII"),
         ("log_level", "loud", "log_level must be one of debug, info, warning, error, critical, not 'loud'"),
         ("log_format", "xml", "log_format must be one of text, json, not 'xml'"),
     ],

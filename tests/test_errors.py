@@ -12,17 +12,20 @@ from treadle.errors import (
     ContextLengthExceeded,
     EngineDied,
     EngineUnavailable,
+    InsufficientScope,
     InvalidRequest,
     JobFailed,
     ModelError,
     ModelNotFound,
     NotAuthenticated,
+    RateLimited,
     ReaderStalled,
     RequestCancelled,
     RequestTooLarge,
     ServerStopping,
     StartFailed,
     StepFailed,
+    TooManyWrongKeys,
     TreadleError,
     UnsupportedParameter,
     from_code,
@@ -35,6 +38,7 @@ GRPC = {
     "INVALID_ARGUMENT",
     "NOT_FOUND",
     "RESOURCE_EXHAUSTED",
+    "PERMISSION_DENIED",
     "INTERNAL",
     "UNAVAILABLE",
     "UNAUTHENTICATED",
@@ -47,6 +51,9 @@ CONTRACT = {
     RequestTooLarge: ("request_too_large", 413, "INVALID_ARGUMENT"),
     ModelNotFound: ("model_not_found", 404, "NOT_FOUND"),
     NotAuthenticated: ("invalid_api_key", 401, "UNAUTHENTICATED"),
+    InsufficientScope: ("insufficient_scope", 403, "PERMISSION_DENIED"),
+    RateLimited: ("rate_limit_exceeded", 429, "RESOURCE_EXHAUSTED"),
+    TooManyWrongKeys: ("too_many_wrong_keys", 429, "RESOURCE_EXHAUSTED"),
     RequestCancelled: ("request_cancelled", 499, "CANCELLED"),
     ReaderStalled: ("reader_stalled", 499, "CANCELLED"),
     Busy: ("text_generation_busy", 503, "RESOURCE_EXHAUSTED"),
@@ -83,7 +90,7 @@ def test_statuses_are_sane(kind: type[TreadleError]) -> None:
     assert kind.http_status == 499 or kind.http_status in {status.value for status in http.HTTPStatus}
     assert 400 <= kind.http_status < 600
     assert kind.grpc_status in GRPC
-    assert kind.retryable is (kind.http_status == 503)
+    assert kind.retryable is (kind.http_status in (429, 503))
     assert kind.kind
     assert kind.__doc__
 

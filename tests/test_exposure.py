@@ -28,6 +28,8 @@ CA: dict[str, Any] = {name: Path("x.pem") for name in ("grpc_cert", "grpc_key", 
         {"api_key": "k"},
         {"host": "0.0.0.0", "api_key": "k"},
         {"host": LAN, "no_auth": True},
+        {"host": LAN, "api_key": "k", "grpc_port": 1},
+        {"host": LAN, "api_keys": Path("keys.toml"), "grpc_port": 1, "grpc_auth": True},
         {"host": "0.0.0.0", "api_key": "k", "grpc_port": 1, "grpc_host": "127.0.0.1"},
         {"host": "0.0.0.0", "api_key": "k", "grpc_port": 1, "grpc_no_auth": True},
         {"host": "0.0.0.0", "no_auth": True, "grpc_port": 1, "grpc_no_auth": True},
@@ -49,7 +51,17 @@ def test_servers_that_start(given: dict[str, Any]) -> None:
         ({"no_auth": True}, "no_auth", "--no-auth does nothing on 127.0.0.1"),
         ({"no_auth": True, "api_key": "k"}, "no_auth", "contradict each other"),
         ({"no_auth": True, "api_key": "k", "host": LAN}, "no_auth", "contradict each other"),
-        ({"host": LAN, "api_key": "k", "grpc_port": 1}, "grpc_host", "gRPC on 192.168.1.5 .* --grpc-host 127.0.0.1"),
+        (
+            {"host": LAN, "no_auth": True, "grpc_port": 1},
+            "grpc_host",
+            "gRPC on 192.168.1.5 .* --grpc-host 127.0.0.1, set TREADLE_API_KEY",
+        ),
+        ({"grpc_port": 1, "grpc_auth": True}, "grpc_auth", "there is none: set TREADLE_API_KEY"),
+        (
+            {"api_key": "k", "grpc_port": 1, "grpc_host": LAN, "grpc_auth": True, "grpc_no_auth": True},
+            "grpc_auth",
+            "contradict each other",
+        ),
         ({"grpc_port": 1, "grpc_host": "0.0.0.0"}, "grpc_host", "--grpc-client-ca.* --grpc-no-auth"),
         ({"grpc_port": 1, "grpc_no_auth": True}, "grpc_no_auth", "--grpc-no-auth does nothing on 127.0.0.1"),
         ({"grpc_port": 1, "grpc_host": LAN, "grpc_no_auth": True, **CA}, "grpc_no_auth", "contradict each other"),
@@ -90,8 +102,8 @@ def told(**given: Any) -> list[tuple[str, str, bool]]:
 
 def test_who_may_come_in() -> None:
     assert told() == [("HTTP", "anyone on this machine", False)]
-    assert told(api_key="k") == [("HTTP", "anyone on this machine, with the API key", False)]
-    assert told(api_key="k", host=LAN) == [("HTTP", "anyone who reaches these addresses, with the API key", False)]
+    assert told(api_key="k") == [("HTTP", "anyone on this machine, with an API key", False)]
+    assert told(api_key="k", host=LAN) == [("HTTP", "anyone who reaches these addresses, with an API key", False)]
     assert told(no_auth=True, host=LAN)[0] == (
         *("HTTP", "anyone who reaches these addresses: no key is asked for (--no-auth)"),
         True,
@@ -100,7 +112,15 @@ def test_who_may_come_in() -> None:
 
 def test_who_may_come_in_over_grpc() -> None:
     assert told(grpc_port=1)[1] == ("gRPC", "anyone on this machine", False)
-    assert told(grpc_port=1, api_key="k")[1] == ("gRPC", "anyone on this machine, without the key", False)
+    assert told(grpc_port=1, api_key="k")[1] == ("gRPC", "anyone on this machine, without a key", False)
+    strict = {"grpc_port": 1, "api_key": "k", "grpc_auth": True}
+    assert told(**strict)[1] == ("gRPC", "anyone on this machine, with an API key (--grpc-auth)", False)
+    assert told(**strict, grpc_host=LAN)[1][1] == "anyone who reaches these addresses, with an API key (--grpc-auth)"
+    assert told(**strict, **CA)[1][1] == "clients with a certificate of x.pem and an API key (--grpc-auth)"
+    assert told(grpc_port=1, grpc_host=LAN, api_key="k")[1] == (
+        *("gRPC", "anyone who reaches these addresses, with an API key; this machine without one"),
+        False,
+    )
     assert told(grpc_port=1, **CA)[1] == ("gRPC", "clients with a certificate of x.pem", False)
     assert told(grpc_port=1, grpc_host=LAN, grpc_no_auth=True)[1] == (
         *("gRPC", "anyone who reaches these addresses: no key is asked for (--grpc-no-auth)"),

@@ -31,8 +31,8 @@ from .errors import ConfigError, EngineUnavailable, StartFailed, spelled
 from .exposure import Reach, check, reach_of
 
 if TYPE_CHECKING:
+    from .fronts.callers import Doorkeeper
     from .fronts.rpc.server import RpcServer
-    from .fronts.salts import Salts
     from .models.folder import ModelFolder
     from .models.in_use import Hold
     from .models.transfer import Transfer
@@ -263,7 +263,7 @@ class Server:
             return await self._run(shutdown)
 
     async def _run(self, shutdown: asyncio.Event) -> int:
-        from .fronts.salts import Salts
+        from .fronts.callers import Doorkeeper
         from .fronts.web.app import create_app, model_names
         from .fronts.web.serving import WebServer
         from .telemetry import Telemetry
@@ -271,18 +271,22 @@ class Server:
         settings = self.settings
         check(settings)
         check_cheaply(settings)
+        door = Doorkeeper.of(settings)
         sock = listen(settings.host, settings.port)
-        telemetry, texts, salts = Telemetry(log_client=settings.log_client), Texts(), Salts()
+        telemetry, texts = Telemetry(log_client=settings.log_client), Texts()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])
         telemetry.metrics.watch(engine)
-        app = create_app(engine, texts, settings, telemetry, salts)
+        door.tell(engine.gate.refuse)
+        telemetry.metrics.watch_keys(door)
+        app = create_app(engine, texts, settings, telemetry, door)
         web = WebServer(app, stall_s=settings.stall_s, max_connections=self._max_connections)
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
         watching = asyncio.create_task(telemetry.run(), name="treadle-telemetry")
+        reading = asyncio.create_task(door.keys.watch(aside), name="treadle-keys")
         rpc: RpcServer | None = None
         try:
             if settings.grpc_port is not None:
-                rpc = self._rpc(engine, texts, telemetry, salts)
+                rpc = self._rpc(engine, texts, telemetry, door)
                 await rpc.start()
             reach = await reach_of(settings, sock.getsockname()[1], None if rpc is None else rpc.port, aside)
             self._say.listening(reach)
@@ -301,18 +305,19 @@ class Server:
             await serving
             telemetry.access.flush(time.monotonic())
             watching.cancel()
+            reading.cancel()
             texts.close()
             if self._use is not None:
                 self._use.close()
         self._say.stopped()
         return 0
 
-    def _rpc(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, salts: Salts) -> RpcServer:
+    def _rpc(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, door: Doorkeeper) -> RpcServer:
         from .fronts.rpc.server import RpcServer
         from .fronts.web.app import model_names
 
         name, lines = model_names(self.settings)[0], telemetry.access
-        return RpcServer(engine, texts, self.settings, telemetry.metrics, name, salts, lines=lines)
+        return RpcServer(engine, texts, self.settings, telemetry.metrics, name, door, lines=lines)
 
     def hurry(self) -> None:
         """Cut the drain short: the engine is killed, every stream gets its terminal event and every request its line in

@@ -17,7 +17,7 @@ from .errors import ConfigError, spelled
 from .hosts import ANY, address_of, host_of, is_pattern, nearest_origin, origin_of
 
 GRPC_WIRES = ("mlx", "vllm", "both")
-GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_no_auth")
+GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_auth", "grpc_no_auth")
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
@@ -25,6 +25,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
 SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
 LEAST_MEMORY = 1 << 20  # less is a size whose unit was left out
+MAX_KEY_CHARS = 512
+API_KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")  # what a header can carry: visible ASCII
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 
 
@@ -40,6 +42,9 @@ class Settings:
     `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key make it TLS, and with
     `grpc_client_ca` only clients with a certificate of that authority may come.
 
+    `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
+    gRPC client for a key, also those of this machine and those with a certificate.
+
     `allowed_host` and `cors_origin` hold the host names the server answers to and the web origins whose pages may call
     it. `no_auth` and `grpc_no_auth` permit addresses beyond loopback without authentication.
     """
@@ -52,7 +57,8 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    api_keys: Path | None = None
     no_auth: bool = False
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
@@ -70,6 +76,7 @@ class Settings:
     grpc_cert: Path | None = None
     grpc_key: Path | None = None
     grpc_client_ca: Path | None = None
+    grpc_auth: bool = False
     grpc_no_auth: bool = False
 
     max_running: int = 16
@@ -115,8 +122,13 @@ class Settings:
         _check_names(self)
         if not self.model:
             raise ConfigError("`model` is empty: give a folder, a hub id or 'demo'", param="model")
-        if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError("`api_key` is empty: leave it out to serve without one", param="api_key")
+        if self.api_key is not None:
+            check_api_key(self.api_key)
+
+    @property
+    def has_keys(self) -> bool:
+        """Clients need an API key."""
+        return self.api_key is not None or self.api_keys is not None
 
     @property
     def waiting_places(self) -> int:
@@ -170,6 +182,18 @@ class Settings:
         names = dict(spelling or {}) | {name: f"{k} in {path}" for name, k in keys.items() if name not in given}
         merged = {name: values[k] for name, k in keys.items()} | given
         return cls.from_mapping(merged, source=str(path), spelling=names)
+
+
+def check_api_key(key: str) -> None:
+    """Raise ConfigError for a key that clients could not send in a header."""
+    if not key.strip():
+        raise ConfigError("`api_key` is empty: leave it out to serve without one", param="api_key")
+    if API_KEY.fullmatch(key) is None:
+        raise ConfigError(
+            f"`api_key` must be 1 to {MAX_KEY_CHARS} visible ASCII characters without spaces, as clients send it in a "
+            "header: make one with openssl rand -hex 24",
+            param="api_key",
+        )
 
 
 def _memory_cure(given: int) -> str:

@@ -81,6 +81,31 @@ class NotAuthenticated(TreadleError):
     grpc_status = "UNAUTHENTICATED"
 
 
+class InsufficientScope(TreadleError):
+    """The API key is right and does not allow this."""
+
+    code = "insufficient_scope"
+    kind = "permission_error"
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+
+
+class RateLimited(TreadleError):
+    """The API key has used up its requests or tokens of this minute, or has as many sequences as it may."""
+
+    code = "rate_limit_exceeded"
+    kind = "rate_limit_error"
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class TooManyWrongKeys(RateLimited):
+    """Too many wrong API keys have come from this address."""
+
+    code = "too_many_wrong_keys"
+
+
 class RequestCancelled(TreadleError):
     """The client left, or cancelled, before the request ended."""
 

@@ -54,8 +54,8 @@ def check_open(host: str, *, has_key: bool, no_auth: bool) -> None:
     """The rule for an HTTP server at `host`. Raises ConfigError."""
     if has_key and no_auth:
         raise ConfigError(
-            "--no-auth and an API key contradict each other: leave one out (--api-key, or TREADLE_API_KEY in the "
-            "environment)",
+            "--no-auth and an API key contradict each other: leave one out (--api-key, --api-keys, or "
+            "TREADLE_API_KEY or TREADLE_API_KEYS in the environment)",
             param="no_auth",
         )
     local = is_loopback(host)
@@ -63,14 +63,14 @@ def check_open(host: str, *, has_key: bool, no_auth: bool) -> None:
         raise ConfigError(f"--no-auth does nothing on {host}, where no key is needed: leave it out", param="no_auth")
     if not (local or has_key or no_auth):
         raise ConfigError(
-            f"--host {host} opens the server to the network without a key: set TREADLE_API_KEY (or --api-key), or give "
-            "--no-auth to let everyone in",
+            f"--host {host} opens the server to the network without a key: set TREADLE_API_KEY (or --api-key, or "
+            "--api-keys), or give --no-auth to let everyone in",
             param="host",
         )
 
 
 def _check_http(settings: Settings) -> None:
-    check_open(settings.host, has_key=settings.api_key is not None, no_auth=settings.no_auth)
+    check_open(settings.host, has_key=settings.has_keys, no_auth=settings.no_auth)
 
 
 def _check_grpc(settings: Settings) -> None:
@@ -79,15 +79,23 @@ def _check_grpc(settings: Settings) -> None:
         raise ConfigError(
             "--grpc-no-auth and --grpc-client-ca contradict each other: leave one out", param="grpc_no_auth"
         )
+    if settings.grpc_auth and settings.grpc_no_auth:
+        raise ConfigError("--grpc-auth and --grpc-no-auth contradict each other: leave one out", param="grpc_auth")
+    if settings.grpc_auth and not settings.has_keys:
+        raise ConfigError(
+            "--grpc-auth asks gRPC clients for an API key and there is none: set TREADLE_API_KEY, or give --api-keys",
+            param="grpc_auth",
+        )
     local = is_loopback(host)
     if local and settings.grpc_no_auth:
         raise ConfigError(
             f"--grpc-no-auth does nothing on {host}, where nothing is asked for: leave it out", param="grpc_no_auth"
         )
-    if not (local or settings.grpc_no_auth or settings.grpc_client_ca is not None):
+    if not (local or settings.has_keys or settings.grpc_no_auth or settings.grpc_client_ca is not None):
         raise ConfigError(
-            f"gRPC on {host} is open to the network, as it asks for no API key: keep it here with --grpc-host "
-            "127.0.0.1, ask clients for a certificate with --grpc-client-ca, or give --grpc-no-auth to let everyone in",
+            f"gRPC on {host} is open to the network, as there is no API key to ask for: keep it here with --grpc-host "
+            "127.0.0.1, set TREADLE_API_KEY, ask clients for a certificate with --grpc-client-ca, or give "
+            "--grpc-no-auth to let everyone in",
             param="grpc_host",
         )
 
@@ -111,7 +119,7 @@ async def reach_of(settings: Settings, port: int, grpc_port: int | None, aside: 
 
 def access_of(settings: Settings) -> tuple[Access, ...]:
     """Who may use a server with these settings, which have passed `check`."""
-    lines = [http_access(settings.host, has_key=settings.api_key is not None, no_auth=settings.no_auth)]
+    lines = [http_access(settings.host, has_key=settings.has_keys, no_auth=settings.no_auth)]
     if settings.grpc_port is not None:
         lines.append(_grpc_access(settings))
     if settings.allowed_host or settings.no_auth:
@@ -126,26 +134,33 @@ def http_access(host: str, *, has_key: bool, no_auth: bool) -> Access:
     if no_auth:
         return Access("HTTP", "anyone who reaches these addresses: no key is asked for (--no-auth)", open=True)
     who = "anyone on this machine" if is_loopback(host) else "anyone who reaches these addresses"
-    return Access("HTTP", f"{who}, with the API key" if has_key else who)
+    return Access("HTTP", f"{who}, with an API key" if has_key else who)
 
 
 def _grpc_access(settings: Settings) -> Access:
     if settings.grpc_client_ca is not None:
-        return Access("gRPC", f"clients with a certificate of {settings.grpc_client_ca}")
+        more = " and an API key (--grpc-auth)" if settings.grpc_auth else ""
+        return Access("gRPC", f"clients with a certificate of {settings.grpc_client_ca}{more}")
     if settings.grpc_no_auth:
         return Access("gRPC", "anyone who reaches these addresses: no key is asked for (--grpc-no-auth)", open=True)
-    return Access("gRPC", "anyone on this machine" + ("" if settings.api_key is None else ", without the key"))
+    local = is_loopback(grpc_host(settings))
+    who = "anyone on this machine" if local else "anyone who reaches these addresses"
+    if not settings.has_keys:
+        return Access("gRPC", who)
+    if settings.grpc_auth:
+        return Access("gRPC", f"{who}, with an API key (--grpc-auth)")
+    return Access("gRPC", f"{who}, without a key" if local else f"{who}, with an API key; this machine without one")
 
 
 def _names(settings: Settings) -> Access:
     if ANY in settings.allowed_host:
-        return Access("names", "every host name (--allowed-host '*')", open=settings.api_key is None)
+        return Access("names", "every host name (--allowed-host '*')", open=not settings.has_keys)
     return Access("names", ", ".join(["addresses", "localhost", *sorted(CONTAINER_HOSTS), *settings.allowed_host]))
 
 
 def _pages(settings: Settings) -> Access:
     if ANY in settings.cors_origin:
-        return Access("pages", "of every web site (--cors-origin '*')", open=settings.api_key is None)
+        return Access("pages", "of every web site (--cors-origin '*')", open=not settings.has_keys)
     return Access("pages", "of " + ", ".join(settings.cors_origin))
 
 

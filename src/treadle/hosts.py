@@ -17,10 +17,17 @@ MAX_NAME = 253
 CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
 """The names under which containers reach their host. `.internal` is reserved: no public DNS server can claim them."""
 
+PROGRAM_SCHEMES = frozenset(
+    {"app", "capacitor", "chrome-extension", "electron", "ionic", "moz-extension", "obsidian"}
+    | {"safari-web-extension", "tauri", "vscode-file", "vscode-webview"}
+)
+"""Schemes of the pages of desktop and mobile programs and of browser extensions: no web site can have one."""
+
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _HEADER = re.compile(r"(\[[0-9a-f:.]+(?:%[a-z0-9._~-]+)?\]|[a-z0-9._-]+)(?::\d{0,5})?", re.IGNORECASE)
 _ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://({_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\])(?::(\d{{1,5}}))?")
+_PROGRAM = re.compile(r"([a-z][a-z0-9+.-]*)://[a-z0-9._-]*(?::\d{1,5})?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
@@ -71,6 +78,12 @@ def origin_of(text: str) -> str | None:
         return None
     scheme, host, port = match.groups()
     return f"{scheme}://{host}" + ("" if port in (None, _DEFAULT_PORTS.get(scheme)) else f":{port}")
+
+
+def is_program(origin: str) -> bool:
+    """`origin` is that of a program's pages or of a browser extension."""
+    match = _PROGRAM.fullmatch(origin.lower())
+    return match is not None and match[1] in PROGRAM_SCHEMES
 
 
 def nearest_origin(text: str) -> str | None:

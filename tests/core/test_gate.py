@@ -11,7 +11,17 @@ import pytest
 from treadle.core.forecast import FIRST_GUESS_S, Visit
 from treadle.core.gate import WAIT_BUCKETS_S, Gate, GateLimits
 from treadle.core.refusals import Refusal
-from treadle.errors import Busy, EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
+from treadle.errors import (
+    Busy,
+    EngineUnavailable,
+    InsufficientScope,
+    InvalidRequest,
+    NotAuthenticated,
+    RateLimited,
+    ServerStopping,
+    TooManyWrongKeys,
+    TreadleError,
+)
 
 
 def gate(running: int = 2, waiting: int = 1, tokens: int = 0) -> Gate:
@@ -227,6 +237,15 @@ def test_the_books_show_every_outcome() -> None:
     assert books["max_tokens_reserved"] == 1000
 
 
+OF_FRONTS = {
+    Refusal.RATE_LIMITED,
+    Refusal.INSUFFICIENT_SCOPE,
+    Refusal.NOT_AUTHENTICATED,
+    Refusal.TOO_MANY_WRONG_KEYS,
+}
+"""Reasons for which the fronts refuse a request before it comes to the gate."""
+
+
 def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
     """D3: status and metrics count the same refusals in the same words."""
     told: list[Refusal] = []
@@ -249,11 +268,13 @@ def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
     it.close(ServerStopping("going down"))
     refused(lambda: it.check_open(0.0))
     assert Counter(map(str, told)) == it.statistics()["refused"]
-    assert {*told, Refusal.WAIT_TOO_LONG} == {*Refusal}, "tests/core/test_forecast.py has the other one"
+    assert {*told, Refusal.WAIT_TOO_LONG} == {*Refusal} - OF_FRONTS, "tests/core/test_forecast.py has the other one"
 
 
 def test_the_reasons_for_which_nothing_is_taken_are_the_codes_of_their_errors() -> None:
     assert (EngineUnavailable.code, ServerStopping.code) == (Refusal.ENGINE_UNAVAILABLE, Refusal.SERVER_STOPPING)
+    kinds = (RateLimited, InsufficientScope, NotAuthenticated, TooManyWrongKeys)
+    assert {kind.code for kind in kinds} == OF_FRONTS
 
 
 def test_waits_are_told_by_length() -> None:

@@ -12,6 +12,7 @@ from ..config import Settings
 from .bench import app as bench_app
 from .flags import FLAGS
 from .fleet import fleet_command
+from .keys import app as keys_app
 
 app = typer.Typer(
     name="treadle",
@@ -77,6 +78,7 @@ Threads = Annotated[int | None, _setting("threads", "CPU threads. Default: by th
 
 
 app.add_typer(bench_app)
+app.add_typer(keys_app)
 app.command("fleet", context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(fleet_command)
 
 
@@ -102,6 +104,16 @@ def serve(
     api_key: Annotated[
         str | None,
         _setting("api_key", "Key that every route but /health/live asks for.", NETWORK, "KEY", env="TREADLE_API_KEY"),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        _setting(
+            "api_keys",
+            "File of hashed keys with scopes and limits: treadle keys.",
+            NETWORK,
+            _FILE,
+            env="TREADLE_API_KEYS",
+        ),
     ] = None,
     no_auth: Annotated[
         bool | None, _setting("no_auth", "Serve beyond this machine without a key: anyone may come in.", NETWORK)
@@ -150,8 +162,11 @@ def serve(
     grpc_client_ca: Annotated[
         Path | None, _setting("grpc_client_ca", "Take only clients with a certificate of this CA.", GRPC, "FILE")
     ] = None,
+    grpc_auth: Annotated[
+        bool | None, _setting("grpc_auth", "Ask every gRPC client for a key, on this machine too.", GRPC)
+    ] = None,
     grpc_no_auth: Annotated[
-        bool | None, _setting("grpc_no_auth", "Serve gRPC beyond this machine: it asks for no key.", GRPC)
+        bool | None, _setting("grpc_no_auth", "Serve gRPC beyond this machine without asking for a key.", GRPC)
     ] = None,
     max_running: MaxRunning = None,
     max_waiting: Annotated[

@@ -17,3 +17,7 @@ class Refusal(StrEnum):
     TOO_LONG = "too_long"  # more tokens than the KV cache holds
     ENGINE_UNAVAILABLE = "engine_unavailable"  # loading, restarting or failed
     SERVER_STOPPING = "server_stopping"  # draining or stopping
+    RATE_LIMITED = "rate_limit_exceeded"  # the API key's own limit
+    INSUFFICIENT_SCOPE = "insufficient_scope"  # the API key does not allow this
+    NOT_AUTHENTICATED = "invalid_api_key"  # no API key, or a wrong one
+    TOO_MANY_WRONG_KEYS = "too_many_wrong_keys"  # from one address

@@ -1,8 +1,9 @@
 """The access log: one line per request, except in a storm of refusals.
 
-The first 503 of a client with an error code has its line at once. Those that follow within WINDOW_S are counted (their
-lines are at DEBUG) and told in one line when the window ends. Past MOST_WINDOWS clients, refusals of all others are
-counted together, by code. So a crowd that is refused costs a bounded number of lines, and metrics stay exact.
+The first refusal (401, 429 or 503) of a client with an error code has its line at once. Those that follow within
+WINDOW_S are counted (their lines are at DEBUG) and told in one line when the window ends. Past MOST_WINDOWS clients,
+refusals of all others are counted together, by code. So a crowd that is refused costs a bounded number of lines, and
+metrics stay exact.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 ACCESS = "treadle.access"
 GRPC = "GRPC"  # in the place of an HTTP method
 PROBES = "/health"  # a 503 is their ordinary answer while the server loads or drains
-REFUSED = 503
+REFUSED = frozenset({401, 429, 503})
 WINDOW_S = 10.0
 MOST_WINDOWS = 100
 LOOK_EVERY_S = 1.0
@@ -45,6 +46,7 @@ class RequestRecord:
     wait_s: float | None = None
     ttft_s: float | None = None
     error: str = ""
+    key: str = ""  # the API key's name
 
     @property
     def probe(self) -> bool:
@@ -58,6 +60,8 @@ class RequestRecord:
     def fields(self, now: float) -> dict[str, Any]:
         """The access line's fields, but for the client; those that say nothing are left out."""
         line: dict[str, Any] = {"request": self.id, "method": self.method, "path": self.path, "status": self.status}
+        if self.key:
+            line["key"] = self.key
         if self.public_id:
             line |= {"id": self.public_id, "rows": self.rows}
             line |= {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
@@ -78,6 +82,7 @@ class _Window:
     """Refusals of one kind since `since` that have no line yet."""
 
     since: float
+    status: int
     count: int = 0
 
 
@@ -94,7 +99,7 @@ class AccessLines:
         refusal at DEBUG."""
         failed = record.status >= 400 and not record.probe
         level = logging.INFO if record.method in ("POST", GRPC) or failed else logging.DEBUG
-        if record.status == REFUSED and failed and self._is_repeat(record, now):
+        if record.status in REFUSED and failed and self._is_repeat(record, now):
             level = logging.DEBUG
         if log.isEnabledFor(level):
             self._log(level, "request", record.fields(now), record.client)
@@ -127,13 +132,14 @@ class AccessLines:
             key = (ALL_OTHERS, record.error)
         window = self._windows.get(key)
         if window is None:
-            self._windows[key] = _Window(now)
+            self._windows[key] = _Window(now, record.status)
             return False
         window.count += 1
         return True
 
     def _tell(self, host: str, error: str, window: _Window, now: float) -> None:
-        fields = {"status": REFUSED, "error": error, "refused": window.count, "in_s": round(now - window.since, 1)}
+        fields = {"status": window.status, "error": error, "refused": window.count}
+        fields["in_s"] = round(now - window.since, 1)
         self._log(logging.INFO, "refused", fields, host)
 
     def _log(self, level: int, message: str, fields: Mapping[str, Any], client: str) -> None:

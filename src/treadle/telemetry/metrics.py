@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
 from ..core.refusals import Refusal
+from .key_metrics import KeyCollector, KeySource
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
 LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -195,6 +196,10 @@ class Metrics:
     def watch(self, source: HealthSource) -> None:
         """Show the engine's live, ready and state at every scrape."""
         self.registry.register(_HealthCollector(source))
+
+    def watch_keys(self, source: KeySource) -> None:
+        """Show each API key's use of the server at every scrape."""
+        self.registry.register(KeyCollector(source))
 
     def render(self) -> bytes:
         """The exposition text, UTF-8, format 0.0.4."""

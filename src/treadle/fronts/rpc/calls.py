@@ -1,4 +1,7 @@
-"""Which requests are alive, by the ids that clients gave them, and which were taken back before they came."""
+"""Live requests by the ids that clients gave them, and requests that were taken back before they came.
+
+Each tenant has ids of its own: one can neither abort nor block another's request by its id, nor learn that it exists.
+"""
 
 from __future__ import annotations
 
@@ -38,43 +41,55 @@ class Calls:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._live: dict[str, Call] = {}
-        self._early: OrderedDict[str, float] = OrderedDict()
+        self._live: dict[tuple[str, bytes], Call] = {}
+        self._early: OrderedDict[tuple[str, bytes], float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._live)
 
     @contextlib.contextmanager
-    def live(self, request_id: str) -> Iterator[Call]:
-        """The call with this id for as long as the block runs. Raises InvalidRequest while another has it."""
-        if request_id in self._live:
+    def live(self, request_id: str, tenant: bytes = b"") -> Iterator[Call]:
+        """The call of `tenant` with this id for as long as the block runs. Raises InvalidRequest while another of its
+        calls has it."""
+        key = (request_id, tenant)
+        if key in self._live:
             raise InvalidRequest(
                 f"a request with the id '{request_id[:80]}' is still running: give each request its own",
                 param="request_id",
             )
-        call = self._live[request_id] = Call()
-        call.aborted = self._was_early(request_id)
+        call = self._live[key] = Call()
+        call.aborted = self._was_early(key)
         try:
             yield call
         finally:
-            del self._live[request_id]
+            del self._live[key]
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Take requests back. Ids that nobody has are remembered for EARLY_S seconds: their request may be on its
-        way."""
+    def abort(self, request_ids: Iterable[str], tenant: bytes = b"", *, everyones: bool = False) -> None:
+        """Take back requests of `tenant`, or with `everyones` of all. Ids that nobody has are remembered for EARLY_S
+        seconds: their request may be on its way."""
         now = self._clock()
+        others = self._others(tenant) if everyones else {}
         for request_id in request_ids:
-            call = self._live.get(request_id)
-            if call is not None:
+            key = (request_id, tenant)
+            calls = [*others.get(request_id, ()), *([self._live[key]] if key in self._live else [])]
+            for call in calls:
                 call.abort()
-            elif len(request_id) <= MAX_REQUEST_ID_CHARS:
-                self._early.pop(request_id, None)
-                self._early[request_id] = now
+            if not calls and len(request_id) <= MAX_REQUEST_ID_CHARS:
+                self._early.pop(key, None)
+                self._early[key] = now
         self._forget(now)
 
-    def _was_early(self, request_id: str) -> bool:
+    def _others(self, tenant: bytes) -> dict[str, list[Call]]:
+        """The live calls of other tenants, by id."""
+        found: dict[str, list[Call]] = {}
+        for (request_id, other), call in self._live.items():
+            if other != tenant:
+                found.setdefault(request_id, []).append(call)
+        return found
+
+    def _was_early(self, key: tuple[str, bytes]) -> bool:
         self._forget(self._clock())
-        return self._early.pop(request_id, None) is not None
+        return self._early.pop(key, None) is not None
 
     def _forget(self, now: float) -> None:
         while self._early and (len(self._early) > MOST_EARLY or now - next(iter(self._early.values())) > EARLY_S):

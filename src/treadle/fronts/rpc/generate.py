@@ -17,18 +17,20 @@ from typing import Any
 
 from ...config import Settings
 from ...core.messages import CancelReason
+from ...core.refusals import Refusal
 from ...engine.client import EngineClient, Reservation
 from ...engine.generation import Generation
-from ...errors import InvalidRequest, ReaderStalled, RequestCancelled, TreadleError
+from ...errors import InvalidRequest, RateLimited, ReaderStalled, RequestCancelled, TreadleError
 from ...telemetry.access import GRPC, AccessLines, RequestRecord
 from ...telemetry.metrics import Metrics
 from ...text import StopSet, TextModel, TextStream
+from ..callers import Caller, Doorkeeper
 from ..rows import together
-from ..salts import Salts
 from ..text import Texts, limits_of, with_stops
 from ..validate import Checked, Limits, check, check_prompt_ids, check_size, room, submits
 from .ask import MAX_REQUEST_ID_CHARS, Ask
 from .calls import Call, Calls
+from .guard import caller_of
 from .sequence import ABORT, Choice, Part
 from .sequence import Sequence as Row
 from .wires import Context, client_of, refuse
@@ -50,7 +52,7 @@ class Worker:
     calls: Calls
     metrics: Metrics
     clock: Callable[[], float]
-    salts: Salts
+    door: Doorkeeper
     lines: AccessLines
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
 
@@ -64,6 +66,7 @@ class Worker:
             path=f"/{service}/Generate",
             started=self.clock(),
             client=client_of(context),
+            key=caller_of().name,
         )
         error: TreadleError | None = None
         code = "OK"
@@ -72,6 +75,8 @@ class Worker:
             record.status = 200
         except TreadleError as failure:
             error = failure
+            if isinstance(failure, RateLimited):
+                self.door.refused(Refusal.RATE_LIMITED)
         except asyncio.CancelledError:
             record.status, code = RequestCancelled.http_status, RequestCancelled.grpc_status
             raise
@@ -89,12 +94,14 @@ class Worker:
 
     async def _generate(self, context: Context, record: RequestRecord, ask: Ask, writer: MessageWriter) -> None:
         record.public_id = ask.request_id
+        caller = caller_of()
+        caller.account.check(self.clock())
         model = self.texts.model()
         limits = limits_of(model, self.engine.capabilities, self.settings.max_tokens)
         checked = with_stops(check(ask.wanted, limits), model, chat=False, hide_special=ask.skip_special_tokens)
         size = _size(ask, model, limits)
         with (
-            self.calls.live(ask.request_id) as call,
+            self.calls.live(ask.request_id, caller.tenant) as call,
             self.engine.reserve(
                 rows=checked.n,
                 prompt_tokens=size * checked.n,
@@ -103,8 +110,9 @@ class Worker:
                 kind="grpc",
                 tag=ask.request_id,
             ) as reservation,
+            caller.account.serve(record, rows=checked.n, tokens=size, clock=self.clock),
         ):
-            run = _Run(self, ask, checked, limits, model, reservation, call, record)
+            run = _Run(self, ask, checked, limits, model, reservation, call, record, caller)
             await run.answer(context, writer)
 
 
@@ -120,6 +128,7 @@ class _Run:
     reservation: Reservation
     call: Call
     record: RequestRecord
+    caller: Caller
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, context: Context, writer: MessageWriter) -> None:
@@ -146,7 +155,7 @@ class _Run:
         prompt = await self._prompt()
         checked = self._within(prompt)
         self.record.rows, self.record.prompt_tokens = checked.n, len(prompt)
-        salt = self.worker.salts.salt(self.worker.salts.tenant())
+        salt = self.worker.door.salts.salt(self.caller.tenant)
         requests = submits(checked, [prompt], self.limits, self.worker.draw_seed, "input", salt=salt)
         self.reservation.correct(
             prompt_tokens=len(prompt) * checked.n,

@@ -17,12 +17,13 @@ from ...engine.client import EngineClient
 from ...errors import ConfigError
 from ...telemetry.access import AccessLines
 from ...telemetry.metrics import Metrics
-from ..salts import Salts
+from ..callers import Doorkeeper
 from ..text import Texts
 from . import health, mlx, vllm
 from .calls import Calls
 from .facts import Facts
 from .generate import Worker
+from .guard import KeyGuard
 
 LEAST_PING_S = 10.0
 
@@ -37,19 +38,20 @@ class RpcServer:
         settings: Settings,
         metrics: Metrics,
         name: str,
-        salts: Salts | None = None,
+        door: Doorkeeper | None = None,
         *,
         lines: AccessLines | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`salts` and the access log's `lines` are shared with the server's other fronts, where it has some."""
+        """`door` and the access log's `lines` are shared with the server's other fronts, where it has some."""
         self.calls = Calls(clock)
         self.port = 0  # known once it is started
         self._settings = settings
         facts = Facts(engine, texts, name, settings.chat_template is not None, clock)
+        door = door or Doorkeeper.of(settings, engine.gate.refuse)
         lines = lines or AccessLines(show_client=settings.log_client)
-        worker = Worker(engine, texts, settings, self.calls, metrics, clock, salts or Salts(), lines)
-        self._server = grpc.aio.server(options=_options(settings))
+        worker = Worker(engine, texts, settings, self.calls, metrics, clock, door, lines)
+        self._server = grpc.aio.server(interceptors=[KeyGuard(door, settings)], options=_options(settings))
         services = _add_wires(self._server, settings.grpc_wire, worker, facts)
         health_pb2_grpc.add_HealthServicer_to_server(
             health.Health(lambda: facts.trouble is None, services), self._server

@@ -11,6 +11,7 @@ from ..validate import Wanted
 from .ask import Ask
 from .facts import Facts
 from .generate import Worker
+from .guard import caller_of
 from .wires import Context
 from .writer import MessageWriter
 
@@ -39,7 +40,8 @@ class EngineService:
 
     async def Abort(self, request: Any, context: Context) -> Any:
         await self._facts.check_ready(context)
-        self._worker.calls.abort(request.request_ids)
+        caller = caller_of()
+        self._worker.calls.abort(request.request_ids, caller.tenant, everyones=caller.admin)
         return self.messages.AbortResponse()
 
     async def HealthCheck(self, request: Any, context: Context) -> Any:

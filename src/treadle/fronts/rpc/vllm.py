@@ -17,6 +17,7 @@ from ...errors import TreadleError, UnsupportedParameter
 from ...installation import version
 from ..prefixes import reset_prefixes
 from .ask import Ask
+from .guard import check_admin
 from .sequence import Choice, Part
 from .service import EngineService, ask_of, given
 from .wires import Context, NotImplementedHere, refuse
@@ -84,6 +85,7 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
         """Running requests keep what they hold of the cache, so nothing has to be idle and there is no wait."""
+        await check_admin(context, self._worker.door, "emptying the prefix cache")
         await self._facts.check_ready(context)
         try:
             dropped = await reset_prefixes(self._worker.engine)

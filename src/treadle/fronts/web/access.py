@@ -86,6 +86,13 @@ def note_error(scope: Scope, code: str) -> None:
         record.error = record.error or code
 
 
+def note_caller(scope: Scope, key: str) -> None:
+    """The name of the API key that a request came with, for its access line."""
+    record = scope.get(RECORD)
+    if isinstance(record, RequestRecord):
+        record.key = key
+
+
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and GOOD_ID.fullmatch(value):

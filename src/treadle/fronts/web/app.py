@@ -18,7 +18,7 @@ from ...engine.client import EngineClient
 from ...errors import TreadleError
 from ...installation import version
 from ...telemetry import Telemetry
-from ..salts import Salts
+from ..callers import Doorkeeper
 from ..text import Texts
 from .access import AccessLog
 from .cors import Cors, Origins
@@ -45,16 +45,16 @@ GENERATION: dict[str, tuple[Callable[[dict[str, Any]], Ask], str, str]] = {
 
 
 def create_app(
-    engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry, salts: Salts | None = None
+    engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry, door: Doorkeeper | None = None
 ) -> FastAPI:
-    """The whole HTTP front over one engine; `salts` are shared with the server's other fronts, where it has some.
+    """The whole HTTP front over one engine; `door` is shared with the server's other fronts, where it has some.
     Nothing is started: serve it with `serving.WebServer`."""
-    names, salts = model_names(settings), salts or Salts()
-    server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), salts)
+    names, door = model_names(settings), door or Doorkeeper.of(settings, engine.gate.refuse)
+    server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), door)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
-    home = Home(engine, texts, names[0], VERSION, key_needed=settings.api_key is not None)
-    probes = Probes(engine, texts, telemetry, names[0])
+    home = Home(engine, texts, names[0], VERSION, key_needed=settings.has_keys)
+    probes = Probes(engine, texts, telemetry, names[0], door)
     routers = (Models(names, lambda: _context(engine)).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)
@@ -63,9 +63,9 @@ def create_app(
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(Turnstile, check_room=engine.check_room, paths=GENERATION)
-    hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.api_key is not None)
+    hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)
-    app.add_middleware(Guard, api_key=settings.api_key, hosts=hosts, origins=origins, salts=salts)
+    app.add_middleware(Guard, door=door, hosts=hosts, origins=origins)
     app.add_middleware(ErrorEnvelope)
     app.add_middleware(Cors, origins=origins)
     app.add_middleware(AccessLog, metrics=telemetry.metrics, lines=telemetry.access, routes=paths)
@@ -150,7 +150,7 @@ def _context(engine: EngineClient) -> int | None:
 def _facts(engine: EngineClient, settings: Settings, names: tuple[str, ...]) -> Facts:
     """What the OpenAPI document says of this server."""
     can, limits = engine.capabilities, engine.gate.limits
-    needs_key = settings.api_key is not None
+    needs_key = settings.has_keys
     if can is None:
         return Facts(names, limits.places, settings.max_tokens, needs_key)
     return Facts(names, limits.places, settings.max_tokens, needs_key, can.vocabulary, can.context)

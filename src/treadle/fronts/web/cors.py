@@ -12,7 +12,10 @@ from ...hosts import ANY, origin_of
 
 METHODS = b"GET, HEAD, POST"
 MAX_AGE_S = 600
-EXPOSE = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms")
+LIMITS = b", ".join(
+    b"x-ratelimit-%s-%s" % (what, of) for of in (b"requests", b"tokens") for what in (b"limit", b"remaining", b"reset")
+)
+EXPOSE = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms, " + LIMITS)
 TOKENS = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 MAX_ASKED = 4096
 VARY = (b"vary", b"Origin")

@@ -7,17 +7,15 @@ lists some, as such a page has no key. The raw path decides, never a URL rebuilt
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import InvalidRequest, NotAuthenticated, TreadleError
-from ...hosts import ANY, CONTAINER_HOSTS, address_of, host_of, is_this_machine, matches, origin_of
-from ..salts import Salts
-from .access import note_error
+from ...errors import InvalidRequest, TreadleError
+from ...hosts import ANY, CONTAINER_HOSTS, address_of, host_of, is_program, is_this_machine, matches, origin_of
+from ..callers import NOTHING, Caller, Doorkeeper
+from .access import note_caller, note_error
 from .cors import Origins, header_of, is_preflight, origin_in, send_permission
 from .errors import ForeignSite
 from .site.key import refuse
@@ -27,7 +25,7 @@ log = logging.getLogger(__name__)
 OPEN_PATH = b"/health/live"
 READING = ("GET", "HEAD")
 MOST_TOLD = 32
-TENANT = "treadle.tenant"
+CALLER = "treadle.caller"
 
 
 class HostNames:
@@ -47,14 +45,13 @@ class HostNames:
 class Guard:
     """Checks each request's Host, then its Origin, then its key, and answers the preflights of allowed origins.
 
-    With `api_key`, everything but `GET /health/live` needs it, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
-    Handlers find in `scope[TENANT]` who it is, as `salts` knows them: the key itself goes no further.
+    Where `door` has keys, everything but `GET /health/live` needs one, as `Authorization: Bearer KEY` or `x-api-key:
+    KEY`. Handlers find in `scope[CALLER]` who it is: the key itself goes no further.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, hosts: HostNames, origins: Origins, salts: Salts) -> None:
+    def __init__(self, app: ASGIApp, *, door: Doorkeeper, hosts: HostNames, origins: Origins) -> None:
         self._app = app
-        self._salts = salts
-        self._key = None if api_key is None else _digest(api_key.encode())
+        self._door = door
         self._hosts = hosts
         self._origins = origins
         self._told: set[str] = set()
@@ -68,7 +65,7 @@ class Guard:
             if is_preflight(scope):
                 await send_permission(scope, send)
                 return
-            self._check_key(scope)
+            scope[CALLER] = self._caller(scope)
         except TreadleError as error:
             note_error(scope, error.code)
             await refuse(scope, send, error)
@@ -97,23 +94,23 @@ class Guard:
         if is_preflight(scope) or (scope["method"] not in READING and _is_foreign(origin, host)):
             raise self._refusal(_page_refusal(origin_of(origin)))
 
-    def _check_key(self, scope: Scope) -> None:
-        key = self._key_of(scope)
-        if key is None and not _is_open(scope):
-            raise NotAuthenticated(
-                "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-            )
-        scope[TENANT] = self._salts.tenant(key or b"")
+    def _caller(self, scope: Scope) -> Caller:
+        client = scope.get("client")
+        peer = client[0] if client else ""
+        caller = self._door.caller(self._keys_of(scope), peer, keyless=NOTHING if _is_open(scope) else None)
+        note_caller(scope, caller.name)
+        return caller
 
-    def _key_of(self, scope: Scope) -> bytes | None:
-        """The key that the client came with, maybe b""; None where a certain one is needed and this is not it."""
+    def _keys_of(self, scope: Scope) -> tuple[bytes, ...]:
+        """The keys that the client came with; none for the open path, which says nothing about a key."""
+        if self._door.keys.configured and _is_open(scope):
+            return ()
+        for name in (b"authorization", b"x-api-key"):
+            if self._door.keys.configured and sum(key == name for key, _ in scope["headers"]) > 1:
+                raise InvalidRequest(f"a request may have one {name.decode()} header: send one")
         scheme, _, token = (header_of(scope, b"authorization") or b"").partition(b" ")
         bearer = token.strip() if scheme.lower() == b"bearer" else b""
-        given = (bearer, header_of(scope, b"x-api-key") or b"")
-        if self._key is None:
-            return given[0] or given[1]
-        fits = [hmac.compare_digest(_digest(key), self._key) for key in given]
-        return given[fits.index(True)] if any(fits) else None
+        return bearer, header_of(scope, b"x-api-key") or b""
 
     def _refusal(self, text: str) -> ForeignSite:
         """The error for the client; also logged, once, as a browser shows its user nothing of it."""
@@ -123,11 +120,11 @@ class Guard:
         return ForeignSite(text)
 
 
-def tenant_of(scope: Scope) -> bytes:
+def caller_of(scope: Scope) -> Caller:
     """Who sent this request, as the guard found."""
-    tenant = scope[TENANT]
-    assert isinstance(tenant, bytes)
-    return tenant
+    caller = scope[CALLER]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 def _is_open(scope: Scope) -> bool:
@@ -137,11 +134,11 @@ def _is_open(scope: Scope) -> bool:
 
 def _is_foreign(origin: str, host: str) -> bool:
     """A web site that is neither this server's host nor this machine. Pages of programs (app://, tauri://) are not
-    web sites; an opaque origin can be anyone's."""
-    scheme, separator, rest = origin.lower().partition("://")
-    if separator and scheme not in ("http", "https"):
+    web sites; an opaque origin can be anyone's, and so can a scheme that is not known."""
+    if is_program(origin):
         return False
-    name = host_of(rest)
+    scheme, separator, rest = origin.lower().partition("://")
+    name = host_of(rest) if separator and scheme in ("http", "https") else None
     return name is None or (name != host and not is_this_machine(name))
 
 
@@ -152,7 +149,3 @@ def _page_refusal(origin: str | None) -> str:
             "page over http and start the server with --cors-origin and the page's origin"
         )
     return f"web pages of {origin} may not call this server: start it with --cors-origin {origin}"
-
-
-def _digest(value: bytes) -> bytes:
-    return hashlib.sha256(value).digest()

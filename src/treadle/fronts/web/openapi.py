@@ -23,16 +23,18 @@ FAILURES = {
     "400": "The request asks for something wrong: `error.param` names the field. Also: a prompt longer than the "
     "model's context, messages that the model's chat template refuses, more sequences than the server has places",
     "401": "The API key is missing or wrong",
-    "403": "A browser sent this for another site",
+    "403": "A browser sent this for another site, or the API key does not have the scope that this needs",
     "404": "No such model or path",
     "405": "The path takes other methods: `Allow` names them",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
+    "429": "The API key's own limit is reached, or too many wrong keys came from this address: try again after "
+    "Retry-After seconds",
     "431": "The headers are too large",
     "500": "The request failed in the server",
     "503": "No room, or not ready: try again after Retry-After seconds",
 }
-ALWAYS = ("401", "403", "405", "431", "500")
+ALWAYS = ("401", "403", "405", "429", "431", "500")
 BODY_FAILURES = ("400", "404", "408", "413", "503")
 
 
@@ -84,6 +86,7 @@ RETRY: Schema = {
 HEADERS: dict[str, Schema] = {
     "401": {"www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}}},
     "405": {"allow": {"required": True, "schema": STRING}},
+    "429": RETRY,
     "503": RETRY,
 }
 HOME = {"/": "This server in brief: JSON, or a page for browsers"}
@@ -230,6 +233,7 @@ SERVER: dict[str, Schema] = {
             "capabilities": OBJECT_OR_NULL,
             "event_loop_lag": {"type": "object", "additionalProperties": {"type": "number"}},
             "prefix_cache": OBJECT,
+            "keys": listed(OBJECT),
         },
     ),
 }

@@ -3,20 +3,25 @@ the one order that it takes: to drop the cached prompts."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
+from ...core.refusals import Refusal
 from ...engine.client import EngineClient, Health
-from ...errors import ModelNotFound
+from ...errors import InsufficientScope, ModelNotFound
 from ...telemetry import Telemetry
+from ..callers import Caller, Doorkeeper
 from ..prefixes import prefix_status, reset_prefixes
 from ..text import Texts, health_of, unready_error
 from .errors import envelope, headers_of
+from .guard import caller_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,7 +29,8 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Probes:
     """Liveness, readiness, status and metrics of one server."""
 
-    def __init__(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, model: str) -> None:
+    def __init__(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, model: str, door: Doorkeeper) -> None:
+        self._door = door
         self._engine = engine
         self._texts = texts
         self._telemetry = telemetry
@@ -50,7 +56,7 @@ class Probes:
         health = health_of(self._engine, self._texts)
         return _health(health, health.ready)
 
-    async def status(self) -> Response:
+    async def status(self, request: Request) -> Response:
         health = health_of(self._engine, self._texts)
         status = self._engine.status()
         status.update(state=health.state, ready=health.ready, reason=health.reason)
@@ -58,13 +64,24 @@ class Probes:
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
         status["prefix_cache"] = prefix_status(self._engine)
-        return _json(status)
+        status["keys"] = [dataclasses.asdict(usage) for usage in self._door.usage()]
+        caller = caller_of(request.scope)
+        return _json(status if caller.admin else _own_part(status, caller))
 
-    async def reset_prefixes(self) -> Response:
+    async def reset_prefixes(self, request: Request) -> Response:
+        self._check_admin(request, "emptying the prefix cache")
         return _json({"dropped_tokens": await reset_prefixes(self._engine)})
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        self._check_admin(request, "reading metrics")
         return Response(self._telemetry.metrics.render(), media_type=METRICS_TYPE)
+
+    def _check_admin(self, request: Request, what: str) -> None:
+        try:
+            caller_of(request.scope).check_admin(what)
+        except InsufficientScope:
+            self._door.refused(Refusal.INSUFFICIENT_SCOPE)
+            raise
 
 
 class Models:
@@ -93,6 +110,18 @@ class Models:
         card: dict[str, Any] = {"id": name, "object": "model", "created": self._created, "owned_by": "treadle"}
         context = self._context()
         return card if context is None else card | {"context_length": context, "max_model_len": context}
+
+
+def _own_part(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """The status as a caller without the scope admin sees it: nobody else's requests, and no counters by which others'
+    prompts could be measured."""
+    own = {
+        "requests": [request for request in status["requests"] if request["id"] in caller.account.ids],
+        "engine": {**status["engine"], "pid": None, "statistics": None},
+        "prefix_cache": {"enabled": status["prefix_cache"]["enabled"]},
+        "keys": [usage for usage in status["keys"] if usage["key"] == caller.name],
+    }
+    return status | own
 
 
 def _health(health: Health, good: bool) -> Response:

@@ -15,22 +15,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ....config import Settings
 from ....core.messages import CancelReason
+from ....core.refusals import Refusal
 from ....engine.client import EngineClient, Reservation
-from ....errors import ModelNotFound, ReaderStalled, TreadleError
+from ....errors import InsufficientScope, ModelNotFound, RateLimited, ReaderStalled, TreadleError
 from ....telemetry.access import RequestRecord
 from ....text import StopSet, TextModel, TextStream
+from ...callers import Caller, Doorkeeper
 from ...rows import Piece, Row, together
-from ...salts import Salts
 from ...text import Texts, limits_of, with_stops
 from ...validate import Checked, Limits, check_size, submits
-from ..access import record_of
+from ..access import note_error, record_of
 from ..body import BodyBudget, parse_json, read_body
-from ..errors import internal_error, send_json
-from ..guard import tenant_of
+from ..errors import internal_error, send_error, send_json
+from ..guard import caller_of
 from ..sse import EventStream, while_connected
 from .dialect import Ask
 from .wire import Choice, ChunkWriter, Head, Usage
@@ -51,7 +52,7 @@ class Server:
     settings: Settings
     model_names: tuple[str, ...]
     fingerprint: Callable[[], str]
-    salts: Salts
+    door: Doorkeeper
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
@@ -78,10 +79,17 @@ class Answer:
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self._server
+        server, caller = self._server, caller_of(scope)
         limit = server.settings.max_body_bytes
-        body = await read_body(receive, scope["headers"], limit=limit, budget=server.bodies)
-        await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
+        send = _with_limits(send, caller, server.clock)
+        try:
+            caller.account.check(server.clock())
+            body = await read_body(receive, scope["headers"], limit=limit, budget=server.bodies)
+            await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
+        except (RateLimited, InsufficientScope) as error:
+            server.door.refused(Refusal(error.code))
+            note_error(scope, error.code)
+            await send_error(send, error)
 
     async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
         ask, server = await self._asked(body), self._server
@@ -89,6 +97,7 @@ class Answer:
         model = server.texts.model()
         limits = server.limits(model)
         checked = ask.check_against(limits)
+        caller_of(scope).check_priority(checked.priority)
         with ask.in_its_words():
             await self._admit(ask, checked, limits, model, scope, send, record)
 
@@ -102,22 +111,25 @@ class Answer:
         send: Send,
         record: RequestRecord,
     ) -> None:
-        server = self._server
+        server, caller = self._server, caller_of(scope)
         checked = with_stops(checked, model, chat=ask.kind == "chat", hide_special=ask.skip_special_tokens)
         size = ask.size(model)
         check_size(size, ask.prompts, limits, ask.prompt_param)
         public_id = ask.id_prefix + server.new_id()
         record.public_id, record.rows = public_id, checked.n * ask.prompts
-        with server.engine.reserve(
-            rows=record.rows,
-            prompt_tokens=size * checked.n,
-            completion_tokens=checked.max_tokens,
-            least_tokens=checked.least_tokens,
-            kind=ask.kind,
-            tag=public_id,
-        ) as reservation:
+        with (
+            server.engine.reserve(
+                rows=record.rows,
+                prompt_tokens=size * checked.n,
+                completion_tokens=checked.max_tokens,
+                least_tokens=checked.least_tokens,
+                kind=ask.kind,
+                tag=public_id,
+            ) as reservation,
+            caller.account.serve(record, rows=record.rows, tokens=size, clock=server.clock),
+        ):
             head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
-            salt = server.salts.salt(tenant_of(scope), checked.cache_salt)
+            salt = server.door.salts.salt(caller.tenant, checked.cache_salt)
             await _Run(server, ask, checked, limits, model, reservation, head, record, salt).run(scope, send)
 
     async def _asked(self, body: bytes) -> Ask:
@@ -127,6 +139,19 @@ class Answer:
 
     def _read(self, body: bytes) -> Ask:
         return self._ask(parse_json(body))
+
+
+def _with_limits(send: Send, caller: Caller, clock: Callable[[], float]) -> Send:
+    """`send`, with the `x-ratelimit-*` headers of a key that has such limits."""
+    if not caller.account.headers(clock()):
+        return send
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *caller.account.headers(clock())]
+        await send(message)
+
+    return told
 
 
 @dataclass

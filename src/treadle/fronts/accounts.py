@@ -1,0 +1,140 @@
+"""Use of the server by one API key, and the limits that the key has.
+
+Requests and tokens are token buckets that hold one minute's worth and refill steadily. A request is charged for its
+prompt when it has a place, and for its answer when it ends. Tokens may go below zero so: the key waits until they are
+above again, and a prompt longer than a minute's worth is served once the bucket is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidRequest, RateLimited
+from ..keys import KeyLimits
+from ..telemetry.access import RequestRecord
+
+MINUTE_S = 60.0
+SOON_S = 1.0  # until one of a key's sequences is expected to end
+UNLIMITED = KeyLimits()
+Headers = list[tuple[bytes, bytes]]
+
+
+class Bucket:
+    """`per_minute` credits, refilled steadily. Times are seconds of one clock."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def level(self, now: float) -> float:
+        """Credits left now; below zero where more was taken than there was."""
+        self._level = min(float(self.per_minute), self._level + (now - self._at) * self.per_minute / MINUTE_S)
+        self._at = now
+        return self._level
+
+    def take(self, credits: float, now: float) -> None:
+        """Take credits, also more than there are; a negative number gives some back."""
+        self.level(now)
+        self._level = min(float(self.per_minute), self._level - credits)
+
+    def seconds_until(self, level: float, now: float) -> float:
+        """Seconds until it holds `level` credits; 0 where it does."""
+        return max(0.0, level - self.level(now)) * MINUTE_S / self.per_minute
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one key has used since the start of the server, and has running now."""
+
+    key: str
+    running: int
+    requests: int
+    tokens: int
+    refused: int
+
+
+class Account:
+    """The account of one key, or of everyone without one. Lives on the event loop."""
+
+    def __init__(self, name: str = "", limits: KeyLimits = UNLIMITED, now: float = 0.0) -> None:
+        self.name = name
+        self.ids: set[str] = set()  # of requests that live
+        self._running = self._requests_seen = self._tokens_seen = self._refused = 0
+        self._limits = limits
+        self._requests = _bucket(limits.requests_per_minute, now)
+        self._tokens = _bucket(limits.tokens_per_minute, now)
+
+    def limit(self, limits: KeyLimits, now: float) -> None:
+        """Take on other limits; what is used stays used."""
+        if limits != self._limits:
+            self._limits = limits
+            self._requests = _bucket(limits.requests_per_minute, now)
+            self._tokens = _bucket(limits.tokens_per_minute, now)
+
+    def check(self, now: float, rows: int = 1) -> None:
+        """Raise RateLimited where a request for `rows` sequences would be over a limit, InvalidRequest where it always
+        would be."""
+        limits = self._limits
+        if limits.max_running is not None and rows > limits.max_running:
+            raise InvalidRequest(
+                f"the request asks for {rows} sequences and this API key may run {limits.max_running}: ask for fewer",
+                param="n",
+            )
+        if limits.max_running is not None and self._running + rows > limits.max_running:
+            raise self._over(f"has {self._running} sequences, of {limits.max_running} that it may have", SOON_S)
+        if self._requests is not None and (wait_s := self._requests.seconds_until(1.0, now)) > 0:
+            raise self._over(f"has used its {limits.requests_per_minute} requests a minute", wait_s)
+        if self._tokens is not None and (wait_s := self._tokens.seconds_until(1.0, now)) > 0:
+            raise self._over(f"has used its {limits.tokens_per_minute} tokens a minute", wait_s)
+
+    @contextlib.contextmanager
+    def serve(self, record: RequestRecord, *, rows: int, tokens: int, clock: Any) -> Iterator[None]:
+        """A request that has a place, for as long as the block runs; `tokens` is about what its prompt costs. Raises
+        like `check`."""
+        now = clock()
+        self.check(now, rows)
+        self._running += rows
+        self._requests_seen += 1
+        self.ids.add(record.public_id)
+        self._charge(1, tokens, now)
+        try:
+            yield
+        finally:
+            used = record.prompt_tokens + record.completion_tokens
+            self._running -= rows
+            self._tokens_seen += used
+            self.ids.discard(record.public_id)
+            self._charge(0, used - tokens, clock())
+
+    def headers(self, now: float) -> Headers:
+        """`x-ratelimit-*` as OpenAI's clients know them; none for a key without such limits."""
+        lines: Headers = []
+        for name, bucket in ((b"requests", self._requests), (b"tokens", self._tokens)):
+            if bucket is not None:
+                left = max(0, int(bucket.level(now)))
+                full_s = bucket.seconds_until(bucket.per_minute, now)
+                lines.append((b"x-ratelimit-limit-" + name, b"%d" % bucket.per_minute))
+                lines.append((b"x-ratelimit-remaining-" + name, b"%d" % left))
+                lines.append((b"x-ratelimit-reset-" + name, b"%dms" % round(1000 * full_s)))
+        return lines
+
+    def usage(self) -> Usage:
+        return Usage(self.name, self._running, self._requests_seen, self._tokens_seen, self._refused)
+
+    def _charge(self, requests: int, tokens: int, now: float) -> None:
+        if self._requests is not None:
+            self._requests.take(requests, now)
+        if self._tokens is not None:
+            self._tokens.take(tokens, now)
+
+    def _over(self, what: str, wait_s: float) -> RateLimited:
+        self._refused += 1
+        return RateLimited(f"the API key '{self.name}' {what}: try again later", retry_after_s=wait_s)
+
+
+def _bucket(per_minute: int | None, now: float) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, now)

@@ -1,0 +1,278 @@
+"""Several API keys over HTTP: scopes, what each may see, limits, and who is told what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fronts.web.server import Front, forever, front, settle
+from tests.support.aio import in_loop
+from tests.support.asgi import Client
+from treadle.fronts.guesses import MOST_WRONG
+from treadle.keys import ALL, Key, KeyLimits, digest
+from treadle.keys.file import add
+
+THERE = "10.0.0.7"
+
+
+def key(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-key"}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", digest(b"alice-key")))
+    add(path, Key("boss", digest(b"boss-key"), ALL))
+    add(path, Key("slow", digest(b"slow-key"), limits=KeyLimits(2, 1000, 1)))
+    return path
+
+
+async def asks(f: Front, method: str, path: str, headers: dict[str, str], *, peer: str = "127.0.0.1") -> Client:
+    return await From(peer, method, path, b'{"prompt": "hi", "max_tokens": 2}', headers).run(f.app)
+
+
+class From(Client):
+    """A client at another address."""
+
+    def __init__(self, peer: str, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._peer = peer
+
+    async def run(self, app: Any) -> Client:
+        async def moved(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope | {"client": (self._peer, 5)}, receive, send)
+
+        return await super().run(moved)
+
+
+@in_loop
+async def test_each_key_opens_and_no_other_does(keys: Path) -> None:
+    async with front(api_keys=keys, api_key="single") as f:
+        for headers in (key("alice"), key("boss"), {"x-api-key": "slow-key"}, {"authorization": "Bearer single"}):
+            assert (await asks(f, "POST", "/v1/completions", headers)).status == 200
+        for headers in ({}, key("eve"), {"x-api-key": digest(b"alice-key").hex()}, {"authorization": "Bearer alice"}):
+            refused = await asks(f, "POST", "/v1/completions", headers)
+            assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
+
+
+@in_loop
+async def test_admin_is_a_scope_apart(keys: Path) -> None:
+    """S1: a key for use neither drops others' cached prompts nor reads what everyone does."""
+    async with front(api_keys=keys, prefix_cache=True) as f:
+        for method, path in (("POST", "/v1/prefix_cache/reset"), ("GET", "/metrics")):
+            refused = await asks(f, method, path, key("alice"))
+            assert (refused.status, refused.json["error"]["code"]) == (403, "insufficient_scope")
+            assert refused.json["error"]["type"] == "permission_error"
+            assert "needs the scope 'admin': use an API key that has it" in refused.json["error"]["message"]
+            assert (await asks(f, method, path, key("boss"))).status == 200
+        for path in ("/v1/models", "/health", "/health/ready", "/docs", "/openapi.json", "/", "/v1/status"):
+            assert (await asks(f, "GET", path, key("alice"))).status == 200
+
+
+@in_loop
+async def test_going_before_others_needs_admin(keys: Path) -> None:
+    """D16"""
+    async with front(api_keys=keys) as f:
+        for name, priority, status in (("alice", -1, 403), ("alice", 0, 200), ("alice", 3, 200), ("boss", -7, 200)):
+            client = await f.post("/v1/completions", {"prompt": "hi", "priority": priority}, headers=key(name))
+            assert client.status == status, (name, priority)
+        refused = await f.post("/v1/completions", {"prompt": "hi", "priority": -1}, headers=key("alice"))
+        assert (refused.json["error"]["code"], refused.json["error"]["param"]) == ("insufficient_scope", "priority")
+        assert f.idle()
+
+
+@pytest.mark.parametrize(("peer", "status"), [("127.0.0.1", 200), ("::1", 200), (THERE, 403)])
+@in_loop
+async def test_without_keys_only_this_machine_goes_before_others(peer: str, status: int) -> None:
+    """D16: with --no-auth strangers are as good as each other."""
+    async with front(host="0.0.0.0", no_auth=True) as f:
+        body = b'{"prompt": "hi", "max_tokens": 1, "priority": -1}'
+        assert (await From(peer, "POST", "/v1/completions", body).run(f.app)).status == status
+
+
+@in_loop
+async def test_a_key_for_use_sees_its_own_requests_alone(keys: Path) -> None:
+    async with front(forever, api_keys=keys) as f:
+        streams = {}
+        for name in ("alice", "boss"):
+            headers = {"content-type": "application/json", **key(name)}
+            body = b'{"prompt": "hi", "stream": true, "max_tokens": 4000}'
+            streams[name] = Client("POST", "/v1/completions", body, headers).start(f.app)
+            await streams[name].until(lambda c: bool(c.chunks))
+        ids = {name: next(e["id"] for e in stream.events if e != "[DONE]") for name, stream in streams.items()}
+        seen = {name: (await asks(f, "GET", "/v1/status", key(name))).json for name in ("alice", "boss", "slow")}
+        rows = {name: [request["id"] for request in status["requests"]] for name, status in seen.items()}
+        assert rows == {"alice": [ids["alice"]], "boss": [ids["alice"], ids["boss"]], "slow": []}
+        assert [usage["key"] for usage in seen["alice"]["keys"]] == ["alice"]
+        assert {usage["key"]: usage["running"] for usage in seen["boss"]["keys"]} == {"alice": 1, "boss": 1, "slow": 0}
+        assert seen["alice"]["engine"]["statistics"] is None
+        assert seen["boss"]["engine"]["statistics"]
+        assert set(seen["alice"]["prefix_cache"]) == {"enabled"}
+        assert ids["boss"] not in str(seen["alice"])
+        for stream in streams.values():
+            stream.leave()
+            assert stream.task is not None
+            await asyncio.gather(stream.task, return_exceptions=True)
+        await settle()
+
+
+@in_loop
+async def test_a_keys_requests_a_minute(keys: Path) -> None:
+    async with front(api_keys=keys) as f:
+        first = await asks(f, "POST", "/v1/completions", key("slow"))
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert first.headers["x-ratelimit-limit-tokens"] == "1000"
+        for _ in range(3):
+            assert (await asks(f, "GET", "/v1/models", key("slow"))).status == 200, "what generates counts"
+        assert (await asks(f, "POST", "/v1/completions", key("slow"))).status == 200
+        refused = await asks(f, "POST", "/v1/completions", key("slow"))
+        assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert refused.json["error"]["type"] == "rate_limit_error"
+        assert 25 <= int(refused.headers["retry-after"]) <= 30
+        assert 25_000 <= int(refused.headers["retry-after-ms"]) <= 30_000
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        other = await asks(f, "POST", "/v1/completions", key("alice"))
+        assert other.status == 200
+        assert not [name for name in other.headers if name.startswith("x-ratelimit")]
+        assert f.telemetry.metrics.value("treadle_refused_total", {"reason": "rate_limit_exceeded"}) == 1
+        refusals = (await asks(f, "GET", "/v1/status", key("boss"))).json["admission"]["refused"]
+        assert refusals == {"rate_limit_exceeded": 1}
+        assert f.idle()
+
+
+@in_loop
+async def test_a_keys_sequences_at_once(keys: Path) -> None:
+    async with front(forever, api_keys=keys) as f:
+        body = b'{"prompt": "hi", "stream": true, "max_tokens": 4000}'
+        stream = Client("POST", "/v1/completions", body, key("slow")).start(f.app)
+        await stream.until(lambda c: bool(c.chunks))
+        refused = await asks(f, "POST", "/v1/completions", key("slow"))
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        stream.leave()
+        assert stream.task is not None
+        await asyncio.gather(stream.task, return_exceptions=True)
+        never = await f.post("/v1/completions", {"prompt": "hi", "n": 2, "temperature": 1}, headers=key("slow"))
+        assert (never.status, never.json["error"]["param"]) == (400, "n")
+        await settle()
+        assert f.idle()
+
+
+@in_loop
+async def test_a_refusal_for_lack_of_room_costs_a_key_nothing(keys: Path) -> None:
+    async with front(api_keys=keys) as f:
+        f.engine.drain()
+        for _ in range(5):
+            assert (await asks(f, "POST", "/v1/completions", key("slow"))).status == 503
+        usage = {entry["key"]: entry for entry in (await asks(f, "GET", "/v1/status", key("boss"))).json["keys"]}
+        assert usage["slow"] == {"key": "slow", "running": 0, "requests": 0, "tokens": 0, "refused": 0}
+
+
+@in_loop
+async def test_guessing_keys_is_slowed_and_told(keys: Path) -> None:
+    async with front(api_keys=keys, host="0.0.0.0") as f:
+        for i in range(MOST_WRONG):
+            assert (await asks(f, "GET", "/v1/models", key(f"wrong{i}"), peer=THERE)).status == 401
+        refused = await asks(f, "GET", "/v1/models", key("alice"), peer=THERE)
+        assert (refused.status, refused.json["error"]["code"]) == (429, "too_many_wrong_keys")
+        assert refused.headers["retry-after"] == "2"
+        assert (await asks(f, "GET", "/health/live", key("wrong"), peer=THERE)).status == 200
+        assert (await asks(f, "GET", "/v1/models", key("alice"))).status == 200
+        metric = f.telemetry.metrics.value
+        assert metric("treadle_refused_total", {"reason": "invalid_api_key"}) == MOST_WRONG
+        assert metric("treadle_refused_total", {"reason": "too_many_wrong_keys"}) == 1
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("second", ["Bearer wrong", "Bearer alice-key"])
+@in_loop
+async def test_a_second_header_of_a_kind_is_refused(name: str, second: str, keys: Path) -> None:
+    """D25: a proxy in front may have read the other one."""
+    async with front(api_keys=keys) as f:
+        client = Client("GET", "/v1/models")
+        right = b"Bearer alice-key" if name == "authorization" else b"alice-key"
+        client._headers += [(name.encode(), right), (name.encode(), second.encode())]
+        await client.run(f.app)
+        assert client.status == 400
+        assert f"one {name} header" in client.json["error"]["message"]
+
+
+@in_loop
+async def test_neither_keys_nor_hashes_are_told_anywhere(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    async with front(api_keys=keys) as f:
+        for name in ("alice", "boss", "slow", "eve"):
+            for path in ("/v1/status", "/metrics", "/", "/openapi.json"):
+                body = (await asks(f, "GET", path, key(name))).body.decode()
+                assert "-key" not in body.replace("x-api-key", "").replace("api-key", "")
+                assert digest(b"alice-key").hex() not in body
+            await asks(f, "POST", "/v1/completions", key(name))
+    lines = [f"{record.getMessage()} {record.__dict__.get('fields')}" for record in caplog.records]
+    assert any("'key': 'alice'" in line for line in lines), "the name is told"
+    assert not any("alice-key" in line or digest(b"alice-key").hex() in line for line in lines)
+
+
+@in_loop
+async def test_each_keys_use_is_a_metric_and_labels_are_the_keys_there_are(keys: Path) -> None:
+    from treadle.fronts.callers import Doorkeeper
+    from treadle.keys import KeySource
+    from treadle.telemetry.metrics import Metrics
+
+    metrics, door = Metrics(), Doorkeeper(KeySource(None, keys))
+    metrics.watch_keys(door)
+    for i in range(50):
+        door.caller([b"alice-key"], f"10.0.0.{i}")
+    text = metrics.render().decode()
+    for name in ("requests_total", "tokens_total", "refused_total", "running"):
+        lines = [line for line in text.splitlines() if line.startswith(f"treadle_key_{name}{{")]
+        assert {line.split('"')[1] for line in lines} == {"alice", "boss", "slow"}
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("httpss://evil.example", 403),
+        ("blob:http://evil.example", 403),
+        ("blob://x", 403),
+        ("data://x", 403),
+        ("javascript://x", 403),
+        ("ftp://evil.example", 403),
+        ("ws://evil.example", 403),
+        ("app://evil.example/x", 403),
+        ("://", 403),
+        ("app://.", 200),
+        ("tauri://localhost", 200),
+        ("capacitor://localhost", 200),
+        ("chrome-extension://aapbdbdomjkkjkaonfhkkikfgjllcleb", 200),
+        ("moz-extension://0c2d37fb-7b41-4b6a-8e1c-0d1c2a1f5e3a", 200),
+        ("vscode-webview://1abcd", 200),
+    ],
+)
+@in_loop
+async def test_only_schemes_of_programs_are_programs(origin: str, status: int) -> None:
+    """D25"""
+    async with front() as f:
+        client = await f.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers={"origin": origin})
+        assert client.status == status
+
+
+@in_loop
+async def test_keys_part_cached_prompts(keys: Path, salt_of: Callable[..., Any]) -> None:
+    """S3"""
+    async with front(api_keys=keys) as f:
+        salts = {name: await salt_of(f, key(name)) for name in ("alice", "boss", "slow")}
+        assert len({*salts.values()}) == 3
+        assert await salt_of(f, key("alice")) == salts["alice"]
+
+
+@pytest.fixture
+def salt_of() -> Callable[..., Any]:
+    async def found(f: Front, headers: dict[str, str]) -> str:
+        assert (await f.post("/v1/completions", {"prompt": "hi", "max_tokens": 1}, headers=headers)).status == 200
+        return f.runner.seen[-1].salt
+
+    return found
