@@ -73,15 +73,18 @@ def test_every_worker_has_ports_of_its_own_and_the_gateway_knows_them() -> None:
     assert gateway[gateway.index("--policy") + 1] == "round_robin"
 
 
-def test_the_gateway_and_the_workers_share_a_key() -> None:
-    """The workers' does not stand on their command line."""
+def test_the_gateway_and_the_workers_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands on no command line."""
+    monkeypatch.delenv("TREADLE_API_KEYS", raising=False)
     given = plan(api_key="secret")
     workers = workers_of(given)
     assert [worker.member._variables["TREADLE_API_KEY"] for worker in workers] == ["secret"] * 2
     assert not any("secret" in worker.member._command for worker in workers)
-    gateway = gateway_of(given, workers)._command
-    assert gateway[gateway.index("--api-key") + 1] == "secret"
-    assert "--api-key" not in gateway_of(plan(), workers)._command
+    gateway = gateway_of(given, workers)
+    assert gateway._said == "--api-key\nsecret\n"
+    assert not any("secret" in part for part in gateway._command)
+    assert gateway._command[1] == str(plans.KEYED)
+    assert gateway_of(plan(), workers)._said is None
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,8 @@ def test_the_gateway_is_found_beside_this_interpreter(monkeypatch: pytest.Monkey
         ({"drain_s": -1.0}, "--drain -1: give 0 or more"),
         ({"policy": "power_of_two", "replicas": 1}, "needs two replicas"),
         ({"api_key": " "}, "--api-key is empty"),
+        ({"api_key": "schlüssel"}, "--api-key must be 1 to 512 visible ASCII"),
+        ({"worker_options": ("--grpc-auth",)}, "--grpc-auth would keep the gateway out"),
         ({"worker_options": ("--api-key=k",)}, "--api-key belongs before the `--`"),
         ({"api_key": "k", "gateway_options": ("--api-key", "k")}, "the gateway has two keys"),
     ],

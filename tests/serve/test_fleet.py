@@ -141,7 +141,7 @@ def test_a_fleet_with_a_key_opens_to_the_network_and_asks_for_it(tiny: Tiny, tmp
     """S1: D14, the key in the environment is the fleet's own."""
     with started(Running(tiny("llama"), tmp_path / "log", "--host", "0.0.0.0", key="secret")) as fleet:
         assert (fleet.chat(), fleet.chat("wrong"), fleet.chat("secret")) == (401, 401, 200)
-        assert "access: anyone who reaches these addresses, with the API key" in fleet.said
+        assert "access: anyone who reaches these addresses, with an API key" in fleet.said
         assert "secret" not in fleet.said
 
 

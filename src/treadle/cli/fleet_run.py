@@ -17,6 +17,7 @@ from ..exposure import Reach, addresses, http_access
 from ..fleet.fleet import Fleet, FleetView
 from ..fleet.plan import FleetPlan
 from ..hosts import url_of
+from .secrets import forget_key, warn_of_command_line
 from .signals import ShutdownSignals
 
 COLORS = {"ready": "green", "healthy": "green", "down": "red", "failed": "red", "unhealthy": "red"}
@@ -36,6 +37,8 @@ def log_folder(given: Path | None) -> Path:
 async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     """Run the fleet until told to stop; 0 after a clean end, 128 plus its number after a second signal. Raises
     TreadleError."""
+    forget_key()
+    warn_of_command_line()
     access = http_access(plan.host, has_key=plan.asks_for_a_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
     require_installed(plan.model, gateway=True)

@@ -22,6 +22,7 @@ from ..units import size
 from .files import most_connections, raise_open_files
 from .findings import count
 from .logged import LoggedAnnouncer, logged_end
+from .secrets import forget_key, warn_of_command_line
 from .signals import ShutdownSignals
 from .transfers import TransferView
 
@@ -29,6 +30,8 @@ from .transfers import TransferView
 def run(settings: Settings) -> int:
     """Serve until told to stop; 0 after a clean end. Raises TreadleError when it can't start."""
     configure(settings.log_level, sys.stderr, settings.log_format)
+    forget_key()
+    warn_of_command_line()
     if settings.log_format == "json":
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes lines of its own form
         return logged_end(lambda: asyncio.run(_serve(settings, LoggedAnnouncer(settings))))
@@ -106,7 +109,7 @@ class Announcer:
         for key, value in rows.items():
             self._print(f"  [bold]{key:<9}[/]{escape(value)}")
         self._print_reach(reach)
-        key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.api_key else ""
+        key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.has_keys else ""
         body = f'{{"model":"{name}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
         self._print("Try:")
         self._print(

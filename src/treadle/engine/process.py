@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from .handle import OnExit, OnMessage
 from .wire import HEADER, frame, from_owner
 
 log = logging.getLogger(__name__)
+
+KEY_VARIABLE = "TREADLE_API_KEY"
 
 
 class ProcessOwner:
@@ -51,10 +54,12 @@ class ProcessOwner:
         self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")
 
     async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
-        """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone."""
+        """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone; without the API key in
+        its environment."""
+        environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
         command = (sys.executable, "-m", "treadle.engine.child", str(fd), self._entry)
         return await asyncio.create_subprocess_exec(
-            *command, pass_fds=[fd], stdin=asyncio.subprocess.DEVNULL, process_group=0
+            *command, pass_fds=[fd], stdin=asyncio.subprocess.DEVNULL, process_group=0, env=environment
         )
 
     def send(self, message: ToOwner) -> None:

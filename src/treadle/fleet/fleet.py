@@ -14,6 +14,7 @@ from ..errors import StartFailed
 from ..hosts import url_of
 from .member import Member
 from .plan import FleetPlan, Worker, gateway_of, workers_of
+from .starts import Starts
 
 LOOK_EVERY_S = 0.5
 ASK_S = 2.0
@@ -86,7 +87,7 @@ class Fleet:
     async def run(self, shutdown: asyncio.Event) -> None:
         """Run until `shutdown` is set. Raises StartFailed when a worker or the gateway can't be had."""
         self._say.starting(self._plan)
-        key = {} if self._plan.api_key is None else {"authorization": f"Bearer {self._plan.api_key}"}
+        key = {} if self._plan.worker_key is None else {"authorization": f"Bearer {self._plan.worker_key}"}
         async with self._stopped_at_the_end(), httpx.AsyncClient(timeout=ASK_S, trust_env=False, headers=key) as http:
             for worker in self._workers:
                 worker.member.start()
@@ -102,6 +103,7 @@ class Fleet:
         """Wait for all workers, then for the gateway; false when told to shut down before."""
         now = asyncio.get_running_loop().time
         gateway_since = now()
+        starts = Starts(self._plan)
         while self._gateway_state != "ready":
             if shutdown.is_set():
                 return False
@@ -111,6 +113,8 @@ class Fleet:
                     raise StartFailed(f"{member.name} ended while it started: {member.ending()}")
             if not self._gateway.starts:
                 gateway_since = now()
+                for worker in self._workers:
+                    starts.check(worker, self._seen[worker.member.name], gateway_since)
                 if all(self._state(worker) == "ready" for worker in self._workers):
                     self._gateway.start()
             elif now() - gateway_since > GATEWAY_S:

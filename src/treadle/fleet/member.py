@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1
 
 class Member:
     """A worker or the gateway. It is started again when it ends, each time after a longer pause; its output goes to
-    `log`. `cores` are those it may use (None: all)."""
+    `log`. `cores` are those it may use (None: all). `said` is what it reads from standard input."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Member:
         *,
         variables: Mapping[str, str] | None = None,
         cores: Collection[int] | None = None,
+        said: str | None = None,
     ) -> None:
         self.name = name
         self.log = log
@@ -39,6 +40,7 @@ class Member:
         self._command = list(command)
         self._variables = dict(variables or {})
         self._cores = cores
+        self._said = said
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._asked = False  # to end
@@ -53,7 +55,7 @@ class Member:
             try:
                 self._process = subprocess.Popen(
                     self._command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL if self._said is None else subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=os.environ | self._variables,
@@ -62,9 +64,17 @@ class Member:
                 )
             except OSError as error:
                 raise StartFailed(f"{self.name} could not be started: {self._command[0]}: {error.strerror}") from error
+        self._say()
         if self._cores is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._process.pid, self._cores)
+
+    def _say(self) -> None:
+        """Write what it is to read: less than a pipe holds, so this does not wait."""
+        assert self._process is not None
+        if self._said is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError), self._process.stdin as pipe:
+                pipe.write(self._said.encode())
 
     def _opened(self) -> IO[bytes]:
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..config import check_api_key
+from ..errors import ConfigError, spelled
 from ..installation import Problem, install_command
 from ..processes import free_port
 from .member import Member
@@ -19,8 +23,11 @@ GATEWAY = "smg"
 MOST_REPLICAS = 64
 POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_load", "consistent_hashing", "prefix_hash")
 HEALTH_EVERY_S = 2
+PATH_BYTES = 4096
 GATEWAY_AUTH = ("--api-key", "--tenant-api-key", "--jwt-issuer")
 KEY_VARIABLE = "TREADLE_API_KEY"
+KEYS_VARIABLE, KEYS_FLAG = "TREADLE_API_KEYS", "--api-keys"
+KEYED = Path(__file__).with_name("keyed.py")
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,26 @@ class FleetPlan:
             raise ConfigError(
                 "--api-key belongs before the `--`: the gateway and the workers share it", param="api_key"
             )
-        if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError("--api-key is empty: leave it out to serve without one", param="api_key")
+        if "--grpc-auth" in self.worker_options:
+            raise ConfigError("--grpc-auth would keep the gateway out, which sends its workers no key: leave it out")
+        if self.api_key is not None:
+            with spelled({"api_key": "--api-key"}):
+                check_api_key(self.api_key)
         if self.api_key is not None and "--api-key" in self.gateway_options:
             raise ConfigError("the gateway has two keys: leave out --api-key (TREADLE_API_KEY), or --gateway=--api-key")
+
+    @functools.cached_property
+    def worker_key(self) -> str | None:
+        """The key of the workers' HTTP that the fleet looks at them with: the gateway's, or, where the workers have
+        keys of their own, one that nobody else knows."""
+        if self.api_key is not None or not self._workers_have_keys:
+            return self.api_key
+        return secrets.token_urlsafe(32)
+
+    @property
+    def _workers_have_keys(self) -> bool:
+        given = any(option.partition("=")[0] == KEYS_FLAG for option in self.worker_options)
+        return given or bool(os.environ.get(KEYS_VARIABLE))
 
     @property
     def asks_for_a_key(self) -> bool:
@@ -114,7 +137,7 @@ def _worker(plan: FleetPlan, index: int, share: Share) -> Worker:
     command = [sys.executable, "-m", "treadle", "serve", plan.model, "--host", "127.0.0.1", "--port", str(http)]
     command += ["--grpc-port", str(grpc), "--drain", f"{plan.drain_s:g}", *plan.worker_options]
     variables = {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": str(share.gpu)}
-    variables |= {} if plan.api_key is None else {KEY_VARIABLE: plan.api_key}
+    variables |= {} if plan.worker_key is None else {KEY_VARIABLE: plan.worker_key}
     log = plan.logs / f"worker-{index + 1}.log"
     member = Member(f"worker {index + 1}", command, log, variables=variables, cores=share.cores)
     return Worker(member, f"http://127.0.0.1:{http}", f"grpc://127.0.0.1:{grpc}", share.text)
@@ -125,14 +148,37 @@ def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
     program = _program()
     if program is None:
         raise ConfigError(str(lacks_gateway()))
-    command = [program, "launch", "--host", plan.host, "--port", str(plan.port), "--policy", plan.policy]
+    command = [*_keyed(program), "launch"] if plan.api_key is not None else [program, "launch"]
+    command += ["--host", plan.host, "--port", str(plan.port), "--policy", plan.policy]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     command += ["--health-check-interval-secs", str(HEALTH_EVERY_S), "--health-failure-threshold", "1"]
     command += ["--health-success-threshold", "1", "--worker-startup-check-interval", str(HEALTH_EVERY_S)]
     command += ["--shutdown-grace-period-secs", f"{plan.drain_s:.0f}", *plan.gateway_options]
-    command += [] if plan.api_key is None else ["--api-key", plan.api_key]
     command += ["--worker-urls", *(worker.grpc for worker in workers)]
-    return Member("gateway", command, plan.logs / "gateway.log", variables={"HF_HUB_OFFLINE": "1"})
+    said = None if plan.api_key is None else f"--api-key\n{plan.api_key}\n"
+    return Member("gateway", command, plan.logs / "gateway.log", variables={"HF_HUB_OFFLINE": "1"}, said=said)
+
+
+def _keyed(program: str) -> list[str]:
+    """The command that runs `program` with the arguments on its standard input. Raises ConfigError for a program that
+    is no Python script."""
+    interpreter = _interpreter(program)
+    if not any("python" in Path(part).name for part in interpreter):
+        raise ConfigError(
+            f"{program} is no Python script, so it can't be given a key out of sight of ps: leave TREADLE_API_KEY out, "
+            "and give the gateway's key as --gateway=--api-key=KEY"
+        )
+    return [*interpreter, str(KEYED), program]
+
+
+def _interpreter(program: str) -> list[str]:
+    """What a script's first line runs it with; pip writes long paths on the second line, for a shell. Empty for what is
+    no script."""
+    with open(program, "rb") as file:
+        first, second = (file.readline(PATH_BYTES).decode("utf-8", "replace").strip() for _ in range(2))
+    if second.startswith("'''exec' "):
+        return shlex.split(second)[1:2]
+    return first.removeprefix("#!").split() if first.startswith("#!") else []
 
 
 def lacks_gateway() -> Problem | None:
