@@ -1,0 +1,188 @@
+"""Faults put into the engine on purpose, to see that the explorer finds each.
+
+A mutant replaces one function for the time of a search. `python -m tests.explore --mutants` prints the actions that
+show it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from treadle.core.gate import Gate
+from treadle.core.messages import StepReport
+from treadle.core.queue import Queue
+from treadle.core.row import Row
+from treadle.core.scheduler import Scheduler
+from treadle.engine import client as client_module
+from treadle.engine import outbox as outbox_module
+from treadle.engine import supervisor as supervisor_module
+from treadle.engine.client import EngineClient, Health, Reservation
+from treadle.engine.generation import Generation
+from treadle.engine.loop import EngineLoop
+from treadle.engine.mailbox import Mailbox
+from treadle.engine.supervisor import EngineState, Supervisor
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`change` wraps the function `name` of `owner`. `scenario` is where it shows."""
+
+    name: str
+    owner: Any
+    function: str
+    change: Callable[[Callable[..., Any]], Any]
+    scenario: str
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        with mock.patch.object(self.owner, self.function, self.change(getattr(self.owner, self.function))):
+            yield
+
+
+def _nothing(was: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: None
+
+
+def _tells_ends_twice(was: Callable[..., None]) -> Callable[..., None]:
+    def report(self: EngineLoop, outputs: Any) -> None:
+        was(self, outputs)
+        if any(output.finish for output in outputs):
+            was(self, outputs)
+
+    return report
+
+
+def _leaks_cancelled(was: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: EngineClient, visit: Any, outcome: str) -> None:
+        if outcome != "cancelled":
+            was(self, visit, outcome)
+
+    return leave
+
+
+def _leaks_tokens(was: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: Gate, visit: Any, outcome: str, now: float) -> None:
+        before = self._tokens
+        was(self, visit, outcome, now)
+        self._tokens = before
+
+    return leave
+
+
+def _keeps_unused(was: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: Reservation, *args: Any) -> None:
+        self._unused = 0
+        was(self, *args)
+
+    return leave
+
+
+def _loses_tokens(was: Callable[..., None]) -> Callable[..., None]:
+    def forget(self: Row) -> None:
+        was(self)
+        self.tokens.clear()
+
+    return forget
+
+
+def _keeps_departed(was: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: (was(self), ())[1]
+
+
+def _sends_twice(was: Callable[..., None]) -> Callable[..., None]:
+    def send(self: EngineClient, message: Any) -> None:
+        was(self, message)
+        was(self, message)
+
+    return send
+
+
+def _takes_the_last(was: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, timeout_s: was(self, timeout_s)[-1:]
+
+
+def _merges_badly(was: Callable[..., Any]) -> Callable[..., Any]:
+    def merge(first: StepReport, second: StepReport) -> StepReport:
+        return second
+
+    return merge
+
+
+def _forgets_ends(was: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, output, now: was(self, msgspec.structs.replace(output, finish=None), now)
+
+
+def _ready_for_ever(was: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: Health(live=True, ready=self.supervisor.state is EngineState.READY, state="ready")
+
+
+def _stays_open(was: Callable[..., None]) -> Callable[..., None]:
+    def close(self: Gate, error: Any, **until: Any) -> None:
+        if "restarting" not in str(error):
+            was(self, error, **until)
+
+    return close
+
+
+def _expires_all(was: Callable[..., Any]) -> Callable[..., Any]:
+    def expired(self: Queue, now: float) -> list[Row]:
+        return [row for row in self.waiting if now - row.arrived >= row.request.max_wait_s]
+
+    return expired
+
+
+def _blames_all(was: Callable[..., Any]) -> Callable[..., Any]:
+    def recover(self: Scheduler, plan: Any, message: str) -> Any:
+        for row in self._running.values():
+            row.suspect = True
+        return was(self, plan, message)
+
+    return recover
+
+
+def _overtakes(was: Callable[..., None]) -> Callable[..., None]:
+    """A row that is preempted or rewound says its last token again."""
+
+    def take(self: Row, token: int) -> Any:
+        finish = was(self, token)
+        return None if len(self.tokens) == 1 and finish is not None else finish
+
+    return take
+
+
+MUTANTS = (
+    Mutant("a cancel is dropped", Scheduler, "cancel", _nothing, "one"),
+    Mutant("an end is told twice", EngineLoop, "_report", _tells_ends_twice, "one"),
+    Mutant("a cancelled row keeps its place", EngineClient, "_leave", _leaks_cancelled, "one"),
+    Mutant("tokens stay taken in the gate", Gate, "leave", _leaks_tokens, "one"),
+    Mutant("what was reserved and not used stays taken", Reservation, "__exit__", _keeps_unused, "one"),
+    Mutant("a rewound row loses its tokens", Row, "rewind", _loses_tokens, "faults"),
+    Mutant("a preempted row loses its tokens", Row, "_forget", _loses_tokens, "memory"),
+    Mutant("the runner is not told who has ended", Scheduler, "departed", _keeps_departed, "one"),
+    Mutant("a request is submitted twice", EngineClient, "_send", _sends_twice, "one"),
+    Mutant("the mailbox loses messages", Mailbox, "take", _takes_the_last, "two"),
+    Mutant("reports that merge lose tokens", outbox_module, "merge", _merges_badly, "one"),
+    Mutant("an end does not reach its reader", Generation, "push", _forgets_ends, "one"),
+    Mutant("ready while it drains", EngineClient, "health", _ready_for_ever, "stops"),
+    Mutant("the gate stays open after a death", Gate, "close", _stays_open, "one"),
+    Mutant("nobody is told of a death", EngineClient, "on_lost", _nothing, "one"),
+    Mutant("waits of a group that has begun end", Queue, "expired", _expires_all, "waits"),
+    Mutant("waits do not end where the engine hangs", client_module, "bound_wait", _nothing, "one"),
+    Mutant("a hang is not noticed", Supervisor, "_overdue", lambda was: lambda self, began: "", "one"),
+    Mutant("all rows are blamed for a step", Scheduler, "recover", _blames_all, "lookahead"),
+    Mutant("a row runs on past its end", Row, "take", _overtakes, "two"),
+    Mutant(
+        "a stop waits for an engine that hangs",
+        Supervisor,
+        "_gone",
+        lambda was: lambda self, grace_s: self._owner.ended(),
+        "one",
+    ),
+    Mutant("a restart never comes", supervisor_module, "BACKOFF_S", lambda was: (1e9,), "one"),
+)

@@ -1,0 +1,503 @@
+"""A server in the small: the real client, gate, supervisor, loop and scheduler, around which everything is the
+explorer's: the clients, the process, its pipes, what it computes, and time.
+
+An action is a short text, such as "submit a" or "step 1 raises". `enabled` lists those that are possible now, `do`
+performs one, `complete` brings everything to its end in a fair way. After each action the event loop runs until
+nothing is ready, unless the scenario explores its turns as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.core.drive import Shape, expected
+from treadle.core import room
+from treadle.core.messages import CancelReason, FinishReason, Submit
+from treadle.engine.client import Admission, EngineClient, Reservation
+from treadle.engine.generation import Generation
+from treadle.engine.supervisor import Patience
+from treadle.errors import (
+    Busy,
+    EngineUnavailable,
+    ServerStopping,
+    TreadleError,
+)
+
+from .fingerprint import fingerprint
+from .owner import ModelOwner, require, state_of
+from .turns import TurnLoop
+
+MAX_WAIT_S = 3.0
+HANG_AFTER_S = 10.0
+START_TIMEOUT_S = 20.0
+WAITS_S = {"short": 4.0, "long": 14.0}
+"""The short one is over `MAX_WAIT_S` and below `HANG_AFTER_S`, with all slacks; the long one over both."""
+WAIT_SLACK_S = 3.0
+CONTEXT = 64
+PLAIN = Shape()
+
+
+class NotEnabled(Exception):
+    """The action is not possible now."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One client request: `rows` sequences of `prompt` tokens, of which each gains `tokens`."""
+
+    name: str
+    rows: int = 1
+    prompt: int = 3
+    tokens: int = 2
+    poison: bool = False
+
+    @property
+    def labels(self) -> list[str]:
+        return [f"{self.name}.{i}" for i in range(self.rows)]
+
+    def tokens_of(self, row: int) -> tuple[int, ...]:
+        """The prompt of one row."""
+        first = sum(map(ord, self.name)) + 10 * row
+        return tuple(range(first, first + self.prompt))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Who asks, what the server has, and how often each trouble may come: `budget` by the first word of the action.
+
+    `turns`: single turns of the event loop are actions of their own. `frozen_ends`: this process may also stand still
+    while an owner ends. `growth`: tokens that the scheduler keeps room for of each row. `deaths_end`: a death of the
+    engine may end requests that ran; else those are taken up by the next one.
+    """
+
+    name: str
+    asks: tuple[Ask, ...]
+    slots: int = 1
+    waiting: int = 2
+    shape: Shape = PLAIN
+    thread: bool = False
+    turns: bool = False
+    frozen_ends: bool = False
+    growth: int = room.EXPECTED
+    deaths_end: bool = True
+    budget: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Caller:
+    """One client request's life as the front sees it."""
+
+    ask: Ask
+    reservation: Reservation | None = None
+    refused: str = ""
+    reserved: float = 0.0
+    submitted_at: float = 0.0
+    frozen: bool = False  # this process stood still since
+    submitted: bool = False
+    left: bool = False
+    generations: dict[str, Generation] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
+    taken_back: set[str] = field(default_factory=set)
+
+    async def read(self, label: str, generation: Generation) -> None:
+        try:
+            await generation.admitted()
+            deltas = aiter(generation)
+            while True:
+                self.hear(label, await anext(deltas))
+        except StopAsyncIteration:
+            require(self.ends.get(label) == "done", f"{label}: its deltas end without a finish")
+        except TreadleError as error:
+            require(label not in self.ends, f"{label} ends twice: {self.ends.get(label)}, {error}")
+            self.ends[label] = type(error).__name__
+            if generation.started is None and label not in self.taken_back:
+                self._waited(label, asyncio.get_running_loop().time(), error)
+
+    def _waited(self, label: str, now: float, error: TreadleError) -> None:
+        """A wait without success ends when it may, and not before; none of a group that has begun."""
+        begun = any(generation.started is not None for generation in self.generations.values())
+        busy, seconds = isinstance(error, Busy), now - self.reserved
+        require(not busy or not begun, f"{label} was sent away as busy, and its group has begun")
+        require(not busy or seconds >= MAX_WAIT_S, f"{label} was sent away as busy after {seconds:.1f} s")
+        bound = max(self.submitted_at, self.reserved + MAX_WAIT_S) + WAIT_SLACK_S
+        late = now > bound and not (begun or self.frozen)
+        require(not late, f"{label} waited {seconds:.1f} s, and may wait {MAX_WAIT_S} s")
+
+    def hear(self, label: str, delta: Any) -> None:
+        require(label not in self.ends, f"{label} is heard of after its end")
+        self.tokens[label] += delta.tokens
+        whole, finish = expected(self.generations[label].request)
+        got = tuple(self.tokens[label])
+        require(got == whole[: len(got)], f"{label} got {got}, not {whole}")
+        if delta.finish is not None:
+            self.ends[label] = "done"
+            stopped = delta.finish.reason is FinishReason.STOP and label in self.taken_back
+            require(stopped or delta.finish == finish, f"{label} ends with {delta.finish}, not {finish}")
+            require(stopped or got == whole, f"{label} ends with {got}, not {whole}")
+
+    def state(self) -> tuple[Any, ...]:
+        return (
+            self.ask.name,
+            self.reservation,
+            self.refused,
+            self.submitted,
+            self.left,
+            self.frozen,
+            (self.reserved, self.submitted_at) if len(self.ends) < self.ask.rows else (),
+            self.generations,
+            self.tokens,
+            self.ends,
+            self.taken_back,
+        )
+
+
+class Ends:
+    """An observer that counts the ends of each request's rows, as its kind is its name."""
+
+    def __init__(self) -> None:
+        self.finished_: Counter[str] = Counter()
+
+    def finished(self, kind: str, reason: str, total_s: float) -> None:
+        self.finished_[kind] += 1
+
+    def ignore(self, *_: Any) -> None: ...
+
+    admitted = first_token = tokens = refused = step = restarted = ignore
+
+
+class World:
+    """See the module. `trail` are the actions so far."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.shape, self.slots, self.thread = scenario.shape, scenario.slots, scenario.thread
+        self.lookahead, self.context = scenario.shape.lookahead, CONTEXT
+        self.launch_fails = False
+        self._growth, room.EXPECTED = room.EXPECTED, scenario.growth
+        self.events = TurnLoop()
+        asyncio._set_running_loop(self.events)
+        self.trail: list[str] = []
+        self.spent: Counter[str] = Counter()
+        self.owners: list[ModelOwner] = []
+        self.callers = {ask.name: Caller(ask) for ask in scenario.asks}
+        self.ends = Ends()
+        self.stopping: asyncio.Task[None] | None = None
+        self.names: dict[str, str] = {}
+        self.draining = False
+        self.client = EngineClient(
+            self._launch,
+            Admission(scenario.slots, scenario.waiting, MAX_WAIT_S),
+            Patience(hang_after_s=HANG_AFTER_S, start_timeout_s=START_TIMEOUT_S),
+            observers=(self.ends,),
+            clock=self.clock,
+        )
+        self.client.begin()
+        self.events.settle()
+        self.do("load", quietly=True)
+        self.do("hear", quietly=True)
+
+    def clock(self) -> float:
+        return self.events.now
+
+    def poison(self, request: Submit) -> bool:
+        return self.names.get(request.id, "").split(".")[0] in {ask.name for ask in self.scenario.asks if ask.poison}
+
+    def _launch(self) -> ModelOwner:
+        self.owners.append(ModelOwner(self))
+        return self.owners[-1]
+
+    @property
+    def owner(self) -> ModelOwner:
+        return self.owners[-1]
+
+    def close(self) -> None:
+        """Unwind everything that waits."""
+        self.events.close()
+        asyncio._set_running_loop(None)
+        room.EXPECTED = self._growth
+
+    # Actions -----------------------------------------------------------------------------------------------------
+
+    def enabled(self) -> list[str]:
+        """What may happen now. Troubles as long as their budget lasts."""
+        return [*self._plain(), *self._troubles()]
+
+    def _plain(self) -> Iterator[str]:
+        """What happens in every server."""
+        if self.events.ready:
+            yield "turn"
+        owner = self.owner
+        if owner.talks:
+            yield "hear"
+        if owner.loading:
+            yield "load"
+        if owner.dead and not owner.gone and not owner.talks and owner.started:
+            yield "exit"
+        if owner.serving and owner.loop is not None:
+            first = 0 if owner.loop.has_work else 1
+            for arrive in range(first, len(owner.inbound) + 1):
+                yield f"step {arrive}"
+        for caller in self.callers.values():
+            yield from self._moves(caller)
+
+    def _moves(self, caller: Caller) -> Iterator[str]:
+        name = caller.ask.name
+        if caller.reservation is None:
+            if not caller.refused or self.client.health().ready:
+                yield f"reserve {name}"
+            return
+        if caller.left:
+            return
+        if not caller.submitted:
+            yield f"submit {name}"
+        yield f"leave {name}"
+
+    def _troubles(self) -> Iterator[str]:
+        owner = self.owner
+        for caller in self.callers.values():
+            for label, generation in caller.generations.items():
+                if not generation.ended and label not in caller.taken_back and not caller.left:
+                    yield from self._afford("cancel", f"cancel {label}")
+                    yield from self._afford("match", f"match {label}")
+        if owner.serving and owner.loop is not None:
+            for arrive in range(len(owner.inbound) + 1):
+                for fault in ("raises", "raises late", "breaks"):
+                    yield from self._afford(fault, f"step {arrive} {fault}")
+                if self._may("fails"):
+                    for label in self._labels():
+                        yield f"step {arrive} fails {label}"
+        if not self.thread and owner.started and not owner.dead:
+            yield from self._afford("die", "die")
+            if owner.outbox._messages:
+                yield from self._afford("die", "die told")
+        if owner.loading:
+            yield from self._afford("badstart", "badstart")
+        if not self.launch_fails:
+            yield from self._afford("nolaunch", "nolaunch")
+        yield from self._afford("short", "wait short")
+        yield from self._afford("long", "wait long")
+        yield from self._afford("freeze", "freeze")
+        if self.stopping is None:
+            yield from self._afford("stop", "stop")
+            if not self.draining:
+                yield from self._afford("drain", "drain")
+
+    def _may(self, kind: str) -> bool:
+        return self.spent[kind] < self.scenario.budget.get(kind, 0)
+
+    def _afford(self, kind: str, action: str) -> Iterator[str]:
+        if self._may(kind):
+            yield action
+
+    def _labels(self) -> list[str]:
+        return [
+            label
+            for caller in self.callers.values()
+            for label, generation in caller.generations.items()
+            if not generation.ended
+        ]
+
+    def do(self, action: str, *, quietly: bool = False) -> None:
+        """Perform `action`. Raises NotEnabled where it is not possible or comes to nothing, and Violation."""
+        verb, _, rest = action.partition(" ")
+        perform = getattr(self, f"_do_{verb}", None)
+        if perform is None:
+            raise NotEnabled(action)
+        perform(*rest.split())
+        if not (self.scenario.turns and verb != "turn") or quietly:
+            self.events.settle()
+        if not quietly:
+            self.trail.append(action)
+
+    def _spend(self, kind: str, *, possible: bool = True) -> None:
+        if not possible or not self._may(kind):
+            raise NotEnabled(kind)
+        self.spent[kind] += 1
+
+    def _caller(self, name: str) -> Caller:
+        if name not in self.callers:
+            raise NotEnabled(name)
+        return self.callers[name]
+
+    def _do_turn(self) -> None:
+        if not self.events.ready:
+            raise NotEnabled("turn")
+        self.events.turn()
+
+    # The process
+
+    def _do_hear(self) -> None:
+        if not self.owner.talks:
+            raise NotEnabled("hear")
+        self.owner.say_next()
+
+    def _do_load(self) -> None:
+        if not self.owner.loading:
+            raise NotEnabled("load")
+        self.owner.load()
+
+    def _do_exit(self) -> None:
+        owner = self.owner
+        if not owner.dead or owner.gone or owner.talks:
+            raise NotEnabled("exit")
+        owner.exit()
+
+    def _do_step(self, arrive: str, *fault: str) -> None:
+        owner = self.owner
+        if not owner.serving or int(arrive) > len(owner.inbound):
+            raise NotEnabled("step")
+        if not fault:
+            owner.step(int(arrive))
+            return
+        what = " ".join(fault)
+        self._spend(fault[0] if fault[0] == "fails" else what)
+        if fault[0] == "fails":
+            generation = self._generation(fault[1])
+            what = f"fails {generation.id}"
+        if not owner.step(int(arrive), what):
+            raise NotEnabled(what)
+
+    def _do_die(self, told: str = "") -> None:
+        self._spend("die", possible=self.owner.started and not self.owner.dead and not self.thread)
+        self.owner.die("killed by SIGKILL", told=bool(told))
+
+    def _do_badstart(self) -> None:
+        self._spend("badstart", possible=self.owner.loading)
+        self.owner.fail_to_load()
+
+    def _do_nolaunch(self) -> None:
+        self._spend("nolaunch", possible=not self.launch_fails)
+        self.launch_fails = True
+
+    # Time
+
+    def _do_wait(self, which: str) -> None:
+        """Time passes, but no longer than until an owner is killed: its end comes before the grace for it is over."""
+        owner = self.owner
+        ends = bool(owner.dead) and not owner.gone
+        self._spend(which, possible=not ends or which == "short")
+        end = self.clock() + WAITS_S[which]
+        while (due := self.events.due()) is not None and due <= end and (ends or not self._is_ending()):
+            self.events.advance(due - self.clock())
+            self.events.settle()
+        if ends or not self._is_ending():
+            self.events.advance(end - self.clock())
+
+    def _is_ending(self) -> bool:
+        return bool(self.owner.dead) and not self.owner.gone
+
+    def _do_freeze(self) -> None:
+        """This process stands still, and the owner with it; all timers are late."""
+        self._spend("freeze", possible=self.scenario.frozen_ends or not self._is_ending())
+        for caller in self.callers.values():
+            caller.frozen = caller.reservation is not None
+        self.events.advance(WAITS_S["long"], at_once=True)
+
+    # Clients
+
+    def _do_reserve(self, name: str) -> None:
+        caller = self._caller(name)
+        if caller.reservation is not None:
+            raise NotEnabled(name)
+        ask, caller.reserved = caller.ask, self.clock()
+        try:
+            caller.reservation = self.client.reserve(
+                rows=ask.rows,
+                prompt_tokens=ask.rows * ask.prompt,
+                completion_tokens=ask.tokens,
+                kind=name,
+                tag=name,
+            )
+        except (Busy, EngineUnavailable, ServerStopping) as error:
+            if caller.refused == type(error).__name__:
+                raise NotEnabled("refused again") from None
+            caller.refused = type(error).__name__
+
+    def _do_submit(self, name: str) -> None:
+        caller = self._caller(name)
+        if caller.reservation is None or caller.submitted or caller.left:
+            raise NotEnabled(name)
+        caller.submitted, caller.submitted_at = True, self.clock()
+        ask = caller.ask
+        requests = [
+            Submit(
+                id="", prompt=tuple(sum(map(ord, name)) + 10 * i + k for k in range(ask.prompt)), max_tokens=ask.tokens
+            )
+            for i in range(ask.rows)
+        ]
+        try:
+            generations = caller.reservation.submit(requests)
+        except (EngineUnavailable, ServerStopping) as error:
+            caller.refused = type(error).__name__
+            self._do_leave(name)
+            return
+        for label, generation in zip(ask.labels, generations, strict=True):
+            self.names[generation.id] = label
+            self.names[generation.request.group] = name
+            caller.generations[label] = generation
+            caller.tokens[label] = []
+            self.events.create_task(caller.read(label, generation))
+
+    def _do_leave(self, name: str) -> None:
+        caller = self._caller(name)
+        if caller.reservation is None or caller.left:
+            raise NotEnabled(name)
+        caller.left = True
+        caller.taken_back |= {label for label, g in caller.generations.items() if not g.ended}
+        caller.reservation.__exit__(None, None, None)
+
+    def _generation(self, label: str) -> Generation:
+        generation = self._caller(label.split(".")[0]).generations.get(label)
+        if generation is None or generation.ended:
+            raise NotEnabled(label)
+        return generation
+
+    def _do_cancel(self, label: str) -> None:
+        self._take_back("cancel", label, CancelReason.CLIENT)
+
+    def _do_match(self, label: str) -> None:
+        """A stop string is found."""
+        self._take_back("match", label, CancelReason.STOP)
+
+    def _take_back(self, kind: str, label: str, reason: CancelReason) -> None:
+        generation, caller = self._generation(label), self._caller(label.split(".")[0])
+        self._spend(kind, possible=label not in caller.taken_back and not caller.left)
+        caller.taken_back.add(label)
+        generation.cancel(reason)
+
+    # The server
+
+    def _do_drain(self) -> None:
+        self._spend("drain", possible=not self.draining)
+        self.draining = True
+        self.client.drain()
+
+    def _do_stop(self) -> None:
+        self._spend("stop", possible=self.stopping is None)
+        self._stop()
+
+    def _stop(self) -> None:
+        self.draining = True
+        self.stopping = self.events.create_task(self.client.stop())
+
+    # State -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> bytes:
+        """The fingerprint."""
+        return fingerprint(
+            self.events.now,
+            self.names,
+            self.client,
+            self.events,
+            [state_of(owner) for owner in self.owners if not owner.gone],
+            [caller.state() for caller in self.callers.values()],
+            sorted(self.spent.items()),
+            self.draining,
+            self.launch_fails,
+            sorted(self.ends.finished_.items()),
+        )
