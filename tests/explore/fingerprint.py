@@ -18,6 +18,7 @@ import itertools
 import marshal
 import types
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Set
 from typing import Any
@@ -228,7 +229,7 @@ def _once(kind: type) -> How:
         return Walker._mapping
     if issubclass(kind, Set):
         return Walker._set
-    if issubclass(kind, (list, deque)):
+    if issubclass(kind, (list, deque, array)):
         return Walker.items
     if issubclass(kind, BaseException):
         return Walker.error

@@ -150,17 +150,13 @@ class Watch:
     def _in_order(self, id_: str) -> None:
         request, said = self.asked[id_], self.said[id_]
         had = already(request)
-        tokens = expected(original(request))[0]
+        tokens = expected(request)[0]
         require(tuple(said) == tokens[had : had + len(said)], f"{id_} was told tokens {said}, not {tokens[had:]}")
 
 
 def already(request: Submit) -> int:
     """How many tokens a request has from an earlier owner, where requests are replayed."""
-    return len(getattr(request, "tokens", ()))
-
-
-def original(request: Submit) -> Submit:
-    return request
+    return len(getattr(request, "generated", ()))
 
 
 class World(Protocol):
@@ -307,7 +303,7 @@ class ModelOwner:
 
     def _say(self, message: FromOwner) -> None:
         self.watch.told(message)
-        if self.watch.last:
+        if isinstance(message, Stopped):
             on_the_way = {m.id for m in self.inbound if isinstance(m, Submit)}
             left = self.watch.asked.keys() - self.watch.ended - on_the_way
             require(not left, f"the owner ends without a word on {sorted(left)}")

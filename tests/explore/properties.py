@@ -59,44 +59,47 @@ def _gate_tells_the_truth(world: World) -> None:
 def _restarts_have_causes(world: World) -> None:
     spent, supervisor = world.spent, world.client.supervisor
     poison = any(ask.poison for ask in world.scenario.asks)
-    causes = ("die", "breaks", "long", "badstart", "nolaunch", "hang")
     require(
-        not supervisor.restarts or poison or any(spent[cause] for cause in causes),
+        not supervisor.restarts or poison or any(spent[cause] for cause in LOSSES),
         f"the engine was restarted without a cause: {supervisor.reason}",
     )
     if supervisor.state is EngineState.FAILED:
-        given_up = sum(spent[cause] for cause in causes) >= MAX_FAILED_STARTS or world.thread or poison
+        given_up = sum(spent[cause] for cause in LOSSES) >= MAX_FAILED_STARTS or world.thread or poison
         require(given_up, f"the engine was given up: {supervisor.reason}")
 
 
+LOSSES = ("die", "crash", "breaks", "long", "badstart", "nolaunch", "hang")
 ENDS: dict[str, tuple[str, ...]] = {
-    "Busy": ("short", "long", "freeze", "hang", "die", "badstart", "nolaunch"),
-    "EngineUnavailable": ("die", "breaks", "long", "badstart", "nolaunch", "hang"),
-    "EngineDied": ("die", "breaks", "long", "badstart", "nolaunch", "hang"),
+    "Busy": ("short", "long", "freeze", *LOSSES),
+    "EngineUnavailable": LOSSES,
+    "EngineDied": LOSSES,
     "ServerStopping": ("stop",),
     "StepFailed": ("raises", "raises late", "fails"),
+    "Quarantined": LOSSES,
 }
 """Why a request may end without its tokens, by the error it gets."""
 
 
 def _end_is_allowed(world: World, caller: Caller, label: str) -> None:
-    end, scenario = caller.ends[label], world.scenario
+    end, spent = caller.ends[label], world.spent
     if end == "done" or (end == "RequestCancelled" and label in caller.taken_back):
         return
-    poison = any(ask.poison for ask in scenario.asks)
-    if end in ("EngineDied", "EngineUnavailable"):
-        blamed = caller.ask.poison or scenario.deaths_end or world.client.supervisor.state is EngineState.FAILED
-        require(blamed, f"{label} ends with {end}, though a death need not end it")
-        if poison:
-            return
-    if end == "Quarantined":
-        require(poison and (caller.ask.poison or not scenario.deaths_end), f"{label} is quarantined")
-        return
     if end == "StepFailed":
-        twice = world.spent["raises"] + world.spent["raises late"] >= 2
-        require(twice or bool(world.spent["fails"]), f"{label} is failed for one step that raised")
-    causes = ENDS.get(end, ())
-    require(any(world.spent[cause] for cause in causes), f"{label} ends with {end} without a cause")
+        twice = spent["raises"] + spent["raises late"] >= 2
+        require(twice or bool(spent["fails"]), f"{label} is failed for one step that raised")
+    if end in ("EngineDied", "Quarantined") and not world.scenario.deaths_end:
+        _is_given_up(world, caller, label)
+    poison = any(ask.poison for ask in world.scenario.asks)
+    lost = poison and end in ("EngineDied", "EngineUnavailable", "Quarantined")
+    require(lost or any(spent[cause] for cause in ENDS.get(end, ())), f"{label} ends with {end} without a cause")
+
+
+def _is_given_up(world: World, caller: Caller, label: str) -> None:
+    """Where requests outlive engines, one ends with a death only if it may be at fault, or if no engine follows."""
+    crashes = sum(world.spent[cause] for cause in ("crash", "breaks", "long", "hang")) + caller.ask.poison
+    failed = world.client.supervisor.state is EngineState.FAILED
+    may_be = caller.ask.poison or crashes >= 2 or failed
+    require(may_be, f"{label} ends with {caller.ends[label]}, and was in {crashes} crashes")
 
 
 def _callers_are_told(world: World) -> None:

@@ -14,7 +14,7 @@ LONG_A, LONG_B = Ask("a", prompt=1, tokens=3), Ask("b", prompt=1, tokens=3)
 SMALL = (
     Scenario("one", (A,), budget={"cancel": 1, "match": 1, "die": 1}),
     Scenario("two", (B, C), budget={"cancel": 1}),
-    Scenario("group", (PAIR,), budget={"cancel": 1, "die": 1}),
+    Scenario("group", (PAIR,), budget={"cancel": 1, "crash": 1}),
     Scenario("lookahead", (A,), shape=Shape(lookahead=1), budget={"match": 1, "raises": 1, "raises late": 1}),
     Scenario("faults", (A,), budget={"raises": 2, "fails": 1, "breaks": 1}),
     Scenario("waits", (B, PAIR), waiting=3, budget={"short": 1}),
@@ -30,7 +30,8 @@ SMALL = (
 
 LARGE = (
     Scenario("two die", (A, B), budget={"cancel": 1, "die": 1}),
-    Scenario("two slots", (A, B), slots=2, budget={"cancel": 1, "match": 1, "die": 1}),
+    Scenario("two slots", (A, B), slots=2, budget={"cancel": 1, "match": 1, "crash": 1}),
+    Scenario("two crashes", (A, B), slots=2, budget={"crash": 2, "cancel": 1}),
     Scenario("three", (B, PAIR), slots=2, waiting=3, budget={"cancel": 1, "die": 1}),
     Scenario(
         "two ahead",

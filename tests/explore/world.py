@@ -17,9 +17,8 @@ from typing import Any
 from tests.core.drive import Shape, expected
 from treadle.core import room
 from treadle.core.messages import CancelReason, FinishReason, Submit
-from treadle.engine.client import Admission, EngineClient, Reservation
+from treadle.engine.client import Admission, EngineClient, Patience, Reservation
 from treadle.engine.generation import Generation
-from treadle.engine.supervisor import Patience
 from treadle.errors import (
     Busy,
     EngineUnavailable,
@@ -37,8 +36,11 @@ START_TIMEOUT_S = 20.0
 WAITS_S = {"short": 4.0, "long": 14.0}
 """The short one is over `MAX_WAIT_S` and below `HANG_AFTER_S`, with all slacks; the long one over both."""
 WAIT_SLACK_S = 3.0
+DEATHS = {"die": "killed by SIGKILL", "crash": "killed by SIGSEGV"}
 CONTEXT = 64
 PLAIN = Shape()
+REPLAYS = hasattr(EngineClient, "on_death")
+"""Whether what ran when an engine died goes on with the next one."""
 
 
 class NotEnabled(Exception):
@@ -83,7 +85,7 @@ class Scenario:
     turns: bool = False
     frozen_ends: bool = False
     growth: int = room.EXPECTED
-    deaths_end: bool = True
+    deaths_end: bool = not REPLAYS
     budget: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -196,6 +198,8 @@ class World:
             observers=(self.ends,),
             clock=self.clock,
         )
+        if (quarantine := getattr(self.client, "quarantine", None)) is not None:
+            quarantine._key = bytes(32)  # the same in all worlds
         self.client.begin()
         self.events.settle()
         self.do("load", quietly=True)
@@ -272,9 +276,10 @@ class World:
                     for label in self._labels():
                         yield f"step {arrive} fails {label}"
         if not self.thread and owner.started and not owner.dead:
-            yield from self._afford("die", "die")
-            if owner.outbox._messages:
-                yield from self._afford("die", "die told")
+            for how in DEATHS:
+                yield from self._afford(how, how)
+                if owner.outbox._messages:
+                    yield from self._afford(how, f"{how} told")
         if owner.loading:
             yield from self._afford("badstart", "badstart")
         if not self.launch_fails:
@@ -362,9 +367,12 @@ class World:
         if not owner.step(int(arrive), what):
             raise NotEnabled(what)
 
-    def _do_die(self, told: str = "") -> None:
-        self._spend("die", possible=self.owner.started and not self.owner.dead and not self.thread)
-        self.owner.die("killed by SIGKILL", told=bool(told))
+    def _do_die(self, told: str = "", how: str = "die") -> None:
+        self._spend(how, possible=self.owner.started and not self.owner.dead and not self.thread)
+        self.owner.die(DEATHS[how], told=bool(told))
+
+    def _do_crash(self, told: str = "") -> None:
+        self._do_die(told, "crash")
 
     def _do_badstart(self) -> None:
         self._spend("badstart", possible=self.owner.loading)

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from tests.explore.turns import TurnLoop
 from treadle.core.messages import Submit
 from treadle.engine import generation as generation_module
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.client import Admission, EngineClient, Patience
 from treadle.engine.generation import Generation
-from treadle.engine.supervisor import Patience
 from treadle.errors import Busy, EngineUnavailable, TreadleError
 
 from .machine import VOCABULARY, Machine, SimulatedOwner, token_at
