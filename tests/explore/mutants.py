@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -21,12 +22,16 @@ from treadle.core.row import Row
 from treadle.core.scheduler import Scheduler
 from treadle.engine import client as client_module
 from treadle.engine import outbox as outbox_module
-from treadle.engine import supervisor as supervisor_module
 from treadle.engine.client import EngineClient, Health, Reservation
 from treadle.engine.generation import Generation
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.supervisor import EngineState, Supervisor
+
+from .world import REPLAYS
+
+backoff_module = import_module("treadle.engine.deaths" if REPLAYS else "treadle.engine.supervisor")
+ON_DEATH = "on_death" if REPLAYS else "on_lost"
 
 
 @dataclass(frozen=True)
@@ -171,10 +176,10 @@ MUTANTS = (
     Mutant("an end does not reach its reader", Generation, "push", _forgets_ends, "one"),
     Mutant("ready while it drains", EngineClient, "health", _ready_for_ever, "stops"),
     Mutant("the gate stays open after a death", Gate, "close", _stays_open, "one"),
-    Mutant("nobody is told of a death", EngineClient, "on_lost", _nothing, "one"),
+    Mutant("nobody is told of a death", EngineClient, ON_DEATH, lambda was: lambda self, *args: 0, "one"),
     Mutant("waits of a group that has begun end", Queue, "expired", _expires_all, "waits"),
-    Mutant("waits do not end where the engine hangs", client_module, "bound_wait", _nothing, "one"),
-    Mutant("a hang is not noticed", Supervisor, "_overdue", lambda was: lambda self, began: "", "one"),
+    Mutant("waits do not end where the engine hangs", client_module, "bound_wait", _nothing, "two"),
+    Mutant("a hang is not noticed", Supervisor, "_overdue", lambda was: lambda self, *began: "", "one"),
     Mutant("all rows are blamed for a step", Scheduler, "recover", _blames_all, "lookahead"),
     Mutant("a row runs on past its end", Row, "take", _overtakes, "two"),
     Mutant(
@@ -184,5 +189,5 @@ MUTANTS = (
         lambda was: lambda self, grace_s: self._owner.ended(),
         "one",
     ),
-    Mutant("a restart never comes", supervisor_module, "BACKOFF_S", lambda was: (1e9,), "one"),
+    Mutant("a restart never comes", backoff_module, "BACKOFF_S", lambda was: (1e9,), "one"),
 )

@@ -10,7 +10,7 @@ from treadle.engine.supervisor import MAX_FAILED_STARTS, EngineState
 from treadle.errors import TreadleError
 
 from .owner import ModelOwner, Violation, require
-from .world import Ask, Caller, World
+from .world import REPLAYS, Ask, Caller, World
 
 ROUNDS = 400
 LONGEST_S = 120.0
@@ -71,7 +71,7 @@ def _restarts_have_causes(world: World) -> None:
 LOSSES = ("die", "crash", "breaks", "long", "badstart", "nolaunch", "hang")
 ENDS: dict[str, tuple[str, ...]] = {
     "Busy": ("short", "long", "freeze", *LOSSES),
-    "EngineUnavailable": LOSSES,
+    "EngineUnavailable": ("short", "freeze", *LOSSES) if REPLAYS else LOSSES,
     "EngineDied": LOSSES,
     "ServerStopping": ("stop",),
     "StepFailed": ("raises", "raises late", "fails"),
@@ -96,7 +96,8 @@ def _end_is_allowed(world: World, caller: Caller, label: str) -> None:
 
 def _is_given_up(world: World, caller: Caller, label: str) -> None:
     """Where requests outlive engines, one ends with a death only if it may be at fault, or if no engine follows."""
-    crashes = sum(world.spent[cause] for cause in ("crash", "breaks", "long", "hang")) + caller.ask.poison
+    crashes = sum(world.spent[cause] for cause in ("crash", "breaks", "long", "hang"))
+    crashes += any(ask.poison for ask in world.scenario.asks)
     failed = world.client.supervisor.state is EngineState.FAILED
     may_be = caller.ask.poison or crashes >= 2 or failed
     require(may_be, f"{label} ends with {caller.ends[label]}, and was in {crashes} crashes")

@@ -109,6 +109,8 @@ class Caller:
     async def read(self, label: str, generation: Generation) -> None:
         try:
             await generation.admitted()
+            if label not in self.taken_back:
+                self._waited(label, asyncio.get_running_loop().time(), None)
             deltas = aiter(generation)
             while True:
                 self.hear(label, await anext(deltas))
@@ -117,12 +119,13 @@ class Caller:
         except TreadleError as error:
             require(label not in self.ends, f"{label} ends twice: {self.ends.get(label)}, {error}")
             self.ends[label] = type(error).__name__
-            if generation.started is None and label not in self.taken_back:
+            if not _has_begun(generation) and label not in self.taken_back:
                 self._waited(label, asyncio.get_running_loop().time(), error)
 
-    def _waited(self, label: str, now: float, error: TreadleError) -> None:
-        """A wait without success ends when it may, and not before; none of a group that has begun."""
-        begun = any(generation.started is not None for generation in self.generations.values())
+    def _waited(self, label: str, now: float, error: TreadleError | None) -> None:
+        """A wait ends in time, without success not before it may; none of a group that has begun."""
+        others = [generation for other, generation in self.generations.items() if error or other != label]
+        begun = any(map(_has_begun, others)) or getattr(self.generations[label], "begun", False)
         busy, seconds = isinstance(error, Busy), now - self.reserved
         require(not busy or not begun, f"{label} was sent away as busy, and its group has begun")
         require(not busy or seconds >= MAX_WAIT_S, f"{label} was sent away as busy after {seconds:.1f} s")
@@ -156,6 +159,11 @@ class Caller:
             self.ends,
             self.taken_back,
         )
+
+
+def _has_begun(generation: Generation) -> bool:
+    """Whether its wait is over: it runs, or may have run when an engine died."""
+    return generation.started is not None or getattr(generation, "begun", False)
 
 
 class Ends:
