@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from .callers import NotEnabled, Scenario
 from .properties import FAIR, HANGS, STOPS, check, complete
-from .world import NotEnabled, Scenario, World
+from .world import World
 
 
 @dataclass

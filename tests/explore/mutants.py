@@ -28,7 +28,7 @@ from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.supervisor import EngineState, Supervisor
 
-from .world import REPLAYS
+from .callers import REPLAYS
 
 backoff_module = import_module("treadle.engine.deaths" if REPLAYS else "treadle.engine.supervisor")
 ON_DEATH = "on_death" if REPLAYS else "on_lost"

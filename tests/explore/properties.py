@@ -9,8 +9,9 @@ from tests.core.drive import expected
 from treadle.engine.supervisor import MAX_FAILED_STARTS, EngineState
 from treadle.errors import TreadleError
 
+from .callers import REPLAYS, Ask, Caller
 from .owner import ModelOwner, Violation, require
-from .world import REPLAYS, Ask, Caller, World
+from .world import World
 
 ROUNDS = 400
 LONGEST_S = 120.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.drive import Shape
 
-from .world import Ask, Scenario
+from .callers import Ask, Scenario
 
 A = Ask("a", prompt=4)  # two chunks, the second of which picks the first of two tokens
 B, C = Ask("b", prompt=1, tokens=1), Ask("c", prompt=1, tokens=1)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from .callers import Ask, NotEnabled, Scenario
 from .explorer import Search, explore, fails, quiet, shrink, world_after
 from .mutants import MUTANTS, Mutant
 from .scenarios import SCENARIOS, SMALL
-from .world import Ask, NotEnabled, Scenario
 
 MOST = 220
 FEWEST = {"poison": 200}
