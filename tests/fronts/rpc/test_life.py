@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ from tests.fronts.rpc.worker import WIRES, read, refused, until, worker
 from tests.fronts.web.server import forever, says
 from tests.support.aio import in_loop
 from treadle.core.messages import Submit
+from treadle.fronts.rpc.generate import Worker
 from treadle.fronts.rpc.wires import client_of
 
 both = pytest.mark.parametrize("name", WIRES)
@@ -170,6 +172,34 @@ async def test_a_reader_that_stalls_loses_its_place_and_nobody_waits_for_it() ->
         assert (await w.mlx.answer("other", max_tokens=2)).end.completion_tokens == 2
         stalled.cancel()
         await until(w.idle)
+
+
+class Gone:
+    """A call whose transport has gone, before it is cancelled."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        raise grpc.aio.InternalError("execute_batch failed")
+
+
+@both
+@in_loop
+async def test_a_client_that_leaves_while_it_is_written_to_is_no_fault_of_the_server(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    generate = Worker.generate
+    monkeypatch.setattr(Worker, "generate", lambda self, context, *rest: generate(self, Gone(context), *rest))
+    async with worker(forever, context=100_000) as w:
+        error = await refused(w.wire(name).generate())
+        assert error.code() is grpc.StatusCode.CANCELLED
+        await until(w.idle)
+        assert w.metrics.value("treadle_grpc_requests_total", {"wire": name, "code": "CANCELLED"}) == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @both

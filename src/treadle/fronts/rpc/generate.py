@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from ...config import Settings
 from ...core.messages import CancelReason
 from ...core.refusals import Refusal
@@ -231,7 +233,8 @@ class _Run:
             )
 
     async def _send(self, context: Context, message: Any) -> None:
-        """Write one message. A reader that stalls loses its request: its place is for those who read."""
+        """Write one message. A reader that stalls loses its request: its place is for those who read. Raises
+        RequestCancelled where the call has gone and its cancellation is still on the way."""
         stall_s = self.worker.settings.stall_s
         try:
             async with self.writing, asyncio.timeout(stall_s):
@@ -239,6 +242,8 @@ class _Run:
         except TimeoutError:
             self.reservation.cancel(CancelReason.STALLED)
             raise ReaderStalled(f"the client has not read for {stall_s:g} s") from None
+        except grpc.aio.InternalError as error:
+            raise RequestCancelled("the client has left") from error
 
 
 def _bytes_of(tokens: int, logprobs: int | None) -> int:
