@@ -1,0 +1,282 @@
+"""What is done to the server, and what must be true of its health meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from .engine import KILLS, ORDER, StepFault, give_order
+from .health import DEATH_S, HANG_S, RECOVERY_S, Watcher
+from .oracle import REFUSED_FOR_EVER, Window
+from .plan import DEATHS, Fault
+from .server import Server
+
+CRASH_LOOP_S = 300.0
+MOST_DEATHS = 7
+"""In CRASH_LOOP_S: a server whose engine dies without end gives up, and is right to."""
+TAKEN_S = 10.0
+DEAF_S = 3.0
+HOARD_S = 2.0
+HOARD_MORE = 64  # connections beyond the server's limit
+SLOW_STEPS = 8
+RESTARTS_AT_MOST_S = 60.0
+PROBES_HAVE_PLACES = False
+"""Whether health is answered while others hold every connection that the server takes."""
+
+
+@dataclass
+class Attack:
+    """Does faults to `server`, notes their windows, and what went wrong with its health in `problems`."""
+
+    server: Server
+    watcher: Watcher
+    hang_after_s: float
+    drain_s: float
+    survives_death: bool
+    load_s: float = 2.0
+    patience: float = 1.0  # bounds are so many times longer: for machines that do other work too
+    windows: list[Window] = field(default_factory=list)
+    silent: list[tuple[float, float]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    died: list[float] = field(default_factory=list)
+    spared: int = 0
+
+    @property
+    def deaths(self) -> int:
+        """How often the engine was killed."""
+        return len(self.died)
+
+    async def strike(self, fault: Fault) -> None:
+        """Do it, and return once the server serves again. A death too many is left out: see MOST_DEATHS."""
+        now = time.monotonic()
+        if fault in DEATHS and sum(now - at < CRASH_LOOP_S for at in self.died) >= MOST_DEATHS:
+            self.spared += 1
+            return
+        window = Window(fault, now)
+        self.windows.append(window)
+        try:
+            await _DONE[fault](self)
+        except (OSError, RuntimeError, TimeoutError, asyncio.IncompleteReadError) as error:
+            self.problems.append(f"{fault}: {type(error).__name__}: {error}")
+        finally:
+            await self.revive()
+            window.ended = time.monotonic() + 0.5
+
+    async def revive(self) -> None:
+        """Start a new server where the old one has ended, or does not come to itself."""
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            await self.server.ready(RESTARTS_AT_MOST_S)
+            return
+        words = "ended" if self.server.ended is not None else "never came back"
+        self.problems.append(f"the server {words} (exit {self.server.ended}): {self.server.last_words()[-200:]!r}")
+        began = time.monotonic()
+        self.server.kill()
+        self.server.begin()
+        await self.server.ready()
+        self.silent.append((began - RESTARTS_AT_MOST_S, time.monotonic()))
+
+    def wrong(self, what: str) -> None:
+        self.problems.append(what)
+
+    # Deaths ------------------------------------------------------------------------------------------------------
+
+    async def killed(self, number: signal.Signals, bound_s: float = DEATH_S) -> None:
+        """A signal ends the engine."""
+        began = time.monotonic()
+        if self.server.signal_engine(number) is not None:
+            await self.recovers(number.name, began, bound_s)
+
+    async def ordered(self, kind: StepFault, bound_s: float = DEATH_S) -> None:
+        """A step ends the engine."""
+        if (began := await self.order(kind)) is not None:
+            await self.recovers(kind, began, bound_s)
+
+    async def recovers(self, what: str, began: float, bound_s: float) -> None:
+        """`ready` is 503 within its bound, and 200 again within another."""
+        self.died.append(began)
+        bound_s *= self.patience
+        away = await self.watcher.seen("ready", 503, began, bound_s + 2.0)
+        if away is None:
+            self.wrong(f"{what}: ready was not 503 within {bound_s + 2.0:.1f} s")
+            return
+        if away.at - began > bound_s:
+            self.wrong(f"{what}: ready was 503 only after {away.at - began:.1f} s, bound {bound_s:.1f}")
+        within_s = self.patience * (self.load_s + RECOVERY_S)
+        if await self.watcher.seen("ready", 200, away.at, within_s) is None:
+            self.wrong(f"{what}: not ready again within {within_s:.1f} s")
+
+    async def order(self, kind: StepFault, steps: int = 1) -> float | None:
+        """Have a step fail; when it did, or None where no step came in time."""
+        path = self.server.orders / ORDER
+        give_order(self.server.orders, kind, steps)
+        end = time.monotonic() + TAKEN_S
+        while time.monotonic() < end:
+            if not path.exists():
+                return time.monotonic()
+            await asyncio.sleep(0.005)
+        path.unlink(missing_ok=True)
+        return None
+
+    async def poison(self) -> None:
+        """A request that kills whatever computes it."""
+        began = time.monotonic()
+        body = {"prompt": list(KILLS), "max_tokens": 4}
+        status, answer = await self.server.door.post("/v1/completions", body, RESTARTS_AT_MOST_S)
+        if status == 503:
+            return  # it never ran
+        wanted = REFUSED_FOR_EVER if self.survives_death else "engine_died"
+        if wanted not in answer.decode():
+            self.wrong(f"poison: answered {status} {answer[:200]!r}, wanted {wanted}")
+        await self.recovers("poison", began, RESTARTS_AT_MOST_S)
+
+    # What must not cost anybody anything ---------------------------------------------------------------------------
+
+    async def unharmed(self, what: str, doing: Callable[[], Awaitable[object]]) -> None:
+        """Whatever is done, the engine is not replaced."""
+        before = (await self.server.status())["engine"]["restarts"]
+        await doing()
+        after = (await self.server.status())["engine"]["restarts"]
+        if after != before:
+            self.wrong(f"{what}: the engine was replaced")
+
+    async def paused(self) -> None:
+        """The engine is stopped for less than the hang bound."""
+
+        async def pause() -> None:
+            self.server.signal_engine(signal.SIGSTOP)
+            await asyncio.sleep(self.hang_after_s / 2)
+            self.server.signal_engine(signal.SIGCONT)
+
+        await self.unharmed("SIGSTOP and SIGCONT", pause)
+
+    async def frozen(self) -> None:
+        """The server is stopped for longer than the hang bound."""
+
+        async def freeze() -> None:
+            began = time.monotonic()
+            self.server.signal(signal.SIGSTOP)
+            await asyncio.sleep(self.hang_after_s + 0.5)
+            self.server.signal(signal.SIGCONT)
+            await asyncio.sleep(1.0)
+            self.silent.append((began, time.monotonic()))
+
+        await self.unharmed("the server's SIGSTOP and SIGCONT", freeze)
+
+    async def deaf(self) -> None:
+        """Nobody reads standard error."""
+
+        async def ignore() -> None:
+            log = self.server.log
+            if log is not None:
+                log.deaf.set()
+                await asyncio.sleep(DEAF_S)
+                log.deaf.clear()
+
+        with contextlib.suppress(TimeoutError):
+            await self.unharmed("an unread standard error", ignore)
+
+    async def hoard(self, *, kill: bool = False) -> None:
+        """Bare connections take every descriptor that the server has for them, over HTTP and gRPC."""
+        began = time.monotonic()
+        socks: list[socket.socket] = []
+        try:
+            for i in range((self.server.open_files or 256) + HOARD_MORE):
+                await _connect(self.server.ports[i % 2], socks)
+            if kill:
+                self.server.signal_engine(signal.SIGKILL)
+                self.died.append(time.monotonic())
+            await asyncio.sleep(HOARD_S)
+        finally:
+            for sock in socks:
+                sock.close()
+        await self.server.ready(self.patience * (self.load_s + RECOVERY_S))
+        if not PROBES_HAVE_PLACES:
+            self.silent.append((began, time.monotonic()))
+
+    async def flush(self) -> None:
+        status, _ = await self.server.door.post("/v1/prefix_cache/reset", {}, 20.0)
+        if status not in (200, 503):
+            self.wrong(f"flush: {status}")
+
+    # Ends --------------------------------------------------------------------------------------------------------
+
+    async def drained(self, *, full_disk: bool = False) -> None:
+        """SIGTERM, and a fresh start."""
+        began = time.monotonic()
+        await self.end()
+        self.server.begin(full_disk=full_disk)
+        await self.server.ready()
+        self.silent.append((began, time.monotonic()))
+
+    async def end(self) -> None:
+        """SIGTERM: what runs ends, then the server does, with 0 and without a child left."""
+        code = await self.server.stop(within_s=self.drain_s + 10.0)
+        if code != 0:
+            self.wrong(f"SIGTERM: exit code {code}: {self.server.last_words()[-200:]!r}")
+        if orphans := self.server.orphans():
+            self.wrong(f"SIGTERM: engines left: {orphans}")
+
+
+async def _connect(port: int, socks: list[socket.socket]) -> None:
+    sock = socket.socket()
+    sock.setblocking(False)
+    socks.append(sock)
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(0.2):
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+
+
+async def _nothing(attack: Attack) -> None:
+    return
+
+
+def _step(kind: StepFault, steps: int = 1) -> Callable[[Attack], Awaitable[None]]:
+    """A step that fails and costs nobody anything."""
+
+    async def do(attack: Attack) -> None:
+        await attack.unharmed(kind, lambda: attack.order(kind, steps))
+
+    return do
+
+
+async def _starve(attack: Attack) -> None:
+    """The engine may die of it or not."""
+    await attack.order(StepFault.STARVE)
+    await asyncio.sleep(2.0)
+    attack.died.append(time.monotonic())
+
+
+_DONE: Mapping[Fault, Callable[[Attack], Awaitable[None]]] = {
+    Fault.NONE: _nothing,
+    Fault.KILL: lambda attack: attack.killed(signal.SIGKILL),
+    Fault.ABRT: lambda attack: attack.killed(signal.SIGABRT),
+    Fault.SEGV: lambda attack: attack.killed(signal.SIGSEGV),
+    Fault.STOP: lambda attack: attack.killed(signal.SIGSTOP, attack.hang_after_s + HANG_S),
+    Fault.STEP_SEGV: lambda attack: attack.ordered(StepFault.SEGV),
+    Fault.STEP_ABORT: lambda attack: attack.ordered(StepFault.ABORT),
+    Fault.BROKEN: lambda attack: attack.ordered(StepFault.BROKEN),
+    Fault.RAISE_PLAN: lambda attack: attack.ordered(StepFault.RAISE_PLAN),
+    Fault.HANG: lambda attack: attack.ordered(StepFault.HANG, attack.hang_after_s + HANG_S),
+    Fault.POISON: lambda attack: attack.poison(),
+    Fault.STARVE: _starve,
+    Fault.STOP_CONT: lambda attack: attack.paused(),
+    Fault.PARENT_STOP: lambda attack: attack.frozen(),
+    Fault.RAISE: _step(StepFault.RAISE),
+    Fault.RAISE_READ: _step(StepFault.RAISE_READ),
+    Fault.RAISE_RELEASE: _step(StepFault.RAISE_RELEASE),
+    Fault.ALLOCATE: _step(StepFault.ALLOCATE),
+    Fault.MEMORY: _step(StepFault.MEMORY),
+    Fault.SLOW: _step(StepFault.SLOW, SLOW_STEPS),
+    Fault.BABBLE: _step(StepFault.BABBLE),
+    Fault.DEAF: lambda attack: attack.deaf(),
+    Fault.HOARD: lambda attack: attack.hoard(),
+    Fault.HOARD_KILL: lambda attack: attack.hoard(kill=True),
+    Fault.FLUSH: lambda attack: attack.flush(),
+    Fault.DRAIN: lambda attack: attack.drained(),
+    Fault.FULL_DISK: lambda attack: attack.drained(full_disk=True),
+}

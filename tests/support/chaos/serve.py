@@ -1,0 +1,18 @@
+"""`treadle serve` whose engine can be told to fail: `python -m tests.support.chaos.serve MODEL OPTION...`.
+
+The server is the real one. Its engine's process starts from `engine.entry`, which adds the faults.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from treadle import compose
+from treadle.cli import main
+
+ENTRY = "tests.support.chaos.engine:entry"
+
+if __name__ == "__main__":
+    compose.OWNER_ENTRY = ENTRY
+    sys.argv[1:1] = ["serve"]
+    main()
