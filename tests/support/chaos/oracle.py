@@ -72,7 +72,7 @@ class Oracle:
         self._answers = answers
         self._rpc_answers = rpc_answers or {}
         self._survives_death = survives_death
-        self.compared = 0
+        self.judged = 0
         self.partings: list[Parting] = []
 
     def calm(self, request: Request, recipe: Recipe) -> Answer:
@@ -152,7 +152,7 @@ class Oracle:
         known = self.calm(request, recipe)
         whole = outcome.end is End.COMPLETE
         for choice, calm in known.items():
-            self.compared += 1
+            self.judged += 1
             tokens, finish = calm.tokens, calm.finish
             got, ends = outcome.tokens.get(choice, []), outcome.finishes.get(choice, [])
             expected = list(tokens) if whole else list(tokens)[: len(got)]

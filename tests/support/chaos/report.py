@@ -25,7 +25,7 @@ def _figures(chaos: Chaos, took_s: float) -> Iterator[str]:
     yield f"  faults   {_counted(chaos.faults)}; {chaos.attack.deaths} deaths of the engine{spared}"
     excused = "no error" if chaos.attack.survives_death else "engine_died"
     yield f"           a death of the engine excuses {excused}"
-    yield f"  answers  {chaos.oracle.compared:,} choices compared with the calm run, {chaos.tokens:,} tokens"
+    yield f"  answers  {chaos.oracle.judged:,} choices judged by the calm run, {chaos.tokens:,} tokens"
     yield f"           {chaos.forks} differed within rounding: a calm server gives them too"
     yield f"  servers  {chaos.server.starts} started, {len(chaos.quiet)} quiet points"
     for one in chaos.drifts():
