@@ -72,9 +72,6 @@ class Fault(StrEnum):
     FULL_DISK = "full-disk"
 
 
-GRPC_ASKS_FOR_KEYS = False
-"""Whether gRPC refuses callers without the server's key: then some come without it."""
-
 HTTP_MANNERS = {
     Manner.WHOLE: 14,
     Manner.STREAM: 24,
@@ -105,7 +102,7 @@ RPC_MANNERS = {
     Manner.CANCEL: 10,
     Manner.DEADLINE: 5,
     Manner.HANG_UP: 3,
-    Manner.WRONG_KEY: 2 * GRPC_ASKS_FOR_KEYS,
+    Manner.WRONG_KEY: 2,
 }
 RARE = {Manner.RAISES: 0.002}
 LEAVERS = frozenset(
