@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from tests.support.child import ENTRY
 from tests.support.faults import plain
 from tests.support.owners import settle
 from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
+from treadle.descriptors import Spare
 from treadle.engine import process as process_module
 from treadle.engine import supervisor as supervisor_module
 from treadle.engine.child import Channel, settling, transmit
@@ -70,6 +72,23 @@ async def generate(client: EngineClient, request: Submit = REQUEST) -> list[int]
         ) as reservation:
             (generation,) = reservation.submit([request])
             return [token async for delta in generation for token in delta.tokens]
+
+
+@contextmanager
+def no_descriptors(but: int = 256) -> Iterator[None]:
+    """Within the block this process may open no file more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(but, hard), hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 # A good life -------------------------------------------------------------------------------------------------------
@@ -442,3 +461,34 @@ def test_once_it_is_ready_garbage_is_not_looked_for_in_what_is_loaded(monkeypatc
     for message in (Loading(stage="weights"), ready, Failed(code="engine_died", message="")):
         send(message)
     assert told == ["Loading", "collected", "kept", "Ready", "Failed"]
+
+
+# Descriptors ---------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_child_is_launched_with_the_descriptors_in_reserve_when_all_others_are_taken() -> None:
+    """Clients may hold every other one: the engine must come back all the same."""
+    spare = Spare()
+    client = EngineClient(lambda: ProcessOwner(ENTRY, {}, spare), Admission(4, 4, 30.0))
+    try:
+        with no_descriptors():
+            old = await start(client)
+            assert len(spare) > 0
+            os.kill(old, signal.SIGKILL)
+            await ready_again(client, old)
+        assert await generate(client) == TOKENS
+    finally:
+        await asyncio.wait_for(client.stop(), WAIT_S)
+        spare.close()
+
+
+@in_loop
+async def test_without_a_reserve_a_launch_fails_for_lack_of_descriptors() -> None:
+    """The test above would notice."""
+    client = EngineClient(lambda: ProcessOwner(ENTRY, {}), Admission(4, 4, 30.0))
+    try:
+        with no_descriptors(), pytest.raises(StartFailed, match="could not be launched"):
+            await start(client)
+    finally:
+        await asyncio.wait_for(client.stop(), WAIT_S)

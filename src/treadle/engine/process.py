@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ..core.messages import ToOwner
+from ..descriptors import Spare
 from .handle import OnExit, OnMessage
 from .wire import HEADER, frame, from_owner
 
@@ -23,10 +24,12 @@ KEY_VARIABLE = "TREADLE_API_KEY"
 
 
 class ProcessOwner:
-    """Spawns `treadle.engine.child` with `entry` ("module:function") and its plain `arguments`."""
+    """Spawns `treadle.engine.child` with `entry` ("module:function") and its plain `arguments`. The descriptors that
+    this takes are lent by `spare`: clients may hold all others."""
 
-    def __init__(self, entry: str, arguments: Any) -> None:
+    def __init__(self, entry: str, arguments: Any, spare: Spare | None = None) -> None:
         self._entry = entry
+        self._spare = spare or Spare(0)
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -39,6 +42,13 @@ class ProcessOwner:
 
     async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
         arguments = frame_of_arguments(self._arguments)
+        with self._spare.lent():
+            reader = await self._launch()
+        self._write(arguments)
+        self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")
+
+    async def _launch(self) -> asyncio.StreamReader:
+        """Start the child and connect to it; returns what it says."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -50,8 +60,7 @@ class ProcessOwner:
             if self._process is not None:
                 await self._process.wait()
             raise
-        self._write(arguments)
-        self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")
+        return reader
 
     async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
         """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone; without the API key in
