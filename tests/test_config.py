@@ -435,3 +435,8 @@ def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes, message: str) -
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"can't read the settings file .*none\.toml: No such file or directory$"):
         Settings.from_file(tmp_path / "none.toml")
+
+
+def test_addresses_to_listen_on_are_kept_in_full_and_without_brackets() -> None:
+    settings = Settings(host="[::1]", grpc_host="127.1", grpc_port=0)
+    assert (settings.host, settings.grpc_host) == ("::1", "127.0.0.1")

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from treadle.errors import ConfigError
-from treadle.hosts import address_of, host_of, is_loopback, is_this_machine, matches, origin_of, resolved, url_of
+from treadle.hosts import (
+    address_of,
+    bindable,
+    host_of,
+    is_loopback,
+    is_this_machine,
+    matches,
+    origin_of,
+    resolved,
+    url_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +138,25 @@ def test_a_name_without_an_address_is_told(host: str, monkeypatch: pytest.Monkey
 def test_urls() -> None:
     assert url_of("http", "::1", 80) == "http://[::1]:80"
     assert url_of("grpc", "mybox", 80) == "grpc://mybox:80"
+
+
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [
+        ("[::1]", "::1"),
+        ("[::]", "::"),
+        ("[fe80::1%eth0]", "fe80::1%eth0"),
+        ("127.1", "127.0.0.1"),
+        ("0", "0.0.0.0"),
+        ("0x7f.1", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+        ("localhost", "localhost"),
+        ("[localhost]", "[localhost]"),
+        ("[::1", "[::1"),
+        ("1.2.3.4.5", "1.2.3.4.5"),
+        ("300.1.1.1", "300.1.1.1"),
+    ],
+)
+def test_an_address_to_bind_is_written_as_every_library_reads_it(given: str, bound: str) -> None:
+    assert bindable(given) == bound

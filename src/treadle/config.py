@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError, spelled
-from .hosts import ANY, address_of, host_of, is_pattern, nearest_origin, origin_of
+from .hosts import ANY, address_of, bindable, host_of, is_pattern, nearest_origin, origin_of
 
 GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_auth", "grpc_no_auth")
@@ -98,6 +98,9 @@ class Settings:
     """How the user writes each setting, for messages: `--max-wait`, or `max-wait in FILE`. Not a setting itself."""
 
     def __post_init__(self) -> None:
+        for name in ("host", "grpc_host"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, bindable(given))
         with spelled(self.spelling):
             self._check()
 

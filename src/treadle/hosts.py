@@ -3,6 +3,7 @@ resolver except `resolved`."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -28,6 +29,7 @@ _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _HEADER = re.compile(r"(\[[0-9a-f:.]+(?:%[a-z0-9._~-]+)?\]|[a-z0-9._-]+)(?::\d{0,5})?", re.IGNORECASE)
 _ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://({_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\])(?::(\d{{1,5}}))?")
 _PROGRAM = re.compile(r"([a-z][a-z0-9+.-]*)://[a-z0-9._-]*(?::\d{1,5})?")
+_SHORT = re.compile(r"(?:0x[0-9a-f]+|[0-9]+)(?:\.(?:0x[0-9a-f]+|[0-9]+)){0,3}", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
@@ -49,6 +51,17 @@ def address_of(host: str) -> Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+def bindable(host: str) -> str:
+    """`host` as every library reads it: an IPv6 address without brackets, a short IPv4 address (127.1) in full."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if bare != host and address_of(bare.partition("%")[0]) is not None:
+        return bare
+    if _SHORT.fullmatch(host):
+        with contextlib.suppress(OSError):
+            return socket.inet_ntoa(socket.inet_aton(host))
+    return host
 
 
 def is_this_machine(host: str) -> bool:
