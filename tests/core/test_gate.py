@@ -242,6 +242,9 @@ OF_FRONTS = {
     Refusal.INSUFFICIENT_SCOPE,
     Refusal.NOT_AUTHENTICATED,
     Refusal.TOO_MANY_WRONG_KEYS,
+    Refusal.CONNECTIONS,
+    Refusal.PEER_CONNECTIONS,
+    Refusal.BODY_BYTES,
 }
 """Reasons for which the fronts refuse a request before it comes to the gate."""
 

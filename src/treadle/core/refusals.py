@@ -7,7 +7,8 @@ from enum import StrEnum
 
 
 class Refusal(StrEnum):
-    """A reason. Those for which the engine takes nothing at all are the codes of the errors that clients get."""
+    """A reason. Those for which the engine takes nothing at all are the codes of the errors that clients get. Those
+    from RATE_LIMITED on are the fronts'."""
 
     QUEUE_FULL = "queue_full"  # every slot and every place in the queue is taken
     TOKENS = "tokens"  # the KV cache has no room left for the request's tokens
@@ -21,3 +22,6 @@ class Refusal(StrEnum):
     INSUFFICIENT_SCOPE = "insufficient_scope"  # the API key does not allow this
     NOT_AUTHENTICATED = "invalid_api_key"  # no API key, or a wrong one
     TOO_MANY_WRONG_KEYS = "too_many_wrong_keys"  # from one address
+    CONNECTIONS = "connections"  # as many connections as there are descriptors for; counts connections
+    PEER_CONNECTIONS = "peer_connections"  # one address has its share of them; counts connections
+    BODY_BYTES = "body_bytes"  # half-read bodies hold as much memory as they may

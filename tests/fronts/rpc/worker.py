@@ -21,6 +21,7 @@ from treadle.core.messages import Submit
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
+from treadle.fronts.connections import Connections
 from treadle.fronts.rpc.server import RpcServer
 from treadle.telemetry.metrics import Metrics
 
@@ -139,6 +140,7 @@ async def worker(
     context: int = 4096,
     default_sampling: dict[str, float] | None = None,
     prefix_cache: bool = False,
+    connections: Connections | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
     runner = FrontRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache)
@@ -146,7 +148,7 @@ async def worker(
     engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s))
     texts = BytesTexts(bytes_text(context, default_sampling))
     metrics = Metrics()
-    server = RpcServer(engine, texts, Settings(grpc_port=0, **settings), metrics, "m")
+    server = RpcServer(engine, texts, Settings(grpc_port=0, **settings), metrics, "m", connections=connections)
     url = await server.start()
     if start:
         await engine.start()

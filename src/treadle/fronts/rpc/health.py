@@ -13,6 +13,7 @@ from .wires import Context
 
 SERVICE = "grpc.health.v1.Health"
 LOOK_EVERY_S = 0.25
+MOST_WATCHERS = 256
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -25,6 +26,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def __init__(self, is_ready: Callable[[], bool], services: Collection[str]) -> None:
         self._is_ready = is_ready
         self._services = frozenset({"", *services})
+        self._watchers = 0
+        self._changed = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
 
     async def Check(self, request: Any, context: Context) -> Any:
         if request.service not in self._services:
@@ -32,14 +36,26 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
     async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        """The status now, and each time it changes."""
-        last = None
-        while True:
-            status = self._status(request.service)
-            if status != last:
-                last = status
-                yield health_pb2.HealthCheckResponse(status=status)
-            await asyncio.sleep(LOOK_EVERY_S)
+        """The status now, and each time it changes. Beyond MOST_WATCHERS streams a new one is refused."""
+        if self._watchers >= MOST_WATCHERS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} clients watch already: use Check instead", ()
+            )
+        self._watchers += 1
+        try:
+            last = None
+            while True:
+                changed = self._next_change()
+                status = self._status(request.service)
+                if status != last:
+                    last = status
+                    yield health_pb2.HealthCheckResponse(status=status)
+                await changed.wait()
+        finally:
+            self._watchers -= 1
+            if not self._watchers and self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
 
     async def List(self, request: Any, context: Context) -> Any:
         statuses = {name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in self._services}
@@ -49,3 +65,18 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         if service not in self._services:
             return SERVICE_UNKNOWN
         return SERVING if self._is_ready() else NOT_SERVING
+
+    def _next_change(self) -> asyncio.Event:
+        """An event that is set when readiness has changed after this call. One task looks, for all who watch."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(self._is_ready()), name="treadle-health")
+        return self._changed
+
+    async def _look(self, before: bool) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = self._is_ready()
+            if now != before:
+                before = now
+                self._changed.set()
+                self._changed = asyncio.Event()

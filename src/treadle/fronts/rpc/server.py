@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,17 +17,25 @@ from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 from ...config import Settings
 from ...engine.client import EngineClient
 from ...errors import ConfigError
+from ...hosts import address_of, url_of
 from ...telemetry.access import AccessLines
 from ...telemetry.metrics import Metrics
 from ..callers import Doorkeeper
+from ..connections import Connections
 from ..text import Texts
 from . import health, mlx, vllm
 from .calls import Calls
+from .census import Census
 from .facts import Facts
 from .generate import Worker
 from .guard import KeyGuard
 
 LEAST_PING_S = 10.0
+HANDSHAKE_S = 20.0
+IDLE_S = 600.0
+STREAMS = 1024  # of one connection, where the server holds fewer sequences: more wait in the client
+CALLS_BESIDE = 4096  # calls at a time beyond those that generate, such as Check and Watch
+METADATA_BYTES = 64 * 1024
 
 
 class RpcServer:
@@ -40,10 +50,12 @@ class RpcServer:
         name: str,
         door: Doorkeeper | None = None,
         *,
+        connections: Connections | None = None,
         lines: AccessLines | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`door` and the access log's `lines` are shared with the server's other fronts, where it has some."""
+        """`door` and the access log's `lines` are shared with the server's other fronts, where it has some.
+        `connections` counts and limits the clients; without it there is no limit."""
         self.calls = Calls(clock)
         self.port = 0  # known once it is started
         self._settings = settings
@@ -51,7 +63,13 @@ class RpcServer:
         door = door or Doorkeeper.of(settings, engine.gate.refuse)
         lines = lines or AccessLines(show_client=settings.log_client)
         worker = Worker(engine, texts, settings, self.calls, metrics, clock, door, lines)
-        self._server = grpc.aio.server(interceptors=[KeyGuard(door, settings)], options=_options(settings))
+        self._connections = connections or Connections(front="gRPC")
+        self._counting: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(
+            interceptors=[KeyGuard(door, settings)],
+            options=_options(settings, self._connections.limit, 2 * engine.gate.limits.places),
+            maximum_concurrent_rpcs=2 * engine.gate.limits.places + CALLS_BESIDE,
+        )
         services = _add_wires(self._server, settings.grpc_wire, worker, facts)
         health_pb2_grpc.add_HealthServicer_to_server(
             health.Health(lambda: facts.trouble is None, services), self._server
@@ -61,25 +79,51 @@ class RpcServer:
     async def start(self) -> str:
         """Listen; returns the URL. Raises ConfigError when the address can't be had or a TLS file not be read."""
         settings = self._settings
-        host = settings.grpc_host or settings.host
-        address = f"[{host}]:{settings.grpc_port}" if ":" in host else f"{host}:{settings.grpc_port}"
+        host, port = settings.grpc_host or settings.host, settings.grpc_port or 0
+        await asyncio.to_thread(_check_address, host, port)
         tls = _credentials(settings)
+        self.port = self._bind(host, port, tls)
+        await self._server.start()
+        self._counting = asyncio.create_task(Census(self._connections).run(self.port), name="treadle-census")
+        return url_of("grpc" if tls is None else "grpcs", host, self.port)
+
+    def _bind(self, host: str, port: int, tls: Any) -> int:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if tls is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, tls)
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, tls))
         except RuntimeError as error:
-            raise ConfigError(
-                f"can't listen for gRPC on {address}: choose another with `grpc_port` or `grpc_host`"
-            ) from error
-        await self._server.start()
-        where = address.rpartition(":")[0]
-        return f"{'grpc' if tls is None else 'grpcs'}://{where}:{self.port}"
+            raise _no_address(host, port, str(error)) from error
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Take no more calls, let open ones end for up to `grace_s`, then end them."""
         await self._server.stop(grace_s)
+        if self._counting is not None:
+            self._counting.cancel()
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise ConfigError where no address of `host` can be bound: gRPC's C core would write a line of its own."""
+    reason = "it has no address"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise _no_address(host, port, getattr(error, "strerror", None) or "this is no host name") from error
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind(address)
+                return
+        except OSError as error:
+            reason = error.strerror or reason
+    raise _no_address(host, port, reason)
+
+
+def _no_address(host: str, port: int, reason: str) -> ConfigError:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConfigError(f"can't listen for gRPC on {where}: {reason}; choose another with `grpc_port` or `grpc_host`")
 
 
 def _add_wires(server: Any, wire: str, worker: Worker, facts: Facts) -> list[str]:
@@ -93,9 +137,20 @@ def _add_wires(server: Any, wire: str, worker: Worker, facts: Facts) -> list[str
     return services
 
 
-def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
-    """The gateway pings every 30 s, also on idle and silent streams; others may do so as often as LEAST_PING_S."""
+def _options(settings: Settings, most_connections: int | None, calls: int) -> Sequence[tuple[str, Any]]:
+    """The gateway pings every 30 s, also on idle and silent streams; others may do so as often as LEAST_PING_S. It
+    keeps one connection for ever, which therefore has no greatest age: one without calls ends after IDLE_S. `calls` is
+    how many of one client must not wait in line: those of all sequences that the server holds, and as many refusals."""
+    limited: list[tuple[str, Any]] = []
+    if most_connections is not None:
+        listeners = 1 if address_of(settings.grpc_host or settings.host) else 2  # a name's IPv4 and IPv6 address
+        limited = [("grpc.max_allowed_incoming_connections", max(1, most_connections // listeners))]
     return (
+        *limited,
+        ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
+        ("grpc.max_connection_idle_ms", int(1000 * IDLE_S)),
+        ("grpc.max_concurrent_streams", max(STREAMS, calls)),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
         ("grpc.http2.min_ping_interval_without_data_ms", int(1000 * LEAST_PING_S)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 0),
