@@ -20,6 +20,7 @@ import msgspec
 
 from .config import Settings
 from .core.messages import Capabilities
+from .descriptors import Spare
 from .engine.client import Admission, EngineClient
 from .engine.handle import OwnerHandle
 from .engine.observer import Observer
@@ -32,6 +33,7 @@ from .exposure import Reach, check, reach_of
 
 if TYPE_CHECKING:
     from .fronts.callers import Doorkeeper
+    from .fronts.connections import ConnectionLimits, Connections
     from .fronts.rpc.server import RpcServer
     from .models.folder import ModelFolder
     from .models.in_use import Hold
@@ -141,16 +143,19 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
 
 
 def engine_for(
-    settings: Settings, folder: Callable[[], ModelFolder], observers: Sequence[Observer] = ()
+    settings: Settings,
+    folder: Callable[[], ModelFolder],
+    observers: Sequence[Observer] = (),
+    spare: Spare | None = None,
 ) -> EngineClient:
     """An engine client whose owner is a child process, or a thread with `in_process`. Nothing is started;
-    `folder` is asked at each start of the owner."""
+    `folder` is asked at each start of the owner, and `spare` lends the descriptors for it."""
 
     def launch() -> OwnerHandle:
         spec = owner_spec(settings, folder())
         if settings.in_process:
             return ThreadOwner(runner_factory(spec), limits_of(spec))
-        return ProcessOwner(OWNER_ENTRY, msgspec.to_builtins(spec))
+        return ProcessOwner(OWNER_ENTRY, msgspec.to_builtins(spec), spare)
 
     return EngineClient(
         launch,
@@ -237,19 +242,19 @@ class Say(Protocol):
 
 
 class Server:
-    """One model over HTTP, and over gRPC where the settings name a port, from listening to the last byte. HTTP takes
-    `max_connections` clients at most. `settled` is called when everything is loaded."""
+    """One model over HTTP, and over gRPC where the settings name a port, from listening to the last byte. `limits` are
+    those of connections, without a default. `settled` is called when everything is loaded."""
 
     def __init__(
         self,
         settings: Settings,
         say: Say,
         *,
-        max_connections: int | None = None,
+        limits: ConnectionLimits | None = None,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
-        self._max_connections = max_connections
+        self._limits = limits
         self._settled = settled
         self._say = say
         self._folder: ModelFolder | None = None
@@ -273,20 +278,21 @@ class Server:
         check_cheaply(settings)
         door = Doorkeeper.of(settings)
         sock = listen(settings.host, settings.port)
-        telemetry, texts = Telemetry(log_client=settings.log_client), Texts()
-        engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics])
+        telemetry, texts, spare = Telemetry(log_client=settings.log_client), Texts(), Spare()
+        engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics], spare)
         telemetry.metrics.watch(engine)
         door.tell(engine.gate.refuse)
         telemetry.metrics.watch_keys(door)
-        app = create_app(engine, texts, settings, telemetry, door)
-        web = WebServer(app, stall_s=settings.stall_s, max_connections=self._max_connections)
+        connections = self._connections(engine, telemetry)
+        app = create_app(engine, texts, settings, telemetry, door, connections)
+        web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"])
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
         watching = asyncio.create_task(telemetry.run(), name="treadle-telemetry")
         reading = asyncio.create_task(door.keys.watch(aside), name="treadle-keys")
         rpc: RpcServer | None = None
         try:
             if settings.grpc_port is not None:
-                rpc = self._rpc(engine, texts, telemetry, door)
+                rpc = self._rpc(engine, texts, telemetry, door, connections["grpc"])
                 await rpc.start()
             reach = await reach_of(settings, sock.getsockname()[1], None if rpc is None else rpc.port, aside)
             self._say.listening(reach)
@@ -307,17 +313,34 @@ class Server:
             watching.cancel()
             reading.cancel()
             texts.close()
+            spare.close()
             if self._use is not None:
                 self._use.close()
         self._say.stopped()
         return 0
 
-    def _rpc(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, door: Doorkeeper) -> RpcServer:
+    def _connections(self, engine: EngineClient, telemetry: Telemetry) -> dict[str, Connections]:
+        """The books of each front's connections."""
+        from .fronts.connections import ConnectionLimits, Connections
+
+        limits, refuse = self._limits or ConnectionLimits(), engine.gate.refuse
+        books = {"http": Connections(limits.http, limits.http_per_peer, front="HTTP", on_refused=refuse)}
+        if self.settings.grpc_port is not None:
+            books["grpc"] = Connections(limits.grpc, limits.grpc_per_peer, front="gRPC", on_refused=refuse)
+        for front, of in books.items():
+            telemetry.metrics.watch_connections(front, of)
+        return books
+
+    def _rpc(
+        self, engine: EngineClient, texts: Texts, telemetry: Telemetry, door: Doorkeeper, connections: Connections
+    ) -> RpcServer:
         from .fronts.rpc.server import RpcServer
         from .fronts.web.app import model_names
 
         name, lines = model_names(self.settings)[0], telemetry.access
-        return RpcServer(engine, texts, self.settings, telemetry.metrics, name, door, lines=lines)
+        return RpcServer(
+            engine, texts, self.settings, telemetry.metrics, name, door, connections=connections, lines=lines
+        )
 
     def hurry(self) -> None:
         """Cut the drain short: the engine is killed, every stream gets its terminal event and every request its line in

@@ -6,7 +6,8 @@ import resource
 
 import pytest
 
-from treadle.cli.files import ENOUGH, MODEST, RESERVED, most_connections, raise_open_files
+from treadle.cli.files import ENOUGH, MODEST, MOST_GRPC, ONE_MACHINE, RESERVED, connection_limits, raise_open_files
+from treadle.fronts.connections import ConnectionLimits
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -50,5 +51,24 @@ def test_the_limit_is_raised_as_far_as_it_goes(
 
 
 def test_connections_leave_files_for_the_engine() -> None:
-    assert most_connections(1024) == 1024 - RESERVED
-    assert most_connections(80) == 40
+    assert connection_limits(1024, grpc=False, places=32) == ConnectionLimits(1024 - RESERVED, 320)
+    assert connection_limits(80, grpc=False, places=32).http == 40
+
+
+def test_grpc_gets_a_quarter_up_to_a_bound() -> None:
+    limits = connection_limits(512, grpc=True, places=32)
+    assert (limits.http, limits.grpc) == (288, 96)
+    assert connection_limits(65536, grpc=True, places=32).grpc == MOST_GRPC
+
+
+@pytest.mark.parametrize(
+    ("open_files", "places", "share"),
+    [(65536, 32, (65536 - RESERVED) // 4), (1024, 32, ONE_MACHINE), (1024, 512, 640), (300, 32, 129), (4, 1, 1)],
+)
+def test_one_address_gets_what_a_machine_needs_or_a_quarter_but_not_all(
+    open_files: int, places: int, share: int
+) -> None:
+    limits = connection_limits(open_files, grpc=False, places=places)
+    assert limits.http_per_peer == share
+    assert limits.http is not None
+    assert share < limits.http or limits.http < 4

@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
 
 from treadle.core.messages import EngineStatistics, PrefixStatistics, RunnerStatistics, StepReport
 from treadle.core.refusals import Refusal
 from treadle.engine.supervisor import EngineState
+from treadle.telemetry.exposition import text_of
 from treadle.telemetry.metrics import STATES, Metrics
+
+
+@dataclass
+class Books:
+    open: int
+    limit: int | None
 
 
 def report(**statistics: float) -> StepReport:
@@ -125,3 +138,21 @@ def test_a_scrape_shows_the_engines_state_as_it_is_then() -> None:
 
 def test_every_state_of_the_engine_is_shown_and_no_other() -> None:
     assert sorted(STATES) == sorted({*(state.value for state in EngineState), "draining"})
+
+
+def test_the_text_says_what_prometheus_own_writer_says() -> None:
+    metrics = Metrics()
+    metrics.http('/a"b\\c\nd', 200, 0.5)
+    metrics.admitted("chat", 0.02)
+    metrics.watch_connections("http", Books(3, 100))
+    metrics.watch_connections("grpc", Books(0, None))
+    own = list(text_string_to_metric_families(metrics.render().decode()))
+    assert own == list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
+    assert metrics.value("treadle_connections", {"front": "http"}) == 3
+    assert metrics.value("treadle_connections_limit", {"front": "grpc"}) == math.inf
+
+
+@pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (3, "3.0")])
+def test_every_number_has_prometheus_form(value: float, text: str) -> None:
+    family = GaugeMetricFamily("a", "b\\c", value=value)
+    assert text_of(family) == f"# HELP a b\\\\c\n# TYPE a gauge\na {text}\n"

@@ -10,6 +10,7 @@ from ..config import Settings
 from ..core.messages import Capabilities
 from ..errors import TreadleError, spell
 from ..exposure import Reach
+from ..fronts.connections import ConnectionLimits
 from ..models.transfer import Lines, Transfer
 from . import exit_code
 from .flags import FLAGS
@@ -20,8 +21,9 @@ log = logging.getLogger("treadle.serve")
 class LoggedAnnouncer:
     """The server's progress as log lines at INFO."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, limits: ConnectionLimits | None = None) -> None:
         self._settings = settings
+        self._limits = limits or ConnectionLimits()
         self._stage = ""
         self._lines = Lines(self._transfer)
         self._last: Transfer | None = None
@@ -64,6 +66,9 @@ class LoggedAnnouncer:
             "max_running": self._settings.max_running,
             "max_waiting": self._settings.waiting_places,
             "max_wait_s": self._settings.max_wait_s,
+            "max_connections": self._limits.http,
+            "max_connections_per_peer": self._limits.http_per_peer,
+            "max_grpc_connections": self._limits.grpc,
             "load_s": round(load_s, 3),
         }
         _log("ready", fields)

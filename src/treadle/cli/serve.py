@@ -16,10 +16,11 @@ from ..compose import Server
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..exposure import Access, Reach
+from ..fronts.connections import ConnectionLimits
 from ..models.transfer import Transfer
 from ..telemetry.logs import configure
 from ..units import size
-from .files import most_connections, raise_open_files
+from .files import connection_limits, raise_open_files
 from .findings import count
 from .logged import LoggedAnnouncer, logged_end
 from .secrets import forget_key, warn_of_command_line
@@ -32,15 +33,17 @@ def run(settings: Settings) -> int:
     configure(settings.log_level, sys.stderr, settings.log_format)
     forget_key()
     warn_of_command_line()
+    limits = connection_limits(
+        raise_open_files(), grpc=settings.grpc_port is not None, places=settings.max_running + settings.waiting_places
+    )
     if settings.log_format == "json":
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes lines of its own form
-        return logged_end(lambda: asyncio.run(_serve(settings, LoggedAnnouncer(settings))))
-    return asyncio.run(_serve(settings, Announcer(settings)))
+        return logged_end(lambda: asyncio.run(_serve(settings, limits, LoggedAnnouncer(settings, limits))))
+    return asyncio.run(_serve(settings, limits, Announcer(settings, limits)))
 
 
-async def _serve(settings: Settings, say: Announcer | LoggedAnnouncer) -> int:
-    most = most_connections(raise_open_files())
-    server = Server(settings, say=say, max_connections=most, settled=_settle)
+async def _serve(settings: Settings, limits: ConnectionLimits, say: Announcer | LoggedAnnouncer) -> int:
+    server = Server(settings, say=say, limits=limits, settled=_settle)
 
     def kill() -> None:
         say.close()
@@ -60,8 +63,9 @@ class Announcer:
     """Tells a person at a terminal what goes on, on standard error. Where that can't be written to any more (a closed
     pipe, a full disk) nobody is told, and the server goes on."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, limits: ConnectionLimits | None = None) -> None:
         self._settings = settings
+        self._limits = limits or ConnectionLimits()
         self._console = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._transfers = TransferView(self._console)
         self._last = ""
@@ -102,11 +106,14 @@ class Announcer:
             "memory": memory,
             "limits": f"{settings.max_running} running, {settings.waiting_places} waiting up to "
             f"{settings.max_wait_s:g} s, {can.context:,} tokens of context",
+            "clients": connections(self._limits),
             "sampling": ", ".join(f"{k} {v:g}" for k, v in sampling.items()) or "as each request says",
             "API": f"{url}/v1  (docs at {url}/docs, status at {url}/v1/status, metrics at {url}/metrics)",
         }
         self._print(f"[bold green]Ready[/] after {load_s:.1f} s")
         for key, value in rows.items():
+            if not value:
+                continue
             self._print(f"  [bold]{key:<9}[/]{escape(value)}")
         self._print_reach(reach)
         key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.has_keys else ""
@@ -135,6 +142,13 @@ class Announcer:
         with contextlib.suppress(OSError):
             self._transfers.close()
             self._console.print(text, markup=markup)
+
+
+def connections(limits: ConnectionLimits) -> str:
+    """Most connections, in words; empty where there is no limit."""
+    fronts = (("HTTP", limits.http, limits.http_per_peer), ("gRPC", limits.grpc, limits.grpc_per_peer))
+    told = [f"{name} {most:,} ({each:,} of one address)" for name, most, each in fronts if most and each]
+    return f"connections: {', '.join(told)}" if told else ""
 
 
 def _access(access: Access) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
 from ..core.refusals import Refusal
+from .connections import ConnectionsCollector, ConnectionsSource
+from .exposition import text_of
 from .key_metrics import KeyCollector, KeySource
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
@@ -47,6 +49,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = _Registry()
         self._last = EngineStatistics()
+        self._connections: ConnectionsCollector | None = None
         self._requests()
         self._engine()
         self._prefixes = _Prefixes(self.registry)
@@ -201,9 +204,21 @@ class Metrics:
         """Show each API key's use of the server at every scrape."""
         self.registry.register(KeyCollector(source))
 
+    def watch_connections(self, front: str, source: ConnectionsSource) -> None:
+        """Show the connections of `front` at every scrape."""
+        if self._connections is None:
+            self._connections = ConnectionsCollector()
+            self.registry.register(self._connections)
+        self._connections.sources[front] = source
+
     def render(self) -> bytes:
         """The exposition text, UTF-8, format 0.0.4."""
-        return generate_latest(self.registry)
+        return b"".join(self.parts())
+
+    def parts(self) -> Iterator[bytes]:
+        """`render()` a family of metrics at a time, each as it is then."""
+        for family in self.registry.collect():
+            yield text_of(family).encode()
 
     def value(self, name: str, labels: Mapping[str, str] | None = None) -> float | None:
         """One sample's value, or None where there is none (yet)."""

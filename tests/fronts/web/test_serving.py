@@ -15,7 +15,8 @@ import pytest
 
 from tests.fronts.web.server import Front, forever, front, settle
 from tests.support.aio import in_loop
-from treadle.fronts.web import serving
+from treadle.fronts.connections import Connections
+from treadle.fronts.web import protocol
 from treadle.fronts.web.serving import WebServer
 
 
@@ -221,7 +222,7 @@ async def test_a_body_over_the_cap_gets_its_413_although_it_is_still_being_sent(
 
 @in_loop
 async def test_a_client_that_keeps_sending_what_was_refused_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MAX_DISCARDED_BYTES", 1_000_000)
+    monkeypatch.setattr(protocol, "MAX_DISCARDED_BYTES", 1_000_000)
     async with front(max_body_bytes=1000) as f, served(f) as (web, port):
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**12}\r\n\r\n".encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -240,7 +241,7 @@ async def test_a_client_that_keeps_sending_what_was_refused_is_dropped(monkeypat
 
 @in_loop
 async def test_headers_that_never_end_do_not_hold_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEADER_S", 0.05)
+    monkeypatch.setattr(protocol, "HEADER_S", 0.05)
     async with front() as f, served(f) as (web, port):
         assert await raw(port, b"GET / HTTP/1.1\r\nX: ") == b""
         while web.connections:
@@ -250,7 +251,7 @@ async def test_headers_that_never_end_do_not_hold_a_connection(monkeypatch: pyte
 @in_loop
 async def test_a_connection_too_many_is_told_so_and_holds_nothing() -> None:
     """Idle connections must not take the files that the engine's restart needs."""
-    async with front() as f, served(f, max_connections=2) as (web, port):
+    async with front() as f, served(f, connections=Connections(2)) as (web, port):
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         while web.connections < 2:
             await asyncio.sleep(0.001)

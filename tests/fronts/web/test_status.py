@@ -2,11 +2,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.fronts.web.server import forever, front, settle
 from tests.support.aio import in_loop
-from tests.support.asgi import Client, post
+from tests.support.asgi import Client, get, post
 from treadle.config import Settings
-from treadle.fronts.web.app import model_names
+from treadle.core.refusals import Refusal
+from treadle.errors import Busy
+from treadle.fronts.connections import Connections
+from treadle.fronts.web.app import create_app, model_names
+from treadle.fronts.web.body import BodyBudget
 
 
 @in_loop
@@ -137,3 +143,44 @@ def test_a_model_from_a_folder_is_known_by_the_folders_name() -> None:
     assert model_names(Settings(model="/models/gemma-3")) == ("gemma-3", "/models/gemma-3")
     assert model_names(Settings(model="org/name")) == ("org/name",)
     assert model_names(Settings(model="org/name", served_model_name="x")) == ("x", "org/name")
+
+
+@in_loop
+async def test_what_is_read_only_takes_head_too() -> None:
+    async with front() as f:
+        for path in ("/v1/models", "/v1/models/m", "/v1/status", "/metrics"):
+            assert (await Client("HEAD", path).run(f.app)).status == 200
+        assert (await Client("HEAD", "/v1/models/other").run(f.app)).status == 404
+
+
+@in_loop
+async def test_status_and_metrics_show_the_connections_of_each_front() -> None:
+    async with front() as f:
+        books = Connections(5, 2)
+        books.enter("192.0.2.1")
+        f.telemetry.metrics.watch_connections("http", books)
+        app = create_app(f.engine, f.texts, Settings(), f.telemetry, connections={"http": books})
+        shown = (await get("/v1/status").run(app)).json["connections"]["http"]
+        assert (shown["open"], shown["limit"], shown["per_peer"]) == (1, 5, 2)
+        metrics = (await get("/metrics").run(app)).body.decode()
+        assert 'treadle_connections{front="http"} 1.0' in metrics
+
+
+@in_loop
+async def test_the_event_loop_has_its_turns_during_a_scrape() -> None:
+    async with front() as f:
+        scrape = asyncio.create_task(f.get("/metrics"))
+        turns = 0
+        while not scrape.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 20
+
+
+@in_loop
+async def test_a_body_for_which_there_is_no_memory_is_among_the_refusals() -> None:
+    told: list[Refusal] = []
+    budget = BodyBudget(10, told.append)
+    with pytest.raises(Busy):
+        budget.take(11)
+    assert told == [Refusal.BODY_BYTES]

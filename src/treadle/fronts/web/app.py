@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -19,12 +19,14 @@ from ...errors import TreadleError
 from ...installation import version
 from ...telemetry import Telemetry
 from ..callers import Doorkeeper
+from ..connections import Connections
 from ..text import Texts
 from .access import AccessLog
+from .body import BodyBudget
 from .cors import Cors, Origins
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
-from .openai.answer import Answer, Server
+from .openai.answer import BODIES_BYTES, Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
 from .openai.dialect import Ask
@@ -45,16 +47,22 @@ GENERATION: dict[str, tuple[Callable[[dict[str, Any]], Ask], str, str]] = {
 
 
 def create_app(
-    engine: EngineClient, texts: Texts, settings: Settings, telemetry: Telemetry, door: Doorkeeper | None = None
+    engine: EngineClient,
+    texts: Texts,
+    settings: Settings,
+    telemetry: Telemetry,
+    door: Doorkeeper | None = None,
+    connections: Mapping[str, Connections] | None = None,
 ) -> FastAPI:
     """The whole HTTP front over one engine; `door` is shared with the server's other fronts, where it has some.
-    Nothing is started: serve it with `serving.WebServer`."""
+    `connections` of each front are shown in the status. Nothing is started: serve it with `serving.WebServer`."""
     names, door = model_names(settings), door or Doorkeeper.of(settings, engine.gate.refuse)
-    server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), door)
+    bodies = BodyBudget(BODIES_BYTES, engine.gate.refuse)
+    server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), door, bodies=bodies)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
     home = Home(engine, texts, names[0], VERSION, key_needed=settings.has_keys)
-    probes = Probes(engine, texts, telemetry, names[0], door)
+    probes = Probes(engine, texts, telemetry, names[0], door, connections or {})
     routers = (Models(names, lambda: _context(engine)).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.types import Receive
 
+from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, RequestTooLarge
 from .errors import BodyTimeout, ClientLeft
 
@@ -22,13 +23,15 @@ MAX_BRACKETS = 500_000
 class BodyBudget:
     """Bytes that all half-read bodies may hold together."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_refused: Callable[[Refusal], None] = lambda reason: None) -> None:
         self._limit = limit
+        self._on_refused = on_refused
         self.held = 0
 
     def take(self, size: int) -> None:
         """Raises Busy when that is too much."""
         if self.held + size > self._limit:
+            self._on_refused(Refusal.BODY_BYTES)
             raise Busy("the server is busy: it is reading too many large requests at once", retry_after_s=1.0)
         self.held += size
 

@@ -58,6 +58,9 @@ def _document(app: FastAPI, facts: Facts) -> Schema:
     components["schemas"] = kept | request_schemas(facts) | MESSAGES | ANSWERS | SERVER
     paths = document["paths"]
     paths |= {path: _get_and_head(path, summary) for path, summary in (HOME | HEALTH).items()}
+    for path in READABLE:
+        get = paths[path]["get"]
+        paths[path]["head"] = get | {"operationId": f"{get['operationId']}_head", "responses": {}}
     for path, operations in paths.items():
         for method, operation in operations.items():
             _complete(path, operation, bodies=method != "head")
@@ -95,6 +98,7 @@ HEALTH = {
     "/health/ready": "New requests are taken",
     "/health": "The same as /health/ready",
 }
+READABLE = ("/v1/models", "/v1/models/{model}", "/v1/status", "/metrics")
 ANSWER = "The whole answer, or with `stream: true` server-sent events: chunks, then `data: [DONE]`, or one `error`."
 SHORT_POEM = [{"role": "user", "content": "Write a short poem about weaving."}]
 
@@ -176,7 +180,8 @@ def _add_examples(paths: Schema, facts: Facts) -> None:
 
 
 def _add_model_names(paths: Schema, facts: Facts) -> None:
-    for parameter in paths["/v1/models/{model}"]["get"]["parameters"]:
+    for operation in paths["/v1/models/{model}"].values():
+        (parameter,) = operation["parameters"]
         parameter["schema"] = {"type": "string", "enum": list(facts.names)}
 
 
@@ -234,6 +239,7 @@ SERVER: dict[str, Schema] = {
             "event_loop_lag": {"type": "object", "additionalProperties": {"type": "number"}},
             "prefix_cache": OBJECT,
             "keys": listed(OBJECT),
+            "connections": {"type": "object", "additionalProperties": OBJECT},
         },
     ),
 }

@@ -3,9 +3,10 @@ the one order that it takes: to drop the cached prompts."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,19 +19,32 @@ from ...engine.client import EngineClient, Health
 from ...errors import InsufficientScope, ModelNotFound
 from ...telemetry import Telemetry
 from ..callers import Caller, Doorkeeper
+from ..connections import Connections
 from ..prefixes import prefix_status, reset_prefixes
 from ..text import Texts, health_of, unready_error
 from .errors import envelope, headers_of
 from .guard import caller_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+GET_AND_HEAD = ["GET", "HEAD"]
 
 
 class Probes:
     """Liveness, readiness, status and metrics of one server."""
 
-    def __init__(self, engine: EngineClient, texts: Texts, telemetry: Telemetry, model: str, door: Doorkeeper) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        texts: Texts,
+        telemetry: Telemetry,
+        model: str,
+        door: Doorkeeper,
+        connections: Mapping[str, Connections],
+    ) -> None:
+        """`connections` are those of each front."""
         self._door = door
+        self._connections = connections
+        self._scrape = asyncio.Lock()
         self._engine = engine
         self._texts = texts
         self._telemetry = telemetry
@@ -42,9 +56,9 @@ class Probes:
         add = router.add_api_route
         probes = (("/health/live", self.live), ("/health/ready", self.ready), ("/health", self.ready))
         for path, answer in probes:
-            add(path, answer, methods=["GET", "HEAD"], include_in_schema=False)  # `openapi` describes both
-        add("/v1/status", self.status, summary="Admission, running requests, engine")
-        add("/metrics", self.metrics, summary="Prometheus metrics")
+            add(path, answer, methods=GET_AND_HEAD, include_in_schema=False)  # `openapi` describes both
+        _add_readable(router, "/v1/status", self.status, "Admission, running requests, engine")
+        _add_readable(router, "/metrics", self.metrics, "Prometheus metrics")
         add("/v1/prefix_cache/reset", self.reset_prefixes, methods=["POST"], summary="Drop all cached prompts")
         return router
 
@@ -64,6 +78,7 @@ class Probes:
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
         status["prefix_cache"] = prefix_status(self._engine)
+        status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["keys"] = [dataclasses.asdict(usage) for usage in self._door.usage()]
         caller = caller_of(request.scope)
         return _json(status if caller.admin else _own_part(status, caller))
@@ -73,8 +88,14 @@ class Probes:
         return _json({"dropped_tokens": await reset_prefixes(self._engine)})
 
     async def metrics(self, request: Request) -> Response:
+        """One scrape at a time, and of that a part at a time: the whole takes the event loop milliseconds."""
         self._check_admin(request, "reading metrics")
-        return Response(self._telemetry.metrics.render(), media_type=METRICS_TYPE)
+        parts = []
+        async with self._scrape:
+            for part in self._telemetry.metrics.parts():
+                parts.append(part)
+                await asyncio.sleep(0)
+        return Response(b"".join(parts), media_type=METRICS_TYPE)
 
     def _check_admin(self, request: Request, what: str) -> None:
         try:
@@ -94,8 +115,8 @@ class Models:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
-        router.add_api_route("/v1/models", self.list_all, summary="The models served here")
-        router.add_api_route("/v1/models/{model:path}", self.one, summary="One model")
+        _add_readable(router, "/v1/models", self.list_all, "The models served here")
+        _add_readable(router, "/v1/models/{model:path}", self.one, "One model")
         return router
 
     async def list_all(self) -> Response:
@@ -122,6 +143,13 @@ def _own_part(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
         "keys": [usage for usage in status["keys"] if usage["key"] == caller.name],
     }
     return status | own
+
+
+def _add_readable(router: APIRouter, path: str, answer: Callable[..., Any], summary: str) -> None:
+    """A route for GET and HEAD. OpenAPI's names of operations must differ: the second route is there for its GET, and
+    `openapi` derives the HEAD."""
+    router.add_api_route(path, answer, methods=GET_AND_HEAD, include_in_schema=False)
+    router.add_api_route(path, answer, summary=summary)
 
 
 def _health(health: Health, good: bool) -> Response:

@@ -1,0 +1,322 @@
+"""Floods of connections against a real `treadle serve` with few descriptors: what still answers, and what it costs.
+
+    python benchmarks/floods.py MODEL [--only NAME ...] [--patience SECONDS]
+
+Each attack starts a server of its own under a limit of open files (`ulimit -n`) and holds its connections until the
+figures are taken:
+
+connects    600 silent HTTP connections at a limit of 512
+bursts      4,020 silent HTTP connections at a limit of 4,096, then bursts of 500 for five seconds
+grpc        700 bare TCP connections to the gRPC port at a limit of 512
+watch       5,000 `grpc.health.v1` Watch streams on one connection
+unfinished  one connection whose request was answered before its body came, then one byte every two seconds
+crlf        one connection that was answered, then an empty line every two seconds
+
+`live` is how many of 40 probes of /health/live were answered within 2 s; `restart` is the time from a kill of the
+engine's process until the server was ready again; `log` is what the attack added to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+PROBES = 40
+PROBE_S = 2.0
+RESTART_S = 30.0
+START_S = 120.0
+STREAMS = 5000
+HTTP_URL = re.compile(r"listens on http://([\d.]+):(\d+)")
+GRPC_URL = re.compile(r"grpc://([\d.]+):(\d+)")
+CURL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass
+class Figures:
+    """What one attack did. `held` is how many of its connections the server kept open."""
+
+    name: str
+    sent: int = 0
+    held: int = 0
+    live: list[float] = field(default_factory=list)
+    probes: int = 0
+    restart_s: float | None = None
+    ended: int | None = None
+    log_bytes: int = 0
+    note: str = ""
+
+    @property
+    def row(self) -> str:
+        times = sorted(1000 * seconds for seconds in self.live)
+        p50, worst = (f"{statistics.median(times):.1f}", f"{times[-1]:.0f}") if times else ("", "")
+        restart = "never" if self.restart_s is None else f"{self.restart_s:.1f}"
+        state = "runs" if self.ended is None else f"ended, exit {self.ended}"
+        cells = (self.name, self.sent, self.held, f"{len(times)}/{self.probes}", p50, worst, restart, state)
+        return " | ".join(["", *map(str, cells), f"{self.log_bytes:,}", self.note, ""]).strip()
+
+
+HEAD = (
+    "| attack | connections | held | live | live p50, ms | max, ms | restart, s | server | log, bytes | note |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+class Attack(Protocol):
+    def __call__(self, server: Served, figures: Figures, patience_s: float) -> list[Any]: ...
+
+
+class Served:
+    """A server in a process of its own, with a limit of `open_files`."""
+
+    def __init__(self, model: str, open_files: int, folder: Path) -> None:
+        self._log = folder / "stderr.log"
+        command = [sys.executable, "-m", "treadle", "serve", model, "--port", "0", "--grpc-port", "0", "--threads", "1"]
+        with self._log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files)),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Served:
+        end = time.monotonic() + START_S
+        while not (HTTP_URL.search(self.said) and self.get("/health/ready") == 200):
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"the server did not start:\n{self.said}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                child.kill()
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def log_bytes(self) -> int:
+        return self._log.stat().st_size
+
+    def address(self, url: re.Pattern[str] = HTTP_URL) -> tuple[str, int]:
+        found = url.search(self.said)
+        assert found is not None
+        return found[1], int(found[2])
+
+    def get(self, path: str) -> int | None:
+        """The status of a GET on a new connection, or None where none came within PROBE_S."""
+        host, port = self.address()
+        try:
+            with CURL.open(f"http://{host}:{port}{path}", timeout=PROBE_S) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+        except (OSError, ValueError):
+            return None
+
+    def restart(self) -> float | None:
+        """Kill the engine; seconds until the server is ready again, or None."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children():
+                os.kill(child.pid, signal.SIGKILL)
+        began = time.monotonic()
+        time.sleep(0.3)
+        while time.monotonic() - began < RESTART_S and self.process.poll() is None:
+            if self.get("/health/ready") == 200:
+                return time.monotonic() - began
+            time.sleep(0.1)
+        return None
+
+
+def connects(server: Served, figures: Figures, patience_s: float) -> list[Any]:
+    figures.sent = 600
+    return _connect(server.address(), figures.sent)
+
+
+def bursts(server: Served, figures: Figures, patience_s: float) -> list[Any]:
+    held = _connect(server.address(), 4020)
+    figures.sent = 4020
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        burst = _connect(server.address(), 500)
+        figures.sent += len(burst)
+        for sock in burst:
+            sock.close()
+    return held
+
+
+def grpc(server: Served, figures: Figures, patience_s: float) -> list[Any]:
+    figures.sent = 700
+    return _connect(server.address(GRPC_URL), figures.sent)
+
+
+def unfinished(server: Served, figures: Figures, patience_s: float) -> list[Any]:
+    head = b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+    return _trickle(server, figures, head, b"x", patience_s)
+
+
+def crlf(server: Served, figures: Figures, patience_s: float) -> list[Any]:
+    return _trickle(server, figures, b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n", patience_s)
+
+
+def watch(server: Served, figures: Figures, patience_s: float) -> list[Any]:
+    """The streams are held by a process of their own, as they would slow the probes down here."""
+    host, port = server.address(GRPC_URL)
+    holder = subprocess.Popen(
+        [sys.executable, __file__, "--hold-watches", f"{host}:{port}"], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    figures.sent = 1
+    figures.note = holder.stdout.readline().decode().strip()
+    return [holder]
+
+
+ATTACKS: dict[str, tuple[int, Attack]] = {
+    "connects": (512, connects),
+    "bursts": (4096, bursts),
+    "grpc": (512, grpc),
+    "watch": (4096, watch),
+    "unfinished": (512, unfinished),
+    "crlf": (512, crlf),
+}
+
+
+def _connect(address: tuple[str, int], count: int) -> list[socket.socket]:
+    """That many connections, silent; without waiting for a server whose queue of new ones is full."""
+    found = []
+    for _ in range(count):
+        sock = socket.socket()
+        sock.settimeout(1.0)
+        found.append(sock)
+        with contextlib.suppress(OSError):
+            sock.connect(address)
+    return found
+
+
+def _trickle(server: Served, figures: Figures, head: bytes, drop: bytes, patience_s: float) -> list[Any]:
+    """Send `head`, read the answer, then `drop` again and again; notes when the connection ended."""
+    figures.sent = 1
+    sock = socket.create_connection(server.address())
+    sock.sendall(head)
+    sock.settimeout(2.0)
+    sock.recv(65536)
+    began = time.monotonic()
+    while time.monotonic() - began < patience_s:
+        try:
+            sock.sendall(drop)
+            if sock.recv(65536) == b"":
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    lasted = time.monotonic() - began
+    figures.note = f"ended after {lasted:.0f} s" if lasted < patience_s else f"still open after {lasted:.0f} s"
+    return [sock]
+
+
+def _open(held: list[Any]) -> int:
+    """How many of these connections the server has not closed."""
+    count = 0
+    for sock in held:
+        if isinstance(sock, socket.socket):
+            sock.setblocking(False)
+            try:
+                count += sock.recv(65536) != b"" and sock.recv(65536) != b""
+            except BlockingIOError:
+                count += 1
+            except OSError:
+                pass
+    return count
+
+
+def run(name: str, model: str, patience_s: float, say: Callable[[str], None]) -> None:
+    """Run one attack and print its row."""
+    limit, attack = ATTACKS[name]
+    figures = Figures(name)
+    with tempfile.TemporaryDirectory() as folder, Served(model, limit, Path(folder)) as server:
+        before = server.log_bytes
+        held = attack(server, figures, patience_s)
+        try:
+            _measure(server, figures)
+            figures.held = _open(held)
+        finally:
+            for one in held:
+                one.kill() if isinstance(one, subprocess.Popen) else one.close()
+        figures.ended = server.process.poll()
+        figures.log_bytes = server.log_bytes - before
+    say(figures.row)
+
+
+def _measure(server: Served, figures: Figures) -> None:
+    for _ in range(PROBES):
+        figures.probes += 1
+        began = time.monotonic()
+        if server.get("/health/live") == 200:
+            figures.live.append(time.monotonic() - began)
+        elif figures.probes - len(figures.live) >= 5:
+            break  # five without an answer say enough
+        time.sleep(0.02)
+    figures.restart_s = server.restart()
+
+
+async def _hold_watches(address: str) -> None:
+    """Open STREAMS Watch streams on one connection, say how many were answered, and hold them."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(STREAMS)]
+        answers = [asyncio.ensure_future(call.read()) for call in calls]
+        done, _ = await asyncio.wait(answers, timeout=8)
+        answered = sum(1 for task in done if task.exception() is None)
+        print(f"{answered} of {STREAMS} streams answered, {len(done) - answered} refused", flush=True)
+        await asyncio.sleep(3600)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--patience", type=float, default=100.0, help="seconds that one connection is watched")
+    parser.add_argument("--hold-watches", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.hold_watches:
+        asyncio.run(_hold_watches(options.hold_watches))
+        return
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    print(HEAD)
+    for name in options.only:
+        run(name, options.model, options.patience, lambda row: print(row, flush=True))
+
+
+if __name__ == "__main__":
+    main()

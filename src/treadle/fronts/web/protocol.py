@@ -1,0 +1,272 @@
+"""One HTTP connection: uvicorn's protocol, with deadlines and limits.
+
+A connection has one deadline whenever no request of its runs: for its headers, for the rest of a body that was
+answered before it came, for its next request. Bytes that arrive do not extend it. While a request runs, its body has
+the limits of `body.py` and its reader those of `sse.py`. A connection is also dropped when its headers are too large,
+or when the client's machine has vanished. A client that closes its sending side has left: what runs for it is
+cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from ...core.refusals import Refusal
+from ...errors import Busy, InvalidRequest, TreadleError
+from .cycles import LateClose, Unframed
+from .errors import envelope, headers_of, send_error
+from .listener import Place
+from .sse import ABORT
+
+HEADER_S = 20.0
+MAX_HEADER_BYTES = 64 * 1024
+MAX_DISCARDED_BYTES = 1024**3
+MAX_PIPELINED = 4
+REFUSED_BODY_S = 30.0
+LINGER_S = 5.0
+KEEP_ALIVE_S = 75
+SPARE_S = 1.0  # for the request of a connection in a spare place
+SEND_BUFFER_BYTES = 128 * 1024
+PROBE_S = 15
+PROBES = frozenset({b"/health", b"/health/live", b"/health/ready"})
+LOCAL_PROBES = PROBES | {b"/v1/status", b"/metrics"}
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. Handlers find `scope[ABORT]`, which drops it with all that is buffered."""
+
+    stall_s = 30.0
+    place: Place
+    _running: RequestResponseCycle | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    _unparsed_bytes = 0  # of headers that are not complete yet
+    _field_bytes = 0  # of the headers and trailers of the current message
+    _discarded_bytes = 0
+    _in_headers = False
+    _body_done = True
+    _lingering = False
+    _oversized = False
+    _deaf = False  # refused: what still comes is read and forgotten
+
+    # The connection -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.place.visitor = self
+        _tune(transport.get_extra_info("socket"), self.stall_s)
+        if self.place.refusal is None:
+            self._expect(HEADER_S, transport.abort)
+        else:
+            self._expect(SPARE_S, self.push_out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.place.leave()
+        self._expect_nothing()
+        self._give_up()
+
+    @property
+    def answering(self) -> bool:
+        """A request of this connection is being answered."""
+        return self._running is not None and not self._running.response_complete
+
+    def push_out(self) -> None:
+        """Refuse a connection in a spare place, unless it has its answer, and close it."""
+        if self._closing:
+            return
+        if self._running is None and not self._deaf:
+            self._refuse(_no_place(self.place.refusal))
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _give_up(self) -> None:
+        """Tell the request that runs that nobody reads its answer any more."""
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    # The deadline -------------------------------------------------------------------------------------------------
+
+    def _expect(self, seconds: float, then: Callable[[], None]) -> None:
+        self._expect_nothing()
+        self._deadline = self.loop.call_later(seconds, then)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expect_next(self) -> None:
+        """No request runs any more: what must come, and by when."""
+        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None  # ours: uvicorn lets bytes cancel it
+        if self._in_headers or not self._body_done:
+            if timer is not None:
+                timer.cancel()
+            self._expect(HEADER_S if self._in_headers else REFUSED_BODY_S, self.transport.abort)
+        elif timer is not None:
+            self._expect_nothing()
+            self._deadline = timer
+        else:
+            self._expect(KEEP_ALIVE_S, self.timeout_keep_alive_handler)
+
+    # What arrives -------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if self._in_headers or self._body_done:
+            self._unparsed_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # answered as if it had not asked for another protocol
+        except httptools.HttpParserError:
+            self._bad_request()
+            return
+        if self._unparsed_bytes > MAX_HEADER_BYTES and (self._in_headers or self._body_done):
+            self._oversized = True
+            self._bad_request()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast("dict[str, Any]", self.scope)[ABORT] = self.transport.abort
+        self._field_bytes = self._discarded_bytes = 0
+        self._in_headers, self._body_done = True, False
+        if self._running is not None and not self.answering:
+            self._expect(HEADER_S, self.transport.abort)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_fields(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_fields(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._expect_nothing()
+        self._in_headers, self._unparsed_bytes = False, 0
+        if self.place.refusal is not None:
+            self._choose_answer(self.place.refusal)
+        super().on_headers_complete()
+        if self.flow.read_paused and len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # a paused connection would not show that its client has left
+
+        self.cycle.transport = cast("asyncio.Transport", LateClose(self.transport, self.close_late))
+        if self.place.refusal is not None:
+            self.cycle.keep_alive = False
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = Unframed(self.cycle)  # type: ignore[method-assign]
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > MAX_DISCARDED_BYTES:
+                self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._body_done, self._unparsed_bytes = True, 0
+        if self._lingering:
+            self.transport.close()
+        elif not self.answering and not self._closing:
+            self._expect_next()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.answering and not self._closing and not self._lingering:
+            self._expect_next()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # Refusals -----------------------------------------------------------------------------------------------------
+
+    def _count_fields(self, size: int) -> None:
+        self._field_bytes += size
+        if self._field_bytes > MAX_HEADER_BYTES:
+            self._oversized = True
+            raise ValueError("headers too large")  # ends the parsing
+
+    def _choose_answer(self, refusal: Refusal) -> None:
+        """In a spare place only probes are answered; a refusal reads like one of the application."""
+        path = httptools.parse_url(self.url).path
+        known = PROBES if self.place.peer else LOCAL_PROBES
+        if self.parser.get_method() not in (b"GET", b"HEAD") or path not in known:
+            self.app = _Refusing(_no_place(refusal))
+
+    def _bad_request(self) -> None:
+        if self._closing:
+            return
+        if self.answering and self._running is not None and self._running.response_started:
+            self.transport.close()  # nothing may be written into another answer
+            return
+        if self._oversized:
+            self._refuse(InvalidRequest(f"the request's headers are over {MAX_HEADER_BYTES} bytes: send less"), 431)
+        else:
+            self._refuse(
+                InvalidRequest("this is not HTTP/1.1 as the server understands it: check the request's first lines")
+            )
+        self._give_up()
+        self._deaf = True
+        self.transport.write_eof()
+        self._expect(LINGER_S, self.transport.abort)  # closing now would make the client lose the answer
+
+    def _refuse(self, error: TreadleError, status: int | None = None) -> None:
+        """Answer where there is no request to answer."""
+        body = msgspec.json.encode(envelope(error))
+        retry = b"".join(b"%s: %s\r\n" % line for line in headers_of(error))
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status or error.http_status] + head + retry + b"\r\n" + body)
+
+    def close_late(self) -> None:
+        """Close once the client has sent the body it began: closing earlier would make it lose the answer."""
+        if self._body_done:
+            self.transport.close()
+        elif not self._lingering:
+            self._lingering = True
+            self.transport.write_eof()
+            self._expect(REFUSED_BODY_S, self.transport.abort)
+
+    @property
+    def _closing(self) -> bool:
+        return bool(self.transport.is_closing())
+
+
+class _Refusing:
+    """An application that refuses whatever it is asked."""
+
+    def __init__(self, error: TreadleError) -> None:
+        self._error = error
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send_error(send, self._error)
+
+
+def _no_place(refusal: Refusal | None) -> Busy:
+    whose = "your address has" if refusal is Refusal.PEER_CONNECTIONS else "it has"
+    return Busy(f"the server is busy: {whose} as many connections as it can hold", retry_after_s=1.0)
+
+
+def _tune(sock: socket.socket, stall_s: float) -> None:
+    """A small buffer, so that a reader who stalls is noticed soon, and an end to connections whose peer vanished."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    unanswered_ms = int(1000 * max(stall_s, 2 * PROBE_S))
+    for name, value in (("TCP_KEEPIDLE", PROBE_S), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", unanswered_ms)):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

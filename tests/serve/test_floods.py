@@ -1,0 +1,118 @@
+"""Floods of connections against a real process with few descriptors. `benchmarks/floods.py` has them at full size."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.conftest import Start, Tiny
+from tests.serve.gateway import grpc_url
+from tests.serve.server import Serve, until
+
+FEW = 256
+LIMITED = ("/bin/sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh")
+LOG_BYTES = 20_000
+WATCHES = """
+import asyncio, sys
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+async def main():
+    async with grpc.aio.insecure_channel(sys.argv[1]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(600)]
+        codes = await asyncio.gather(*[first(call) for call in calls])
+        print(codes.count("SERVING"), codes.count("RESOURCE_EXHAUSTED"), flush=True)
+        sys.stdin.read()
+
+async def first(call):
+    try:
+        return "SERVING" if (await call.read()).status == 1 else "not serving"
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def server(start: Start, tiny: Tiny) -> Serve:
+    return start(tiny("llama"), "--grpc-port", "0", prefix=LIMITED).ready()
+
+
+@contextlib.contextmanager
+def flood(address: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
+    """That many connections which say nothing, as far as the server's queue takes them."""
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(count):
+            sock = stack.enter_context(socket.socket())
+            sock.settimeout(1.0)
+            with contextlib.suppress(OSError):
+                sock.connect(address)
+            held.append(sock)
+        yield held
+
+
+def address_of(url: str) -> tuple[str, int]:
+    found = re.search(r"([\d.]+):(\d+)$", url)
+    assert found is not None
+    return found[1], int(found[2])
+
+
+def holds_out(server: Serve, log_bytes: int) -> None:
+    """New clients' probes are answered, the engine comes back from a kill, and little is logged."""
+    server.http.close()
+    server.http = type(server.http)(timeout=20, trust_env=False)
+    old = server.child()
+    for _ in range(10):
+        server.http.headers["connection"] = "close"
+        assert server.get("/health/live").status_code == 200
+    os.kill(old, signal.SIGKILL)
+    until("another engine", lambda: server.children() - {old} and server.is_ready(), 30)
+    assert server.process.poll() is None
+    assert len(server.said.encode()) - log_bytes < LOG_BYTES
+
+
+def test_a_flood_of_http_connections_takes_neither_the_probes_nor_the_engines_descriptors(server: Serve) -> None:
+    before = len(server.said.encode())
+    with flood(address_of(server.url), FEW + 100):
+        holds_out(server, before)
+        connections = server.status()["connections"]["http"]
+        assert connections["open"] == connections["limit"]
+        assert connections["refused"]["connections"] > 0
+    until("room", lambda: server.status()["connections"]["http"]["open"] <= 1)
+    assert server.complete().status_code == 200
+
+
+def test_a_flood_of_grpc_connections_leaves_http_and_the_engine_theirs(server: Serve) -> None:
+    before = len(server.said.encode())
+    with flood(address_of(grpc_url(server)), FEW + 100):
+        holds_out(server, before)
+        limit = server.status()["connections"]["grpc"]["limit"]
+        until("a count", lambda: server.status()["connections"]["grpc"]["open"] == limit)
+    assert server.complete().status_code == 200
+
+
+def test_a_crowd_of_watchers_on_one_connection_is_bounded(server: Serve) -> None:
+    host = grpc_url(server).rpartition("/")[2]
+    command = [sys.executable, "-c", WATCHES, host]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watchers:
+        assert watchers.stdout is not None
+        try:
+            assert watchers.stdout.readline().split() == ["256", "344"]
+            assert server.get("/health/live").status_code == 200
+        finally:
+            watchers.kill()
+
+
+def test_the_banner_says_how_many_may_come(server: Serve) -> None:
+    assert re.search(r"clients +connections: HTTP 96 \(72 of one address\), gRPC 32 \(24 of one address\)", server.said)
