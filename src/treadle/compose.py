@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from . import streams
 from .config import Settings
 from .core.messages import Capabilities
 from .descriptors import Spare
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .models.transfer import Transfer
     from .runner.base import Progress, Runner, RunnerFactory
     from .telemetry import Telemetry
+    from .telemetry.watchdog import Watchdog
     from .text.pool import TextPool
     from .text.tokenizer import TextModel
 
@@ -155,7 +157,7 @@ def engine_for(
         spec = owner_spec(settings, folder())
         if settings.in_process:
             return ThreadOwner(runner_factory(spec), limits_of(spec))
-        return ProcessOwner(OWNER_ENTRY, msgspec.to_builtins(spec), spare)
+        return ProcessOwner(OWNER_ENTRY, msgspec.to_builtins(spec), spare, relay=_relay(settings.log_format))
 
     return EngineClient(
         launch,
@@ -168,6 +170,14 @@ def engine_for(
         Patience(settings.hang_after_s, settings.start_timeout_s),
         observers=observers,
     )
+
+
+def _relay(form: str) -> Callable[[bytes], None] | None:
+    """Where the engine's process writes: to this process's queued standard error, if it has one."""
+    from .telemetry.logs import relayed
+
+    writer = streams.own()
+    return None if writer is None else lambda data: writer.put(relayed(data, form))
 
 
 def require_installed(model: str, *, gateway: bool = False) -> None:
@@ -243,7 +253,8 @@ class Say(Protocol):
 
 class Server:
     """One model over HTTP, and over gRPC where the settings name a port, from listening to the last byte. `limits` are
-    those of connections, without a default. `settled` is called when everything is loaded."""
+    those of connections, without a default. `settled` is called when everything is loaded. `watchdog` watches the event
+    loop from listening to the end."""
 
     def __init__(
         self,
@@ -252,10 +263,12 @@ class Server:
         *,
         limits: ConnectionLimits | None = None,
         settled: Callable[[], None] = lambda: None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.settings = settings
         self._limits = limits
         self._settled = settled
+        self._watchdog = watchdog
         self._say = say
         self._folder: ModelFolder | None = None
         self._engine: EngineClient | None = None
@@ -278,7 +291,8 @@ class Server:
         check_cheaply(settings)
         door = Doorkeeper.of(settings)
         sock = listen(settings.host, settings.port)
-        telemetry, texts, spare = Telemetry(log_client=settings.log_client), Texts(), Spare()
+        telemetry = Telemetry(log_client=settings.log_client, watchdog=self._watchdog)
+        texts, spare = Texts(), Spare()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics], spare)
         telemetry.metrics.watch(engine)
         door.tell(engine.gate.refuse)
@@ -388,6 +402,8 @@ class Server:
         await engine.supervisor.ready()
         assert engine.capabilities is not None
         self._settled()
+        if self._watchdog is not None:
+            self._watchdog.ready()
         self._say.ready(reach, name, engine.capabilities, model.default_sampling, time.monotonic() - began)
 
     async def _drain(self, engine: EngineClient, serving: asyncio.Task[None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -20,11 +21,13 @@ class Process:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str | int] = []
         self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         monkeypatch.setattr(os, "_exit", self.note)
 
     def note(self, what: str | int) -> None:
+        """Called on any thread."""
         self.done.append(what)
-        self._changed.set()
+        self._loop.call_soon_threadsafe(self._changed.set)
 
     def signals(self) -> ShutdownSignals:
         return ShutdownSignals(hurry=lambda: self.note("hurry"), kill=lambda: self.note("kill"))
@@ -69,7 +72,42 @@ async def test_an_end_that_was_hurried_takes_no_longer_than_it_may(monkeypatch: 
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(stop.requested.wait(), 5)
         os.kill(os.getpid(), signal.SIGHUP)
-        assert await process.has_done(3) == ["hurry", "kill", 129]
+        assert sorted(map(str, await process.has_done(3))) == ["129", "hurry", "kill"]
+
+
+@in_loop
+async def test_a_second_signal_is_taken_while_the_loop_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hurry` needs the loop; the end does not."""
+    monkeypatch.setattr(signals, "END_S", 0.01)
+    process = Process(monkeypatch)
+    over = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: (process.note(code), over.set()))
+    with process.signals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert over.wait(5)  # on the loop's own thread
+        assert process.done == ["kill", 130]
+        assert not stop.requested.is_set()
+
+
+@in_loop
+async def test_a_kill_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "KILL_S", 0.01)
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    hang = threading.Event()
+    signals.end(70, lambda: hang.wait(20) and None)
+    assert codes == [70]
+    hang.set()
+
+
+@in_loop
+async def test_everything_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = [signal.getsignal(number) for number in signals.SIGNALS]
+    with Process(monkeypatch).signals():
+        assert [signal.getsignal(number) for number in signals.SIGNALS] != handlers
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == handlers
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 @in_loop

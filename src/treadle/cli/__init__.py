@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
 from typing import Any, NoReturn, cast
+
+from .. import streams
 
 INTERRUPTED = 130
 SERVING = ("serve", "doctor")
@@ -17,11 +18,10 @@ def main() -> NoReturn:
 
     The process ends here and now: the threads of a download that was given up would hold up the interpreter's own end.
     """
+    streams.occupy()
     code = _run()
     logging.shutdown()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    streams.settle()
     os._exit(code)
 
 

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from .. import streams
 from ..compose import aside, require_installed
 from ..errors import ConfigError
 from ..exposure import Reach, addresses, http_access
@@ -39,6 +40,7 @@ async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     TreadleError."""
     forget_key()
     warn_of_command_line()
+    streams.unblock()
     access = http_access(plan.host, has_key=plan.asks_for_a_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
     require_installed(plan.model, gateway=True)

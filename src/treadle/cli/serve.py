@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.markup import escape
 
+from .. import streams
 from ..compose import Server
 from ..config import Settings
 from ..core.messages import Capabilities
@@ -19,38 +21,52 @@ from ..exposure import Access, Reach
 from ..fronts.connections import ConnectionLimits
 from ..models.transfer import Transfer
 from ..telemetry.logs import configure
+from ..telemetry.watchdog import STUCK_S, Watchdog
 from ..units import size
 from .files import connection_limits, raise_open_files
 from .findings import count
 from .logged import LoggedAnnouncer, logged_end
 from .secrets import forget_key, warn_of_command_line
-from .signals import ShutdownSignals
+from .signals import KILL_S, ShutdownSignals, end, within
 from .transfers import TransferView
+
+EXIT_STUCK = 70
 
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; 0 after a clean end. Raises TreadleError when it can't start."""
+    streams.unblock()
     configure(settings.log_level, sys.stderr, settings.log_format)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes to the descriptor, and would wait for it
     forget_key()
     warn_of_command_line()
     limits = connection_limits(
         raise_open_files(), grpc=settings.grpc_port is not None, places=settings.max_running + settings.waiting_places
     )
     if settings.log_format == "json":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes lines of its own form
         return logged_end(lambda: asyncio.run(_serve(settings, limits, LoggedAnnouncer(settings, limits))))
     return asyncio.run(_serve(settings, limits, Announcer(settings, limits)))
 
 
 async def _serve(settings: Settings, limits: ConnectionLimits, say: Announcer | LoggedAnnouncer) -> int:
-    server = Server(settings, say=say, limits=limits, settled=_settle)
+    watchdog = Watchdog(lambda found: _stuck(found, kill))
+    server = Server(settings, say=say, limits=limits, settled=_settle, watchdog=watchdog)
 
     def kill() -> None:
-        say.close()
         server.kill()
+        say.close()
 
     with contextlib.closing(say), ShutdownSignals(hurry=server.hurry, kill=kill) as signals:
         return signals.exit_code(await server.run(signals.requested))
+
+
+def _stuck(stacks: str, kill: Callable[[], None]) -> None:
+    """End a server whose event loop does not run: log the stacks of its threads and exit, to be started again."""
+    message = f"the event loop has not run for {STUCK_S:g} s: the server ends with exit code {EXIT_STUCK}, to be "
+    message += "started again by what supervises it; where each thread stands:"
+    record = logging.LogRecord("treadle.serve", logging.CRITICAL, "", 0, message, None, None, sinfo=stacks)
+    within(KILL_S, lambda: logging.getLogger().handle(record))  # a stuck thread may hold the handler's lock
+    end(EXIT_STUCK, kill)
 
 
 def _settle() -> None:

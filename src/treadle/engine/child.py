@@ -4,9 +4,10 @@ Start: `python -m treadle.engine.child FD MODULE:FUNCTION`. FD is one end of a s
 arguments; `FUNCTION(arguments)` gives the runner factory and the owner's limits, and is called on the main thread
 before anything of MLX is imported.
 
-Beside the owner run two threads, free of MLX: a receiver that fills the mailbox, and a sender that empties the
-outbox. SIGINT, SIGTERM and SIGHUP are ignored: the child ends on Stop or when the parent's end of the socket closes,
-and if the owner is stuck then, the receiver ends the process after a grace.
+Beside the owner run three threads, free of MLX: a receiver that fills the mailbox, a sender that empties the outbox,
+and one that writes standard error, so that a reader who stalls holds up no step. SIGINT, SIGTERM and SIGHUP are
+ignored: the child ends on Stop or when the parent's end of the socket closes, and if the owner is stuck then, the
+receiver ends the process after a grace.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from .. import streams
 from ..core.messages import Failed, FromOwner, JobDone, Ready, Stop, ToOwner
 from ..runner.base import RunnerFactory
 from .mailbox import Mailbox
@@ -150,14 +152,15 @@ def main(argv: list[str]) -> int:
 def run(argv: list[str]) -> NoReturn:
     """`main`, and then the end of the process: the interpreter's own teardown may abort under MLX's threads (mlx.md),
     and nothing is left to unwind."""
+    streams.occupy()
+    streams.unblock()
     code = EXIT_FAILED
     try:
         code = main(argv)
     except BaseException:
         log.exception("the engine process failed")
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    streams.settle()
     os._exit(code)
 
 

@@ -9,10 +9,13 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from .. import streams
 from ..core.messages import ToOwner
 from ..descriptors import Spare
 from .handle import OnExit, OnMessage
@@ -23,14 +26,28 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "TREADLE_API_KEY"
 
 
+DRAIN_S = 0.5
+"""Seconds that a dead child's last lines may take to arrive."""
+
+
 class ProcessOwner:
     """Spawns `treadle.engine.child` with `entry` ("module:function") and its plain `arguments`. The descriptors that
-    this takes are lent by `spare`: clients may hold all others."""
+    this takes are lent by `spare`: clients may hold all others. What the child and MLX write to standard output and
+    error goes to `relay`, on a thread; without one, the child shares this process's."""
 
-    def __init__(self, entry: str, arguments: Any, spare: Spare | None = None) -> None:
+    def __init__(
+        self,
+        entry: str,
+        arguments: Any,
+        spare: Spare | None = None,
+        *,
+        relay: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._entry = entry
         self._spare = spare or Spare(0)
         self._arguments = arguments
+        self._relay = relay
+        self._drained = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
@@ -67,9 +84,23 @@ class ProcessOwner:
         its environment."""
         environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
         command = (sys.executable, "-m", "treadle.engine.child", str(fd), self._entry)
-        return await asyncio.create_subprocess_exec(
-            *command, pass_fds=[fd], stdin=asyncio.subprocess.DEVNULL, process_group=0, env=environment
-        )
+        spawn = partial(asyncio.create_subprocess_exec, *command, pass_fds=[fd], process_group=0, env=environment)
+        if self._relay is None:
+            self._drained.set()
+            return await spawn(stdin=asyncio.subprocess.DEVNULL)
+        ours, theirs = os.pipe()
+        streams.drain(ours, self._relay, self._on_drained(asyncio.get_running_loop()))
+        try:
+            return await spawn(stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs)
+        finally:
+            os.close(theirs)
+
+    def _on_drained(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        def drained() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(self._drained.set)
+
+        return drained
 
     def send(self, message: ToOwner) -> None:
         self._write(frame(message))
@@ -102,6 +133,8 @@ class ProcessOwner:
             self.kill()
         self._writer.close()
         how = describe_exit(await self._process.wait())
+        with contextlib.suppress(TimeoutError):  # a process that the owner started may keep the pipe open
+            await asyncio.wait_for(self._drained.wait(), DRAIN_S)
         self._ended.set()
         on_exit(how)
 

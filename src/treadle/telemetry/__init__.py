@@ -7,17 +7,20 @@ import asyncio
 from .access import AccessLines
 from .lag import LoopLag
 from .metrics import Metrics
+from .watchdog import Watchdog
 
 
 class Telemetry:
     """One server's telemetry: `metrics` observes the engine client, `access` writes the access log, and `run()` is a
-    task for its event loop. `log_client` shows clients' addresses in the access log."""
+    task for its event loop. `log_client` shows clients' addresses in the access log. `watchdog` is run beside."""
 
-    def __init__(self, *, log_client: bool = False) -> None:
+    def __init__(self, *, log_client: bool = False, watchdog: Watchdog | None = None) -> None:
         self.metrics = Metrics()
         self.access = AccessLines(show_client=log_client)
         self.lag = LoopLag(self.metrics.loop_lag)
+        self._watchdog = watchdog
 
     async def run(self) -> None:
-        """Sample the event loop's lag and end the access log's windows, until cancelled."""
-        await asyncio.gather(self.lag.run(), self.access.run())
+        """Sample the event loop's lag, end the access log's windows and keep the watchdog quiet, until cancelled."""
+        tasks = [self.lag.run(), self.access.run()]
+        await asyncio.gather(*tasks, *([] if self._watchdog is None else [self._watchdog.run()]))

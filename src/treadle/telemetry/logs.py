@@ -1,7 +1,8 @@
 """The log: one line per event, as text (`key=value`) or as JSON, whatever the values hold. Never a prompt or an answer.
 
 `configure` puts one handler on the root logger, so that lines of uvicorn, grpc and other libraries, from WARNING up,
-and Python's warnings have the same form as ours. The server and the engine's process each call it.
+and Python's warnings have the same form as ours. The server and the engine's process each call it, with a standard
+error that queues (`streams`): a line never waits for whoever reads it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import logging
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TextIO
+
+from ..streams import QueuedText, Statistics, own
 
 UTC_SUFFIX = "+00:00"
 
@@ -62,6 +66,8 @@ def configure(level: str, stream: TextIO, form: str = "text") -> None:
     `form` is one of FORMATTERS."""
     handler = LogHandler(stream)
     handler.setFormatter(FORMATTERS[form]())
+    if isinstance(stream, QueuedText):
+        stream.writer.notice = partial(_notice, form)
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, LogHandler)]:
         root.removeHandler(old)
@@ -81,6 +87,37 @@ def adopt() -> None:
             for handler in [own for own in logger.handlers if type(own) is logging.StreamHandler]:
                 logger.removeHandler(handler)
                 logger.propagate = True
+
+
+def written() -> Statistics:
+    """What became of this process's lines."""
+    writer = own()
+    return Statistics() if writer is None else writer.statistics()
+
+
+def relayed(data: bytes, form: str) -> bytes:
+    """Whole lines of the engine's process as this log has them: in JSON, what MLX and other libraries wrote there
+    themselves becomes lines of the logger `treadle.engine.output`."""
+    if form != "json" or all(line.startswith(b"{") for line in data.splitlines()):
+        return data
+    return b"".join(line if line.startswith(b"{") else _foreign(line) for line in data.splitlines(keepends=True))
+
+
+def _foreign(line: bytes) -> bytes:
+    text = line.decode("utf-8", "backslashreplace").rstrip()
+    return _formatted("json", "treadle.engine.output", text, {}) if text else b""
+
+
+def _notice(form: str, missing: int) -> bytes:
+    message = "lines of the log were dropped: standard error was not read, and nothing else waited for it"
+    return _formatted(form, __name__, message, {"dropped": missing})
+
+
+def _formatted(form: str, name: str, message: str, fields: Mapping[str, Any]) -> bytes:
+    """A line at WARNING, made without the logging module's locks."""
+    record = logging.LogRecord(name, logging.WARNING, "", 0, message, None, None)
+    record.__dict__["fields"] = fields
+    return f"{FORMATTERS[form]().format(record)}\n".encode("utf-8", "backslashreplace")
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:

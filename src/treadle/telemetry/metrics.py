@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
@@ -14,6 +14,7 @@ from ..core.refusals import Refusal
 from .connections import ConnectionsCollector, ConnectionsSource
 from .exposition import text_of
 from .key_metrics import KeyCollector, KeySource
+from .logs import written
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
 LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -54,6 +55,7 @@ class Metrics:
         self._engine()
         self._prefixes = _Prefixes(self.registry)
         self._front()
+        self.registry.register(_LogCollector())
 
     def _requests(self) -> None:
         registry = self.registry
@@ -274,6 +276,12 @@ class _HealthCollector(Collector):
         for name in dict.fromkeys((*STATES, health.state)):
             state.add_metric([name], float(name == health.state))
         yield state
+
+
+class _LogCollector(Collector):
+    def collect(self) -> Iterator[Metric]:
+        about = "Lines of the log that were dropped, as nobody read them"
+        yield CounterMetricFamily("treadle_log_dropped_lines", about, value=written().dropped_lines)
 
 
 def _grown(before: int, now: int) -> int:

@@ -18,6 +18,7 @@ from ...core.refusals import Refusal
 from ...engine.client import EngineClient, Health
 from ...errors import InsufficientScope, ModelNotFound
 from ...telemetry import Telemetry
+from ...telemetry.logs import written
 from ..callers import Caller, Doorkeeper
 from ..connections import Connections
 from ..prefixes import prefix_status, reset_prefixes
@@ -79,6 +80,7 @@ class Probes:
         status["event_loop_lag"] = self._telemetry.lag.summary()
         status["prefix_cache"] = prefix_status(self._engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
+        status["log"] = dataclasses.asdict(written())
         status["keys"] = [dataclasses.asdict(usage) for usage in self._door.usage()]
         caller = caller_of(request.scope)
         return _json(status if caller.admin else _own_part(status, caller))
