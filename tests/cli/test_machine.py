@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +10,7 @@ from treadle import installation
 from treadle.cli import machine
 from treadle.cli.findings import Finding, Mark, count
 from treadle.installation import Problem
+from treadle.runner.cgroups import Group
 
 
 def test_every_finding_names_itself_and_nothing_fails_here() -> None:
@@ -21,21 +21,15 @@ def test_every_finding_names_itself_and_nothing_fails_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "limit"),
-    [
-        ("memory.max", "max\n", None),
-        ("memory.max", "1048576\n", 1048576),
-        ("memory/memory.limit_in_bytes", "4096\n", 4096),
-    ],
+    ("groups", "shown"), [([], "GiB"), ([Group(1 << 20, 0, 0)], "limited to 1.0 MiB by its control group")]
 )
-def test_the_containers_memory_limit(tmp_path: Path, name: str, text: str, limit: int | None) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(text)
-    assert machine.memory_limit(tmp_path) == limit
-
-
-def test_without_a_container_there_is_no_limit(tmp_path: Path) -> None:
-    assert machine.memory_limit(tmp_path) is None
+def test_the_limit_of_a_control_group_is_shown(
+    groups: list[Group], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "limited_groups", lambda: groups)
+    (memory,) = [finding for finding in machine.system() if finding.name == "memory"]
+    assert memory.value.endswith(shown)
+    assert memory.facts["limit_bytes"] == (groups[0].limit if groups else None)
 
 
 def mlx(monkeypatch: pytest.MonkeyPatch, problem: Problem | None) -> Finding:

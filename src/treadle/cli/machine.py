@@ -6,17 +6,16 @@ import os
 import platform
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 from .. import installation
 from ..installation import version_of
 from ..runner import blas
+from ..runner.cgroups import limited_groups
 from ..units import size
 from .findings import Finding, Mark
 
 SYSTEM, SOFTWARE = "System", "Software"
 FEW_FILES = 1024
-_CGROUP = Path("/sys/fs/cgroup")
 _BESIDE = ("tokenizers", "transformers", "huggingface_hub", "fastapi", "starlette", "uvicorn", "pydantic", "numpy")
 
 
@@ -41,7 +40,7 @@ def _platform() -> Finding:
 
 
 def _cores() -> Finding:
-    usable, there, quota = usable_cores(), os.cpu_count(), blas.cpu_quota(_CGROUP)
+    usable, there, quota = usable_cores(), os.cpu_count(), blas.cpu_quota()
     value = f"{usable} usable" + ("" if usable == there else f" of {there}")
     if quota is not None:
         value += f", {quota:g} of them by the container's quota" if quota < usable else ""
@@ -57,20 +56,9 @@ def usable_cores() -> int:
 
 def _memory() -> Finding:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = memory_limit(_CGROUP)
-    value = size(total) + (f", limited to {size(limit)} by the container" if limit and limit < total else "")
+    limit = min((group.limit for group in limited_groups()), default=None)
+    value = size(total) + (f", limited to {size(limit)} by its control group" if limit and limit < total else "")
     return Finding(SYSTEM, "memory", value, facts={"total_bytes": total, "limit_bytes": limit})
-
-
-def memory_limit(cgroup: Path) -> int | None:
-    """The container's memory limit in bytes; None where there is none."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (cgroup / name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        return int(text) if text.isdecimal() else None
-    return None
 
 
 def _open_files() -> Finding:

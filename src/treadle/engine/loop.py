@@ -95,8 +95,14 @@ class EngineLoop:
         who comes right behind the last one finds everything as it was."""
         while not self.stopped:
             if not self.has_work and not self.mailbox.wait(REST_AFTER_S):
-                self.runner.rest()
+                self._rest()
             self.run_once(wait_s=None)
+
+    def _rest(self) -> None:
+        """Let the runner rest, and tell what memory it holds then."""
+        self.runner.rest()
+        self._memory = self.runner.statistics()
+        self._report(())
 
     def run_once(self, wait_s: float | None = 0.0) -> None:
         """One iteration; waits up to `wait_s` (None: for as long as it takes) for a message when it has no work."""

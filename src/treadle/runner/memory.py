@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import mlx.core as mx
 
 from ..errors import ConfigError
 from ..units import size
+from .cgroups import Group, limited_groups
 from .stock.buffer import STEP
 
 _log = logging.getLogger(__name__)
@@ -24,8 +26,11 @@ PAGES_SHARE = 0.9
 _SPARE = 1.1
 """Of what steps were measured to take: pieces of memory are not always found where one is free."""
 
+LEAST_POOL = 64 << 20
+_LOGITS_COPIES = 8
+"""Arrays as large as a step's logits that sampling makes, at most."""
+
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -71,20 +76,17 @@ def most_bytes(kind: str) -> int:
     return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or 0)
 
 
-def host_total_bytes(cgroup: Path = _CGROUP) -> int:
-    """Bytes of this machine's memory, its container's limit respected."""
+def host_total_bytes(groups: Sequence[Group] | None = None) -> int:
+    """Bytes of this machine's memory, or of the smallest control group that this process is in."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total
+    return min([total, *(group.limit for group in (limited_groups() if groups is None else groups))])
 
 
-def host_available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Bytes this process can still take on this machine without swapping, its container's limit respected."""
-    found = [_meminfo_available(meminfo), _cgroup_available(cgroup)]
-    known = [value for value in found if value is not None]
+def host_available_bytes(meminfo: Path = _MEMINFO, groups: Sequence[Group] | None = None) -> int:
+    """Bytes that this process can still take without swapping, the limits of its control groups respected."""
+    free = _meminfo_available(meminfo)
+    known = [] if free is None else [free]
+    known += [group.left for group in (limited_groups() if groups is None else groups)]
     return min(known) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
@@ -94,24 +96,6 @@ def _meminfo_available(path: Path) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup_available(folder: Path) -> int | None:
-    try:
-        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(0, int(limit) - used + _idle_file_cache(folder))
-
-
-def _idle_file_cache(folder: Path) -> int:
-    """Bytes of files that the container's count includes and the kernel drops on demand, such as weights read once."""
-    try:
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
 def kv_budget(asked: int | None, kind: str, share: float = BUDGET_SHARE) -> int:
@@ -158,11 +142,41 @@ def blocks(cost: KvCost, budget: int, rows: int) -> int:
     return max(1, (budget - rows * cost.row_bytes) // (STEP * cost.token_bytes))
 
 
-def limit_free_pool(kind: str) -> None:
-    """Bound what MLX keeps of freed buffers: enough to reuse a step's, not enough to crowd out the rest."""
+def limit_free_pool(kind: str) -> int:
+    """Bound what MLX keeps of freed buffers: enough to reuse a step's, not enough to crowd out the rest. The bound in
+    bytes; 0 where the device does not tell its memory."""
     total = usable_bytes(kind)
-    if total:
-        mx.set_cache_limit(min(4 << 30, max(256 << 20, total // 16)))
+    most = min(4 << 30, max(256 << 20, total // 16)) if total else 0
+    if most:
+        mx.set_cache_limit(most)
+    return most
+
+
+class FreePool:
+    """What MLX keeps of freed buffers, so that it and what is in use stay within `ceiling` bytes: `most` bytes while
+    much is free, `least` in any case, so that a decode step finds its buffers again."""
+
+    def __init__(self, ceiling: int, most: int, least: int) -> None:
+        self._ceiling = ceiling
+        self._most = most
+        self._least = min(least, most)
+        self._limit = most
+
+    def follow(self, active: int) -> None:
+        """`active` bytes are in use now, between two steps."""
+        wanted = min(self._most, max(self._least, self._ceiling - active))
+        if abs(wanted - self._limit) > self._limit >> 3:
+            self._limit = wanted
+            mx.set_cache_limit(wanted)
+
+
+def free_pool(kind: str, budget: int, logits: int) -> FreePool | None:
+    """The pool beside the weights, which are in memory now, and a KV cache of `budget` bytes, where a full batch has
+    `logits` logits a step. None where its bound stays as it is: on a GPU, where buffers cost much to make anew."""
+    most = limit_free_pool(kind)
+    if kind != "cpu" or not budget or not most:
+        return None
+    return FreePool(mx.get_active_memory() + budget, most, max(LEAST_POOL, _LOGITS_COPIES * 4 * logits))
 
 
 def kv_cost(leaves: list[Any], tokens: int, context: int) -> KvCost:
@@ -208,3 +222,10 @@ def give_back(clear: Callable[[], None] = mx.clear_cache) -> int:
     before = mx.get_cache_memory()
     clear()
     return max(0, before - mx.get_cache_memory())
+
+
+def trim() -> bool:
+    """Return the pages that malloc keeps of what was freed, where it does (glibc); whether there were any. Takes
+    milliseconds."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return release is not None and bool(release(ctypes.c_size_t(0)))

@@ -37,6 +37,7 @@ from .warmup import warm_up
 _log = logging.getLogger(__name__)
 
 _LONG = 64
+TRIM_EVERY_S = 5.0  # the warm-up rests hundreds of times
 
 
 class TextRunner:
@@ -55,8 +56,10 @@ class TextRunner:
         self._rows: dict[str, Row] = {}
         self._body: Body = model.new_body(clock)
         self._put = Uploads().put if model.device == "cuda" else plain
+        self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
+        self._trimmed = clock()
         self._times = StepTimes()
         self._costs = StepCosts()
         if not model.batched:
@@ -161,12 +164,17 @@ class TextRunner:
         """Return freed memory to the system. That takes milliseconds, and so does having it again."""
         self._owner.check()
         memory.give_back()
+        if self._clock() - self._trimmed >= TRIM_EVERY_S:
+            memory.trim()
+            self._trimmed = self._clock()
 
     def statistics(self) -> RunnerStatistics:
-        """Memory in use."""
+        """Memory in use. Between two steps this also bounds what MLX keeps of freed buffers."""
         self._owner.check()
-        kv_bytes = self._body.row_bytes()
-        return RunnerStatistics(**memory.statistics_of(), kv_bytes=kv_bytes, prefix=self._body.statistics())
+        now, kv_bytes = memory.statistics_of(), self._body.row_bytes()
+        if self._pool is not None:
+            self._pool.follow(now["active_bytes"])
+        return RunnerStatistics(**now, kv_bytes=kv_bytes, prefix=self._body.statistics())
 
     def jobs(self) -> Mapping[str, Job]:
         """`memory` answers with bytes by kind; `release_memory` gives freed buffers back and says how many bytes;
