@@ -80,6 +80,12 @@ class Step:
                     scores[piece.id] = PromptScores(logits, targets, request.prompt_logprobs, put)
         return scores
 
+    def without_numbers(self, tokens: Sequence[int]) -> list[str]:
+        """Rows whose picked token, one of `tokens`, has NaN for its logit."""
+        logits = mx.take_along_axis(self.picked_from(), mx.array(list(tokens), mx.int32)[:, None], axis=-1)
+        wrong = np.array(mx.isnan(logits)[:, 0])
+        return [pick.id for pick, is_wrong in zip(self.picks, wrong, strict=True) if is_wrong]
+
     def read_logprobs(self, tokens: Sequence[int], redrawn: bool) -> dict[int, TokenLogprob]:
         """Log-probabilities of `tokens`, which were picked, by their place in `picks`."""
         if self.logprobs is None:

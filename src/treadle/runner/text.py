@@ -37,6 +37,9 @@ from .warmup import warm_up
 _log = logging.getLogger(__name__)
 
 _LONG = 64
+NO_PICK = 0
+"""What is picked of logits that are all NaN."""
+NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
 TRIM_EVERY_S = 5.0  # the warm-up rests hundreds of times
 
 
@@ -321,6 +324,8 @@ class TextRunner:
             tokens, redrawn = ([], False) if step.drawn is None else step.drawn.settle()
             if step.drawn is None:
                 mx.eval(step.computed.arrays)
+            lost = step.without_numbers(tokens) if NO_PICK in tokens else ()
+            step.failed.update(dict.fromkeys(lost, NOT_FINITE))
             found = step.read_logprobs(tokens, redrawn)
             scores = {id_: score.read() for id_, score in step.scores.items()}
             self._advance(step, tokens)
@@ -331,7 +336,9 @@ class TextRunner:
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
         gained = [
-            RowTokens(pick.id, (tokens[i],), (found[i],) if i in found else ()) for i, pick in enumerate(step.picks)
+            RowTokens(pick.id, (tokens[i],), (found[i],) if i in found else ())
+            for i, pick in enumerate(step.picks)
+            if pick.id not in step.failed
         ]
         return StepResult(
             rows=tuple(gained),
