@@ -232,7 +232,11 @@ async def test_failed_is_the_end_of_taking_work_though_the_owner_is_still_unwind
     owner = await scene.begin()
     owner.say(Failed(code="engine_died", message="the device is lost"))
     assert scene.supervisor.state is EngineState.RESTARTING
-    assert "the device is lost" in scene.ear.lost[0][0].message
+    assert [error.message for error in scene.ear.lost[0]] == [
+        "the engine was lost while this request ran; it is restarted",
+        "the engine is restarting",
+    ]
+    assert scene.supervisor.reason == "the device is lost", "for operators"
     await settle()
     assert len(scene.yard.launched) == 1, "two owners at a time"
     owner.end()
@@ -408,7 +412,8 @@ async def test_an_owner_whose_words_cannot_be_taken_in_is_replaced():
     owner.say(StepReport(step=1))
     second = await scene.yard.next()
     assert owner.kills == 1
-    assert "could not be taken in (KeyError: 'books')" in scene.ear.lost[0][0].message
+    assert scene.ear.lost[0][0].message == "the engine was lost while this request ran; it is restarted"
+    assert "could not be taken in (KeyError: 'books')" in scene.supervisor.reason
     second.ready()
     await scene.supervisor.stop()
 

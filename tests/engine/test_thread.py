@@ -181,7 +181,7 @@ async def test_a_broken_runner_is_replaced_by_a_new_one_on_a_new_thread():
 
     client = engine(build)
     await asyncio.wait_for(client.start(), WAIT_S)
-    with reserve(client) as reservation, pytest.raises(EngineDied, match="lost"):
+    with reserve(client) as reservation, pytest.raises(EngineDied, match="failed and is replaced"):
         await tokens_of(reservation.submit([ask()])[0])
     await _ready_again(client)
     with reserve(client) as reservation:

@@ -1,4 +1,4 @@
-"""D20, C1: weights and positions that are no numbers fail the start; a row whose logits become NaN ends with an error."""
+"""D20, C1: a model whose logits are no numbers does not start; a row whose logits become NaN ends with an error."""
 
 from __future__ import annotations
 

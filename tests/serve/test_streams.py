@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -202,8 +203,10 @@ def test_a_server_that_was_stopped_for_a_while_is_not_taken_for_stuck(tiny: Tiny
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_standard_descriptors_stay_nobodys(start: Start, tiny: Tiny, closed: str) -> None:
     """No socket takes their numbers, and the exit code is that of a clean end."""
-    server = start(tiny("gemma3"), "--port", "8639", prefix=("sh", "-c", f'exec "$0" "$@" {closed}'))
-    url = "http://127.0.0.1:8639"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = start(tiny("gemma3"), "--port", str(port), prefix=("sh", "-c", f'exec "$0" "$@" {closed}'))
+    url = f"http://127.0.0.1:{port}"
 
     def is_ready() -> bool:
         with contextlib.suppress(httpx.TransportError):

@@ -226,7 +226,7 @@ class EngineLoop:
         if self._failing >= MAX_FAILING_STEPS:
             raise RunnerBroken(f"{self._failing} steps in a row raised; the last: {error}") from error
         self.beat()
-        return self.scheduler.recover(plan, f"{type(error).__name__}: {error}")
+        return self.scheduler.recover(plan, f"{type(error).__name__}, see the server's log")
 
     def _release_departed(self) -> None:
         self._release((*self._unreleased, *self.scheduler.departed()))
@@ -266,13 +266,14 @@ class EngineLoop:
         )
         self._send(Stopped())
 
-    def die(self, message: str) -> None:
-        """This owner can't go on: everyone hears of it, then Failed is the last word."""
+    def die(self, message: str, reason: str = "") -> None:
+        """This owner can't go on: everyone hears `message`, then Failed is the last word, with `reason` for operators:
+        exceptions may name paths, and are not for clients."""
         try:
             self._end_everything(Finish(reason=FinishReason.ERROR, code="engine_died", message=message))
         except Exception:
             log.exception("the scheduler can't end its rows; whoever hears Failed ends them")
-        self._send(Failed(code="engine_died", message=message))
+        self._send(Failed(code="engine_died", message=f"{message}: {reason}" if reason else message))
 
     def _end_everything(self, finish: Finish) -> None:
         self.stopped = True

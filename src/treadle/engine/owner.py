@@ -60,7 +60,7 @@ def serve(loop: EngineLoop) -> bool:
         loop.run()
     except Exception as error:
         log.exception("the engine can't go on")
-        loop.die(f"the engine failed and is replaced: {error}")
+        loop.die("the engine failed and is replaced", str(error))
         return False
     return True
 

@@ -94,6 +94,7 @@ class Supervisor:
         self._awake = 0.0  # since when we have been watching without a break
         self._doubt = ""  # why the owner can't be trusted any more
         self._said = ""  # why the owner ended, in its own words
+        self._plain = True  # and they hold no exception's text, which may name paths: clients may read them
         self._exit = asyncio.Event()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -181,6 +182,7 @@ class Supervisor:
         """Start an owner and watch it to its end; how long it was ready, in seconds, or None if it never was."""
         self._exit.clear()
         self._said = self._doubt = ""
+        self._plain = True
         self.last_beat = self._ready_at = self._failed_at = None
         began = self._awake = self._clock()
         await self._launch_owner()
@@ -201,7 +203,7 @@ class Supervisor:
             self._started = True
         except Exception as error:
             log.exception("the engine could not be launched")
-            self._said = f"the engine could not be launched: {error}"
+            self._said, self._plain = f"the engine could not be launched: {error}", False
             self._exit.set()
 
     async def _tick(self) -> None:
@@ -254,7 +256,7 @@ class Supervisor:
             self._take_in(message)
         except Exception as error:
             log.exception("what the engine said could not be taken in")
-            self._doubt = f"said what could not be taken in ({type(error).__name__}: {error})"
+            self._doubt, self._plain = f"said what could not be taken in ({type(error).__name__}: {error})", False
             self._changed.set()
 
     def _take_in(self, message: FromOwner) -> None:
@@ -270,7 +272,7 @@ class Supervisor:
                 self._become(EngineState.READY)
                 self._listener.on_ready(message.capabilities)
             case Failed():
-                self._said, self._failed_at = message.message, self.last_beat
+                self._said, self._failed_at, self._plain = message.message, self.last_beat, False
                 self._lost()
                 self._changed.set()
             case Ready() | Stopped():
@@ -287,15 +289,16 @@ class Supervisor:
         if self.state is EngineState.READY:
             self._become(EngineState.RESTARTING, self._said)
         if self.state is EngineState.RESTARTING:
-            wait_s = max(1.0, self.load_s)
+            wait_s, why = max(1.0, self.load_s), f" ({self._said})" if self._plain else ""
             self._listener.on_lost(
-                EngineDied(f"the engine was lost while this request ran ({self._said}); it is restarted"),
-                EngineUnavailable(f"the engine is restarting ({self._said})", retry_after_s=wait_s),
+                EngineDied(f"the engine was lost while this request ran{why}; it is restarted"),
+                EngineUnavailable(f"the engine is restarting{why}", retry_after_s=wait_s),
             )
 
     def _fail(self, reason: str) -> None:
         self._become(EngineState.FAILED, reason)
-        error = EngineUnavailable(f"the engine has failed for good: {reason}")
+        log.error("the engine has failed for good: %s", reason)
+        error = EngineUnavailable(f"the engine has failed for good: {reason if self._plain else 'see its log'}")
         self._listener.on_lost(EngineDied(error.message), error)
 
     # Changes of state ------------------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ Everything comes from config.json, generation_config.json, tokenizer_config.json
 from __future__ import annotations
 
 import json
-import math
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ModelError
+
+log = logging.getLogger(__name__)
 
 _NESTED = ("text_config", "language_config", "llm_config")
 _CONTEXT_NAMES = (
@@ -79,12 +81,23 @@ class FolderFacts:
         return ()
 
     def default_sampling(self) -> dict[str, float | int]:
-        """The sampling its makers recommend, under our names; values out of range are left out."""
+        """The sampling its makers recommend, under our names. Values out of the range that requests have are left out,
+        with a warning."""
         found: dict[str, float | int] = {}
         for name, fits in _SAMPLING.items():
             value = self.generation.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and fits(value):
+            if value is None:
+                continue
+            if (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and abs(value) < _NO_LIMIT
+                and fits(value)
+            ):
                 found[name] = int(value) if name == "top_k" else float(value)
+            else:
+                shown = repr(value)[:60]
+                log.warning("generation_config.json: %s is %s, which is out of range: it is ignored", name, shown)
         if self.generation.get("do_sample") is False:
             found["temperature"] = 0.0
         return found
@@ -116,11 +129,11 @@ class FolderFacts:
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 _SAMPLING: dict[str, Callable[[float], bool]] = {
-    "temperature": lambda v: v >= 0,
+    "temperature": lambda v: 0 <= v <= 2,
     "top_p": lambda v: 0 < v <= 1,
-    "top_k": lambda v: v >= 0 and v == int(v),
+    "top_k": lambda v: v >= -1 and v == int(v),
     "min_p": lambda v: 0 <= v <= 1,
-    "repetition_penalty": lambda v: v > 0,
+    "repetition_penalty": lambda v: 0 < v <= 10,
 }
 
 
@@ -130,6 +143,8 @@ def read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply to be a model's: fetch the file again") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
     if not isinstance(value, dict):
@@ -149,7 +164,7 @@ def _context_of(config: Mapping[str, Any]) -> int | None:
         return own
     # Some folders give the stretched length, some the length before YaRN stretches it.
     before, factor = _count(rope.get("original_max_position_embeddings")), rope.get("factor")
-    return max(own, int(before * factor)) if before and isinstance(factor, (int, float)) else own
+    return max(own, _count(before * factor) or 0) if before and isinstance(factor, (int, float)) else own
 
 
 def _content(value: Any) -> str | None:
