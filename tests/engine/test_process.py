@@ -324,6 +324,38 @@ def test_an_exit_in_words(code, words):
     assert describe_exit(code) == words
 
 
+@in_loop
+async def test_what_the_child_writes_comes_through_the_relay_before_its_end_is_told():
+    """D1: to the last word of one that is killed."""
+    said: list[bytes] = []
+    exits: list[tuple[str, bytes]] = []
+    owner = ProcessOwner(ENTRY, {"hang_in": "step"}, said.append)
+    ready = asyncio.Event()
+    await owner.start(
+        lambda message: ready.set() if isinstance(message, Ready) else None,
+        lambda how: exits.append((how, b"".join(said))),
+    )
+    await asyncio.wait_for(ready.wait(), WAIT_S)
+    owner.send(Submit(id="r", prompt=(1, 2), max_tokens=4))
+    async with asyncio.timeout(WAIT_S):
+        while b"hanging in a step\n" not in b"".join(said):
+            await asyncio.sleep(0.01)
+    owner.kill()
+    await asyncio.wait_for(owner.ended(), WAIT_S)
+    ((how, before),) = exits
+    assert how == "killed by SIGKILL"
+    assert b"hanging in a step\n" in before
+
+
+@in_loop
+async def test_a_relay_whose_loop_has_gone_tells_nobody():
+    owner = ProcessOwner(ENTRY, {}, lambda data: None)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    owner._on_drained(loop)()
+    assert not owner._drained.is_set()
+
+
 # Orphans -----------------------------------------------------------------------------------------------------------
 
 
