@@ -18,6 +18,7 @@ from treadle.errors import (
     ModelError,
     ModelNotFound,
     NotAuthenticated,
+    Quarantined,
     RateLimited,
     ReaderStalled,
     RequestCancelled,
@@ -35,6 +36,7 @@ from treadle.errors import (
 
 GRPC = {
     "CANCELLED",
+    "FAILED_PRECONDITION",
     "INVALID_ARGUMENT",
     "NOT_FOUND",
     "RESOURCE_EXHAUSTED",
@@ -60,7 +62,8 @@ CONTRACT = {
     EngineUnavailable: ("engine_unavailable", 503, "UNAVAILABLE"),
     ServerStopping: ("server_stopping", 503, "UNAVAILABLE"),
     StepFailed: ("engine_step_failed", 500, "INTERNAL"),
-    EngineDied: ("engine_died", 500, "UNAVAILABLE"),
+    EngineDied: ("engine_died", 500, "INTERNAL"),
+    Quarantined: ("request_quarantined", 422, "FAILED_PRECONDITION"),
     JobFailed: ("engine_job_failed", 500, "INTERNAL"),
     ConfigError: ("config_error", 500, "INTERNAL"),
     ModelError: ("model_error", 500, "INTERNAL"),

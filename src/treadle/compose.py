@@ -26,8 +26,9 @@ from .engine.client import Admission, EngineClient
 from .engine.handle import OwnerHandle
 from .engine.observer import Observer
 from .engine.owner import OwnerLimits
+from .engine.patience import Patience
 from .engine.process import ProcessOwner
-from .engine.supervisor import EngineState, Patience
+from .engine.supervisor import EngineState
 from .engine.thread import ThreadOwner
 from .errors import ConfigError, EngineUnavailable, StartFailed, spelled
 from .exposure import Reach, check, reach_of

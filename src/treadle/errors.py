@@ -17,7 +17,8 @@ class TreadleError(Exception):
     """Base of every error that Treadle raises on purpose.
 
     `param` names the request field at fault, where there is one. `retry_after_s` is how long a client should wait
-    before it tries again, where that is known.
+    before it tries again, where that is known. `harmful`: the same request again would do the same harm, so clients
+    that retry errors of its HTTP status by themselves are told not to.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -25,6 +26,7 @@ class TreadleError(Exception):
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
+    harmful: ClassVar[bool] = False
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -62,6 +64,16 @@ class RequestTooLarge(InvalidRequest):
 
     code = "request_too_large"
     http_status = 413
+
+
+class Quarantined(InvalidRequest):
+    """The request took the engine down, by itself and again: it is not computed any more. Neither SDKs nor gateways
+    retry its statuses, and FAILED_PRECONDITION counts for no gateway's circuit breaker."""
+
+    code = "request_quarantined"
+    http_status = 422
+    grpc_status = "FAILED_PRECONDITION"
+    harmful = True
 
 
 class ModelNotFound(InvalidRequest):
@@ -157,11 +169,12 @@ class StepFailed(TreadleError):
 
 
 class EngineDied(TreadleError):
-    """The engine died, or was replaced, while this request was running. Over gRPC that is "unavailable": a gateway
-    that has shown nothing of the answer yet asks another worker."""
+    """The engine died while it worked on this request, which can't be replayed: there is no other engine, or it was
+    killed each time. The request may be at fault, so over gRPC it is not "unavailable": a gateway would carry it to
+    the next worker."""
 
     code = "engine_died"
-    grpc_status = "UNAVAILABLE"
+    harmful = True
 
 
 class JobFailed(TreadleError):

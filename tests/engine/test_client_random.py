@@ -13,7 +13,7 @@ from tests.support.aio import in_loop
 from tests.support.faults import Faults, FaultyRunner, plain
 from tests.support.owners import Clock, settle
 from treadle.core.messages import CancelReason, Submit
-from treadle.engine import supervisor as supervisor_module
+from treadle.engine import deaths as deaths_module
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.generation import Generation
 from treadle.engine.inline import InlineOwner
@@ -24,7 +24,7 @@ from treadle.runner.base import Progress, Runner, RunnerBroken
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(supervisor_module, "BACKOFF_S", (0.0,))
+    monkeypatch.setattr(deaths_module, "BACKOFF_S", (0.0,))
 
 
 class Caller:

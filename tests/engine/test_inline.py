@@ -11,11 +11,11 @@ import pytest
 from tests.support.aio import in_loop
 from tests.support.faults import Faults, FaultyRunner, builds, plain
 from tests.support.owners import WAIT_S, settle
-from treadle.core.messages import Submit
+from treadle.core.messages import Ping, Pong, Submit
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
-from treadle.errors import EngineDied, ModelError, ServerStopping, StartFailed
+from treadle.errors import ModelError, Quarantined, ServerStopping, StartFailed
 from treadle.runner.base import RunnerBroken
 
 LIMITS = OwnerLimits(max_running=2, prefill_tokens=64)
@@ -64,16 +64,26 @@ async def test_a_start_that_fails_ends_it():
 
 @in_loop
 async def test_a_broken_runner_is_told_and_closed():
-    """B7."""
+    """B7: the one request that was there each time is at fault."""
     runner = FaultyRunner(Faults(always=RunnerBroken("lost")))
-    client, _ = engine(builds(runner), pump=True)
+    client = EngineClient(lambda: InlineOwner(builds(runner), LIMITS, pump=True), Admission(2, 2, 5.0))
     await asyncio.wait_for(client.start(), WAIT_S)
     with reserve(client) as reservation:
         (generation,) = reservation.submit([REQUEST])
-        with pytest.raises(EngineDied, match="lost"):
+        with pytest.raises(Quarantined):
             [delta async for delta in generation]
-    assert runner.closed == 1
+    assert runner.closed == 2
     await client.stop()
+
+
+@in_loop
+async def test_a_ping_is_answered_at_once_whoever_steps_it():
+    said: list[Any] = []
+    owner = InlineOwner(builds(FaultyRunner()), LIMITS)
+    await owner.start(said.append, lambda how: None)
+    owner.send(Ping())
+    assert said[-1] == Pong()
+    owner.kill()
 
 
 @in_loop

@@ -12,8 +12,11 @@ import pytest
 from tests.support.aio import in_loop
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
 from treadle.core.messages import Capabilities, Failed, FromOwner, Loading, Ready, StepReport, Stop
+from treadle.engine import deaths, heartbeat
 from treadle.engine import supervisor as module
-from treadle.engine.supervisor import EngineState, Patience, Supervisor
+from treadle.engine.deaths import Cause, Death
+from treadle.engine.patience import Patience
+from treadle.engine.supervisor import EngineState, Supervisor
 from treadle.errors import EngineDied, EngineUnavailable, ModelError, ServerStopping, StartFailed, TreadleError
 
 HANG_S = 0.04
@@ -26,6 +29,9 @@ class Ear:
         self.owed: float | None = None
         self.messages: list[FromOwner] = []
         self.ready: list[Capabilities] = []
+        self.deaths: list[Death] = []
+        self.explains = 0
+        self.away: list[TreadleError] = []
         self.lost: list[tuple[TreadleError, TreadleError]] = []
         self.fault: Exception | None = None
 
@@ -36,6 +42,13 @@ class Ear:
 
     def on_ready(self, capabilities: Capabilities) -> None:
         self.ready.append(capabilities)
+
+    def on_death(self, death: Death) -> int:
+        self.deaths.append(death)
+        return self.explains
+
+    def on_away(self, waiting: EngineUnavailable) -> None:
+        self.away.append(waiting)
 
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
         self.lost.append((running, waiting))
@@ -65,7 +78,7 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "BACKOFF_S", (0.0, 0.001, 0.002))
+    monkeypatch.setattr(deaths, "BACKOFF_S", (0.0, 0.001, 0.002))
     monkeypatch.setattr(module, "KILL_GRACE_S", 0.05)
 
 
@@ -189,7 +202,7 @@ async def test_a_slow_start_within_its_bound_is_no_hang():
 
 
 @in_loop
-async def test_an_owner_that_dies_is_replaced_and_what_ran_is_answered():
+async def test_an_owner_that_dies_is_replaced():
     """B7, C4."""
     scene = Scene()
     owner = await scene.begin()
@@ -197,11 +210,10 @@ async def test_an_owner_that_dies_is_replaced_and_what_ran_is_answered():
     owner.end("killed by SIGABRT")
     await scene.reaches(EngineState.RESTARTING)
     second = await scene.yard.next()
-    running, waiting = scene.ear.lost[0]
-    assert isinstance(running, EngineDied)
-    assert "killed by SIGABRT" in running.message
-    assert isinstance(waiting, EngineUnavailable)
-    assert waiting.retry_after_s == 1.0
+    assert scene.ear.deaths == [Death(Cause.CRASH, "the engine process ended: killed by SIGABRT")]
+    assert all("killed by SIGABRT" in waiting.message for waiting in scene.ear.away)
+    assert scene.supervisor.outage.left_s() == 1.0
+    assert scene.ear.lost == [], "what ran goes on with the next owner"
     assert "killed by SIGABRT" in scene.supervisor.reason
     second.ready()
     assert (scene.supervisor.state, scene.supervisor.reason, scene.supervisor.restarts) == (EngineState.READY, "", 1)
@@ -216,12 +228,13 @@ async def test_a_death_is_noticed_in_the_turn_in_which_it_is_told():
     for _ in range(20):
         owner = await scene.begin() if not scene.yard.launched else await scene.yard.next()
         owner.ready()
-        before = len(scene.ear.lost)
+        before = len(scene.ear.deaths)
+        scene.clock.now += deaths.WINDOW_S
         scene.supervisor._changed.set()
         await asyncio.sleep(0)  # the supervisor is between its look and its wait
         owner.end()
         await settle(10)
-        assert len(scene.ear.lost) == before + 1
+        assert len(scene.ear.deaths) == before + 1
     await scene.supervisor.stop()
 
 
@@ -232,10 +245,7 @@ async def test_failed_is_the_end_of_taking_work_though_the_owner_is_still_unwind
     owner = await scene.begin()
     owner.say(Failed(code="engine_died", message="the device is lost"))
     assert scene.supervisor.state is EngineState.RESTARTING
-    assert [error.message for error in scene.ear.lost[0]] == [
-        "the engine was lost while this request ran; it is restarted",
-        "the engine is restarting",
-    ]
+    assert scene.ear.deaths == [Death(Cause.CRASH, "the server's log says why")]
     assert scene.supervisor.reason == "the device is lost", "for operators"
     await settle()
     assert len(scene.yard.launched) == 1, "two owners at a time"
@@ -301,7 +311,7 @@ async def test_quick_deaths_are_backed_off_and_a_settled_life_starts_afresh(monk
     scene = Scene()
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
     owner = await scene.begin()
-    for lived_s in (0.0, 0.0, 0.0, module.SETTLED_S + 1, 0.0):
+    for lived_s in (0.0, 0.0, 0.0, deaths.SETTLED_S + 1, 0.0):
         scene.clock.now += lived_s
         owner.end()
         owner = await scene.yard.next()
@@ -323,7 +333,7 @@ async def test_a_hung_owner_is_killed_answered_for_and_replaced():
     scene.clock.now += HANG_S * 2
     second = await scene.yard.next()
     assert owner.kills == 1
-    assert "hung: no step for 0.1 s while work waits" in scene.ear.lost[0][0].message
+    assert scene.ear.deaths == [Death(Cause.HANG, "hung: no step for 0.1 s while work waits")]
     scene.ear.owed = None
     second.ready()
     await scene.supervisor.stop()
@@ -348,7 +358,7 @@ async def test_idle_is_not_hung_and_neither_is_a_step_just_told():
 @in_loop
 async def test_an_owner_is_not_hung_because_the_watcher_stood_still(monkeypatch):
     """C4: after SIGSTOP, or in a container that was frozen, nothing was heard as nobody listened."""
-    monkeypatch.setattr(module, "STOOD_STILL_S", HANG_S / 2)
+    monkeypatch.setattr(heartbeat, "STOOD_STILL_S", HANG_S / 2)
     scene = Scene(clock=time.monotonic)
     owner = await scene.begin()
     scene.ear.owed = time.monotonic()
@@ -371,8 +381,8 @@ async def test_a_hung_thread_is_the_end_and_later_words_change_nothing():
     scene.ear.owed = scene.clock.now
     scene.clock.now += HANG_S * 2
     await scene.reaches(EngineState.RESTARTING)
-    assert isinstance(scene.ear.lost[0][0], EngineDied), "answered before the grace is over"
     assert "runs on a thread, which can't be ended" in await asyncio.wait_for(scene.supervisor.failed(), WAIT_S)
+    assert isinstance(scene.ear.lost[0][0], EngineDied)
     owner.ready()
     assert scene.supervisor.state is EngineState.FAILED
     assert len(scene.yard.launched) == 1
@@ -412,7 +422,7 @@ async def test_an_owner_whose_words_cannot_be_taken_in_is_replaced():
     owner.say(StepReport(step=1))
     second = await scene.yard.next()
     assert owner.kills == 1
-    assert scene.ear.lost[0][0].message == "the engine was lost while this request ran; it is restarted"
+    assert scene.ear.deaths[0].reason == "the server's log says why"
     assert "could not be taken in (KeyError: 'books')" in scene.supervisor.reason
     second.ready()
     await scene.supervisor.stop()
@@ -503,7 +513,7 @@ async def test_a_stop_while_an_owner_is_being_spawned_leaves_none():
 @in_loop
 async def test_a_stop_during_the_back_off_starts_no_other_owner(monkeypatch):
     """C3."""
-    monkeypatch.setattr(module, "BACKOFF_S", (60.0,))
+    monkeypatch.setattr(deaths, "BACKOFF_S", (60.0,))
     scene = Scene()
     (await scene.begin()).end()
     await scene.reaches(EngineState.RESTARTING)
@@ -558,4 +568,168 @@ async def test_kill_ends_the_owner_at_once():
     owner = await scene.begin()
     scene.supervisor.kill()
     assert owner.kills == 1
+    await scene.supervisor.stop()
+
+
+# Idle hangs --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_an_idle_owner_that_answers_no_ping_is_replaced():
+    """D21, R3: within `hang_after_s` of its last word, though nobody asks it for anything."""
+    scene = Scene(deaf=True)
+    owner = await scene.begin()
+    scene.clock.now += HANG_S / 2
+    await until(lambda: owner.pings == 1)
+    scene.clock.now += HANG_S * 0.8
+    second = await scene.yard.next()
+    assert scene.ear.deaths == [Death(Cause.HANG, "hung: no word for 0.1 s, idle and asked for one")]
+    assert owner.kills == 1
+    second.ready()
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_an_idle_owner_is_asked_only_when_nothing_was_heard():
+    scene = Scene()
+    owner = await scene.begin()
+    for _ in range(20):
+        scene.clock.now += HANG_S / 8
+        owner.say(StepReport(step=1))
+        scene.supervisor._changed.set()
+        await settle()
+    assert owner.pings == 0
+    scene.ear.owed = scene.clock.now
+    scene.clock.now += HANG_S / 2
+    scene.supervisor._changed.set()
+    await settle()
+    assert owner.pings == 0, "one that works shows it by its steps"
+    scene.ear.owed = None
+    await until(lambda: owner.pings == 1)
+    scene.clock.now += HANG_S * 10
+    await until(lambda: owner.pings > 1)
+    assert owner.kills == 0
+    await scene.supervisor.stop()
+
+
+async def until(found: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not found():
+            await asyncio.sleep(0)
+
+
+# Reloads -----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_reload_that_hangs_is_given_up_by_the_load_that_was_measured():
+    """D13: not by the bound of the first start, which may be half an hour."""
+    scene = Scene()
+    scene.supervisor._patience = Patience(HANG_S, 1800.0)
+    owner = await scene.begin(ready=False)
+    owner.ready(load_s=20.0)
+    owner.end()
+    second = await scene.yard.next()
+    for stage in ("reading", "warming up"):
+        scene.clock.now += 99.0
+        second.say(Loading(stage=stage))
+        await settle()
+    assert second.kills == 0, "each stage counts anew"
+    scene.clock.now += 101.0
+    third = await scene.yard.next()
+    assert second.kills == 1
+    assert scene.supervisor.reason == "not ready within 100 s (warming up)"
+    third.ready()
+    await scene.supervisor.stop()
+
+
+@pytest.mark.parametrize(("measured_s", "bound_s"), [(None, 1800.0), (1.0, 60.0), (20.0, 100.0), (1e6, 1800.0)])
+def test_how_long_a_load_may_go_on_without_another_stage(measured_s: float | None, bound_s: float):
+    assert Patience().load_s(measured_s) == bound_s
+
+
+# Retry-After -------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_the_end_of_an_outage_is_back_off_and_load_and_what_is_late():
+    """D11."""
+    scene = Scene()
+    owner = await scene.begin(ready=False)
+    assert scene.supervisor.outage.left_s() == 2.0
+    scene.clock.now += 12.0
+    assert scene.supervisor.outage.left_s() == 10.0, "a first load: as long again as it is late"
+    owner.ready(load_s=7.0)
+    assert scene.supervisor.load_s == 12.0, "with what the process took to begin"
+    for _ in range(2):
+        owner.end()
+        owner = await scene.yard.next()
+        owner.ready(load_s=7.0)
+    owner.end()
+    await settle()
+    assert scene.supervisor.outage.left_s() == pytest.approx(deaths.BACKOFF_S[2] + 7.0)
+    scene.clock.now += 1e6
+    assert scene.supervisor.outage.left_s() == 30.0
+    await scene.supervisor.stop()
+
+
+# The end of a crash loop -------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_crash_loop_that_nobody_explains_ends_the_engine(monkeypatch):
+    """D4: whoever supervises the server learns of it."""
+    monkeypatch.setattr(deaths, "BACKOFF_S", (0.0,))
+    scene = Scene()
+    owner = await scene.begin()
+    for _ in range(deaths.MOST_DEATHS - 1):
+        owner.end()
+        owner = await scene.yard.next()
+        owner.ready()
+    owner.end()
+    reason = await asyncio.wait_for(scene.supervisor.failed(), WAIT_S)
+    assert "died 10 times within 5 minutes" in reason
+    assert "for good" in scene.ear.lost[-1][1].message
+    await scene.supervisor.stop()
+
+
+@in_loop
+async def test_deaths_with_a_culprit_are_no_crash_loop_and_are_not_backed_off(monkeypatch):
+    """D4."""
+    monkeypatch.setattr(deaths, "BACKOFF_S", (0.0, 1e6))
+    scene = Scene()
+    scene.ear.explains = 1
+    owner = await scene.begin()
+    for _ in range(2 * deaths.MOST_DEATHS):
+        owner.end()
+        owner = await scene.yard.next()
+        owner.ready()
+    assert scene.supervisor.state is EngineState.READY
+    assert scene.supervisor.deaths.explained == 2 * deaths.MOST_DEATHS
+    await scene.supervisor.stop()
+
+
+# Words that come too late ------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_what_an_owner_says_after_it_was_given_up_is_dropped():
+    """Its rows are replayed from what was heard before: a token heard later would come twice."""
+    scene = Scene()
+    owner = await scene.begin()
+    owner.say(StepReport(step=1), Failed(code="engine_died", message="lost"), StepReport(step=2))
+    assert scene.ear.messages == [StepReport(step=1)]
+    await scene.supervisor.stop()
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("killed by SIGKILL", Cause.KILLED), ("killed by SIGSEGV", Cause.CRASH), ("exit code 3", Cause.CRASH)],
+)
+@in_loop
+async def test_who_ended_it_is_told(how: str, cause: Cause):
+    scene = Scene()
+    (await scene.begin()).end(how)
+    (await scene.yard.next()).ready()
+    assert scene.ear.deaths == [Death(cause, f"the engine process ended: {how}")]
     await scene.supervisor.stop()

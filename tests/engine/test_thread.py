@@ -17,9 +17,9 @@ from treadle.engine import supervisor as supervisor_module
 from treadle.engine import thread as thread_module
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.owner import OwnerLimits
-from treadle.engine.supervisor import Patience
+from treadle.engine.patience import Patience
 from treadle.engine.thread import ThreadOwner
-from treadle.errors import EngineDied, EngineUnavailable, ModelError, RequestCancelled, StartFailed, TreadleError
+from treadle.errors import EngineUnavailable, ModelError, RequestCancelled, StartFailed, TreadleError
 from treadle.runner.base import RunnerBroken
 
 LIMITS = OwnerLimits(max_running=3, prefill_tokens=64)
@@ -181,19 +181,13 @@ async def test_a_broken_runner_is_replaced_by_a_new_one_on_a_new_thread():
 
     client = engine(build)
     await asyncio.wait_for(client.start(), WAIT_S)
-    with reserve(client) as reservation, pytest.raises(EngineDied, match="failed and is replaced"):
-        await tokens_of(reservation.submit([ask()])[0])
-    await _ready_again(client)
+    with reserve(client) as reservation:
+        assert len(await tokens_of(reservation.submit([ask()])[0])) == 5
+    assert client.supervisor.restarts == 1
     with reserve(client) as reservation:
         assert len(await tokens_of(reservation.submit([ask()])[0])) == 5
     assert [runner.closed for runner in made] == [1, 0]
     await client.stop()
-
-
-async def _ready_again(client: EngineClient) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not (client.supervisor.restarts and client.health().ready):
-            await client.supervisor._change()
 
 
 @in_loop

@@ -14,6 +14,8 @@ from treadle.core.messages import (
     JobDone,
     Loading,
     Output,
+    Ping,
+    Pong,
     Ready,
     RunJob,
     RunnerStatistics,
@@ -54,7 +56,9 @@ TO_OWNER = [
     *(Cancel(id="a", reason=reason) for reason in CancelReason),
     RunJob(id="j", name="save", args={"path": "/x", "n": 3, "deep": {"list": [1, None, "é"], "bytes": b"\x00"}}),
     CancelJob(id="j"),
+    Ping(),
     Stop(),
+    Submit(id="c", prompt=(1,), max_tokens=9, generated=(4, 5), scored=3, resumed=True),
 ]
 CAN = Capabilities(model="m", architecture="a", vocabulary=1, context=2, device="d", dtype="t", details={"blas": "x"})
 FROM_OWNER = [
@@ -73,6 +77,7 @@ FROM_OWNER = [
     ),
     JobDone(id="j", result={"vectors": b"\x00\x01", "shape": [2, 3]}),
     JobDone(id="j", code="engine_job_failed", message="no"),
+    Pong(),
     Stopped(),
 ]
 

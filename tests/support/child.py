@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from tests.support.faults import Faults, FaultyRunner, die, hang
+from tests.support.poison import Poison
+from treadle.core.plan import StepPlan
 from treadle.engine.owner import OwnerLimits
 from treadle.errors import ModelError
 from treadle.runner.base import Progress, Runner, RunnerBroken, RunnerFactory
@@ -25,8 +27,8 @@ def entry(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
     `entry`, `construct`, `warm_up`, `capabilities`: a message to raise there. `unplain`: capabilities that can't be
     sent. `popen`: capabilities that list the sockets which a process started here would inherit. At step `at` (1):
     `signal` kills it so, `broken`, `exit`, or `hang_in` "step"; `hang_in` may be "build" or "close" too. `once`: a
-    file; only the owner that creates it has the fault. `after`: a file; the owner that creates it is built, all later
-    ones are not. `closed`: a file that `close` writes.
+    file; only the owner that creates it has the fault. `poison`: arguments of a `Poison`. `after`: a file; the owner
+    that creates it is built, all later ones are not. `closed`: a file that `close` writes.
     """
     if message := arguments.get("entry"):
         raise ModelError(message)
@@ -52,11 +54,17 @@ class _Runner(FaultyRunner):
             for where in ("construct", "warm_up", "capabilities")
             if where in self.arguments
         }
+        self.poison = Poison(**arguments["poison"]) if "poison" in arguments else None
         super().__init__(Faults(before_step=self._before, **errors), can=self.arguments.get("can"))
         if self.arguments.get("popen"):
             self._can = msgspec.structs.replace(self._can, details={"inheritable": str(_inheritable())})
         if self.arguments.get("unplain"):
             self._can = msgspec.structs.replace(self._can, model=object())
+
+    def start(self, plan: StepPlan) -> None:
+        if self.poison is not None:
+            self.poison.taste(plan)
+        super().start(plan)
 
     def _before(self, step: int) -> None:
         fault = self.arguments

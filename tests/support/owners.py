@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from treadle.core.messages import Capabilities, FromOwner, Ready, Stop, Stopped, ToOwner
+from treadle.core.messages import Capabilities, FromOwner, Ping, Pong, Ready, Stop, Stopped, ToOwner
 from treadle.engine.handle import OnExit, OnMessage
 
 CAN = Capabilities(model="fake", architecture="none", vocabulary=1000, context=100, device="cpu", dtype="float32")
@@ -22,7 +22,8 @@ class Clock:
 
 
 class FakeOwner:
-    """`polite` ends on Stop. `killable` ends when killed. `start_error` is raised by `start`; `stuck` never starts."""
+    """`polite` ends on Stop. `killable` ends when killed. `start_error` is raised by `start`; `stuck` never starts.
+    `deaf` answers no ping."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class FakeOwner:
         thread: bool = False,
         start_error: Exception | None = None,
         stuck: bool = False,
+        deaf: bool = False,
     ) -> None:
         self.pid = 4711
         self.sent: list[ToOwner] = []
@@ -39,7 +41,8 @@ class FakeOwner:
         self.starting = asyncio.Event()
         self.cancelled = False
         self._polite, self._killable, self._thread = polite, killable, thread
-        self._start_error, self._stuck = start_error, stuck
+        self._start_error, self._stuck, self._deaf = start_error, stuck, deaf
+        self.pings = 0
         self._ended = asyncio.Event()
         self._on_message: OnMessage
         self._on_exit: OnExit
@@ -56,6 +59,11 @@ class FakeOwner:
                 self.cancelled = True
 
     def send(self, message: ToOwner) -> None:
+        if isinstance(message, Ping):
+            self.pings += 1
+            if not self._deaf:
+                self.say(Pong())
+            return
         self.sent.append(message)
         if isinstance(message, Stop) and self._polite and not self._ended.is_set():
             self.say(Stopped())

@@ -26,6 +26,14 @@ MOST_SCORED = 512
 Reuse = Callable[[Admit], int]
 
 
+class RowFault(Exception):
+    """The runner raised while it looked up the reusable prefix of row `row_id`; `__cause__` is its exception."""
+
+    def __init__(self, row_id: str) -> None:
+        super().__init__(f"row {row_id} can't join")
+        self.row_id = row_id
+
+
 def nothing(admit: Admit) -> int:
     """What a runner holds of a new row that keeps nothing of the old ones."""
     return 0
@@ -101,7 +109,7 @@ class Composer:
         """`row` joins, with what is cached of it, `held` blocks of which others hold. Who wants the log-probabilities
         of its prompt computes all of it."""
         admit = Admit(request=row.request, history=tuple(row.tokens))
-        cached = self._reuse(admit) if row.request.prompt_logprobs is None else 0
+        cached = self._reusable(admit) if row.request.prompt_logprobs is None else 0
         if not 0 <= cached < row.known:
             raise AssertionError(f"of {row.known} tokens all but the last may be reused, and {cached} were")
         if not row.reuse_told:
@@ -113,6 +121,13 @@ class Composer:
         room.left = max(0, room.left - max(0, room.blocks(cached) - held))
         self._counts.cached_tokens += cached
         return msgspec.structs.replace(admit, cached=cached)
+
+    def _reusable(self, admit: Admit) -> int:
+        """What the runner holds of a row. Raises RowFault where it raises."""
+        try:
+            return self._reuse(admit)
+        except Exception as error:
+            raise RowFault(admit.request.id) from error
 
     def _chunks(
         self, active: Collection[Row], room: Room, step: int, waiting: Collection[Row]

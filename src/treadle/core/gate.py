@@ -20,8 +20,7 @@ from .forecast import Forecast, Visit
 from .refusals import Refusal
 
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-SHORTEST_CLOSED_S = 1.0
-NEVER_HELD_A_SLOT = ("expired", "unused")
+UNANSWERED = ("expired", "unused", "quarantined")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Gate:
         self.limits = limits
         self._on_refused = on_refused
         self._closed: TreadleError | None = closed
-        self._closed_until: float | None = None
+        self._back_s: Callable[[], float] | None = None
         self._rows = 0
         self._tokens = 0
         self._forecast = Forecast(limits.running)
@@ -70,10 +69,11 @@ class Gate:
         self._closed = None
         self._forecast.reset(limits.running)
 
-    def close(self, error: TreadleError, *, until: float | None = None) -> None:
-        """Refuse everyone with `error`. With `until`, when it is expected to open again, `Retry-After` counts down."""
+    def close(self, error: TreadleError, *, back_s: Callable[[], float] | None = None) -> None:
+        """Refuse everyone with `error`. `back_s` says in how many seconds it is expected to open again, for
+        `Retry-After`."""
         self._closed = error
-        self._closed_until = until
+        self._back_s = back_s
 
     # Coming and going --------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Gate:
     def check_open(self, now: float) -> None:
         """Raise the closing error while the door is closed."""
         if self._closed is not None:
-            raise self._refusal(self._closed, now)
+            raise self._refusal(self._closed)
 
     def check_room(self, now: float) -> None:
         """Raise what `enter` would raise for the smallest request: the closing error, or Busy where it finds no place.
@@ -144,7 +144,7 @@ class Gate:
         self._rows -= 1
         self._tokens -= part
         self._books.ended[outcome] += 1
-        self._forecast.leave(visit, now, answered=outcome not in NEVER_HELD_A_SLOT)
+        self._forecast.leave(visit, now, answered=outcome not in UNANSWERED)
 
     def refuse(self, reason: Refusal) -> None:
         """Count a refusal. The gate counts its own; its owner those of waits that are over."""
@@ -187,11 +187,9 @@ class Gate:
             "wait_s": {"count": sum(books.waits), "sum": round(books.wait_sum_s, 6), "buckets": buckets},
         }
 
-    def _refusal(self, closed: TreadleError, now: float) -> TreadleError:
+    def _refusal(self, closed: TreadleError) -> TreadleError:
         self.refuse(Refusal(closed.code))
-        retry_after_s = closed.retry_after_s
-        if self._closed_until is not None:
-            retry_after_s = max(SHORTEST_CLOSED_S, self._closed_until - now)
+        retry_after_s = closed.retry_after_s if self._back_s is None else self._back_s()
         return type(closed)(closed.message, retry_after_s=retry_after_s)
 
     def _never(self, rows: int) -> InvalidRequest:

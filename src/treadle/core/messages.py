@@ -1,7 +1,7 @@
 """Everything that crosses between the fronts and the owner: frozen structs of plain values, nothing else.
 
-To the owner: Submit, Cancel, RunJob, CancelJob, Drain, Stop.
-From the owner: Loading, Ready, Failed, StepReport, JobDone, Stopped.
+To the owner: Submit, Cancel, RunJob, CancelJob, Ping, Stop.
+From the owner: Loading, Ready, Failed, StepReport, JobDone, Pong, Stopped.
 
 Each struct is tagged, so one decoder per direction reads a whole stream of them (see `engine/wire.py`).
 """
@@ -50,6 +50,12 @@ class Submit(Plain, frozen=True, tag=True):
     is the same for every prompt token but the first. What is cached of a prompt is reused by requests of the same
     `salt` only. `max_wait_s` bounds the time from arrival to admission. Sequences of one client request share a
     `group`: once one of them runs, the others' waits do not end. A lower `priority` goes first.
+
+    A replayed sequence ran in an earlier life of the engine: `resumed` is true, `generated` are the tokens that it
+    gained then, `scored` counts the prompt log-probabilities that were told. It goes on from there like a preempted
+    one: `max_tokens`, `min_tokens`, penalties and draws count from the first generated token, and no token and no
+    log-probability is told again; its admission and `cached_tokens` are. It waits before all others, for as long as it
+    takes.
     """
 
     id: str
@@ -64,6 +70,9 @@ class Submit(Plain, frozen=True, tag=True):
     priority: int = 0
     max_wait_s: float = 0.0
     group: str = ""
+    generated: tuple[int, ...] = ()
+    scored: int = 0
+    resumed: bool = False
 
 
 class CancelReason(StrEnum):
@@ -96,11 +105,15 @@ class CancelJob(Plain, frozen=True, tag=True):
     id: str
 
 
+class Ping(Plain, frozen=True, tag=True):
+    """Ask the owner for a Pong between two steps: an idle owner says nothing by itself."""
+
+
 class Stop(Plain, frozen=True, tag=True):
     """End the owner: every request that still lives gets its terminal event, then the owner unwinds."""
 
 
-ToOwner = Submit | Cancel | RunJob | CancelJob | Stop
+ToOwner = Submit | Cancel | RunJob | CancelJob | Ping | Stop
 
 
 # From the owner -----------------------------------------------------------------------------------------------
@@ -267,7 +280,8 @@ class Ready(Plain, frozen=True, tag=True):
 
 
 class Failed(Plain, frozen=True, tag=True):
-    """The owner could not start, or can't go on: its state is not trusted. It ends itself after this."""
+    """The owner could not start, or can't go on: its state is not trusted. It ends itself after this. Sequences that
+    live are not ended one by one: whoever hears Failed replays or ends them."""
 
     code: str
     message: str
@@ -290,8 +304,12 @@ class JobDone(Plain, frozen=True, tag=True):
     message: str = ""
 
 
+class Pong(Plain, frozen=True, tag=True):
+    """The answer to a Ping."""
+
+
 class Stopped(Plain, frozen=True, tag=True):
     """The owner has unwound; nothing follows."""
 
 
-FromOwner = Loading | Ready | Failed | StepReport | JobDone | Stopped
+FromOwner = Loading | Ready | Failed | StepReport | JobDone | Pong | Stopped

@@ -2,7 +2,8 @@
 
 - First come, first served within a priority; a lower priority goes first.
 - What is left of a group that has begun goes before everyone else, and its wait has no end: it may not be refused.
-- A row that was preempted has begun, so it comes back before all who never ran.
+- A row that was preempted has begun, so it comes back before all who never ran. So has a row that is resumed after
+  the engine was lost.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ class Queue:
         self._groups: dict[str, _Group] = {}
 
     def enter(self, row: Row) -> None:
-        """Count a new row in its group."""
-        self._groups.setdefault(_key(row), _Group()).live += 1
+        """Count a new row in its group. One that is resumed has begun in an earlier life of the engine."""
+        group = self._groups.setdefault(_key(row), _Group())
+        group.live += 1
+        group.started = group.started or row.request.resumed
 
     def leave(self, row: Row) -> None:
         """A row has ended. Where it waits, its place is swept by the next `head` or `sweep`."""

@@ -25,3 +25,4 @@ class Refusal(StrEnum):
     CONNECTIONS = "connections"  # as many connections as there are descriptors for; counts connections
     PEER_CONNECTIONS = "peer_connections"  # one address has its share of them; counts connections
     BODY_BYTES = "body_bytes"  # half-read bodies hold as much memory as they may
+    QUARANTINED = "request_quarantined"  # the same request took the engine down before

@@ -34,6 +34,17 @@ class Row:
     twin: Row | None = None  # who runs and begins alike, before it joins
     common: int = 0  # the tokens that both begin with
 
+    @classmethod
+    def of(cls, request: Submit, *, order: int, now: float) -> Row:
+        """A sequence that arrives; a resumed one as a preempted one that waits."""
+        return cls(
+            request=request,
+            order=order,
+            arrived=now,
+            tokens=list(request.generated),
+            scores_told=request.scored,
+        )
+
     @property
     def id(self) -> str:
         return self.request.id

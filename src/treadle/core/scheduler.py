@@ -12,7 +12,8 @@ First come, first served within a priority, into `max_running` slots; capacity 1
 - Where rows outgrow the cache, the newest of the worst priority are preempted. Ranks never change, so the first gets on
   and ends. Nobody is preempted while a step in flight may still end somebody.
 - When a step raises, its rows are recomputed from their tokens and tried one at a time beside the cleared ones, so
-  that only the row which makes steps fail is failed. A trial has nothing else in flight.
+  that only the row which makes steps fail is failed. A trial has nothing else in flight. Planning that raises is
+  treated alike (`recover_planning`).
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Scheduler:
         if request.id in self._rows:
             return
         self._order += 1
-        row = Row(request=request, order=self._order, arrived=now)
+        row = Row.of(request, order=self._order, now=now)
         self._rows[row.id] = row
         self._queue.enter(row)
         if (early := self._absent.submitted(row.id, now)) is not None:
@@ -162,7 +163,9 @@ class Scheduler:
         if not self._preempt(give_way(running, short, space), now):
             self._admit_waiting(now, space)
         self._expire_waiting(now)
-        plan = self._composer.compose(self._counts.steps + 1, self.departed(), running, claimed, space)
+        release = tuple(self._departed)
+        plan = self._composer.compose(self._counts.steps + 1, release, running, claimed, space)
+        self._departed = []  # not before: `compose` may raise, and they have to be released all the same
         self._take_off(plan)
         return plan
 
@@ -204,6 +207,26 @@ class Scheduler:
                 row.rewind()
                 row.suspect = not guilty
                 self._departed.append(row.id)
+        return self.flush()
+
+    def recover_planning(self, message: str, row_id: str | None = None) -> tuple[Output, ...]:
+        """Planning raised, while no step is in flight: fail the row to blame, or find out which one it is (B7).
+
+        That is `row_id` where the fault names a row, else the suspect whose turn it is. All others that run are
+        recomputed from their tokens, as some of them may have joined in the plan that was not made.
+        """
+        _agree(not self._flights, "a plan is recovered with nothing in flight")
+        self._counts.recovered_steps += 1
+        running = list(self._running.values())
+        guilty = self._running.get(row_id) if row_id else next((row for row in running if row.suspect), None)
+        for row in running:
+            self._departed.append(row.id)
+            if row is guilty:
+                row.joined = False  # it is among the departed
+                self._end(row, failed("engine_step_failed", f"planning failed on this request: {message}"))
+            else:
+                row.rewind()
+                row.suspect = row.suspect or guilty is None
         return self.flush()
 
     def flush(self) -> tuple[Output, ...]:

@@ -2,7 +2,8 @@
 
 Order of a request: `reserve` (before any work, refuses at once), `correct` (the exact size), `submit`, then each
 `Generation`'s `admitted()` and deltas. Leaving the reservation's `with` block takes back whatever still lives; its
-places come free with the engine's terminal events, or with the engine's death.
+places come free with the engine's terminal events, or with the end of the last engine. A sequence outlives the engine
+that computes it: `replay` sends it to the next one, unless `quarantine` refuses it from then on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.ends import cancelled
 from ..core.forecast import Visit
 from ..core.gate import Gate, GateLimits
 from ..core.messages import (
@@ -36,15 +38,20 @@ from ..core.messages import (
     Submit,
 )
 from ..core.refusals import Refusal
-from ..errors import EngineUnavailable, InvalidRequest, ServerStopping, TreadleError
+from ..errors import EngineDied, EngineUnavailable, InvalidRequest, Quarantined, ServerStopping, TreadleError
+from .deaths import Death
 from .generation import Generation, wait_over
 from .handle import Launch
 from .jobs import Jobs
 from .observer import Observer
 from .owner import kv_tokens
+from .patience import Patience
+from .quarantine import Quarantine, quarantined
+from .replay import Replay
 from .status import status_of
-from .supervisor import EngineState, Patience, Supervisor
-from .waits import bound_wait
+from .supervisor import EngineState, Supervisor
+from .suspects import Verdict
+from .waits import SLACK_S, bound_wait
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +72,14 @@ class Admission:
 
 @dataclass(frozen=True)
 class Health:
-    """`live`: the process answers. `ready`: a request sent now would be taken, or refused for lack of room alone."""
+    """`live`: the process answers. `ready`: a request sent now would be taken, or refused for lack of room alone.
+    `retry_after_s`: in how many seconds it is expected to be ready, where it is not."""
 
     live: bool
     ready: bool
     state: str
     reason: str = ""
+    retry_after_s: float | None = None
 
 
 class EngineClient:
@@ -92,9 +101,12 @@ class EngineClient:
         self.jobs = Jobs(self._send_job)
         self.clock = clock
         limits = GateLimits(admission.max_running, admission.max_waiting, admission.max_wait_s)
-        self._away: TreadleError | None = EngineUnavailable("the engine is loading its model", retry_after_s=2.0)
-        self.gate = Gate(limits, self._away, self._tell_refused)
         self.supervisor = Supervisor(launch, self, patience or Patience(), clock)
+        self._away: TreadleError | None = EngineUnavailable("the engine is loading its model")
+        self.gate = Gate(limits, self._away, self._tell_refused)
+        self.gate.close(self._away, back_s=self.supervisor.outage.left_s)
+        self.quarantine = Quarantine(clock)
+        self.replay = Replay(self._send_sequence)
         self._live: dict[str, tuple[Generation, Visit]] = {}
         self._numbers = itertools.count(1)
         self._owed: float | None = None
@@ -192,22 +204,63 @@ class EngineClient:
 
     def _submit(self, request: Submit, visit: Visit, kind: str, tag: str) -> Generation:
         generation = Generation(request, kind=kind, tag=tag, now=self.clock(), cancel=self._cancel)
-        self._send(request)
+        self.replay.submit(generation)
         self._live[request.id] = (generation, visit)
         return generation
 
+    def _send_sequence(self, generation: Generation) -> None:
+        """To the owner that lives now, with what is left of its wait."""
+        left_s = generation.submitted + generation.request.max_wait_s - self.clock()
+        if generation.sent:
+            self._tell(lambda observer: observer.replayed())
+        self._send(generation.resume(max(SLACK_S, left_s)))
+
     def _cancel(self, generation: Generation, reason: CancelReason) -> None:
-        self._send(Cancel(id=generation.id, reason=reason))
+        if self.replay.holds(generation):
+            self._end_here(generation)
+        else:
+            self._send(Cancel(id=generation.id, reason=reason))
+
+    def _check_harmless(self, requests: Sequence[Submit]) -> None:
+        """Raises Quarantined where one of them took the engine down before."""
+        try:
+            for request in requests:
+                self.quarantine.check(request)
+        except Quarantined:
+            self.gate.refuse(Refusal.QUARANTINED)
+            raise
 
     def _bound_wait(self, generations: Sequence[Generation], left_s: float) -> None:
         step_s = 0.0 if self.report is None else self.report.statistics.step_s
         bound_wait(generations, left_s, step_s, self._refuse)
 
     def _refuse(self, generation: Generation) -> None:
-        """End a wait that the owner, stuck in a step, did not end."""
-        generation.cancel()
-        generation.fail(wait_over(self.gate.retry_after_s(self.clock())))
-        self.gate.refuse(Refusal.WAIT_OVER)
+        """End a wait that the owner did not end: it is away, says nothing, or is stuck in a step."""
+        held, silent = self.replay.holds(generation), self._silent_since(generation.submitted)
+        if self._away is not None or silent:
+            error: TreadleError = self._unavailable()
+            self.gate.refuse(Refusal.ENGINE_UNAVAILABLE)
+        else:
+            error = wait_over(self.gate.retry_after_s(self.clock()))
+            self.gate.refuse(Refusal.WAIT_OVER)
+        if held:
+            self._drop(generation, "expired", error)
+        else:
+            generation.cancel()
+            generation.fail(error)
+
+    def _silent_since(self, when: float) -> bool:
+        """Whether the owner has said nothing since `when`, though nothing runs that would keep it in a step."""
+        last = self.supervisor.last_beat
+        if any(generation.started is not None for generation, _ in self._live.values()):
+            return False
+        return last is None or last < when
+
+    def _unavailable(self) -> EngineUnavailable:
+        """The error for a request whose wait ended without an engine, with when to come again."""
+        if self._away is not None:
+            return EngineUnavailable(self._away.message, retry_after_s=self.supervisor.outage.left_s())
+        return EngineUnavailable("the engine does not answer", retry_after_s=self.supervisor.hang_left_s())
 
     def _leave(self, visit: Visit, outcome: str) -> None:
         self.gate.leave(visit, outcome, self.clock())
@@ -215,7 +268,7 @@ class EngineClient:
 
     def _send_job(self, message: RunJob | CancelJob) -> None:
         if self._away is not None:
-            raise copy.copy(self._away)
+            raise type(self._away)(self._away.message, retry_after_s=self.supervisor.outage.left_s())
         self._send(message)
 
     def _send(self, message: Any) -> None:
@@ -252,18 +305,74 @@ class EngineClient:
             self._tell(lambda observer: observer.restarted())
         if not self._draining:
             self.gate.open_(self._limits(capabilities))
+        if self.replay.held:
+            log.warning("replaying %d sequences that the lost engine had not ended", self.replay.held)
+        self.replay.back()
+
+    def on_death(self, death: Death) -> int:
+        self._owed = None
+        self._tell(lambda observer: observer.died(death.cause.value))
+        self.jobs.lost(EngineDied(f"the engine was lost while this job ran ({death.reason})"))
+        live = [generation for generation, _ in self._live.values() if not generation.ended]
+        verdict = self.replay.died(death, live, self.admission.max_running, self.clock())
+        explained = 0 if verdict is None else self._judge(verdict)
+        for generation, _ in list(self._live.values()):
+            if generation.ended or generation.cancelled is not None:
+                self._end_here(generation)
+        return explained
+
+    def _judge(self, verdict: Verdict) -> int:
+        """End the sequence at fault, and all like it; how many deaths that explains."""
+        guilty, _ = self._live[verdict.id]
+        if not verdict.proven:
+            log.error("request %s was alone at each of several kills of the engine and is given up", guilty.tag)
+            killed = "the engine was killed each time it worked on this request alone (SIGKILL: out of memory?)"
+            self._drop(guilty, "lost", EngineDied(killed))
+            return verdict.deaths
+        mark = self.quarantine.add(guilty.request)
+        log.error("request %s took the engine down %d times; it is quarantined", guilty.tag, verdict.deaths)
+        self._tell(lambda observer: observer.quarantined())
+        for generation, _ in list(self._live.values()):
+            if self.quarantine.fingerprint(generation.request) == mark:
+                self._drop(generation, "quarantined", quarantined())
+        return verdict.deaths
+
+    def on_away(self, waiting: EngineUnavailable) -> None:
+        self._away = waiting
+        if not self._draining:
+            self.gate.close(waiting, back_s=self.supervisor.outage.left_s)
 
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
         self._owed = None
         self._away = waiting
         if not self._draining:
-            wait_s = waiting.retry_after_s
-            self.gate.close(waiting, until=None if wait_s is None else self.clock() + wait_s)
+            self.gate.close(waiting)
         self.jobs.lost(running)
-        lost, self._live = self._live, {}
-        for generation, visit in lost.values():
-            self._ended(generation, visit, "lost")
-            generation.fail(copy.copy(waiting if generation.started is None else running))
+        self.replay.drop_all()
+        for generation, _ in list(self._live.values()):
+            self._drop(generation, "lost", copy.copy(running if generation.runs else waiting))
+
+    def _drop(self, generation: Generation, outcome: str, error: TreadleError) -> None:
+        """End a sequence that no owner has, with `error`."""
+        generation.fail(error)
+        self._gone(generation, outcome)
+
+    def _end_here(self, generation: Generation) -> None:
+        """End a sequence that no owner has and that nobody wants any more."""
+        if generation.ended or generation.cancelled is None:  # its wait was over, and its caller was told
+            self._gone(generation, FinishReason.EXPIRED.value)
+            return
+        finish = cancelled(generation.cancelled)
+        generation.push(Output(id=generation.id, finish=finish), self.clock())
+        self._gone(generation, finish.reason.value)
+
+    def _gone(self, generation: Generation, outcome: str) -> None:
+        """A sequence has ended: its place is free."""
+        _, visit = self._live.pop(generation.id)
+        self._leave(visit, outcome)
+        total_s = self.clock() - visit.entered
+        self._tell(lambda observer: observer.finished(generation.kind, outcome, total_s))
+        self.replay.ended(generation)
 
     def work_since(self) -> float | None:
         return self._owed if self._live or self.jobs.pending else None
@@ -277,29 +386,25 @@ class EngineClient:
             entry = self._live.get(output.id)
             if entry is not None:
                 self._on_output(*entry, output, now)
+        if self.replay.trying:
+            self.replay.progress(len(self._live) - self.replay.held)
         self._tell(lambda observer: observer.step(report))
 
     def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
         if generation.ended:
-            self._on_refused(generation, visit, output)
+            if output.finish is not None:  # its caller was answered before: all that is left is its place
+                self._gone(generation, FinishReason.EXPIRED.value)
             return
-        if output.admitted:
+        if output.admitted and generation.started is None:
             self._on_admitted(generation, visit, output.wait_s, now)
         if output.tokens:
             self._on_tokens(generation, len(output.tokens), now)
-        if output.finish is not None:
-            del self._live[generation.id]
-            self._ended(generation, visit, output.finish.reason.value)
         generation.push(output, now)
+        if output.finish is not None:
+            self._gone(generation, output.finish.reason.value)
         if output.finish is not None and output.finish.reason is FinishReason.EXPIRED:
             generation.expired(self.gate.retry_after_s(now))
             self.gate.refuse(Refusal.WAIT_OVER)
-
-    def _on_refused(self, generation: Generation, visit: Visit, output: Output) -> None:
-        """Its caller was answered before: all that is left is its place."""
-        if output.finish is not None:
-            del self._live[generation.id]
-            self._ended(generation, visit, FinishReason.EXPIRED.value)
 
     def _on_admitted(self, generation: Generation, visit: Visit, wait_s: float, now: float) -> None:
         self.gate.started(visit, wait_s, now)
@@ -311,11 +416,6 @@ class EngineClient:
             self._tell(lambda observer: observer.first_token(generation.kind, now - generation.submitted))
         else:
             self._tell(lambda observer: observer.tokens(generation.kind, count, now - last))
-
-    def _ended(self, generation: Generation, visit: Visit, outcome: str) -> None:
-        self._leave(visit, outcome)
-        total_s = self.clock() - visit.entered
-        self._tell(lambda observer: observer.finished(generation.kind, outcome, total_s))
 
     def _limits(self, can: Capabilities) -> GateLimits:
         """The gate's limits: what runs fits the cache, and what waits is as much again per place."""
@@ -334,10 +434,12 @@ class EngineClient:
     def health(self) -> Health:
         """Cheap, and true: `ready` only while the engine takes work and its steps go on (C4)."""
         state = self.supervisor.state
+        back_s = None if state in (EngineState.READY, EngineState.FAILED) else self.supervisor.outage.left_s()
         if self._draining and state is EngineState.READY:
             return Health(live=True, ready=False, state="draining", reason="the server is shutting down")
         reason = self.supervisor.reason or ("" if state is EngineState.READY else self.supervisor.stage)
-        return Health(live=True, ready=state is EngineState.READY, state=state.value, reason=reason)
+        ready = state is EngineState.READY
+        return Health(live=True, ready=ready, state=state.value, reason=reason, retry_after_s=back_s)
 
     def status(self) -> dict[str, Any]:
         """Plain values for `/v1/status` (D3): admission, requests, engine. Needs nothing of the engine."""
@@ -370,12 +472,14 @@ class Reservation:
     def submit(self, requests: Sequence[Submit]) -> list[Generation]:
         """Send the sequences to the engine; ids, group and the time left to wait are filled in.
 
-        Raises EngineUnavailable or ServerStopping when the engine went away since `reserve`.
+        Raises EngineUnavailable or ServerStopping when the engine went away since `reserve`, Quarantined for a request
+        that took the engine down before.
         """
         client = self._client
         if len(requests) > self._unused:
             raise InvalidRequest(f"{len(requests)} sequences, but {self._unused} were reserved")
         client.gate.check_open(client.clock())
+        client._check_harmless(requests)
         group = f"{next(client._numbers):x}"
         waited_s = client.clock() - self._visit.entered
         left_s = max(0.0, client.admission.max_wait_s - waited_s)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+
+import msgspec
 
 from ..core.messages import CancelReason, Finish, FinishReason, Output, Submit, TokenLogprob
 from ..errors import Busy, ReaderStalled, RequestCancelled, ServerStopping, TreadleError, from_code
@@ -28,7 +31,9 @@ class Delta:
 
 class Generation:
     """A live sequence. Lives on the event loop; one reader. Deltas that nobody has read yet merge; past
-    MAX_UNREAD_TOKENS of them the request is cancelled, as its reader has stalled."""
+    MAX_UNREAD_TOKENS of them the request is cancelled, as its reader has stalled.
+
+    It outlives the engine that computes it: `resume` says how the next one goes on from `generated`."""
 
     def __init__(
         self, request: Submit, *, kind: str, tag: str, now: float, cancel: Callable[[Generation, CancelReason], None]
@@ -44,8 +49,14 @@ class Generation:
         self.prompt_tokens_done = 0
         self.cached_tokens = 0
         self.ended = False
+        self.cancelled: CancelReason | None = None
+        self.generated = array("I")
+        self.begun = False  # it may have run when an engine died, though that had not said so
+        self.sent = 0  # to how many engines
+        self.resumed_at = 0  # how many tokens it had when it was sent last
+        self._scored = 0  # prompt log-probabilities so far
+        self._cached_told = False
         self._cancel = cancel
-        self._cancelled: CancelReason | None = None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
@@ -59,9 +70,14 @@ class Generation:
         return self.request.id
 
     @property
+    def runs(self) -> bool:
+        """Whether it is known to run, or may have run when an engine died: its wait is over."""
+        return self.started is not None or self.begun
+
+    @property
     def waits(self) -> bool:
         """Whether it does not run yet, and is still wanted."""
-        return self.started is None and not self.ended and self._cancelled is None
+        return not (self.runs or self.ended) and self.cancelled is None
 
     @property
     def phase(self) -> str:
@@ -74,8 +90,8 @@ class Generation:
 
     def cancel(self, reason: CancelReason = CancelReason.CLIENT) -> None:
         """Take it back. Idempotent, never blocks; its place is free once the engine has said so."""
-        if self._cancelled is None and not self.ended:
-            self._cancelled = reason
+        if self.cancelled is None and not self.ended:
+            self.cancelled = reason
             self._cancel(self, reason)
 
     async def admitted(self) -> None:
@@ -98,6 +114,20 @@ class Generation:
             if delta.finish is not None:
                 return
 
+    def resume(self, left_s: float) -> Submit:
+        """What to send to an engine, for the first time or again. One that waits may wait for `left_s` more seconds."""
+        self.sent += 1
+        self.resumed_at = self.completion_tokens
+        if self.sent == 1:
+            return self.request
+        return msgspec.structs.replace(
+            self.request,
+            max_wait_s=left_s,
+            generated=tuple(self.generated),
+            scored=self._scored,
+            resumed=self.runs,
+        )
+
     # From the client ---------------------------------------------------------------------------------------------
 
     def push(self, output: Output, now: float) -> None:
@@ -107,13 +137,16 @@ class Generation:
             self.wait_s = output.wait_s
         if output.prompt_tokens_done is not None:
             self.prompt_tokens_done = output.prompt_tokens_done
-        if output.cached_tokens is not None:
-            self.cached_tokens = output.cached_tokens
+        if output.cached_tokens is not None and not self._cached_told:
+            self.cached_tokens, self._cached_told = output.cached_tokens, True
         if output.tokens:
             self.completion_tokens += len(output.tokens)
+            self.generated.extend(output.tokens)
             self._tokens.extend(output.tokens)
             self._logprobs.extend(output.logprobs)
-        self._prompt_logprobs.extend(output.prompt_logprobs)
+        if output.prompt_logprobs:
+            self._prompt_logprobs.extend(output.prompt_logprobs)
+            self._scored += len(output.prompt_logprobs)
         if output.finish is not None:
             self._end(output.finish)
         elif len(self._tokens) > MAX_UNREAD_TOKENS:
@@ -122,7 +155,7 @@ class Generation:
         self._wake.set()
 
     def fail(self, error: TreadleError) -> None:
-        """End it from outside: the engine is gone."""
+        """End it from outside: the engine is gone for good, or it is at fault."""
         if not self.ended:
             self.ended = True
             self._error = error

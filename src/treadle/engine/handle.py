@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 from ..core.messages import FromOwner, ToOwner
 
 OnMessage = Callable[[FromOwner], None]
+KILLED = "killed by SIGKILL"
+"""How an owner ended that was killed, by its supervisor or from outside."""
 OnExit = Callable[[str], None]
 """Called once, with how it ended, for people ("exit code 0", "killed by SIGABRT")."""
 
@@ -38,3 +41,13 @@ class OwnerHandle(Protocol):
 
 
 Launch = Callable[[], OwnerHandle]
+
+
+async def ends(owner: OwnerHandle, within_s: float) -> bool:
+    """Whether `owner` ends within `within_s` seconds."""
+    ended = asyncio.ensure_future(owner.ended())
+    try:
+        await asyncio.wait((ended,), timeout=within_s)
+        return ended.done()
+    finally:
+        ended.cancel()

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from ..core.messages import Failed, FromOwner, Ready, Stop, Stopped, ToOwner
+from ..core.messages import Failed, FromOwner, Ping, Pong, Ready, Stop, Stopped, ToOwner
 from ..runner.base import Runner, RunnerFactory
 from .handle import OnExit, OnMessage
 from .loop import EngineLoop
@@ -54,6 +54,9 @@ class InlineOwner:
         self._tell(Ready(capabilities=can, pid=os.getpid()))
 
     def send(self, message: ToOwner) -> None:
+        if isinstance(message, Ping):  # it lives on the asking thread, between two steps
+            self._tell(Pong())
+            return
         self.mailbox.put(message)
         if self._pump and not self._pumping:
             self._pumping = True

@@ -6,9 +6,10 @@ Invariants:
   are in flight, and they are finished in their order. A job finds none in flight, and no row that has ended.
 - Between two steps every cancel that has arrived is applied (B3), and the runner has forgotten all rows that ended
   before it is asked what room there is.
-- Every message that asks for something is answered by exactly one terminal event, also on the way down (C3).
-- A step that raises costs the row to blame; a runner that is broken, or a step that goes on raising, ends this owner
-  with Failed, and whoever supervises it starts another (B7).
+- Every message that asks for something is answered by exactly one terminal event, also on the way down (C3). Where
+  this owner can't go on, Failed is that event for every row: the client replays them on the next owner.
+- A step that raises, or its planning, costs the row to blame; a runner that is broken, or steps that go on raising,
+  end this owner with Failed, and the supervisor starts another (B7).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..core.composer import RowFault
 from ..core.messages import (
     Cancel,
     CancelJob,
@@ -28,6 +30,8 @@ from ..core.messages import (
     FromOwner,
     JobDone,
     Output,
+    Ping,
+    Pong,
     RunJob,
     RunnerStatistics,
     StepReport,
@@ -89,14 +93,28 @@ class EngineLoop:
         self._failing = 0
         self._unreleased: dict[str, int] = {}
         self._beat = clock()
+        self._idle_since: float | None = None
+        self._rested = False
 
     def run(self) -> None:
-        """Steps until Stop, sleeping while there is nothing to do. The runner rests when that has lasted REST_AFTER_S:
-        who comes right behind the last one finds everything as it was."""
+        """Steps until Stop, sleeping while there is nothing to do. The runner rests once that has lasted REST_AFTER_S,
+        so that a request which comes soon after the last one finds everything as it was."""
         while not self.stopped:
-            if not self.has_work and not self.mailbox.wait(REST_AFTER_S):
-                self._rest()
-            self.run_once(wait_s=None)
+            if self.has_work:
+                self.run_once()
+            else:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        """Wait for a message and take it; rest meanwhile where the time has come. Pings don't put that off."""
+        now = self._clock()
+        if self._idle_since is None:
+            self._idle_since, self._rested = now, False
+        left_s = self._idle_since + REST_AFTER_S - now
+        if not self._rested and not self.mailbox.wait(max(0.0, left_s)):
+            self._rest()
+            self._rested = True
+        self.run_once(wait_s=None)
 
     def _rest(self) -> None:
         """Let the runner rest, and tell what memory it holds then."""
@@ -109,8 +127,14 @@ class EngineLoop:
         self._take(0.0 if self.has_work else wait_s)
         if self.stopped:
             return
-        plan = self._plan()
-        outputs = self._advance(plan)
+        try:
+            plan = self._plan()
+        except RunnerBroken:
+            raise
+        except Exception as error:
+            outputs = self._not_planned(error)
+        else:
+            outputs = self._advance(plan)
         self._flush(outputs)
 
     def beat(self) -> None:
@@ -137,6 +161,10 @@ class EngineLoop:
             self._run_job(self._jobs.popleft())
 
     def _accept(self, message: ToOwner) -> None:
+        if isinstance(message, Ping):
+            self._send(Pong())
+            return
+        self._idle_since = None
         match message:
             case Submit():
                 self.scheduler.submit(message, self._clock())
@@ -220,13 +248,27 @@ class EngineLoop:
         outputs = self._finish_until(1)
         return outputs + self._recover(plan, error) if self.scheduler.in_flight else outputs
 
+    def _not_planned(self, error: Exception) -> tuple[Output, ...]:
+        """Planning raised: the steps in flight are finished, then its rows are recomputed and tried one by one."""
+        row_id = error.row_id if isinstance(error, RowFault) else None
+        cause = error.__cause__ or error if row_id is not None else error
+        if isinstance(cause, RunnerBroken):
+            raise cause
+        log.error("planning raised; its rows are recomputed", exc_info=cause)
+        outputs = self._finish_until(0)
+        self._count_failure(cause)
+        return outputs + self.scheduler.recover_planning(_said(cause), row_id)
+
     def _recover(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
         log.error("step %d raised; its rows are recomputed", plan.step, exc_info=error)
+        self._count_failure(error)
+        return self.scheduler.recover(plan, _said(error))
+
+    def _count_failure(self, error: BaseException) -> None:
         self._failing += 1
         if self._failing >= MAX_FAILING_STEPS:
             raise RunnerBroken(f"{self._failing} steps in a row raised; the last: {error}") from error
         self.beat()
-        return self.scheduler.recover(plan, f"{type(error).__name__}, see the server's log")
 
     def _release_departed(self) -> None:
         self._release((*self._unreleased, *self.scheduler.departed()))
@@ -267,18 +309,32 @@ class EngineLoop:
         self._send(Stopped())
 
     def die(self, message: str, reason: str = "") -> None:
-        """This owner can't go on: everyone hears `message`, then Failed is the last word, with `reason` for operators:
-        exceptions may name paths, and are not for clients."""
+        """This owner can't go on: the jobs are answered with `message` and what rows have gained is told, then Failed
+        is the last word, with `reason` for operators: exceptions may name paths, and are not for clients."""
+        self.stopped = True
         try:
-            self._end_everything(Finish(reason=FinishReason.ERROR, code="engine_died", message=message))
+            self._empty_mailbox()
+            self._report(self.scheduler.flush())
+            self._end_jobs("engine_died", message)
         except Exception:
-            log.exception("the scheduler can't end its rows; whoever hears Failed ends them")
+            log.exception("the scheduler's books are broken; the client replays or ends what it knows of")
         self._send(Failed(code="engine_died", message=f"{message}: {reason}" if reason else message))
 
     def _end_everything(self, finish: Finish) -> None:
         self.stopped = True
+        self._empty_mailbox()
+        self._report(self.scheduler.end_all(finish))
+        self._end_jobs(finish.code, finish.message)
+
+    def _empty_mailbox(self) -> None:
         for message in self.mailbox.take(0.0):
             self._accept(message)
-        self._report(self.scheduler.end_all(finish))
+
+    def _end_jobs(self, code: str, message: str) -> None:
         while self._jobs:
-            self._send(JobDone(id=self._jobs.popleft().id, code=finish.code, message=finish.message))
+            self._send(JobDone(id=self._jobs.popleft().id, code=code, message=message))
+
+
+def _said(error: BaseException) -> str:
+    """What a client is told: an exception's own words may name paths."""
+    return f"{type(error).__name__}, see the server's log"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .deaths import Cause
 from .generation import Generation
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ def _engine_status(client: EngineClient, now: float) -> dict[str, Any]:
         "state": supervisor.state.value,
         "pid": supervisor.pid,
         "restarts": supervisor.restarts,
+        "deaths": {cause.value: supervisor.deaths.by_cause[cause] for cause in Cause},
+        "deaths_explained": supervisor.deaths.explained,
+        "replayed": client.replay.replayed,
+        "held": client.replay.held,
+        "quarantined": client.quarantine.condemned,
+        "quarantine_size": len(client.quarantine),
         "load_s": round(supervisor.load_s, 3),
         "last_step": None if report is None else report.step,
         "last_heard_s": None if beat is None else round(now - beat, 6),
@@ -63,4 +70,5 @@ def _request_status(generation: Generation, path: str, now: float) -> dict[str, 
         "completion_tokens": generation.completion_tokens,
         "cached_tokens": generation.cached_tokens,
         "max_tokens": generation.request.max_tokens,
+        "replays": max(0, generation.sent - 1),
     }

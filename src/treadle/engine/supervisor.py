@@ -1,17 +1,21 @@
-"""Keeps an owner alive: starts it, watches its steps, replaces it when it dies or hangs, and gives up honestly.
+"""Supervision of the engine's owner: start, watch, replace when it dies or hangs, and give up.
 
 The states and what moves between them:
 
     STARTING -> READY            the owner said Ready
-    STARTING -> FAILED           the very first start failed, or MAX_FAILED_STARTS restarts in a row
+    STARTING -> FAILED           the very first start failed
     READY -> RESTARTING          it ended, broke, or hung and was killed
     RESTARTING -> READY          the next owner said Ready
-    READY, RESTARTING -> FAILED  it hung and can't be killed (a thread), or restarts failed
+    READY, RESTARTING -> FAILED  it hung and can't be killed (a thread), MAX_FAILED_STARTS restarts in a row failed, or
+                                 it died too often with nobody to blame (`deaths`)
     any -> STOPPING -> STOPPED   `stop`
 
-An owner is hung when work waits for it and it has told of no step for `hang_after_s`; while it starts, when it is
-not ready within `start_timeout_s`. Where this process itself stood still (it was stopped, or its container frozen),
-what the owner did meanwhile is not known, and its silence counts from the awakening.
+The listener hears `on_death` once for each READY -> RESTARTING, and says how many deaths are explained now; then
+`on_away`, again after each failed restart; then `on_ready`. `on_lost` is the last word: FAILED or STOPPING.
+
+An owner is hung when `heartbeat` says so: work waits for it, or a ping, and it has told of nothing for `hang_after_s`.
+While it starts or restarts, when it has told of no stage for the time that `Patience.load_s` gives. What an owner says
+after it was given up is dropped: its rows are replayed from what was heard before.
 """
 
 from __future__ import annotations
@@ -21,21 +25,20 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
-from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready, Stop, Stopped, ToOwner
-from ..errors import EngineDied, EngineUnavailable, ServerStopping, StartFailed, TreadleError
-from .handle import Launch, OwnerHandle
+from ..core.messages import Failed, FromOwner, JobDone, Loading, Ping, Ready, StepReport, Stop, Stopped, ToOwner
+from ..errors import EngineDied, EngineUnavailable, ServerStopping, StartFailed
+from .deaths import Cause, Death, Deaths
+from .handle import KILLED, Launch, OwnerHandle, ends
+from .heartbeat import Heartbeat
+from .listener import Listener
+from .patience import Outage, Patience
 
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3
-BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-SETTLED_S = 60.0  # an owner that lived this long is not to blame for the next death's back-off
 STOP_GRACE_S = 5.0
-STOOD_STILL_S = 1.0  # a look that comes later than this, and by half of `hang_after_s`, says that we stood still
 KILL_GRACE_S = 5.0
 
 
@@ -48,30 +51,6 @@ class EngineState(StrEnum):
     FAILED = "failed"
 
 
-class Listener(Protocol):
-    """Who hears of the engine's life. All calls come on the event loop."""
-
-    def on_message(self, message: FromOwner) -> None: ...
-
-    def on_ready(self, capabilities: Capabilities) -> None: ...
-
-    def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
-        """The engine is gone: what ran fails with `running`, what waits or comes with `waiting`."""
-        ...
-
-    def work_since(self) -> float | None:
-        """When the engine was first owed an answer that it still owes, in this clock; None when it owes nothing."""
-        ...
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Bounds in seconds."""
-
-    hang_after_s: float = 30.0
-    start_timeout_s: float = 1800.0
-
-
 class Supervisor:
     def __init__(
         self, launch: Launch, listener: Listener, patience: Patience, clock: Callable[[], float] = time.monotonic
@@ -81,7 +60,7 @@ class Supervisor:
         self.reason = ""
         self.restarts = 0
         self.load_s = 0.0
-        self.last_beat: float | None = None
+        self.deaths = Deaths()
         self.on_stage: Callable[[str], None] = lambda stage: None
         self._launch = launch
         self._listener = listener
@@ -89,9 +68,13 @@ class Supervisor:
         self._clock = clock
         self._owner: OwnerHandle | None = None
         self._started = False  # the owner can be sent to
+        self._heartbeat = Heartbeat(patience.hang_after_s, clock)
         self._ready_at: float | None = None
         self._failed_at: float | None = None
-        self._awake = 0.0  # since when we have been watching without a break
+        self._began = self._stage_at = clock()
+        self.outage = Outage(clock)
+        self._failed_starts = 0
+        self._cause = Cause.CRASH
         self._doubt = ""  # why the owner can't be trusted any more
         self._said = ""  # why the owner ended, in its own words
         self._plain = True  # and they hold no exception's text, which may name paths: clients may read them
@@ -151,25 +134,28 @@ class Supervisor:
     def pid(self) -> int | None:
         return None if self._owner is None else self._owner.pid
 
+    @property
+    def last_beat(self) -> float | None:
+        """When this owner was last heard."""
+        return self._heartbeat.last
+
+    def hang_left_s(self) -> float:
+        """Seconds until an owner that says nothing will have been replaced, if it says nothing more."""
+        since = self._heartbeat.silent_s(self._began)
+        return max(1.0, self._patience.hang_after_s - since) + self.load_s
+
     # One owner after the other -----------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        failed_starts = quick_deaths = 0
         while True:
-            lived_s = await self._one_life()
+            was_ready = await self._one_life()
             if self._over():
                 return
-            if lived_s is None:
-                failed_starts += 1
-                if self.state is EngineState.STARTING or failed_starts >= MAX_FAILED_STARTS:
-                    self._fail(self._said)
-                    return
-            else:
-                failed_starts = 0
-                quick_deaths = 0 if lived_s > SETTLED_S else quick_deaths + 1
+            if reason := self._hopeless(was_ready):
+                self._fail(reason)
+                return
             self.restarts += 1
-            self._become(EngineState.RESTARTING, self._said)
-            backoff_s = BACKOFF_S[min(max(quick_deaths - 1, 0) + failed_starts, len(BACKOFF_S) - 1)]
+            backoff_s = self._away()
             log.warning("engine lost (%s); restart %d in %.1f s", self._said, self.restarts, backoff_s)
             await asyncio.sleep(backoff_s)
             if self._over():
@@ -178,21 +164,33 @@ class Supervisor:
     def _over(self) -> bool:
         return self.state in (EngineState.STOPPING, EngineState.FAILED)
 
-    async def _one_life(self) -> float | None:
-        """Start an owner and watch it to its end; how long it was ready, in seconds, or None if it never was."""
+    def _hopeless(self, was_ready: bool) -> str:
+        """Why there is no point in another start; empty while there is."""
+        if was_ready:
+            self._failed_starts = 0
+            return self.deaths.loop(self._clock())
+        self._failed_starts += 1
+        first = self.state is EngineState.STARTING
+        return self._said if first or self._failed_starts >= MAX_FAILED_STARTS else ""
+
+    async def _one_life(self) -> bool:
+        """Start an owner and watch it to its end; whether it was ever ready."""
         self._exit.clear()
         self._said = self._doubt = ""
         self._plain = True
-        self.last_beat = self._ready_at = self._failed_at = None
-        began = self._awake = self._clock()
+        self._cause = Cause.CRASH
+        self._ready_at = self._failed_at = None
+        self._heartbeat.reset()
+        self._began = self._stage_at = self._clock()
         await self._launch_owner()
         while not self._exit.is_set():
-            if self.state is not EngineState.STOPPING and (why := self._overdue(began)):
+            if self.state is not EngineState.STOPPING and (why := self._overdue()):
                 await self._put_down(why)
                 break
+            self._ping()
             await self._tick()
         self._lost()
-        return None if self._ready_at is None else self._clock() - self._ready_at
+        return self._ready_at is not None
 
     async def _launch_owner(self) -> None:
         """Launch and start an owner. One that can't even be launched has ended."""
@@ -208,46 +206,58 @@ class Supervisor:
 
     async def _tick(self) -> None:
         """Wait for a change, or until it is time to look at the owner's heartbeat again."""
-        hang_after_s = self._patience.hang_after_s
-        due = asyncio.get_running_loop().time() + min(1.0, hang_after_s / 4)
+        due = asyncio.get_running_loop().time() + min(1.0, self._patience.hang_after_s / 4)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(due):
                 await self._change()
-        if asyncio.get_running_loop().time() - due > max(STOOD_STILL_S, hang_after_s / 2):
-            self._awake = self._clock()
+        self._heartbeat.looked(asyncio.get_running_loop().time() - due)
 
-    def _overdue(self, began: float) -> str:
+    def _ping(self) -> None:
+        """Ask an idle owner whether it lives. One that works says so by its steps."""
+        idle = self.state is EngineState.READY and self._listener.work_since() is None
+        if idle and self._heartbeat.wants_ping():
+            self.send(Ping())
+
+    def _overdue(self) -> str:
         """Why this owner must be put down now; empty while it need not."""
-        now = self._clock()
         if self._doubt:
             return self._doubt
         if self._failed_at is not None:
-            return f"{self._said}; it did not end after that" if now - self._failed_at > KILL_GRACE_S else ""
+            late = self._clock() - self._failed_at > KILL_GRACE_S
+            return f"{self._said}; it did not end after that" if late else ""
         if self._ready_at is None:
-            late = now - began > self._patience.start_timeout_s
-            return f"not ready within {self._patience.start_timeout_s:g} s ({self.stage})" if late else ""
+            within_s = self._patience.load_s(self.load_s if self.restarts else None)
+            late = self._heartbeat.silent_s(self._stage_at) > within_s
+            return f"not ready within {within_s:g} s ({self.stage})" if late else ""
+        return self._hangs()
+
+    def _hangs(self) -> str:
         since = self._listener.work_since()
-        if since is None:
-            return ""
-        silent_s = now - max(since, self.last_beat or since, self._awake)
-        return f"hung: no step for {silent_s:.1f} s while work waits" if silent_s > self._patience.hang_after_s else ""
+        silent_s = 0.0 if since is None else self._heartbeat.silent_s(since)
+        if silent_s > self._patience.hang_after_s:
+            self._cause = Cause.HANG
+            return f"hung: no step for {silent_s:.1f} s while work waits"
+        if silent_s := self._heartbeat.deaf_s():
+            self._cause = Cause.HANG
+            return f"hung: no word for {silent_s:.1f} s, idle and asked for one"
+        return ""
 
     async def _put_down(self, why: str) -> None:
-        """Answer for a hung owner and kill it; one that does not end even then is the end of the engine."""
+        """Kill an owner that hangs or can't be trusted; one that does not end even then is the end of the engine."""
         log.error("engine %s", why)
         self._said = why
         assert self._owner is not None
         killed = self._owner.kill()
         self._lost()
-        if not await _ends(self._owner, KILL_GRACE_S):
+        if not await ends(self._owner, KILL_GRACE_S):
             where = "its process does not end" if killed else "it runs on a thread, which can't be ended"
             self._fail(f"{why}; {where}: restart the server")
 
     async def _gone(self, grace_s: float) -> None:
         """Wait for the owner's end, and kill it when that takes too long."""
         assert self._owner is not None
-        if not await _ends(self._owner, grace_s) and self._owner.kill():
-            await _ends(self._owner, KILL_GRACE_S)
+        if not await ends(self._owner, grace_s) and self._owner.kill():
+            await ends(self._owner, KILL_GRACE_S)
 
     # What the owner says -------------------------------------------------------------------------------------------
 
@@ -260,40 +270,58 @@ class Supervisor:
             self._changed.set()
 
     def _take_in(self, message: FromOwner) -> None:
-        self.last_beat = self._clock()
+        now = self._heartbeat.heard()
         match message:
             case Loading(stage=stage):
-                self.stage = stage
+                self.stage, self._stage_at = stage, now
                 self.on_stage(stage)
                 self._changed.set()
             case Ready() if self.state in (EngineState.STARTING, EngineState.RESTARTING) and not self._said:
-                self._ready_at = self.last_beat
-                self.load_s = message.load_s
+                self._ready_at = now
+                self.load_s = max(message.load_s, now - self._began)
                 self._become(EngineState.READY)
                 self._listener.on_ready(message.capabilities)
             case Failed():
-                self._said, self._failed_at, self._plain = message.message, self.last_beat, False
+                self._said, self._failed_at, self._plain = message.message, now, False
                 self._lost()
                 self._changed.set()
             case Ready() | Stopped():
                 self._changed.set()
-            case _:
+            case StepReport() | JobDone() if self.state is EngineState.READY:
                 self._listener.on_message(message)
+            case _:
+                log.debug("of no use any more, or a pong: %s", type(message).__name__)
 
     def _ended(self, how: str) -> None:
+        if not self._said and how == KILLED:
+            self._cause = Cause.KILLED
         self._said = self._said or f"the engine process ended: {how}"
         self._exit.set()
         self._changed.set()
 
     def _lost(self) -> None:
-        if self.state is EngineState.READY:
-            self._become(EngineState.RESTARTING, self._said)
-        if self.state is EngineState.RESTARTING:
-            wait_s, why = max(1.0, self.load_s), f" ({self._said})" if self._plain else ""
-            self._listener.on_lost(
-                EngineDied(f"the engine was lost while this request ran{why}; it is restarted"),
-                EngineUnavailable(f"the engine is restarting{why}", retry_after_s=wait_s),
-            )
+        """A ready owner is gone, or as good as gone: told once, in the turn in which it shows."""
+        if self.state is not EngineState.READY:
+            return
+        now = self._clock()
+        lived_s = 0.0 if self._ready_at is None else now - self._ready_at
+        self._become(EngineState.RESTARTING, self._said)
+        self.deaths.add(self._cause, lived_s=lived_s, now=now)
+        self.deaths.explain(self._listener.on_death(Death(self._cause, self._told)))
+        self._away()
+
+    @property
+    def _told(self) -> str:
+        """Why the owner ended, in words that clients may read."""
+        return self._said if self._plain else "the server's log says why"
+
+    def _away(self) -> float:
+        """Tell until when the engine is expected to be away; the back-off before its next start, in seconds."""
+        backoff_s = self.deaths.backoff_s(self._failed_starts)
+        self.outage.lasts(backoff_s + self.load_s)
+        self._become(EngineState.RESTARTING, self._said)
+        self._listener.on_away(EngineUnavailable(f"the engine is restarting ({self._told})"))
+        return backoff_s
 
     def _fail(self, reason: str) -> None:
         self._become(EngineState.FAILED, reason)
@@ -314,13 +342,3 @@ class Supervisor:
         if changed.is_set():
             changed = self._changed = asyncio.Event()
         await changed.wait()
-
-
-async def _ends(owner: OwnerHandle, within_s: float) -> bool:
-    """Whether `owner` ends within `within_s` seconds."""
-    ended = asyncio.ensure_future(owner.ended())
-    try:
-        await asyncio.wait((ended,), timeout=within_s)
-        return ended.done()
-    finally:
-        ended.cancel()

@@ -32,7 +32,7 @@ def _look_in(seconds: float, group: tuple[weakref.ref[Generation], ...], refuse:
 
     def look() -> None:
         generations = [found for entry in group if (found := entry()) is not None]
-        if len(generations) < len(group) or any(generation.started is not None for generation in generations):
+        if len(generations) < len(group) or any(generation.runs for generation in generations):
             return
         waiting = tuple(generation for generation in generations if generation.waits)
         if waiting and loop.time() - due > SLACK_S:

@@ -49,7 +49,7 @@ def unready_error(health: Health) -> EngineUnavailable:
     reason = health.reason or f"the engine is {health.state}"
     if health.state in STOPPING:
         return ServerStopping(reason, retry_after_s=5.0)
-    return EngineUnavailable(reason, retry_after_s=2.0)
+    return EngineUnavailable(reason, retry_after_s=2.0 if health.retry_after_s is None else health.retry_after_s)
 
 
 def limits_of(model: TextModel, can: Capabilities | None, max_tokens: int | None) -> Limits:

@@ -21,6 +21,7 @@ LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 12
 SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
+DEATHS = ("crash", "hang", "killed")
 STATES = ("starting", "ready", "restarting", "draining", "stopping", "stopped", "failed")
 
 
@@ -110,6 +111,15 @@ class Metrics:
             "treadle_preempted", "Times a sequence gave its cache memory to others", registry=registry
         )
         self._restarts = Counter("treadle_engine_restarts", "Times the engine was replaced", registry=registry)
+        self._deaths = Counter("treadle_engine_deaths", "Deaths of the engine, by cause", ["cause"], registry=registry)
+        self._replayed = Counter(
+            "treadle_replayed", "Sequences of a lost engine that went on with the next one", registry=registry
+        )
+        self._quarantined = Counter(
+            "treadle_quarantined", "Requests found to take the engine down, and refused from then on", registry=registry
+        )
+        for cause in DEATHS:
+            self._deaths.labels(cause)
         self._running = Gauge("treadle_running", "Sequences running, prefill included", registry=registry)
         self._prefilling = Gauge("treadle_prefilling", "Sequences whose prompt is being read", registry=registry)
         self._waiting = Gauge("treadle_waiting", "Sequences waiting for a slot", registry=registry)
@@ -184,6 +194,15 @@ class Metrics:
     def restarted(self) -> None:
         self._restarts.inc()
         self._last = EngineStatistics()
+
+    def died(self, cause: str) -> None:
+        self._deaths.labels(cause).inc()
+
+    def replayed(self) -> None:
+        self._replayed.inc()
+
+    def quarantined(self) -> None:
+        self._quarantined.inc()
 
     # The front ----------------------------------------------------------------------------------------------------
 

@@ -82,7 +82,8 @@ class Facts:
         health = health_of(self._engine, self._texts)
         if health.ready:
             return None
-        return EngineUnavailable(f"not ready: {health.reason or health.state}", retry_after_s=2.0)
+        wait_s = 2.0 if health.retry_after_s is None else health.retry_after_s
+        return EngineUnavailable(f"not ready: {health.reason or health.state}", retry_after_s=wait_s)
 
     async def check_ready(self, context: Context) -> None:
         """End the call with UNAVAILABLE while the worker takes nothing."""

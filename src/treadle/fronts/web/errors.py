@@ -74,12 +74,15 @@ def _encodable(text: str) -> str:
 
 
 def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
-    """Retry-After (whole seconds, at least 1) and retry-after-ms where trying again can help; a 401's challenge."""
+    """Retry-After (whole seconds, at least 1) and retry-after-ms where trying again can help; the header with which the
+    official SDKs don't try again; a 401's challenge."""
     headers: list[tuple[bytes, bytes]] = []
     if error.retryable:
         wait_s = DEFAULT_RETRY_S if error.retry_after_s is None else max(0.0, error.retry_after_s)
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
         headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(wait_s * 1000))))
+    if error.harmful:
+        headers.append((b"x-should-retry", b"false"))
     if isinstance(error, NotAuthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
