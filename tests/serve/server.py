@@ -55,14 +55,16 @@ class Serve:
         env: dict[str, str] | None = None,
         terminal: int | None = None,
         prefix: Sequence[str] = (),
+        module: str = "treadle",
     ) -> None:
         """Its standard error goes to `log`. With `terminal`, the end of a pty, it has that as its terminal. `prefix` is
-        a command that runs it, such as nohup."""
+        a command that runs it, such as nohup; `module`
+        stands in for treadle's own main."""
         command = [
             *prefix,
             sys.executable,
             "-m",
-            "treadle",
+            module,
             "serve",
             str(model),
             "--port",

@@ -153,5 +153,37 @@ def test_one_of_two_workers_may_die(start: Start, tiny: Tiny, tmp_path: Path) ->
         workers[1].idle()
 
 
+POISON = 77
+
+
+@pytest.mark.parametrize("wire", ["vllm", "mlx"])
+@pytest.mark.parametrize("at", [0, 5])
+def test_a_poison_never_reaches_a_second_worker(start: Start, tiny: Tiny, tmp_path: Path, wire: str, at: int) -> None:
+    """D5: the gateway retries what is UNAVAILABLE on the next worker, and its breaker counts INTERNAL."""
+    env = {"TREADLE_TEST_POISON": json.dumps({"token": POISON, "at": at})}
+    more = {"module": "tests.support.poison", "env": env}
+    workers = [start(tiny("llama"), *WORKER, "--grpc-wire", wire, **more) for _ in range(2)]
+    options = ("--policy", "round_robin")
+    with Gateway(tmp_path / "log", *(grpc_url(worker.ready()) for worker in workers), options=options) as front:
+        front.ready()
+        until("both workers known", lambda: _known(front) == 2)
+        answer = _poisoned(front)
+        assert answer.status_code not in (200, 429, 500, 503), answer.text
+        deaths = [sum(worker.status()["engine"]["deaths"].values()) for worker in workers]
+        assert sorted(deaths) == [0, 2], "one worker tried it, alone in the end, and no other ever did"
+        until("both ready", lambda: all(worker.is_ready() for worker in workers))
+        for _ in range(12):  # ten failures in a row would open the gateway's breaker
+            assert _poisoned(front).status_code not in (200, 429, 500, 503)
+        assert sum(sum(worker.status()["engine"]["deaths"].values()) for worker in workers) <= 4, "once each, at most"
+        until("answers again", lambda: front.chat("later").status_code == 200)
+        for worker in workers:
+            worker.idle()
+
+
+def _poisoned(front: Gateway) -> httpx.Response:
+    ask = {"max_new_tokens": 20, "temperature": 0, "ignore_eos": True}
+    return front.http.post("/generate", json={"model": "m", "input_ids": [5, POISON, 6], "sampling_params": ask})
+
+
 def _known(front: Gateway) -> int:
     return len(front.http.get("/workers").json().get("workers", ()))
