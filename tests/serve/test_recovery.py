@@ -24,7 +24,7 @@ def server(start_shared: Start, tiny: Tiny) -> Serve:
 
 def serves_again(server: Serve, old: int, restarts: int) -> None:
     """Ready, with another process, and the work done as ever."""
-    until("ready again", server.is_ready)
+    until("ready again", server.is_ready, within_s=60.0)  # each death here adds to the back-off
     engine = server.status()["engine"]
     assert engine["state"] == "ready"
     assert engine["pid"] != old
