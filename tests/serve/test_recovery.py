@@ -108,6 +108,7 @@ def test_a_poison_is_refused_after_two_deaths_and_streams_beside_it_go_on(start:
     assert first.json()["error"]["code"] == "request_quarantined"
     assert first.headers["x-should-retry"] == "false"
     assert stream.tokens == calm
+    until("ready again", server.is_ready, within_s=60.0)
     pid = server.child()
     for _ in range(5):
         assert server.complete([5, POISON, 6]).status_code == 422
