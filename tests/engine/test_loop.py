@@ -323,7 +323,7 @@ def test_a_row_whose_prefix_cannot_be_looked_up_fails_alone(monkeypatch, lookahe
     good = [ask(f"r{i}", 5, prompt=(i, 3)) for i in range(2)]
     hand.put(good[0], ask("bad"), good[1]).step().until_idle()
     assert hand.end("bad").code == "engine_step_failed"
-    assert "ValueError: torn index" in hand.end("bad").message
+    assert "ValueError, see the server's log" in hand.end("bad").message
     for request in (*good, ask("a", 20, prompt=(9, 9))):
         assert hand.tokens(request.id) == expected(request)
         assert hand.end(request.id).reason is FinishReason.LENGTH

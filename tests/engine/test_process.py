@@ -424,7 +424,7 @@ async def test_what_the_child_writes_comes_through_the_relay_before_its_end_is_t
     """D1: to the last word of one that is killed."""
     said: list[bytes] = []
     exits: list[tuple[str, bytes]] = []
-    owner = ProcessOwner(ENTRY, {"hang_in": "step"}, said.append)
+    owner = ProcessOwner(ENTRY, {"hang_in": "step"}, relay=said.append)
     ready = asyncio.Event()
     await owner.start(
         lambda message: ready.set() if isinstance(message, Ready) else None,
