@@ -49,7 +49,8 @@ class Submit(Plain, frozen=True, tag=True):
     None for none, or how many of the top tokens come with each chosen one (0: the chosen one alone); `prompt_logprobs`
     is the same for every prompt token but the first. What is cached of a prompt is reused by requests of the same
     `salt` only. `max_wait_s` bounds the time from arrival to admission. Sequences of one client request share a
-    `group`: once one of them runs, the others' waits do not end. A lower `priority` goes first.
+    `group`: once one of them runs, the others' waits do not end. A lower `priority` goes first; within a priority the
+    `sharer` with the fewest running rows does.
 
     A replayed sequence ran in an earlier life of the engine: `resumed` is true, `generated` are the tokens that it
     gained then, `scored` counts the prompt log-probabilities that were told. It goes on from there like a preempted
@@ -70,6 +71,7 @@ class Submit(Plain, frozen=True, tag=True):
     priority: int = 0
     max_wait_s: float = 0.0
     group: str = ""
+    sharer: str = ""
     generated: tuple[int, ...] = ()
     scored: int = 0
     resumed: bool = False

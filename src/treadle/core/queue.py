@@ -1,6 +1,7 @@
 """Who waits, in which order, and for how long; and which sequences belong together.
 
-- First come, first served within a priority; a lower priority goes first.
+- A lower priority goes first. Within a priority sharers are served in turn: the one with the fewest running rows, of
+  those the one that was served longest ago, and first come, first served within a sharer. One sharer alone: FIFO.
 - What is left of a group that has begun goes before everyone else, and its wait has no end: it may not be refused.
 - A row that was preempted has begun, so it comes back before all who never ran. So has a row that is resumed after
   the engine was lost.
@@ -9,7 +10,9 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from .row import Row
 
@@ -22,18 +25,31 @@ class _Group:
     started: bool = False
 
 
+@dataclass(slots=True)
+class _Sharer:
+    """`waiting` is a heap of (priority, order, row); `served` numbers the admissions, the last one of this sharer."""
+
+    waiting: list[tuple[int, int, Row]] = field(default_factory=list)
+    live: int = 0
+    served: int = 0
+
+
 class Queue:
-    """Rows that wait, and the groups of all rows that live."""
+    """Rows that wait, and the groups and sharers of all rows that live."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Row]] = []
+        self._sharers: dict[str, _Sharer] = {}
         self._groups: dict[str, _Group] = {}
+        self._served = 0
+        self._entries = 0  # in all heaps, with those that ended and are not swept yet
 
     def enter(self, row: Row) -> None:
-        """Count a new row in its group. One that is resumed has begun in an earlier life of the engine."""
+        """Count a new row in its group and for its sharer. One that is resumed has begun in an earlier life of the
+        engine."""
         group = self._groups.setdefault(_key(row), _Group())
         group.live += 1
         group.started = group.started or row.request.resumed
+        self._sharers.setdefault(row.request.sharer, _Sharer()).live += 1
 
     def leave(self, row: Row) -> None:
         """A row has ended. Where it waits, its place is swept by the next `head` or `sweep`."""
@@ -41,24 +57,39 @@ class Queue:
         group.live -= 1
         if group.live == 0:
             del self._groups[_key(row)]
+        sharer = self._sharers[row.request.sharer]
+        sharer.live -= 1
+        if sharer.live == 0:
+            self._entries -= len(sharer.waiting)
+            del self._sharers[row.request.sharer]
 
     def push(self, row: Row) -> None:
         priority = BEGUN if self._groups[_key(row)].started else row.request.priority
-        heapq.heappush(self._heap, (priority, row.order, row))
+        heapq.heappush(self._sharers[row.request.sharer].waiting, (priority, row.order, row))
+        self._entries += 1
 
-    def head(self) -> Row | None:
-        """Who is next, if anyone waits."""
-        while self._heap and not self._heap[0][2].live:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+    def head(self, running: Iterable[Row] = ()) -> Row | None:
+        """The row that is next, if any waits, while `running` hold slots."""
+        if not self._entries:
+            return None
+        self.sweep()
+        able = [sharer for sharer in self._sharers.values() if sharer.waiting]
+        if len(able) <= 1:
+            return able[0].waiting[0][2] if able else None
+        held = Counter(row.request.sharer for row in running)
+        return min(able, key=lambda sharer: _turn(sharer, held)).waiting[0][2]
 
-    def pop(self) -> None:
-        """The head runs from now on, and with it its group has begun."""
-        row = heapq.heappop(self._heap)[2]
+    def pop(self, row: Row) -> None:
+        """`row`, the head, runs from now on, and with it its group has begun."""
+        sharer = self._sharers[row.request.sharer]
+        heapq.heappop(sharer.waiting)
+        self._entries -= 1
+        self._served += 1
+        sharer.served = self._served
         group, key = self._groups[_key(row)], _key(row)
         if not group.started and group.live > 1:
-            self._heap = [(BEGUN if _key(r) == key else p, order, r) for p, order, r in self._heap]
-            heapq.heapify(self._heap)
+            sharer.waiting = [(BEGUN if _key(r) == key else p, order, r) for p, order, r in sharer.waiting]
+            heapq.heapify(sharer.waiting)
         group.started = True
 
     def expired(self, now: float) -> list[Row]:
@@ -71,18 +102,29 @@ class Queue:
 
     def sweep(self) -> None:
         """Forget those who ended while they waited."""
-        if any(not row.live for _, _, row in self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].live]
-            heapq.heapify(self._heap)
+        for sharer in self._sharers.values():
+            if any(not row.live for _, _, row in sharer.waiting):
+                self._entries -= len(sharer.waiting)
+                sharer.waiting = [entry for entry in sharer.waiting if entry[2].live]
+                self._entries += len(sharer.waiting)
+                heapq.heapify(sharer.waiting)
 
     @property
     def waiting(self) -> list[Row]:
-        return [row for _, _, row in self._heap if row.live]
+        return [row for sharer in self._sharers.values() for _, _, row in sharer.waiting if row.live]
 
     def check(self, live: int) -> bool:
-        """Whether the groups hold `live` rows in all, and none of them is empty."""
-        counts = [group.live for group in self._groups.values()]
-        return sum(counts) == live and all(counts)
+        """Whether groups and sharers each hold `live` rows in all, and none of them is empty."""
+        books = (
+            [group.live for group in self._groups.values()],
+            [sharer.live for sharer in self._sharers.values()],
+        )
+        return all(sum(counts) == live and all(counts) for counts in books)
+
+
+def _turn(sharer: _Sharer, held: Counter[str]) -> tuple[int, int, int, int]:
+    priority, order, row = sharer.waiting[0]
+    return priority, held[row.request.sharer], sharer.served, order
 
 
 def _key(row: Row) -> str:

@@ -1,11 +1,12 @@
 """Who runs in the next step, and what became of the last one. Pure: time comes in, plans and outputs go out.
 
-First come, first served within a priority, into `max_running` slots; capacity 1 is serialized mode. What holds:
+Within a priority sharers are served in turn (`queue`), each of them first come, first served, into `max_running` slots;
+capacity 1 is serialized mode. What holds:
 
 - Every accepted sequence ends in exactly one terminal output.
 - A slot and its tokens are free the moment its sequence ends; the runner hears of it before the next plan (`departed`).
 - A cancel is applied before the next plan. One that comes before its Submit is remembered; a late one is dropped.
-- The head of the queue is never overtaken by a later one of its priority because that needs fewer tokens.
+- The head of the queue is never overtaken by another of its sharer and priority because that needs fewer tokens.
 - What is left of a group that has begun goes before everyone else, as its wait has no end but this one.
 - Plans may be made while earlier ones are in flight. Each is applied to the rows that it was made for, whatever has
   become of their ids since: what a step computed for a row that has ended is dropped.
@@ -291,13 +292,13 @@ class Scheduler:
 
     def _admit_waiting(self, now: float, space: Room) -> None:
         running = self._running.values()
-        if self._queue.head() is None or len(running) >= self.limits.max_running or self._on_trial():
+        if len(running) >= self.limits.max_running or self._queue.head(running) is None or self._on_trial():
             return  # in a suspect's trial a newcomer could be the one to blame
         promises = self._promises(space)
-        while len(running) < self.limits.max_running and (row := self._queue.head()) is not None:
+        while len(running) < self.limits.max_running and (row := self._queue.head(running)) is not None:
             if not promises.admits(row):
                 return
-            self._queue.pop()
+            self._queue.pop(row)
             self._start(row, now)
 
     def _promises(self, space: Room) -> Promises | Reservations:
