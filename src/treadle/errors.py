@@ -17,8 +17,9 @@ class TreadleError(Exception):
     """Base of every error that Treadle raises on purpose.
 
     `param` names the request field at fault, where there is one. `retry_after_s` is how long a client should wait
-    before it tries again, where that is known. `harmful`: the same request again would do the same harm, so clients
-    that retry errors of its HTTP status by themselves are told not to.
+    before it tries again, where that is known; `ticket` then names the place that is kept for it, where one is.
+    `harmful`: the same request again would do the same harm, so clients that retry errors of its HTTP status by
+    themselves are told not to.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -33,6 +34,7 @@ class TreadleError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.ticket = ""
 
 
 # The scope of one request: the client can mend it.

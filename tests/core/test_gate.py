@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from treadle.core.books import WAIT_BUCKETS_S
 from treadle.core.forecast import FIRST_GUESS_S, Visit
-from treadle.core.gate import WAIT_BUCKETS_S, Gate, GateLimits
+from treadle.core.gate import Gate, GateLimits
+from treadle.core.line import Arrival
 from treadle.core.refusals import Refusal
 from treadle.errors import (
     Busy,
@@ -31,8 +33,15 @@ def gate(running: int = 2, waiting: int = 1, tokens: int = 0) -> Gate:
     return it
 
 
+SAME = 1  # a fingerprint: one client that comes again and again
+
+
 def enter(it: Gate, rows: int = 1, tokens: int = 10, now: float = 0.0) -> Visit:
-    return it.enter(rows=rows, tokens=tokens, now=now)
+    return it.enter(rows=rows, tokens=tokens, now=now, arrival=Arrival(fingerprint=SAME, repeat=True))
+
+
+def look(it: Gate, now: float) -> None:
+    it.check_room(now, Arrival(fingerprint=SAME, repeat=True))
 
 
 # Coming and going
@@ -101,15 +110,15 @@ def test_running_and_waiting_places_are_taken_and_then_it_is_busy_at_once() -> N
 def test_a_look_at_the_door_takes_nothing() -> None:
     """D1: a refusal before anything is known of the request."""
     it = gate(running=1, waiting=0)
-    it.check_room(0.0)
+    look(it, 0.0)
     visit = enter(it)
     with pytest.raises(Busy):
-        it.check_room(0.0)
+        look(it, 0.0)
     it.leave(visit, "stop", 1.0)
-    it.check_room(1.0)
+    look(it, 1.0)
     it.close(ServerStopping("stopping"))
     with pytest.raises(ServerStopping):
-        it.check_room(1.0)
+        look(it, 1.0)
     assert it.rows == 0
     assert it.statistics()["refused"] == {"queue_full": 1, "server_stopping": 1}
 
@@ -270,8 +279,10 @@ def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
     it.close(ServerStopping("going down"))
     refused(lambda: it.check_open(0.0))
     assert Counter(map(str, told)) == it.statistics()["refused"]
-    elsewhere = {Refusal.WAIT_TOO_LONG, Refusal.QUARANTINED} | OF_FRONTS | OF_CONNECTIONS
-    assert {*told, *elsewhere} == {*Refusal}, "tests/core/test_forecast.py and tests/engine/test_replay.py have those"
+    others = {Refusal.WAIT_TOO_LONG, Refusal.PROMISED, Refusal.DISPLACED, Refusal.QUARANTINED}
+    assert {*told, *others} == {*Refusal} - OF_FRONTS - OF_CONNECTIONS, (
+        "test_forecast.py, test_promises.py, test_shares.py and tests/engine/test_replay.py have the others"
+    )
 
 
 def test_the_reasons_for_which_nothing_is_taken_are_the_codes_of_their_errors() -> None:

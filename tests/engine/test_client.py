@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.aio import in_loop
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
+from treadle.core.line import Arrival
 from treadle.core.messages import (
     Cancel,
     CancelReason,
@@ -133,7 +134,7 @@ async def test_a_fresh_server_promises_what_its_warm_up_measured():
     with scene.reserve(prompt=50, completion=20), scene.reserve(prompt=50, completion=20):
         with pytest.raises(Busy) as refused:
             scene.reserve()
-        assert refused.value.retry_after_s == pytest.approx(3.0)
+        assert refused.value.retry_after_s == pytest.approx(3.0, rel=0.04)
     await scene.client.stop()
 
 
@@ -143,7 +144,7 @@ async def test_an_answer_of_no_given_length_counts_as_a_usual_one():
     with scene.reserve(prompt=1, completion=None):
         with pytest.raises(Busy) as refused:
             scene.reserve()
-        assert refused.value.retry_after_s == pytest.approx(USUAL_COMPLETION * 0.1 + 0.01)
+        assert refused.value.retry_after_s == pytest.approx(USUAL_COMPLETION * 0.1 + 0.01, rel=0.04)
     await scene.client.stop()
 
 
@@ -166,7 +167,7 @@ async def test_a_long_limit_is_between_a_wish_and_a_bound(limit: int | None, lea
     with scene.client.reserve(completion_tokens=limit, least_tokens=least, **ask):
         with pytest.raises(Busy) as refused:
             scene.reserve()
-        assert refused.value.retry_after_s == pytest.approx(tokens * 0.01)
+        assert refused.value.retry_after_s == pytest.approx(tokens * 0.01, rel=0.04)
     await scene.client.stop()
 
 
@@ -180,7 +181,7 @@ async def test_steps_of_a_full_server_correct_what_is_promised():
             scene.owner.say(StepReport(step=2, statistics=EngineStatistics(steps=2, step_s=0.3)))
         with pytest.raises(Busy) as refused:
             scene.reserve()
-        assert refused.value.retry_after_s == pytest.approx(3 * (20 * 0.1 + 0.01), rel=0.01)
+        assert refused.value.retry_after_s == pytest.approx(3 * (20 * 0.1 + 0.01), rel=0.05)
     await scene.client.stop()
 
 
@@ -381,6 +382,79 @@ async def test_a_full_house_refuses_at_once_and_says_when_to_come_again():
             scene.client.check_room()
     scene.client.check_room()
     assert scene.notes.of("refused") == [("queue_full",), ("too_many_rows",), ("queue_full",)]
+    await scene.client.stop()
+
+
+def sharer(name: str, scene: Scene, rows: int = 1) -> Reservation:
+    return scene.client.reserve(
+        rows=rows, prompt_tokens=10 * rows, completion_tokens=5, kind="chat", tag=name, arrival=Arrival(name)
+    )
+
+
+@in_loop
+async def test_a_waiting_request_gives_its_place_to_a_sharer_that_holds_less_and_ends_once():
+    """D16: its client is told when to come again; its row's end comes later and frees nothing twice."""
+    scene = await Scene(running=2, waiting=1).begin()
+    with sharer("a", scene, 2) as running, sharer("a", scene) as waiting:
+        first, second = scene.submit(running, 2)
+        scene.admit(first)
+        scene.admit(second)
+        (third,) = scene.submit(waiting)
+        assert third.request.sharer == "a"
+        with sharer("b", scene) as other:
+            with pytest.raises(Busy, match="went to a client that holds less") as refused:
+                await asyncio.wait_for(third.admitted(), WAIT_S)
+            assert refused.value.ticket
+            assert scene.client.gate.rows == 4
+            await settle()
+            scene.finish(third, FinishReason.CANCELLED)
+            await settle()
+            assert scene.client.gate.rows == 3
+            (fourth,) = scene.submit(other)
+            assert scene.ended == {"displaced": 1}
+            for generation in (first, second, fourth):
+                scene.admit(generation)
+                scene.finish(generation)
+            await settle()
+    assert scene.free
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_request_that_lost_its_place_while_it_was_tokenized_is_told_so():
+    """D16"""
+    scene = await Scene(running=1, waiting=1).begin()
+    with sharer("a", scene) as first:
+        with sharer("a", scene) as second:
+            with sharer("b", scene), pytest.raises(Busy, match="went to a client that holds less"):
+                scene.submit(second)
+            with pytest.raises(Busy):
+                scene.submit(second)
+        scene.submit(first)
+    await scene.client.stop()
+    assert scene.free
+
+
+@in_loop
+async def test_who_waited_in_vain_keeps_its_place_when_it_comes_back():
+    """D12"""
+    scene = await Scene(running=1, waiting=1).begin()
+    arrival = Arrival("a", fingerprint=1, repeat=False)
+    with sharer("a", scene) as running:
+        (runs,) = scene.submit(running)
+        scene.admit(runs)
+        ask = {"rows": 1, "prompt_tokens": 10, "completion_tokens": 5, "kind": "chat", "tag": "t"}
+        with scene.client.reserve(**ask, arrival=arrival) as reservation:
+            (waits,) = scene.submit(reservation)
+            scene.finish(waits, FinishReason.EXPIRED)
+            with pytest.raises(Busy, match="no slot came free") as refused:
+                await asyncio.wait_for(waits.admitted(), WAIT_S)
+        assert refused.value.retry_after_s is not None
+        scene.clock.now += refused.value.retry_after_s
+        with pytest.raises(Busy, match="promised to requests that came earlier"):
+            sharer("a", scene)
+        with scene.client.reserve(**ask, arrival=Arrival("a", ticket_id=refused.value.ticket)):
+            pass
     await scene.client.stop()
 
 

@@ -6,27 +6,30 @@ that the warm-up measured. Two live corrections apply to all of them:
 - `pace`: how long steps take now, over how long they took in the warm-up;
 - the answers' share: how much of the expected time rows really needed, as many answers end before `max_tokens`.
 
-The row at place k of the line (0: the next) gets the slot that comes free k-th. Places beyond the number of slots add
-whole service times. Rows that hold a slot for longer than expected are expected to need half as long again.
+The row at place k of the line (0: the next) gets the slot that comes free k-th, where each slot that is taken again is
+held for the mean time of the visits that came lately. Rows that hold a slot for longer than expected are expected to
+need half as long again.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import insort
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from ..errors import TreadleError
+from .line import Arrival
+
 FIRST_GUESS_S = 1.0  # of a row's service time, where neither step times nor answers were measured
-LONGEST_PROMISE_S = 60.0  # the official SDKs ignore a longer Retry-After and come back at once
-SPREAD = 0.3  # part of the longest promise over which those are spread who get no better one
-GOLDEN = 0.618034
+SHORTEST_S = 0.001
 REFRESH_S = 0.05
 NEWEST = 0.2  # weight of each new measurement in a running mean; the first few count for more
+NEWEST_VISIT = 0.05  # the same for the mean expected time of visits
 LATE = 0.5  # part of the time that a late row has taken which it is expected to take on
 ENOUGH_ANSWERS = 8
 DOUBT = 0.5  # part of a forecast wait that is taken as certain
-MOST_PROMISES = 10_000
+TURNS = 8  # of each slot that are forecast one by one; further ones repeat the last
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +37,10 @@ class Visit:
     """What one client request holds: `rows` not yet ended, their `tokens` together, and when rows of it got a slot.
 
     `service_s` is the expected time of one row in its slot, 0 where nothing is known; `certain` says that the expected
-    time is also the likely one, as the request itself allows no more than a usual answer."""
+    time is also the likely one, as the request itself allows no more than a usual answer. `arrival` is who came.
+    `give_way` takes back a visit of which no row has begun, with the error for its client; None while that can't be
+    done. `displaced`: it was called, and the visit's rows only wait for their ends. `asked` are the rows it came
+    with, `max_wait_s` is how long they may wait for a slot."""
 
     rows: int
     tokens: int
@@ -42,6 +48,12 @@ class Visit:
     service_s: float = 0.0
     certain: bool = False
     started: list[float] = field(default_factory=list)
+    arrival: Arrival = field(default_factory=Arrival)
+    began: bool = False
+    give_way: Callable[[TreadleError], None] | None = None
+    displaced: bool = False
+    asked: int = 1
+    max_wait_s: float = 0.0
 
     @property
     def expected_s(self) -> float:
@@ -49,43 +61,39 @@ class Visit:
 
 
 class Forecast:
-    """Expected departures of the rows that are inside, and the places in line that were promised to others."""
+    """Expected departures of the rows that are inside."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.pace = 1.0
+        self.waiting = 0  # rows inside that have no slot, as of the last refresh
+        self.service_s = FIRST_GUESS_S  # the expected time of a row that comes next in its slot, likewise
         self._share = 1.0
         self._answers = 0
         self._visits: dict[Visit, None] = {}
+        self._seen = 0
+        self._mean_s = FIRST_GUESS_S
         self._rows = 0
-        self._free: list[float] = []  # when each slot comes free, ascending
-        self._line = 0  # rows that wait for a slot
-        self._service_s = FIRST_GUESS_S
+        self._ends: list[float] = []  # when the rows in slots leave, ascending
+        self._slots: list[float] = []  # a heap: when each slot comes free after the turns that are listed
+        self._turns: list[float] = []  # when a slot comes free for the row at each place of the line
         self._made = float("-inf")
-        self._promises: list[float] = []  # a heap of times
-        self._beyond = 0.0
-        self._idle_since: float | None = None
 
     # Rows come and go --------------------------------------------------------------------------------------------
 
-    def enter(self, visit: Visit, now: float) -> None:
+    def enter(self, visit: Visit) -> None:
         """Rows of `visit` take slots, or places in the line."""
-        if self._idle_since is not None and now - self._idle_since > self._service_s:
-            self._promises.clear()  # slots stood free, so those who were promised one are not coming back
-        for _ in range(visit.rows):
-            if self._rows >= self.slots:
-                self._line += 1
-            elif self._free:
-                self._free.pop(0)
-                insort(self._free, now + self._needs_s(visit))
-            self._rows += 1
+        self._rows += visit.rows
         self._visits[visit] = None
-        if self._rows >= self.slots:
-            self._idle_since = None
+        self._seen += 1
+        self._mean_s += max(NEWEST_VISIT, 1 / self._seen) * (visit.expected_s - self._mean_s)
+        self._made = float("-inf")
 
     def start(self, visit: Visit, now: float) -> None:
         """A row of `visit` got its slot."""
         visit.started.append(now)
+        visit.began = True
+        self._made = float("-inf")
 
     def leave(self, visit: Visit, now: float, *, answered: bool) -> None:
         """One row of `visit` has gone: the one that began first, as rows are not told apart. `answered`: it held its
@@ -96,15 +104,13 @@ class Forecast:
         del visit.started[visit.rows :]
         if not visit.rows:
             del self._visits[visit]
-        if self._rows < self.slots and self._idle_since is None:
-            self._idle_since = now
+        self._made = float("-inf")
 
     def reset(self, slots: int) -> None:
         """An engine has started: its steps take what its own warm-up measured. What answers need of the expected time
         stays learned."""
         self.slots = slots
         self.pace = 1.0
-        self._free = []
         self._made = float("-inf")
 
     def step(self, ratio: float) -> None:
@@ -120,60 +126,71 @@ class Forecast:
 
     # The line ----------------------------------------------------------------------------------------------------
 
-    def promise(self, rows: int, now: float) -> float:
-        """Seconds until `rows` more rows are expected to have slots behind all who wait or were promised one; those
-        places are promised to them from now on. At most LONGEST_PROMISE_S."""
-        self._refresh(now)
-        while self._promises and self._promises[0] <= now:
-            heapq.heappop(self._promises)
-        at = self._slot_at(self._line + len(self._promises) + rows - 1)
-        wait_s = max(at - now, self._service_s / self.slots)
-        if wait_s > LONGEST_PROMISE_S or len(self._promises) > MOST_PROMISES:
-            return self._latest()
-        for _ in range(rows):
-            heapq.heappush(self._promises, now + wait_s)
-        return wait_s
+    def slot_at(self, place: int, now: float) -> float:
+        """When the row at `place` of the line gets its slot; 0 is the next one that gets any."""
+        self.refresh(now)
+        known = TURNS * self.slots
+        rounds = max(0, (place - known) // self.slots + 1)
+        near = place - rounds * self.slots
+        while len(self._turns) <= near:
+            at = self._slots[0]
+            heapq.heapreplace(self._slots, at + self.service_s)
+            self._turns.append(at)
+        return self._turns[near] + rounds * self.service_s
 
-    def hopeless(self, now: float, max_wait_s: float) -> bool:
-        """Whether one more row would wait for its slot for longer than `max_wait_s` beyond doubt."""
+    def departures(self, until: float, now: float) -> int:
+        """Slots that are taken now and expected to come free until then."""
+        self.refresh(now)
+        return bisect_right(self._ends, until)
+
+    def tokens_freed(self, until: float, now: float) -> int:
+        """Tokens of the rows that are expected to end until then."""
+        return sum(tokens for at, tokens in self._token_ends(now) if at <= until)
+
+    def tokens_at(self, missing: int, now: float) -> float:
+        """When `missing` tokens are expected to have come free; at the latest when all rows that run have ended."""
+        last = now
+        for at, tokens in sorted(self._token_ends(now)):
+            last, missing = at, missing - tokens
+            if missing <= 0:
+                break
+        return last
+
+    @property
+    def gap_s(self) -> float:
+        """Mean time between two departures of a full server."""
+        return self.service_s / self.slots
+
+    def hopeless(self, ahead: int, now: float, max_wait_s: float) -> bool:
+        """Whether one more row, with `ahead` waiting ones before it, would wait for its slot for longer than
+        `max_wait_s` beyond doubt."""
         if self._rows < self.slots:
             return False
         if self._answers < ENOUGH_ANSWERS and not all(visit.certain for visit in self._visits):
             return False
-        self._refresh(now)
-        return DOUBT * (self._slot_at(self._line) - now) > max_wait_s
-
-    def _slot_at(self, place: int) -> float:
-        """When the row at `place` of the line gets its slot."""
-        turns, slot = divmod(place, self.slots)
-        return self._free[slot] + turns * self._service_s
-
-    def _latest(self) -> float:
-        """The longest promise, or somewhat less: steps of the golden ratio spread any number of clients evenly, who
-        would else come back as one crowd."""
-        self._beyond = (self._beyond + GOLDEN) % 1.0
-        return LONGEST_PROMISE_S * (1 - SPREAD * self._beyond)
+        return DOUBT * (self.slot_at(ahead, now) - now) > max_wait_s
 
     # The slots ---------------------------------------------------------------------------------------------------
 
-    def _refresh(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """Forecast all slots anew, unless that was done a moment ago."""
         if 0 <= now - self._made < REFRESH_S:
             return
-        held, self._line = self._slots_held(now)
-        self._free = sorted([*held, *[now] * (self.slots - len(held))])
-        needs = [self._needs_s(visit) for visit in self._visits]
-        self._service_s = sum(needs) / len(needs) if needs else self._share * FIRST_GUESS_S
+        held, self.waiting = self._slots_held(now)
+        self._ends = sorted(held)
+        self._slots = [*[now] * (self.slots - len(held)), *self._ends]  # ascending is a heap
+        self._turns = []
+        self.service_s = max(SHORTEST_S, self._mean_s * self.pace * self._share)
         self._made = now
 
     def _slots_held(self, now: float) -> tuple[list[float], int]:
         """When each taken slot comes free, and how many rows wait. Rows that nothing is heard of yet, and for which
         there are slots, have just begun."""
-        held = [self._ends(visit, at, now) for visit in self._visits for at in visit.started]
+        held = [self._end_of(visit, at, now) for visit in self._visits for at in visit.started]
         line = 0
         for visit in self._unstarted():
             if len(held) < self.slots:
-                held.append(self._ends(visit, visit.entered, now))
+                held.append(self._end_of(visit, visit.entered, now))
             else:
                 line += 1
         return held[: self.slots], line
@@ -181,10 +198,16 @@ class Forecast:
     def _unstarted(self) -> Iterator[Visit]:
         """Each visit as often as rows of it have not begun, in the order in which they came."""
         for visit in self._visits:
-            for _ in range(visit.rows - len(visit.started)):
-                yield visit
+            if not visit.displaced:
+                for _ in range(visit.rows - len(visit.started)):
+                    yield visit
 
-    def _ends(self, visit: Visit, began: float, now: float) -> float:
+    def _token_ends(self, now: float) -> Iterator[tuple[float, int]]:
+        for visit in self._visits:
+            for at in visit.started:
+                yield self._end_of(visit, at, now), visit.tokens // visit.rows
+
+    def _end_of(self, visit: Visit, began: float, now: float) -> float:
         """When a row of `visit` that began then is expected to leave."""
         due = began + self._needs_s(visit)
         return due if due >= now else now + max(now - due, LATE * (now - began))

@@ -4,70 +4,68 @@ A visit takes rows (one per sequence) and tokens, and keeps them until the engin
 never because a client left. Nobody waits here: `enter` and `correct` admit or raise. The books are what
 `/v1/status` shows (D3).
 
-`Retry-After` is when a slot is expected to come free behind all who wait or were promised one (`forecast`). With
+A refused request gets a ticket (`line`): a place that is kept for it. `Retry-After` is when that place is expected to
+be there (`places`, `forecast`). With more demand than room each sharer holds an equal part (`shares`). With
 `by_forecast` a request that could only wait in vain is refused at once instead of after its longest wait.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Busy, InvalidRequest, TreadleError
-from .forecast import Forecast, Visit
+from .books import Books
+from .forecast import Visit
+from .line import Arrival, Line, Ticket
+from .places import GateLimits as GateLimits
+from .places import Places
 from .refusals import Refusal
+from .shares import Shares
 
-WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-UNANSWERED = ("expired", "unused", "quarantined")
-
-
-@dataclass(frozen=True)
-class GateLimits:
-    """Places for `running` and `waiting` rows, the `tokens` all of them may reserve (0: not limited), and how long a
-    row may wait, in seconds. `by_forecast`: only those may wait for whom a slot is expected within that time."""
-
-    running: int
-    waiting: int
-    max_wait_s: float
-    tokens: int = 0
-    by_forecast: bool = False
-
-    @property
-    def places(self) -> int:
-        return self.running + self.waiting
+UNANSWERED = ("expired", "unused", "quarantined", "displaced")
+REASONS = {
+    Refusal.QUEUE_FULL: "every slot and every place in the queue is taken",
+    Refusal.PROMISED: "the places that are left are promised to requests that came earlier",
+    Refusal.DISPLACED: "this request's place in the queue went to a client that holds less than its share",
+    Refusal.TOKENS: "the tokens of the requests at work leave no room for this one",
+    Refusal.WAIT_TOO_LONG: "no slot is expected to come free within the {max_wait_s:g} s that a request may wait",
+    Refusal.WAIT_OVER: "no slot came free within the time a request may wait",
+}
 
 
-@dataclass(slots=True)
-class _Books:
-    accepted: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    ended: Counter[str] = field(default_factory=Counter)
-    waits: list[int] = field(default_factory=lambda: [0] * (len(WAIT_BUCKETS_S) + 1))
-    wait_sum_s: float = 0.0
+def _new_id() -> str:
+    return secrets.token_urlsafe(12)
 
 
 class Gate:
     """Admission by count. Closed until `open_` is called; `close` says with which error to refuse. `on_refused` is told
-    the reason of each refusal."""
+    the reason of each refusal; `new_id` makes unguessable ids of tickets."""
 
     def __init__(
-        self, limits: GateLimits, closed: TreadleError, on_refused: Callable[[Refusal], None] = lambda reason: None
+        self,
+        limits: GateLimits,
+        closed: TreadleError,
+        on_refused: Callable[[Refusal], None] = lambda reason: None,
+        new_id: Callable[[], str] = _new_id,
     ) -> None:
-        self.limits = limits
         self._on_refused = on_refused
         self._closed: TreadleError | None = closed
         self._back_s: Callable[[], float] | None = None
-        self._rows = 0
-        self._tokens = 0
-        self._forecast = Forecast(limits.running)
-        self._books = _Books()
+        self._shares = Shares()
+        self._line = Line(self._shares.held, new_id)
+        self._places = Places(limits, self._line, self._shares)
+        self._books = Books()
+
+    @property
+    def limits(self) -> GateLimits:
+        return self._places.limits
 
     def open_(self, limits: GateLimits) -> None:
-        self.limits = limits
+        self._places.limits = limits
+        self._places.forecast.reset(limits.running)
         self._closed = None
-        self._forecast.reset(limits.running)
 
     def close(self, error: TreadleError, *, back_s: Callable[[], float] | None = None) -> None:
         """Refuse everyone with `error`. `back_s` says in how many seconds it is expected to open again, for
@@ -77,25 +75,36 @@ class Gate:
 
     # Coming and going --------------------------------------------------------------------------------------------
 
-    def enter(self, *, rows: int, tokens: int, now: float, service_s: float = 0.0, certain: bool = False) -> Visit:
-        """Take `rows` places and about `tokens` tokens. A row is expected to hold its slot for `service_s` seconds (0:
-        unknown), `certain` if the request itself allows no more.
+    def enter(
+        self,
+        *,
+        rows: int,
+        tokens: int,
+        now: float,
+        service_s: float = 0.0,
+        certain: bool = False,
+        arrival: Arrival | None = None,
+    ) -> Visit:
+        """Take `rows` places and about `tokens` tokens for `arrival`. A row is expected to hold its slot for
+        `service_s` seconds (0: unknown), `certain` if the request itself allows no more.
 
-        Raises the closing error, InvalidRequest for what could never fit, or Busy with `retry_after_s`.
+        Raises the closing error, InvalidRequest for what could never fit, or Busy with `retry_after_s` and `ticket`.
         """
         self.check_open(now)
         if rows > self.limits.places:
             raise self._never(rows)
         if self.limits.tokens:
             tokens = min(tokens, self.limits.tokens)
-        self._check_places(rows, now)
-        if self.limits.tokens and self._tokens + tokens > self.limits.tokens:
-            raise self._busy(Refusal.TOKENS, now, rows)
-        self._rows += rows
-        self._tokens += tokens
+        arrival = arrival or Arrival()
+        self._let_in(arrival, rows, tokens, now)
+        visit = Visit(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
+        visit.max_wait_s = self._places.patience_s(arrival, now)
+        self._places.rows += rows
+        self._places.tokens += tokens
         self._books.accepted += rows
-        visit = Visit(rows=rows, tokens=tokens, entered=now, service_s=service_s, certain=certain)
-        self._forecast.enter(visit, now)
+        self._line.admit(arrival, now)
+        self._shares.enter(visit)
+        self._places.forecast.enter(visit)
         return visit
 
     def check_open(self, now: float) -> None:
@@ -103,21 +112,45 @@ class Gate:
         if self._closed is not None:
             raise self._refusal(self._closed)
 
-    def check_room(self, now: float) -> None:
-        """Raise what `enter` would raise for the smallest request: the closing error, or Busy where it finds no place.
-        Takes nothing."""
+    def check_room(self, now: float, arrival: Arrival | None = None) -> None:
+        """Raise what `enter` would raise for the smallest request, or for the one that `arrival` has a ticket of: the
+        closing error, or Busy where it finds no place. Takes nothing."""
         self.check_open(now)
-        self._check_places(1, now)
+        arrival = arrival or Arrival()
+        self._meet(arrival, now)
+        ticket = arrival.ticket
+        rows, tokens = (ticket.rows, ticket.tokens) if ticket else (1, 0)
+        reason = self._places.obstacle(arrival, rows, tokens, now)
+        if reason is not None and not (reason is Refusal.QUEUE_FULL and self._places.who_gives_way(arrival, rows)):
+            known = None if ticket is None or ticket.guessed else ticket.rows
+            raise self._busy(reason, arrival, known, tokens, now)
 
-    def _check_places(self, rows: int, now: float) -> None:
-        if self._rows + rows > self.limits.places:
-            raise self._busy(Refusal.QUEUE_FULL, now, rows)
-        if self.limits.by_forecast and self._forecast.hopeless(now, self.limits.max_wait_s):
-            raise self._busy(Refusal.WAIT_TOO_LONG, now, rows)
+    def _let_in(self, arrival: Arrival, rows: int, tokens: int, now: float) -> None:
+        """Raise Busy unless there is room for it, or can be made by displacing others."""
+        self._meet(arrival, now)
+        self._line.saw(arrival, rows)
+        reason = self._places.obstacle(arrival, rows, tokens, now)
+        if reason is Refusal.QUEUE_FULL and (others := self._places.who_gives_way(arrival, rows)):
+            for other in others:
+                self._displace(other, now)
+            reason = self._places.obstacle(arrival, rows, tokens, now)
+        if reason is not None:
+            raise self._busy(reason, arrival, rows, tokens, now)
+
+    def _meet(self, arrival: Arrival, now: float) -> None:
+        self._line.sweep(now)
+        self._line.recognise(arrival, now)
+
+    def _displace(self, visit: Visit, now: float) -> None:
+        """End the wait of `visit`; its client keeps its place in arrival order."""
+        assert visit.give_way is not None
+        self._shares.displace(visit)
+        self._places.displaced += visit.rows
+        visit.give_way(self.postpone(visit, Refusal.DISPLACED, now))
 
     def correct(self, visit: Visit, *, tokens: int, now: float) -> None:
         """Replace the estimate by what was counted. Raises like `enter`; the visit keeps its estimate then."""
-        others = self._tokens - visit.tokens
+        others = self.tokens - visit.tokens
         limit = self.limits.tokens
         if limit and tokens > limit:
             self.refuse(Refusal.TOO_LONG)
@@ -125,67 +158,53 @@ class Gate:
                 f"the request may come to {tokens} tokens and this server holds {limit}: ask for fewer"
             )
         if limit and tokens > visit.tokens and others + tokens > limit:
-            raise self._busy(Refusal.TOKENS, now, visit.rows)
-        self._tokens = others + tokens
+            raise self._busy(Refusal.TOKENS, visit.arrival, visit.asked, tokens, now)
+        self._places.tokens = others + tokens
         visit.tokens = tokens
 
     def started(self, visit: Visit, wait_s: float, now: float) -> None:
         """A row of `visit` got its slot, after `wait_s` seconds in the queue."""
-        self._forecast.start(visit, now)
-        bucket = next((i for i, top in enumerate(WAIT_BUCKETS_S) if wait_s <= top), len(WAIT_BUCKETS_S))
-        self._books.waits[bucket] += 1
-        self._books.wait_sum_s += wait_s
+        self._places.forecast.start(visit, now)
+        self._books.waited(wait_s)
 
     def leave(self, visit: Visit, outcome: str, now: float) -> None:
         """One row of `visit` has ended: its place and its part of the tokens are free."""
         part = visit.tokens // visit.rows
         visit.rows -= 1
         visit.tokens -= part
-        self._rows -= 1
-        self._tokens -= part
+        self._places.rows -= 1
+        self._places.displaced -= visit.displaced
+        self._places.tokens -= part
         self._books.ended[outcome] += 1
-        self._forecast.leave(visit, now, answered=outcome not in UNANSWERED)
+        self._shares.leave(visit)
+        self._places.forecast.leave(visit, now, answered=outcome not in UNANSWERED)
+
+    def stepped(self, ratio: float) -> None:
+        """A step took `ratio` of a full step in the warm-up. Steps of a server that is not full tell nothing."""
+        if self.rows >= self.limits.running:
+            self._places.forecast.step(ratio)
+
+    # Refusals ----------------------------------------------------------------------------------------------------
 
     def refuse(self, reason: Refusal) -> None:
         """Count a refusal. The gate counts its own; its owner those of waits that are over."""
         self._books.refused[reason.value] += 1
         self._on_refused(reason)
 
-    def stepped(self, ratio: float) -> None:
-        """A step took `ratio` of a full step in the warm-up. Steps of a server that is not full tell nothing."""
-        if self._rows >= self.limits.running:
-            self._forecast.step(ratio)
+    def postpone(self, visit: Visit, reason: Refusal, now: float) -> Busy:
+        """The error for a row of `visit` that had a place and got no slot. Its request keeps its place in arrival
+        order; all rows of one visit are told the same."""
+        ticket = visit.arrival.ticket
+        if ticket is None or not ticket.in_line:
+            return self._busy(reason, visit.arrival, visit.asked, visit.tokens, now)
+        self.refuse(reason)
+        return _busy(reason, self.limits, ticket, ticket.back - now)
 
-    def retry_after_s(self, now: float, rows: int = 1) -> float:
-        """When `rows` slots that are not yet promised are expected to be free, in seconds from now; promises them."""
-        return self._forecast.promise(rows, now)
-
-    # What it says of itself ----------------------------------------------------------------------------------------
-
-    @property
-    def rows(self) -> int:
-        return self._rows
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens
-
-    def statistics(self) -> dict[str, Any]:
-        """Plain values: limits, what is taken, and every outcome since the start, rows counted one by one."""
-        books = self._books
-        buckets = dict(zip([*map(str, WAIT_BUCKETS_S), "inf"], books.waits, strict=True))
-        return {
-            "capacity": self.limits.running,
-            "max_waiting": self.limits.waiting,
-            "max_wait_s": self.limits.max_wait_s,
-            "max_tokens_reserved": self.limits.tokens,
-            "rows": self._rows,
-            "tokens_reserved": self._tokens,
-            "accepted": books.accepted,
-            "refused": dict(books.refused),
-            "ended": dict(books.ended),
-            "wait_s": {"count": sum(books.waits), "sum": round(books.wait_sum_s, 6), "buckets": buckets},
-        }
+    def _busy(self, reason: Refusal, arrival: Arrival, rows: int | None, tokens: int, now: float) -> Busy:
+        """The error of a refused `arrival` for `rows` rows (None: not known), whose ticket is in line from now on."""
+        self.refuse(reason)
+        ticket = self._line.place(arrival, rows, tokens, now)
+        return _busy(reason, self.limits, ticket, self._places.promise(ticket, arrival, rows or 1, tokens, now))
 
     def _refusal(self, closed: TreadleError) -> TreadleError:
         self.refuse(Refusal(closed.code))
@@ -201,14 +220,35 @@ class Gate:
             param="n",
         )
 
-    def _busy(self, reason: Refusal, now: float, rows: int) -> Busy:
-        self.refuse(reason)
-        wait_s = self.retry_after_s(now, rows)
-        return Busy(f"the server is busy: {self._why(reason)}; try again in about {wait_s:.1f} s", retry_after_s=wait_s)
+    # What it says of itself ----------------------------------------------------------------------------------------
 
-    def _why(self, reason: Refusal) -> str:
-        if reason is Refusal.TOKENS:
-            return "the tokens of the requests at work leave no room for this one"
-        if reason is Refusal.WAIT_TOO_LONG:
-            return f"no slot is expected to come free within the {self.limits.max_wait_s:g} s that a request may wait"
-        return "every slot and every place in the queue is taken"
+    @property
+    def rows(self) -> int:
+        return self._places.rows
+
+    @property
+    def tokens(self) -> int:
+        return self._places.tokens
+
+    def statistics(self) -> dict[str, Any]:
+        """Plain values: limits, what is taken, and every outcome since the start, rows counted one by one."""
+        line = self._line
+        return {
+            "capacity": self.limits.running,
+            "max_waiting": self.limits.waiting,
+            "max_wait_s": self.limits.max_wait_s,
+            "max_tokens_reserved": self.limits.tokens,
+            "rows": self.rows,
+            "sharers": len(self._shares),
+            "tokens_reserved": self.tokens,
+            "promises": {"open": len(line), "kept": line.kept, "lapsed": line.lapsed},
+            **self._books.statistics(),
+        }
+
+
+def _busy(reason: Refusal, limits: GateLimits, ticket: Ticket | None, wait_s: float) -> Busy:
+    """The refusal, with when to come again and the ticket that keeps the place."""
+    why = REASONS[reason].format(max_wait_s=limits.max_wait_s)
+    error = Busy(f"the server is busy: {why}; try again in about {wait_s:.1f} s", retry_after_s=wait_s)
+    error.ticket = "" if ticket is None else ticket.id
+    return error

@@ -11,6 +11,8 @@ class Refusal(StrEnum):
     from RATE_LIMITED on are the fronts'."""
 
     QUEUE_FULL = "queue_full"  # every slot and every place in the queue is taken
+    PROMISED = "promised"  # the places left are promised to requests that were told when to come back
+    DISPLACED = "displaced"  # it waited, and gave its place to a sharer that holds less; counts requests
     TOKENS = "tokens"  # the KV cache has no room left for the request's tokens
     WAIT_TOO_LONG = "wait_too_long"  # no slot is expected to come free within `max_wait`
     WAIT_OVER = "wait_over"  # no slot came free within `max_wait`; counts sequences, as each waits on its own

@@ -24,6 +24,7 @@ import msgspec
 from ..core.ends import cancelled
 from ..core.forecast import Visit
 from ..core.gate import Gate, GateLimits
+from ..core.line import Arrival
 from ..core.messages import (
     Cancel,
     CancelJob,
@@ -40,7 +41,7 @@ from ..core.messages import (
 from ..core.refusals import Refusal
 from ..errors import EngineDied, EngineUnavailable, InvalidRequest, Quarantined, ServerStopping, TreadleError
 from .deaths import Death
-from .generation import Generation, wait_over
+from .generation import Generation
 from .handle import Launch
 from .jobs import Jobs
 from .observer import Observer
@@ -146,9 +147,10 @@ class EngineClient:
 
     # Requests ----------------------------------------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """Refuse a request of which nothing is known yet, where none could come in. Raises like `reserve`."""
-        self.gate.check_room(self.clock())
+    def check_room(self, arrival: Arrival | None = None) -> None:
+        """Refuse a request of which no more than `arrival` is known, where it could not come in. Raises like
+        `reserve`."""
+        self.gate.check_room(self.clock(), arrival)
 
     def reserve(
         self,
@@ -159,18 +161,28 @@ class EngineClient:
         least_tokens: int = 0,
         kind: str,
         tag: str,
+        sharer: str = "",
+        arrival: Arrival | None = None,
     ) -> Reservation:
         """Room for `rows` sequences with about `prompt_tokens` in all and up to `completion_tokens` each (None: what
-        the context leaves), of which `least_tokens` are sure to come. Decides at once.
+        the context leaves), of which `least_tokens` are sure to come. It counts against the share of `sharer`;
+        `arrival`, whose sharer goes first, is what a refused client is recognised by when it comes back. Decides at
+        once.
 
-        Raises Busy, EngineUnavailable or ServerStopping with `retry_after_s`; InvalidRequest for what can't ever fit.
+        Raises Busy with `retry_after_s` and `ticket`, EngineUnavailable or ServerStopping with `retry_after_s`;
+        InvalidRequest for what can't ever fit.
         """
         tokens = prompt_tokens + rows * self._completion(completion_tokens, prompt_tokens // rows)
         answer = self._answer_tokens(completion_tokens, least_tokens)
         service_s = self._service_s(prompt_tokens // rows, answer)
         certain = completion_tokens is not None and completion_tokens <= max(USUAL_COMPLETION, least_tokens)
         visit = self.gate.enter(
-            rows=rows, tokens=tokens, now=self.clock(), service_s=service_s, certain=certain and service_s > 0
+            rows=rows,
+            tokens=tokens,
+            now=self.clock(),
+            service_s=service_s,
+            certain=certain and service_s > 0,
+            arrival=arrival or Arrival(sharer),
         )
         return Reservation(self, visit, kind=kind, tag=tag)
 
@@ -236,15 +248,18 @@ class EngineClient:
 
     def _refuse(self, generation: Generation) -> None:
         """End a wait that the owner did not end: it is away, says nothing, or is stuck in a step."""
-        held, silent = self.replay.holds(generation), self._silent_since(generation.submitted)
-        if self._away is not None or silent:
+        _, visit = self._live[generation.id]
+        if self._away is not None or self._silent_since(generation.submitted):
             error: TreadleError = self._unavailable()
             self.gate.refuse(Refusal.ENGINE_UNAVAILABLE)
         else:
-            error = wait_over(self.gate.retry_after_s(self.clock()))
-            self.gate.refuse(Refusal.WAIT_OVER)
-        if held:
-            self._drop(generation, "expired", error)
+            error = self.gate.postpone(visit, Refusal.WAIT_OVER, self.clock())
+        self._turn_away(generation, FinishReason.EXPIRED.value, error)
+
+    def _turn_away(self, generation: Generation, outcome: str, error: TreadleError) -> None:
+        """Answer a sequence that has not begun with `error`. Its place comes free once no owner has it."""
+        if self.replay.holds(generation):
+            self._drop(generation, outcome, error)
         else:
             generation.cancel()
             generation.fail(error)
@@ -316,7 +331,9 @@ class EngineClient:
         live = [generation for generation, _ in self._live.values() if not generation.ended]
         verdict = self.replay.died(death, live, self.admission.max_running, self.clock())
         explained = 0 if verdict is None else self._judge(verdict)
-        for generation, _ in list(self._live.values()):
+        for generation, visit in list(self._live.values()):
+            if generation.begun:
+                visit.give_way = None  # a suspect that were told to come again would escape its trial
             if generation.ended or generation.cancelled is not None:
                 self._end_here(generation)
         return explained
@@ -360,7 +377,8 @@ class EngineClient:
     def _end_here(self, generation: Generation) -> None:
         """End a sequence that no owner has and that nobody wants any more."""
         if generation.ended or generation.cancelled is None:  # its wait was over, and its caller was told
-            self._gone(generation, FinishReason.EXPIRED.value)
+            _, visit = self._live[generation.id]
+            self._gone(generation, _answered(visit))
             return
         finish = cancelled(generation.cancelled)
         generation.push(Output(id=generation.id, finish=finish), self.clock())
@@ -393,7 +411,7 @@ class EngineClient:
     def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
         if generation.ended:
             if output.finish is not None:  # its caller was answered before: all that is left is its place
-                self._gone(generation, FinishReason.EXPIRED.value)
+                self._gone(generation, _answered(visit))
             return
         if output.admitted and generation.started is None:
             self._on_admitted(generation, visit, output.wait_s, now)
@@ -403,8 +421,7 @@ class EngineClient:
         if output.finish is not None:
             self._gone(generation, output.finish.reason.value)
         if output.finish is not None and output.finish.reason is FinishReason.EXPIRED:
-            generation.expired(self.gate.retry_after_s(now))
-            self.gate.refuse(Refusal.WAIT_OVER)
+            generation.expired(self.gate.postpone(visit, Refusal.WAIT_OVER, now))
 
     def _on_admitted(self, generation: Generation, visit: Visit, wait_s: float, now: float) -> None:
         self.gate.started(visit, wait_s, now)
@@ -456,6 +473,8 @@ class Reservation:
         self._tag = tag
         self._unused = visit.rows
         self._generations: list[Generation] = []
+        self._displaced: TreadleError | None = None
+        visit.give_way = self._give_way
 
     def correct(self, *, prompt_tokens: int, completion_tokens: int | None = None) -> None:
         """The exact size, once it is known: prompt tokens over all rows, completion tokens over all rows (None: as
@@ -473,18 +492,22 @@ class Reservation:
         """Send the sequences to the engine; ids, group and the time left to wait are filled in.
 
         Raises EngineUnavailable or ServerStopping when the engine went away since `reserve`, Quarantined for a request
-        that took the engine down before.
+        that took the engine down before, and Busy when the place was given to a sharer that holds less.
         """
         client = self._client
+        if self._displaced is not None:
+            raise self._displaced
         if len(requests) > self._unused:
             raise InvalidRequest(f"{len(requests)} sequences, but {self._unused} were reserved")
         client.gate.check_open(client.clock())
         client._check_harmless(requests)
         group = f"{next(client._numbers):x}"
         waited_s = client.clock() - self._visit.entered
-        left_s = max(0.0, client.admission.max_wait_s - waited_s)
+        left_s = max(0.0, self._visit.max_wait_s - waited_s)
         for i, request in enumerate(requests):
-            request = msgspec.structs.replace(request, id=f"{group}.{i}", group=group, max_wait_s=left_s)
+            request = msgspec.structs.replace(
+                request, id=f"{group}.{i}", group=group, max_wait_s=left_s, sharer=self._visit.arrival.sharer
+            )
             self._generations.append(client._submit(request, self._visit, self._kind, self._tag))
             self._unused -= 1
         client._bound_wait(self._generations, left_s)
@@ -495,6 +518,12 @@ class Reservation:
         for generation in self._generations:
             generation.cancel(reason)
 
+    def _give_way(self, error: TreadleError) -> None:
+        """End the wait of all rows with `error`. Their places come free with the engine's terminal events."""
+        self._displaced = error
+        for generation in self._generations:
+            self._client._turn_away(generation, Refusal.DISPLACED.value, copy.copy(error))
+
     def __enter__(self) -> Reservation:
         return self
 
@@ -503,3 +532,8 @@ class Reservation:
         for _ in range(self._unused):
             self._client._leave(self._visit, "unused")
         self._unused = 0
+
+
+def _answered(visit: Visit) -> str:
+    """The outcome of a sequence whose caller was turned away before its end came."""
+    return Refusal.DISPLACED.value if visit.displaced else FinishReason.EXPIRED.value

@@ -161,10 +161,9 @@ class Generation:
             self._error = error
             self._wake.set()
 
-    def expired(self, retry_after_s: float) -> None:
-        """Its wait is over: say when to come again."""
-        assert self._error is not None
-        self._error.retry_after_s = retry_after_s
+    def expired(self, error: TreadleError) -> None:
+        """Its wait is over: `error` says when to come again."""
+        self._error = error
 
     def _end(self, finish: Finish) -> None:
         self.ended = True
@@ -192,19 +191,13 @@ class Generation:
         await self._wake.wait()
 
 
-def wait_over(retry_after_s: float | None = None) -> Busy:
-    """What one is told whose wait is over."""
-    message = "the server is busy: no slot came free within the time a request may wait"
-    return Busy(message, retry_after_s=retry_after_s)
-
-
 def _error_of(finish: Finish) -> TreadleError | None:
     """The error that a terminal event means to the caller; None for a good end."""
     match finish.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.EXPIRED:
-            return wait_over()
+            return Busy("the server is busy: no slot came free within the time a request may wait")
         case FinishReason.CANCELLED if finish.code == CancelReason.STALLED:
             return ReaderStalled("the client stopped reading its stream")
         case FinishReason.CANCELLED if finish.code == CancelReason.SHUTDOWN:

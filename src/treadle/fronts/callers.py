@@ -19,6 +19,7 @@ from ..keys import ALL, Key, KeySource, Scope
 from .accounts import Account, Usage
 from .guesses import Guesses
 from .salts import Salts
+from .sharers import peer_sharer
 
 USE = frozenset({Scope.USE})
 NOTHING: frozenset[Scope] = frozenset()
@@ -44,7 +45,7 @@ class Caller:
     @property
     def sharer(self) -> str:
         """Whose share of the server it uses."""
-        return self.name or self.peer
+        return f"key {self.name}" if self.name else peer_sharer(self.peer)
 
     def check_admin(self, what: str) -> None:
         """Raise InsufficientScope unless it may do `what`, which needs the scope admin."""

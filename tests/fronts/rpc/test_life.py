@@ -34,6 +34,10 @@ async def test_no_room_is_refused_at_once_with_when_to_come_again(name: str) -> 
         assert int(metadata["retry-after-ms"]) > 0
         first.cancel()
         await until(w.idle)
+        stub, again = w.wire(name).stub, w.wire(name).request("again", max_tokens=1)
+        call = stub.Generate(again, metadata=(("x-treadle-ticket", metadata["x-treadle-ticket"]),))
+        await read(call)
+        assert w.engine.gate.statistics()["promises"] == {"open": 0, "kept": 1, "lapsed": 0}
 
 
 @in_loop

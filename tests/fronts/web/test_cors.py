@@ -85,7 +85,13 @@ async def test_a_page_of_an_allowed_origin_reads_its_answer(stream: bool) -> Non
         client = await f.post(CHAT, HI | {"stream": stream}, headers={"origin": PAGE})
         assert (client.status, read_by(client)) == (200, PAGE)
         exposed = client.headers["access-control-expose-headers"].split(", ")
-        assert {"x-request-id", "retry-after", "retry-after-ms", "x-ratelimit-remaining-requests"} <= {*exposed}
+        assert {
+            "x-request-id",
+            "retry-after",
+            "retry-after-ms",
+            "x-treadle-ticket",
+            "x-ratelimit-remaining-requests",
+        } <= {*exposed}
         assert client.headers["vary"] == "Origin"
 
 

@@ -66,6 +66,33 @@ async def test_a_refusal_comes_before_tokenizing_and_says_when_to_come_again() -
         await ended(first)
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["ticket", "same request"])
+@in_loop
+async def test_the_place_that_was_promised_is_kept_for_the_client_that_comes_back(named: bool) -> None:
+    """D12: a newcomer does not get it, and the SDKs need no change."""
+    async with front(forever, pump=False, running=1, waiting=0) as f:
+        first = send(f, stream=True)
+        await f.step(2)
+        refused = await post(CHAT, HI, headers={"x-stainless-retry-count": "0"}).run(f.app)
+        assert refused.status == 503
+        first.leave()
+        await f.step(2)
+        await ended(first)
+        newcomer = await post(CHAT, LONG, headers={"x-stainless-retry-count": "0"}).run(f.app)
+        assert newcomer.status == 503
+        assert "promised to requests that came earlier" in newcomer.json["error"]["message"]
+        ticket = refused.headers["x-treadle-ticket"]
+        key = {"x-treadle-ticket": ticket} if named else {"x-stainless-retry-count": "1"}
+        back = post(CHAT, HI | ({"stream": True} if named else {}), headers=key).start(f.app)
+        await f.step(3)
+        assert f.engine.gate.rows == 1
+        assert f.engine.gate.statistics()["promises"]["kept"] == 1
+        back.leave()
+        await f.step(2)
+        await ended(back)
+        assert f.idle()
+
+
 @in_loop
 async def test_where_nobody_could_come_in_a_request_is_refused_before_its_body_is_read() -> None:
     """D1: a refusal costs next to nothing, however large the body. Other routes, and the key, come first."""

@@ -28,6 +28,7 @@ from ...telemetry.metrics import Metrics
 from ...text import StopSet, TextModel, TextStream
 from ..callers import Caller, Doorkeeper
 from ..rows import together
+from ..sharers import call_arrival
 from ..text import Texts, limits_of, with_stops
 from ..validate import Checked, Limits, check, check_prompt_ids, check_size, room, submits
 from .ask import MAX_REQUEST_ID_CHARS, Ask
@@ -111,6 +112,7 @@ class Worker:
                 least_tokens=checked.least_tokens,
                 kind="grpc",
                 tag=ask.request_id,
+                arrival=call_arrival(caller.sharer, context.invocation_metadata(), ask.request_id, ask.prompt),
             ) as reservation,
             caller.account.serve(record, rows=checked.n, tokens=size, clock=self.clock),
         ):

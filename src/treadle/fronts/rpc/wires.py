@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import grpc
 
 from ...errors import InvalidRequest, TreadleError
+from ..sharers import TICKET
 
 
 class Context(Protocol):
@@ -21,6 +22,10 @@ class Context(Protocol):
         """The client's address, as a URI."""
         ...
 
+    def invocation_metadata(self) -> Any:
+        """Pairs of names and values that came with the call."""
+        ...
+
     async def abort(self, code: Any, details: str, trailing_metadata: tuple[tuple[str, str], ...]) -> NoReturn:
         """End the call with a status."""
         ...
@@ -32,10 +37,13 @@ def client_of(context: Context) -> str:
 
 
 async def refuse(context: Context, error: TreadleError) -> NoReturn:
-    """End the call with the error's status; its code, and when to come again, go along as metadata."""
+    """End the call with the error's status; its code, when to come again and the ticket of the place that is kept go
+    along as metadata."""
     metadata = [("treadle-error", error.code)]
     if error.retry_after_s is not None:
         metadata.append(("retry-after-ms", str(round(1000 * error.retry_after_s))))
+    if error.ticket:
+        metadata.append((TICKET, error.ticket))
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
 
 

@@ -15,7 +15,7 @@ MAX_AGE_S = 600
 LIMITS = b", ".join(
     b"x-ratelimit-%s-%s" % (what, of) for of in (b"requests", b"tokens") for what in (b"limit", b"remaining", b"reset")
 )
-EXPOSE = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms, " + LIMITS)
+EXPOSE = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms, x-treadle-ticket, " + LIMITS)
 TOKENS = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 MAX_ASKED = 4096
 VARY = (b"vary", b"Origin")

@@ -11,6 +11,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
+from ..sharers import TICKET
 from .access import note_error
 
 log = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ def _encodable(text: str) -> str:
 
 
 def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
-    """Retry-After (whole seconds, at least 1) and retry-after-ms where trying again can help; the header with which the
-    official SDKs don't try again; a 401's challenge."""
+    """Retry-After (whole seconds, at least 1), retry-after-ms and the ticket of the place that is kept, where trying
+    again can help; the header with which the official SDKs don't try again; a 401's challenge."""
     headers: list[tuple[bytes, bytes]] = []
     if error.retryable:
         wait_s = DEFAULT_RETRY_S if error.retry_after_s is None else max(0.0, error.retry_after_s)
@@ -83,6 +84,8 @@ def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(wait_s * 1000))))
     if error.harmful:
         headers.append((b"x-should-retry", b"false"))
+    if error.ticket:
+        headers.append((TICKET.encode(), error.ticket.encode()))
     if isinstance(error, NotAuthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

@@ -85,6 +85,7 @@ REQUEST_ID: Schema = {"x-request-id": {"description": "The request's own, or a n
 RETRY: Schema = {
     "retry-after": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 1}},
     "retry-after-ms": {"description": "Milliseconds.", "required": True, "schema": {"type": "integer", "minimum": 1}},
+    "x-treadle-ticket": {"description": "Names the place that is kept until then.", "schema": STRING},
 }
 HEADERS: dict[str, Schema] = {
     "401": {"www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}}},

@@ -18,6 +18,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from ....config import Settings
+from ....core.line import Arrival
 from ....core.messages import CancelReason
 from ....core.refusals import Refusal
 from ....engine.client import EngineClient, Reservation
@@ -26,6 +27,7 @@ from ....telemetry.access import RequestRecord
 from ....text import StopSet, TextModel, TextStream
 from ...callers import Caller, Doorkeeper
 from ...rows import Piece, Row, together
+from ...sharers import web_arrival
 from ...text import Texts, limits_of, with_stops
 from ...validate import Checked, Limits, check_size, submits
 from ..access import note_error, record_of
@@ -62,6 +64,10 @@ class Server:
 
     def limits(self, model: TextModel) -> Limits:
         return limits_of(model, self.engine.capabilities, self.settings.max_tokens)
+
+    def arrival_of(self, scope: Scope) -> Arrival:
+        """Who sent this request, for its share and for its place in line."""
+        return web_arrival(scope, caller_of(scope).sharer)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound for a model that is not served here."""
@@ -125,6 +131,7 @@ class Answer:
                 least_tokens=checked.least_tokens,
                 kind=ask.kind,
                 tag=public_id,
+                arrival=server.arrival_of(scope),
             ) as reservation,
             caller.account.serve(record, rows=record.rows, tokens=size, clock=server.clock),
         ):

@@ -1,0 +1,221 @@
+"""Promises are kept: simulated crowds that come back when told find their places, each of them in a few requests."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from tests.core.crowd import Client, Crowd
+from treadle.core.gate import Gate, GateLimits
+from treadle.core.line import Arrival
+from treadle.core.places import LONGEST_PROMISE_S, SPREAD
+from treadle.core.refusals import Refusal
+from treadle.errors import Busy, EngineUnavailable
+
+SDK_ATTEMPTS = 3  # of the official SDKs at their defaults: one, and two retries
+
+
+def burst(count: int, *, service_s: float = 2.0, measured: float = 1.0, **fields: object) -> list[Client]:
+    """Clients that come within a moment; `measured` is what the server expects of `service_s`."""
+    return [
+        Client(at=0.001 * i, service_s=service_s, expected_s=measured * service_s, certain=True, **fields)  # type: ignore[arg-type]
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("running", [4, 16])
+@pytest.mark.parametrize("clients", [48, 160, 320])
+@pytest.mark.parametrize("counts", [True, False], ids=["sdk", "plain"])
+def test_who_obeys_is_served_within_three_requests(running: int, clients: int, counts: bool) -> None:
+    """D12: median 2, at most what the SDKs send at their defaults; where the wait is no longer than they obey."""
+    service_s = min(2.0, 50.0 * running / clients)
+    crowd = Crowd(burst(clients, service_s=service_s, counts=counts), running=running).run()
+    assert len(crowd.served) == clients
+    assert statistics.median(crowd.sent()) <= 2
+    assert max(crowd.sent()) <= SDK_ATTEMPTS
+    assert crowd.kept() >= 0.9
+    assert crowd.kept(first=True) >= 0.9
+    assert crowd.gate.rows == 0
+
+
+@pytest.mark.parametrize("measured", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("service_s", [1.0, 10.0])
+def test_sdks_at_their_defaults_are_all_answered_at_three_times_the_slots(measured: float, service_s: float) -> None:
+    """R2, D12: on a fresh server, also where the warm-up measured less or more than is true."""
+    crowd = Crowd(burst(48, service_s=service_s, measured=measured, attempts=SDK_ATTEMPTS), running=16).run()
+    assert not any(client.gave_up for client in crowd.clients)
+
+
+def test_waits_beyond_what_sdks_obey_are_confirmed_at_each_return() -> None:
+    """Each return confirms the place: requests are bounded by the wait over the longest promise, and nobody starves."""
+    crowd = Crowd(burst(160, service_s=10.0), running=4).run()
+    assert len(crowd.served) == 160
+    for client in crowd.served:
+        assert client.began is not None
+        assert client.sent <= 2 + (client.began - client.at) / ((1 - SPREAD) * LONGEST_PROMISE_S)
+    late = [(client.began or 0.0) - 10.0 * i / 4 for i, client in enumerate(crowd.clients)]
+    assert max(late) <= 2 * LONGEST_PROMISE_S, "nobody starves: two returns more than first come, first served"
+
+
+def test_requests_of_several_rows_do_not_starve_beside_singles() -> None:
+    """D12: 1 of 101 before."""
+    chance = random.Random(1)
+    many = [Client(at=chance.uniform(0, 60), rows=4, expected_s=2.0, certain=True) for _ in range(10)]
+    single = [Client(at=chance.uniform(0, 60), expected_s=2.0, certain=True) for _ in range(240)]
+    crowd = Crowd([*many, *single], running=4).run()
+    assert len(crowd.served) == 250
+    last = max(client.began or 0.0 for client in crowd.clients)
+    assert crowd.goodput(0, last) >= 0.95
+    assert max(client.sent for client in many) <= 6
+    waits = [(client.began or 0.0) - client.at for client in many]
+    others = [(client.began or 0.0) - client.at for client in single]
+    assert statistics.mean(waits) <= 1.3 * statistics.mean(others)
+
+
+def test_requests_of_mixed_lengths_are_promised_what_comes_true() -> None:
+    chance = random.Random(3)
+    clients = [Client(at=0.001 * i, service_s=chance.choice((0.5, 1.0, 2.0, 8.0)), certain=True) for i in range(160)]
+    for client in clients:
+        client.expected_s = client.service_s
+    crowd = Crowd(clients, running=16).run()
+    assert crowd.kept() >= 0.9
+    assert max(crowd.sent()) <= SDK_ATTEMPTS
+
+
+@pytest.mark.parametrize("waiting", [None, 4])
+def test_those_who_never_come_back_cost_no_goodput(waiting: int | None) -> None:
+    """R2: places that are promised to requests that never return are not kept for long."""
+
+    def after(client: Client, now: float) -> Client:
+        return Client(at=now + 0.02, expected_s=2.0, certain=True, poll_s=0.2, fresh=True)
+
+    clients = [Client(at=0.01 * i, expected_s=2.0, certain=True, poll_s=0.2, fresh=True) for i in range(40)]
+    crowd = Crowd(clients, running=4, waiting=waiting, after=after).run(60.0)
+    assert crowd.goodput(0.0, 60.0) >= 0.95
+
+
+def test_ten_times_what_fits_keeps_the_slots_busy() -> None:
+    """R2: an open loop of clients that obey."""
+    chance, at = random.Random(1), 0.0
+    clients = []
+    while (at := at + chance.expovariate(10 * 4 / 2.0)) < 60:
+        clients.append(Client(at=at, expected_s=2.0, certain=True))
+    crowd = Crowd(clients, running=4).run(60.0)
+    assert crowd.goodput(0.0, 60.0) >= 0.95
+    assert crowd.kept() >= 0.9
+
+
+# Parts
+
+
+def gate(running: int = 1, waiting: int = 1, **more: object) -> Gate:
+    limits = GateLimits(running, waiting, 4.0, **more)  # type: ignore[arg-type]
+    it = Gate(limits, EngineUnavailable("loading"))
+    it.open_(limits)
+    return it
+
+
+def refused(it: Gate, now: float, arrival: Arrival, *, rows: int = 1, tokens: int = 1) -> Busy:
+    with pytest.raises(Busy) as refusal:
+        it.enter(rows=rows, tokens=tokens, now=now, service_s=10.0, certain=True, arrival=arrival)
+    return refusal.value
+
+
+def full(it: Gate) -> None:
+    for _ in range(it.limits.places):
+        visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+        if it.rows <= it.limits.running:
+            it.started(visit, 0.0, 0.0)
+
+
+def test_a_newcomer_does_not_get_the_place_that_was_promised() -> None:
+    it = gate(running=1, waiting=0)
+    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(visit, 0.0, 0.0)
+    promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
+    assert promise.retry_after_s is not None
+    assert promise.ticket
+    it.leave(visit, "stop", 9.9)
+    newcomer = refused(it, 10.0, Arrival(fingerprint=2, repeat=False))
+    assert "promised to requests that came earlier" in str(newcomer)
+    it.enter(rows=1, tokens=1, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
+    assert it.statistics()["refused"] == {"queue_full": 1, "promised": 1}
+    assert it.statistics()["promises"] == {"open": 1, "kept": 1, "lapsed": 0}
+
+
+def test_a_place_that_nobody_claims_goes_back_to_the_line() -> None:
+    it = gate(running=1, waiting=0)
+    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(visit, 0.0, 0.0)
+    refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
+    it.leave(visit, "stop", 10.0)
+    it.enter(rows=1, tokens=1, now=14.0, arrival=Arrival(fingerprint=2, repeat=False))
+    assert it.statistics()["promises"] == {"open": 0, "kept": 0, "lapsed": 1}
+
+
+def test_who_comes_when_told_may_wait_for_longer_and_beside_those_without_a_promise() -> None:
+    it = gate(running=1, waiting=1, by_forecast=True)
+    first = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(first, 0.0, 0.0)
+    second = it.enter(rows=1, tokens=1, now=7.0, service_s=10.0, certain=True)
+    promise = refused(it, 7.0, Arrival(fingerprint=1, repeat=False))
+    assert promise.retry_after_s is not None
+    it.leave(first, "stop", 10.0)
+    it.started(second, 3.0, 10.0)
+    it.enter(rows=1, tokens=1, now=12.5, service_s=10.0, certain=True, arrival=Arrival(fingerprint=2, repeat=False))
+    back = 7.0 + promise.retry_after_s
+    visit = it.enter(rows=1, tokens=1, now=back, arrival=Arrival(fingerprint=1, repeat=True))
+    assert visit.max_wait_s == pytest.approx(promise.retry_after_s)
+    assert it.rows == 3
+
+
+def test_a_request_of_many_tokens_does_not_starve_beside_small_ones() -> None:
+    it = gate(running=4, waiting=0, tokens=100)
+    small = [it.enter(rows=1, tokens=30, now=0.0, service_s=10.0, certain=True) for _ in range(3)]
+    for visit in small:
+        it.started(visit, 0.0, 0.0)
+    promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False), tokens=90)
+    assert promise.retry_after_s is not None
+    assert promise.retry_after_s >= 9.0, "when enough rows have ended"
+    it.leave(small[0], "stop", 10.0)
+    newcomer = refused(it, 10.0, Arrival(fingerprint=2, repeat=False), tokens=30)
+    assert "tokens" in str(newcomer)
+    for visit in small[1:]:
+        it.leave(visit, "stop", 10.1)
+    it.enter(rows=1, tokens=90, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
+
+
+def test_all_rows_of_a_visit_whose_wait_is_over_are_told_the_same() -> None:
+    it = gate(running=2, waiting=2)
+    full(it)
+    visit = next(iter(it._places.forecast._visits))
+    first = it.postpone(visit, Refusal.WAIT_OVER, 4.0)
+    second = it.postpone(visit, Refusal.WAIT_OVER, 4.0)
+    assert (first.ticket, first.retry_after_s) == (second.ticket, second.retry_after_s)
+    assert it.statistics()["promises"]["open"] == 1
+    assert it.statistics()["refused"] == {"wait_over": 2}
+
+
+def test_the_longest_promise_is_what_sdks_obey_and_is_spread() -> None:
+    it = gate()
+    full(it)
+    told = [refused(it, 0.0, Arrival(fingerprint=i, repeat=False)).retry_after_s or 0.0 for i in range(20)]
+    assert max(told) <= LONGEST_PROMISE_S
+    assert min(told[8:]) >= (1 - SPREAD) * LONGEST_PROMISE_S
+    assert len({*told[8:]}) == len(told[8:])
+
+
+def test_a_free_slot_is_kept_for_several_rows_that_no_queue_could_hold() -> None:
+    it = gate(running=2, waiting=0)
+    visits = [it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
+    for visit in visits:
+        it.started(visit, 0.0, 0.0)
+    promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False), rows=2)
+    assert promise.retry_after_s is not None
+    back = 1.0 + promise.retry_after_s
+    for visit in visits:
+        it.leave(visit, "stop", back - 1.0)
+    refused(it, back - 1.0, Arrival(fingerprint=2, repeat=False))
+    it.enter(rows=2, tokens=1, now=back, arrival=Arrival(ticket_id=promise.ticket))
