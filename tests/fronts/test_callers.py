@@ -12,6 +12,7 @@ from treadle.errors import InsufficientScope, NotAuthenticated, TooManyWrongKeys
 from treadle.fronts import guesses
 from treadle.fronts.callers import USE, Doorkeeper
 from treadle.fronts.guesses import MOST_WRONG, Guesses
+from treadle.fronts.sharers import peer_sharer
 from treadle.keys import ALL, Key, KeyLimits, KeySource, digest
 from treadle.keys.file import add, remove
 
@@ -47,7 +48,7 @@ def test_without_keys_everyone_may_do_everything_but_go_before_others() -> None:
     it = Doorkeeper()
     for peer in (HERE, THERE):
         caller = it.caller([b"", b"any"], peer)
-        assert (caller.scopes, caller.name, caller.sharer) == (ALL, "", peer)
+        assert (caller.scopes, caller.name, caller.sharer) == (ALL, "", peer_sharer(peer))
         assert caller.tenant == it.caller([b"any"], peer).tenant != it.caller([], peer).tenant
         caller.check_admin("this")
         caller.check_priority(0)
@@ -61,7 +62,7 @@ def test_without_keys_everyone_may_do_everything_but_go_before_others() -> None:
 
 def test_a_key_gives_its_scopes(door: Door) -> None:
     alice, boss = door.it.caller([b"a"], THERE), door.it.caller([b"", b"b"], THERE)
-    assert (alice.name, alice.scopes, alice.sharer, alice.admin) == ("alice", USE, "alice", False)
+    assert (alice.name, alice.scopes, alice.sharer, alice.admin) == ("alice", USE, "key alice", False)
     assert (boss.name, boss.scopes, boss.admin) == ("boss", ALL, True)
     assert alice.tenant != boss.tenant
     alice.check_priority(0)
