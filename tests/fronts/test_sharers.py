@@ -68,7 +68,7 @@ def test_the_same_request_has_the_same_fingerprint_on_any_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "repeat"), [("0", False), ("1", True), ("2", True), ("x", "s"), ("", "s"), ("1" * 10, "s")]
+    ("count", "repeat"), [("0", False), ("1", True), ("2", True), ("x", None), ("", None), ("1" * 10, None)]
 )
 def test_official_sdks_say_which_requests_are_repeats(count: str, repeat: bool | None) -> None:
     assert web_arrival(scope(x_stainless_retry_count=count), "s").repeat is repeat

@@ -78,7 +78,7 @@ async def test_the_place_that_was_promised_is_kept_for_the_client_that_comes_bac
         first.leave()
         await f.step(2)
         await ended(first)
-        newcomer = await post(CHAT, LONG, headers={"x-stainless-retry-count": "0"}).run(f.app)
+        newcomer = await post(CHAT, HI, headers={"x-stainless-retry-count": "0", "user-agent": "another"}).run(f.app)
         assert newcomer.status == 503
         assert "promised to requests that came earlier" in newcomer.json["error"]["message"]
         ticket = refused.headers["x-treadle-ticket"]
