@@ -285,8 +285,8 @@ def test_who_was_preempted_waits_for_others_as_if_it_were_new() -> None:
     bench.release(scheduler.departed())
     bench.submit("urgent", prompt=(*SYSTEM, *tail("urgent")), priority=-1)
     running = scheduler._rows["urgent"]
-    scheduler._queue.pop()
-    scheduler._queue.pop()
+    scheduler._queue.pop(scheduler._queue.head())
+    scheduler._queue.pop(scheduler._queue.head())
     for row in (running, scheduler._rows["a"]):
         scheduler._start(row, bench.now)
     bench.step()
@@ -312,10 +312,10 @@ def test_who_has_no_room_to_join_keeps_nobody_waiting() -> None:
     bench.until(lambda: bool(bench.heard["old"].tokens))
     scheduler = bench.scheduler
     bench.submit("big", prompt=(*SYSTEM, *tail("big", 200)))
-    scheduler._queue.pop()
+    scheduler._queue.pop(scheduler._queue.head())
     scheduler._start(scheduler._rows["big"], bench.now)
     small = bench.submit("small", prompt=SYSTEM[:100])
-    scheduler._queue.pop()
+    scheduler._queue.pop(scheduler._queue.head())
     scheduler._start(scheduler._rows["small"], bench.now)
     bench.step()
     assert joined(bench) == {"small": 0}

@@ -123,7 +123,7 @@ def test_two_prompts_without_room_for_both_do_not_keep_each_other_from_theirs() 
     rows = [bench.submit(name, prompt=150, max_tokens=2) for name in ("a", "b")]
     scheduler = bench.scheduler
     for request in rows:
-        scheduler._queue.pop()
+        scheduler._queue.pop(scheduler._queue.head())
         scheduler._start(scheduler._rows[request.id], bench.now)
     bench.run()
     for request in rows:
