@@ -1,14 +1,22 @@
-"""Text at the edge: tokenizer, chat templates, incremental detokenization, stop strings. Never imports mlx."""
+"""Text at the edge: tokenizer, chat templates, incremental detokenization, stop strings. Never imports mlx.
+
+`TextModel` and `ChatTemplate` are loaded when first asked for: a server's own process needs neither.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from .check import check_text
 from .detokenizer import Detokenizer
 from .pool import TextPool
 from .stops import StopMatch, StopSet, StopStrings
 from .stream import TextDelta, TextStream, TokenEntry
-from .templates import ChatTemplate
-from .tokenizer import TextModel
+from .view import TextView
+
+if TYPE_CHECKING:
+    from .templates import ChatTemplate
+    from .tokenizer import TextModel
 
 __all__ = [
     "ChatTemplate",
@@ -20,6 +28,19 @@ __all__ = [
     "TextModel",
     "TextPool",
     "TextStream",
+    "TextView",
     "TokenEntry",
     "check_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TextModel":
+        from .tokenizer import TextModel
+
+        return TextModel
+    if name == "ChatTemplate":
+        from .templates import ChatTemplate
+
+        return ChatTemplate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

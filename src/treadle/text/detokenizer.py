@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .tokenizer import TextModel
+    from .view import TextView
 
 
 class Detokenizer:
@@ -16,7 +16,7 @@ class Detokenizer:
     comes with the token that completes it. Bytes that can form none become U+FFFD.
     """
 
-    def __init__(self, text_model: TextModel, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, text_model: TextView, *, skip_special_tokens: bool = True) -> None:
         self._hidden = text_model.special_ids if skip_special_tokens else frozenset()
         self._joiner = text_model.pieces.joiner()
 

@@ -5,8 +5,11 @@ Everything comes from config.json, generation_config.json, tokenizer_config.json
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +45,7 @@ class FolderFacts:
     @classmethod
     def read(cls, folder: Path) -> FolderFacts:
         """Read the folder; raises ModelError when it is no model folder or one of its files is broken."""
-        if not (folder / "config.json").is_file():
+        if not (folder / "config.json").exists():
             raise ModelError(f"{folder} has no config.json: give a model folder in Hugging Face layout")
         names = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
         return cls(folder, *(read_object(folder / name) for name in names))
@@ -108,6 +111,11 @@ class FolderFacts:
         strings = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         return tuple(string for string in strings if isinstance(string, str) and string)
 
+    def architectures(self) -> tuple[str, ...]:
+        """config.json's class names, as gateways show them."""
+        named = self.config.get("architectures")
+        return tuple(name[:256] for name in named[:16] if isinstance(name, str)) if isinstance(named, list) else ()
+
     def declared_tokens(self) -> list[tuple[int, dict[str, Any]]]:
         """tokenizer_config.json's own list of added tokens: id, and content with flags; in order of their ids."""
         declared = self.tokenizer.get("added_tokens_decoder")
@@ -137,19 +145,39 @@ _SAMPLING: dict[str, Callable[[float], bool]] = {
 }
 
 
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file. Raises OSError, also for what is no regular file: opening a pipe would wait for a writer."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read()
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; {} when there is no such file. Raises ModelError when it is not one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path))
     except FileNotFoundError:
         return {}
     except RecursionError:
         raise ModelError(f"{path} is nested too deeply to be a model's: fetch the file again") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
+    except RecursionError as error:
+        raise ModelError(f"can't read {path}: its JSON is nested too deeply; fetch the file again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}; fetch the file again")
     return value
+
+
+def read_override(path: Path) -> str:
+    """The template in the file that the user named. Raises ConfigError when it can't be read."""
+    try:
+        return read_regular(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"`chat_template` {path} can't be read: {why}", param="chat_template") from error
 
 
 def _count(value: Any) -> int | None:

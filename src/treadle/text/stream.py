@@ -16,7 +16,7 @@ from .detokenizer import Detokenizer
 from .stops import StopSet, StopStrings
 
 if TYPE_CHECKING:
-    from .tokenizer import TextModel
+    from .view import TextView
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TextStream:
 
     def __init__(
         self,
-        text_model: TextModel,
+        text_model: TextView,
         stops: Sequence[str] | StopSet = (),
         *,
         skip_special_tokens: bool = True,

@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, InvalidRequest, ModelError
 from .continuation import cut_at_mark, marked
-from .folder import FolderFacts, read_object
+from .folder import FolderFacts, read_object, read_override, read_regular
 
 _MAX_CHARS = 32 * 1024 * 1024
 _MAX_S = 10.0
@@ -156,7 +156,7 @@ def _source(facts: FolderFacts, override: Path | None) -> tuple[str, str] | None
     if override is not None:
         return str(override), read_override(override)
     path = facts.folder / "chat_template.jinja"
-    if path.is_file():
+    if path.exists():
         return path.name, _read(path)
     for name, values in (
         ("tokenizer_config.json", facts.tokenizer),
@@ -167,18 +167,9 @@ def _source(facts: FolderFacts, override: Path | None) -> tuple[str, str] | None
     return None
 
 
-def read_override(path: Path) -> str:
-    """The template in the file that the user named. Raises ConfigError when it can't be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"`chat_template` {path} can't be read: {why}", param="chat_template") from error
-
-
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
 

@@ -11,12 +11,15 @@ from tokenizers import AddedToken, Tokenizer
 
 from ..errors import InvalidRequest, ModelError
 from .check import check_text
-from .detokenizer import Detokenizer
+from .decoders import byte_pieces
 from .folder import FolderFacts
-from .pieces import Pieces, byte_pieces
+from .pieces import BytePieces, Pieces
 from .templates import ChatTemplate, find_template
+from .view import TextView
 from .window import WindowPieces
 
+MOST_TOKENS = 1 << 22
+_NAME_CHARS = 256
 _SAMPLE = (
     "The ship left the harbour at 06:45, three hours late, and nobody aboard could say why.\n\n"
     'def area(width: float, height: float) -> float:\n    """Square metres."""\n    return width * height\n\n'
@@ -28,26 +31,13 @@ _SAMPLE = (
 
 
 @dataclass(frozen=True, eq=False)
-class TextModel:
-    """A loaded tokenizer with everything the fronts ask about a model's text. Immutable, safe on any thread.
+class TextModel(TextView):
+    """A loaded tokenizer and chat template, with everything that is known of the model's text.
 
-    `vocabulary` is the model's own size and may exceed the tokenizer's. `context` is in tokens. `bytes_per_token` is
-    measured on a small mixed sample, for estimates only. `default_sampling` holds generation_config.json's valid
-    values, `stop_strings` those that end an answer in a chat. `chat_template` is None when the folder has none.
+    `chat_template` is None when the folder has none.
     """
 
-    folder: Path
-    vocabulary: int
-    context: int
-    eos_token_ids: tuple[int, ...]
-    default_sampling: Mapping[str, float | int]
-    stop_strings: tuple[str, ...]
-    special_tokens: Mapping[str, str]
-    special_ids: frozenset[int]
-    bytes_per_token: float
     chat_template: ChatTemplate | None
-    pieces: Pieces = field(repr=False)
-    prefix: tuple[int, ...]
     _tokenizer: Tokenizer = field(repr=False)
     _overflows: bool = field(repr=False)
 
@@ -68,9 +58,12 @@ class TextModel:
     def _of(cls, facts: FolderFacts, tokenizer: Tokenizer, context: int, template: ChatTemplate | None) -> TextModel:
         plain = _ids(tokenizer, _SAMPLE, add_special_tokens=False)
         added = tokenizer.get_added_tokens_decoder()
-        ceiling = max([tokenizer.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
+        ceiling = _ceiling(tokenizer)
         vocabulary, special = facts.vocabulary() or ceiling, facts.special_tokens()
+        if max(ceiling, vocabulary) > MOST_TOKENS:
+            raise ModelError(f"{facts.folder} has a vocabulary of over {MOST_TOKENS} tokens, which no model has")
         eos = tokenizer.token_to_id(special.get("eos_token", ""))
+        pieces = byte_pieces(tokenizer, [plain]) or WindowPieces(tokenizer)
         return cls(
             folder=facts.folder,
             vocabulary=vocabulary,
@@ -80,13 +73,23 @@ class TextModel:
             stop_strings=facts.stop_strings(),
             special_tokens=special,
             special_ids=frozenset(i for i, token in added.items() if token.special),
+            named_ids=_named_ids(tokenizer, added, special),
             bytes_per_token=len(_SAMPLE.encode("utf-8")) / max(1, len(plain)),
-            chat_template=template,
-            pieces=byte_pieces(tokenizer, [plain]) or WindowPieces(tokenizer),
+            longest_token=_longest(pieces, range(max(ceiling, vocabulary))),
+            model_type=str(facts.config.get("model_type", ""))[:_NAME_CHARS],
+            architectures=facts.architectures(),
+            has_template=template is not None,
+            pieces=pieces,
             prefix=_prefix(tokenizer),
+            chat_template=template,
             _tokenizer=tokenizer,
             _overflows=ceiling > vocabulary,
         )
+
+    @property
+    def ids(self) -> range:
+        """All ids that the model or the tokenizer has."""
+        return range(max(self.vocabulary, _ceiling(self._tokenizer)))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The text's token ids; with `add_special_tokens` also what the tokenizer puts around it (BOS).
@@ -135,29 +138,6 @@ class TextModel:
             return [*self.prefix, *ids]
         return ids
 
-    def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
-        """Ids of those stop strings that are special tokens: text hides these, so they must stop as tokens."""
-        found = (self._tokenizer.token_to_id(stop) for stop in stops)
-        return tuple(dict.fromkeys(i for i in found if i is not None and i in self.special_ids))
-
-    def special_id(self, name: str) -> int | None:
-        """The id of a named special token (`bos_token`, `pad_token`, ...), where the folder names one."""
-        content = self.special_tokens.get(name)
-        return None if content is None else self._tokenizer.token_to_id(content)
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence; the same text that a Detokenizer gives piece by piece."""
-        detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
-        return detokenizer.push(ids) + detokenizer.finish()
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes one token spells, maybe part of a code point; b"" for ids that have no token."""
-        return self.pieces.bytes_of(token)
-
-    def token_text(self, token: int) -> str:
-        """`token_bytes` as text, with U+FFFD for what is no text on its own."""
-        return self.pieces.bytes_of(token).decode("utf-8", "replace")
-
 
 def _open(path: Path) -> Tokenizer:
     try:
@@ -175,6 +155,25 @@ def _open(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _ceiling(tokenizer: Tokenizer) -> int:
+    """One above the tokenizer's highest id."""
+    added = tokenizer.get_added_tokens_decoder()
+    return max([tokenizer.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
+
+
+def _longest(pieces: Pieces, ids: range) -> int:
+    """The bytes of the longest token."""
+    find = pieces.find if isinstance(pieces, BytePieces) else pieces.bytes_of
+    return max(1, *(len(find(token) or b"") for token in ids))
+
+
+def _named_ids(tokenizer: Tokenizer, added: Mapping[int, AddedToken], special: Mapping[str, str]) -> dict[str, int]:
+    """The ids of special tokens by their texts: those that text hides, and those that the folder names."""
+    found = {token.content: i for i, token in added.items() if token.special}
+    named = {content: tokenizer.token_to_id(content) for content in special.values()}
+    return found | {content: i for content, i in named.items() if i is not None}
 
 
 def _add_declared(tokenizer: Tokenizer, facts: FolderFacts) -> None:

@@ -7,7 +7,8 @@ U+FFFD, a window can't tell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -17,17 +18,34 @@ _CONTEXT = 64  # tokens of context, at most
 
 
 class WindowPieces:
-    """Pieces of a tokenizer whose texts depend on their neighbours."""
+    """Pieces of a tokenizer whose texts depend on their neighbours. `anchor` are ids of a word that others follow."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, anchor: Sequence[int] | None = None) -> None:
         self._tokenizer = tokenizer
-        self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[:1]
+        self.anchor = tokenizer.encode("a", add_special_tokens=False).ids[:1] if anchor is None else list(anchor)
+
+    @classmethod
+    def of(cls, names: Mapping[str, int], decoder: str, anchor: Sequence[int]) -> WindowPieces:
+        """From the tokens' names and tokenizer.json's decoder, without the model that encodes."""
+        model = {"type": "WordLevel", "vocab": dict(names), "unk_token": ""}
+        parts = {"added_tokens": [], "decoder": json.loads(decoder), "model": model}
+        return cls(Tokenizer.from_str(json.dumps({"version": "1.0", **parts})), anchor)
+
+    @property
+    def decoder(self) -> str:
+        """tokenizer.json's decoder, as JSON."""
+        state = None if self._tokenizer.decoder is None else self._tokenizer.decoder.__getstate__()
+        return "null" if state is None else str(state, "utf-8")
+
+    def name_of(self, token: int) -> str | None:
+        """The token's name in the vocabulary; None for an id that has no token."""
+        return self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
 
     def bytes_of(self, token: int) -> bytes:
-        if not 0 <= token < 2**32 or self._tokenizer.id_to_token(token) is None:
+        if self.name_of(token) is None:
             return b""
-        before = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
-        both = self._tokenizer.decode([*self._anchor, token], skip_special_tokens=False)
+        before = self._tokenizer.decode(self.anchor, skip_special_tokens=False)
+        both = self._tokenizer.decode([*self.anchor, token], skip_special_tokens=False)
         return both.removeprefix(before).encode("utf-8")
 
     def joiner(self) -> WindowJoiner:
