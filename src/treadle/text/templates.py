@@ -29,6 +29,7 @@ from .folder import FolderFacts, read_object, read_override, read_regular
 
 _MAX_CHARS = 32 * 1024 * 1024
 _MAX_S = 10.0
+_PROBES = ((0, 4), (1, 4), (1, 2))  # not every template takes every order of roles
 _OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -71,6 +72,7 @@ class ChatTemplate:
                 f"the chat template in {name}{line} is broken: {error}; give another with `chat_template`"
             ) from error
         self._content = self._probe()
+        self.written = self._written()
 
     def render(
         self,
@@ -103,7 +105,10 @@ class ChatTemplate:
         except _Refused as error:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from None
         except jinja2.exceptions.SecurityError as error:
-            raise ModelError(f"the chat template in {self.name} does what is not allowed: {error}") from None
+            raise InvalidRequest(
+                f"the chat template in {self.name} does what is not allowed ({error}): start the server with another",
+                param="messages",
+            ) from None
         except (InvalidRequest, MemoryError):
             raise
         except Exception as error:
@@ -132,6 +137,18 @@ class ChatTemplate:
         if not takes_parts:
             return Content.TEXT
         return Content.EITHER if word in text else Content.PARTS
+
+    def _written(self) -> str:
+        """What the template writes of its own around turns of every role, for `guard`."""
+        turns = [{"role": role, "content": ""} for role in ("system", "user", "assistant", "user")]
+        shaped = [[_shaped(turn, 0, self._content) for turn in turns[first:last]] for first, last in _PROBES]
+        return "".join(self._rendered_or_nothing({"messages": messages}) for messages in shaped)
+
+    def _rendered_or_nothing(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._run({"tools": None, "add_generation_prompt": False, **variables})
+        except (InvalidRequest, ModelError):
+            return ""
 
     def _tried(self, content: Any) -> str:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from tokenizers import AddedToken, Tokenizer
 from ..errors import InvalidRequest, ModelError
 from .check import check_text
 from .decoders import byte_pieces
-from .folder import FolderFacts
+from .folder import FolderFacts, read_regular
+from .guard import Guard, Separator
 from .pieces import BytePieces, Pieces
 from .templates import ChatTemplate, find_template
 from .view import TextView
@@ -38,19 +39,32 @@ class TextModel(TextView):
     """
 
     chat_template: ChatTemplate | None
+    guard: Guard = field(repr=False)
     _tokenizer: Tokenizer = field(repr=False)
     _overflows: bool = field(repr=False)
 
     @classmethod
-    def load(cls, folder: Path, *, chat_template: Path | None = None, context: int | None = None) -> TextModel:
+    def load(
+        cls,
+        folder: Path,
+        *,
+        chat_template: Path | None = None,
+        context: int | None = None,
+        stage: Callable[[str, int], None] = lambda name, size_bytes: None,
+    ) -> TextModel:
         """Load a folder in Hugging Face layout; `chat_template` is a file that replaces the folder's own template.
+        `stage` is told what is read now, "template" or "tokenizer", and the size of its file where that matters.
 
         Parsing a large tokenizer.json holds the GIL (about a second for 262,144 tokens), on whatever thread this runs.
         Raises ModelError when the folder is unfit, ConfigError when `context` or `chat_template` is.
         """
         facts = FolderFacts.read(folder)
-        length, template = facts.context(context), find_template(facts, chat_template)
-        tokenizer = _open(folder / "tokenizer.json")
+        length = facts.context(context)
+        stage("template", 0)
+        template = find_template(facts, chat_template)
+        path = folder / "tokenizer.json"
+        stage("tokenizer", path.stat().st_size if path.is_file() else 0)
+        tokenizer = _open(path)
         _add_declared(tokenizer, facts)
         return cls._of(facts, tokenizer, length, template)
 
@@ -82,6 +96,7 @@ class TextModel(TextView):
             pieces=pieces,
             prefix=_prefix(tokenizer),
             chat_template=template,
+            guard=_guard(added, template, special.get("eos_token")),
             _tokenizer=tokenizer,
             _overflows=ceiling > vocabulary,
         )
@@ -130,18 +145,41 @@ class TextModel(TextView):
             extra=extra,
         )
 
-    def encode_chat(self, rendered: str) -> list[int]:
+    def encode_chat(self, rendered: str, sign: str | None = None) -> list[int]:
         """Ids of a rendered chat, with exactly one BOS where the tokenizer wants one, whether the template wrote it
-        or not."""
-        ids = self.encode(rendered, add_special_tokens=False)
+        or not. `sign` splits special tokens that are to stay text (`guard`)."""
+        if sign is None or sign not in rendered:
+            ids = self.encode(rendered, add_special_tokens=False)
+        else:
+            text, ours, count = self.guard.separated(rendered, sign)
+            ids = self.guard.without(self.encode(text, add_special_tokens=False), ours, count)
         if self.prefix and tuple(ids[: len(self.prefix)]) != self.prefix:
             return [*self.prefix, *ids]
         return ids
 
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        extra: Mapping[str, Any] | None = None,
+        rendered: Callable[[], None] = lambda: None,
+        **options: bool,
+    ) -> list[int]:
+        """Ids of the messages as the model's chat template writes them; special tokens in their texts stay text.
+
+        `options` are those of `render_chat`; `rendered` is called between the template's work and the tokenizer's.
+        """
+        guarded = self.guard.marked(messages, extra or {})
+        if guarded is not None:
+            messages, extra = guarded.messages, guarded.extra
+        text = self.render_chat(messages, extra=extra, **options)
+        rendered()
+        return self.encode_chat(text, None if guarded is None else guarded.sign)
+
 
 def _open(path: Path) -> Tokenizer:
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise ModelError(
             f"can't read {path} ({error.strerror}): Treadle needs the fast tokenizer file tokenizer.json; "
@@ -155,6 +193,19 @@ def _open(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _guard(added: Mapping[int, AddedToken], template: ChatTemplate | None, eos: str | None) -> Guard:
+    """The separator is a token that takes no neighbouring space along, the end token if it may be."""
+    special = {token.content: token for token in added.values() if token.special and token.content}
+    ids = {token.content: i for i, token in added.items()}
+    plain = sorted(
+        special.values(), key=lambda t: (t.single_word, t.lstrip or t.rstrip or t.normalized, t.content != eos)
+    )
+    separator = Separator(plain[0].content, ids[plain[0].content]) if plain else None
+    written = "" if template is None else template.written
+    markers = [token.content for token in added.values() if not token.special and token.content in written]
+    return Guard(special, markers, separator)
 
 
 def _ceiling(tokenizer: Tokenizer) -> int:

@@ -1,0 +1,53 @@
+"""Waiting pieces of work, taken in turn from each sharer: a flood of one does not starve another."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """First in, first out within a sharer, round-robin between sharers."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, sharer: str, item: T) -> None:
+        self._waiting.setdefault(sharer, deque()).append(item)
+        self._count += 1
+
+    def put_back(self, sharer: str, item: T) -> None:
+        """In front of everything: its turn had come before."""
+        self._waiting.setdefault(sharer, deque()).appendleft(item)
+        self._waiting.move_to_end(sharer, last=False)
+        self._count += 1
+
+    def take(self) -> T:
+        """The next item; its sharer's turn comes again after all others'. Raises IndexError where none waits."""
+        if not self._waiting:
+            raise IndexError("nothing waits")
+        sharer, items = next(iter(self._waiting.items()))
+        item = items.popleft()
+        self._count -= 1
+        if items:
+            self._waiting.move_to_end(sharer)
+        else:
+            del self._waiting[sharer]
+        return item
+
+    def remove(self, sharer: str, item: T) -> bool:
+        """Take back an item; False where it no longer waits."""
+        items = self._waiting.get(sharer)
+        if items is None or item not in items:
+            return False
+        items.remove(item)
+        self._count -= 1
+        if not items:
+            del self._waiting[sharer]
+        return True
