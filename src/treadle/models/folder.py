@@ -19,9 +19,10 @@ class Source(StrEnum):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that passed the checks of `trust.check`.
+    """A model's folder.
 
-    `name` is the public model id unless settings give another; `config` is the parsed config.json.
+    `name` is the public model id unless settings give another; `config` is the parsed config.json, once the folder has
+    passed `trust.check`.
     """
 
     path: Path

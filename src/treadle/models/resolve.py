@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ..config import Settings
@@ -27,8 +28,16 @@ def resolve(
     `progress` gets a line of it now and then. May take minutes. Raises ModelError, in one line with cause and fix.
     Nothing is looked up in a folder's name: `./demo` is a folder, `demo` is the demo.
     """
+    found = locate(settings, progress, watch)
+    return replace(found, config=trust.check(found.path))
+
+
+def locate(
+    settings: Settings, progress: Callable[[str], None], watch: Callable[[Transfer], None] | None = None
+) -> ModelFolder:
+    """Like `resolve`, with the folder's files not looked at yet: who loads it has to call `trust.check`."""
     path, name, source = _located(settings, progress, watch)
-    return ModelFolder(path, name, source, trust.check(path))
+    return ModelFolder(path, name, source, {})
 
 
 def check_named(settings: Settings) -> None:

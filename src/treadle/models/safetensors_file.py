@@ -21,6 +21,7 @@ _BYTES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 _LONGEST_HEADER = 100_000_000
+_MOST_TENSORS = 300_000
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,18 @@ class Tensor:
 
 def read_header(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file, each lying wholly inside it. Raises ModelError when the file is torn or malformed."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise ModelError(f"can't read {path}: it is not a regular file")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
                 raise ModelError(f"{path} is torn or not a safetensors file: download it again")
-            header = json.loads(file.read(length))
+            data = file.read(length)
+        if (count := data.count(b'"data_offsets"')) > _MOST_TENSORS:
+            raise ModelError(f"{path} names {count} tensors, which no model has: use another")
+        header = json.loads(data)
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -31,6 +31,8 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def _object(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise ModelError(f"can't read {path}: it is not a regular file")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -123,6 +125,8 @@ def _is_inside(name: str) -> bool:
 
 def _check_tokenizer(folder: Path) -> None:
     path = folder / "tokenizer.json"
+    if path.exists() and not path.is_file():
+        raise ModelError(f"can't read {path}: it is not a regular file")
     if not path.is_file():
         hint = ", only tokenizer.model" if (folder / "tokenizer.model").is_file() else ""
         raise ModelError(f"{folder} has no tokenizer.json{hint}: use a model that ships one")
