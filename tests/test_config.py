@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "no_auth": False,
     "allowed_host": (),
     "cors_origin": (),
-    "max_body_bytes": 8 * 1024 * 1024,
+    "max_body_bytes": None,
     "stall": 30.0,
     "keepalive": 5.0,
     "drain": 30.0,

@@ -17,6 +17,7 @@ from typer.main import get_command
 from treadle.cli.app import app
 from treadle.compose import STOP_GRACE_S
 from treadle.config import Settings
+from treadle.fronts.sizes import MOST_BODY_BYTES
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 LEAST_STOP_S = Settings().drain_s + STOP_GRACE_S
@@ -167,7 +168,7 @@ def test_nginx_passes_on_each_token_and_bodies_of_the_size_that_the_server_takes
     assert lines["proxy_buffering"] == "off"
     assert lines["proxy_http_version"] == "1.1"
     assert seconds(lines["proxy_read_timeout"]) >= 600
-    assert int(lines["client_max_body_size"].removesuffix("m")) * 2**20 > Settings().max_body_bytes
+    assert int(lines["client_max_body_size"].removesuffix("m")) * 2**20 > MOST_BODY_BYTES
     assert "proxy_set_header Host $host;" in text("nginx.conf")
 
 

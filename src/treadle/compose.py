@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ import msgspec
 from . import streams
 from .config import Settings
 from .core.messages import Capabilities
+from .core.refusals import Refusal
 from .descriptors import Spare
 from .engine.client import Admission, EngineClient
 from .engine.handle import OwnerHandle
@@ -42,13 +45,19 @@ if TYPE_CHECKING:
     from .models.transfer import Transfer
     from .runner.base import Progress, Runner, RunnerFactory
     from .telemetry import Telemetry
+    from .telemetry.metrics import Metrics
     from .telemetry.watchdog import Watchdog
     from .text.pool import TextPool
     from .text.tokenizer import TextModel
+    from .text.view import TextView
 
 T = TypeVar("T")
 
 OWNER_ENTRY = "treadle.compose:owner_of"
+FOLDER_CHECK = "treadle.models.trust:check"
+TEXT_JOBS = "treadle.fronts.textjobs:JOBS"
+LOADING_BYTES = 4 << 30
+WORKER_BYTES = 1 << 30
 STOP_GRACE_S = 5.0
 CLOSE_GRACE_S = 1.0  # for clients to take their last bytes
 HURRIED_GRACE_S = 0.5
@@ -201,15 +210,16 @@ def require_installed(model: str, *, gateway: bool = False) -> None:
 def check_cheaply(settings: Settings) -> None:
     """Find mistakes in settings that no loading is needed to see. Raises ModelError or ConfigError."""
     from .models.resolve import check_named
-    from .text.templates import read_override
+    from .text.folder import read_override
 
     check_named(settings)
     if settings.chat_template is not None:
         read_override(settings.chat_template)
 
 
-class Texts:
-    """The text side of one model: refuses until it is loaded."""
+class LocalTexts:
+    """The text side of one model in this process, for programs that chose the model themselves: refuses until it is
+    loaded. What a hostile folder or prompt takes of time and memory, it takes of this process."""
 
     def __init__(self) -> None:
         from .text.pool import TextPool
@@ -233,6 +243,54 @@ class Texts:
 
     def close(self) -> None:
         self.pool.close()
+
+
+class Texts:
+    """The text side of a server: processes that may be killed, each with limits of time and memory."""
+
+    def __init__(self, settings: Settings, on_refused: Callable[[], None], metrics: Metrics) -> None:
+        from .text.work.crew import Crew
+
+        self.pool = Crew(
+            workers=text_workers(),
+            max_wait_s=settings.max_wait_s,
+            on_refused=on_refused,
+            on_killed=metrics.text_killed,
+            on_restart=metrics.text_restarted,
+        )
+
+    def model(self) -> TextView:
+        """What is known of the model's text. Raises EngineUnavailable while it loads."""
+        return self.pool.view()
+
+    @property
+    def trouble(self) -> str:
+        return self.pool.trouble
+
+    def statistics(self) -> dict[str, Any]:
+        return self.pool.statistics()
+
+    async def load(self, folder: Path, settings: Settings, checked: Callable[[], None]) -> TextView:
+        """Check `folder`, say so, and read its tokenizer and template. Raises ModelError or ConfigError in bounded
+        time."""
+        from .text.work.messages import Load
+
+        template = None if settings.chat_template is None else str(settings.chat_template)
+        order = Load(
+            folder=str(folder),
+            chat_template=template,
+            context=settings.context,
+            check=FOLDER_CHECK,
+            jobs=TEXT_JOBS,
+            memory_bytes=LOADING_BYTES,
+            worker_bytes=WORKER_BYTES,
+        )
+        return await self.pool.load(order, checked)
+
+
+def text_workers() -> int:
+    """How many processes render and tokenize: a prompt takes milliseconds, and each costs 2 to 5 MB."""
+    return min(4, max(2, (os.cpu_count() or 1) // 4))
 
 
 # The server ---------------------------------------------------------------------------------------------------------
@@ -293,8 +351,9 @@ class Server:
         door = Doorkeeper.of(settings)
         sock = listen(settings.host, settings.port)
         telemetry = Telemetry(log_client=settings.log_client, watchdog=self._watchdog)
-        texts, spare = Texts(), Spare()
+        spare = Spare()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics], spare)
+        texts = Texts(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), telemetry.metrics)
         telemetry.metrics.watch(engine)
         door.tell(engine.gate.refuse)
         telemetry.metrics.watch_keys(door)
@@ -313,7 +372,9 @@ class Server:
             self._say.listening(reach)
             prepare = self._prepare(engine, texts, reach, model_names(settings)[0])
             await until(prepare, shutdown, serving)
-            await until(engine.supervisor.failed(), shutdown, serving)
+            await until(_first(engine.supervisor.failed(), texts.pool.failed()), shutdown, serving)
+            if texts.pool.is_failed:
+                raise StartFailed(texts.pool.reason)
             if engine.supervisor.state is EngineState.FAILED:
                 raise StartFailed(f"the engine has failed: {engine.supervisor.reason}")
             await self._drain(engine, serving)
@@ -327,7 +388,7 @@ class Server:
             telemetry.access.flush(time.monotonic())
             watching.cancel()
             reading.cancel()
-            texts.close()
+            await texts.pool.close()
             spare.close()
             if self._use is not None:
                 self._use.close()
@@ -378,7 +439,7 @@ class Server:
     async def _prepare(self, engine: EngineClient, texts: Texts, reach: Reach, name: str) -> None:
         """Find the model, load its text side and start the engine: in this order each fails with its own message."""
         from .models import Source, in_use
-        from .models.resolve import resolve
+        from .models.resolve import locate
         from .telemetry.logs import adopt
 
         began = time.monotonic()
@@ -392,14 +453,19 @@ class Server:
             engine.supervisor.stage = str(transfer)
             self._say.transfer(transfer)
 
-        self._folder = await aside(lambda: resolve(self.settings, progress, watch))
+        starting = asyncio.create_task(texts.pool.start(), name="treadle-text-start")
+        try:
+            located = await aside(lambda: locate(self.settings, progress, watch))
+            await starting
+        finally:
+            starting.cancel()
         adopt()
-        self._use = in_use.hold(self._folder.path)
-        if self._folder.source is not Source.FOLDER:  # a folder of the user's stays as it is
-            in_use.mark_used(self._folder.path)
+        self._use = in_use.hold(located.path)
+        if located.source is not Source.FOLDER:  # a folder of the user's stays as it is
+            in_use.mark_used(located.path)
         engine.supervisor.on_stage = progress
-        engine.begin()
-        model = await texts.load(self._folder, self.settings)
+        self._folder = located
+        model = await texts.load(located.path, self.settings, engine.begin)
         await engine.supervisor.ready()
         assert engine.capabilities is not None
         self._settled()
@@ -433,6 +499,16 @@ async def aside(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="treadle-aside", daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Returns when one of them does."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def until(work: Any, shutdown: asyncio.Event, serving: asyncio.Task[None]) -> None:

@@ -35,8 +35,8 @@ class Settings:
     """Every setting with its default. Seconds end in `_s` here and are plain numbers in files and flags.
 
     `max_waiting` None means as many as may run, of those for whom a slot is expected within `max_wait_s`;
-    `max_tokens` None leaves what the context leaves; `context` None is the
-    model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running rows and of
+    `max_tokens` None leaves what the context leaves; `max_body_bytes` None follows from the context; `context` None is
+    the model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running rows and of
     cached prefixes together; None takes what the device leaves, or a share of it. What rows leave of it holds prefixes,
     unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized, on CUDA; 4 is refused with the reason.
     `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key make it TLS, and with
@@ -62,7 +62,7 @@ class Settings:
     no_auth: bool = False
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: int | None = None
     stall_s: float = 30.0
     keepalive_s: float = 5.0
     drain_s: float = 30.0
@@ -105,9 +105,9 @@ class Settings:
             self._check()
 
     def _check(self) -> None:
-        _positive(self, "max_running", "prefill_tokens", "max_body_bytes")
+        _positive(self, "max_running", "prefill_tokens")
         _positive(self, "stall_s", "keepalive_s", "hang_after_s", "start_timeout_s")
-        _positive_or_none(self, "max_tokens", "context", "memory", "threads")
+        _positive_or_none(self, "max_tokens", "context", "memory", "threads", "max_body_bytes")
         _not_negative(self, "max_wait_s", "drain_s")
         if self.memory is not None and self.memory < LEAST_MEMORY:
             raise ConfigError(f"`memory` is {self.memory} bytes: {_memory_cure(self.memory)}", param="memory")

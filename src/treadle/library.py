@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from .compose import Texts, aside, engine_for, require_installed
+from .compose import LocalTexts, aside, engine_for, require_installed
 from .config import Settings
 from .engine.client import EngineClient
 from .errors import InvalidRequest, spelled
@@ -65,7 +65,7 @@ class Engine:
         self.settings = Settings.from_mapping(values, source="treadle.Engine")
         self._progress = progress
         self._client: EngineClient | None = None
-        self._texts = Texts()
+        self._texts = LocalTexts()
         self._begun = False
 
     async def start(self) -> Engine:
@@ -208,5 +208,5 @@ def _token_ids(text: TextModel, prompt: Prompt) -> Sequence[int]:
         return cast("Sequence[int]", prompt)
     if _is_chat(prompt):
         turns = read_turns(prompt, "prompt")
-        return text.encode_chat(text.render_chat(turns, continue_final_message=asks_to_continue(prompt)))
+        return text.chat_ids(turns, continue_final_message=asks_to_continue(prompt))
     raise InvalidRequest("a prompt is text, a list of token ids (ints) or a list of chat messages", param="prompt")

@@ -44,6 +44,14 @@ def gone(pid: int) -> bool:
         return True
 
 
+def runs(pid: int, module: str) -> bool:
+    """Whether the process runs this module."""
+    try:
+        return module in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+
+
 class Serve:
     """Use as a context manager: at its end the server and its child are gone, however the test ended."""
 
@@ -125,16 +133,20 @@ class Serve:
         return self.process.wait(within_s)
 
     def children(self) -> set[int]:
-        """The engine's process, if there is one now; those seen earlier are remembered for the end."""
+        """Every process that it started and that runs now; those seen earlier are remembered for the end."""
         with contextlib.suppress(psutil.NoSuchProcess):
             alive = {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
             self._children |= alive
             return alive
         return set()
 
+    def engines(self) -> set[int]:
+        """The engine's process, if there is one now."""
+        return {pid for pid in self.children() if runs(pid, "treadle.engine.child")}
+
     def child(self) -> int:
         """The engine's process."""
-        (pid,) = until("an engine process", self.children)
+        (pid,) = until("an engine process", self.engines)
         return int(pid)
 
     def never_ready(self, within_s: float = 60.0) -> int:

@@ -71,8 +71,7 @@ def test_a_port_that_is_taken_is_a_line_of_json(start: Start, tiny: Tiny) -> Non
 def test_an_engine_that_dies_is_told_in_json(start: Start, tiny: Tiny) -> None:
     server = start(tiny("gemma3"), *JSON)
     ready(server)
-    (pid,) = server.children()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(server.child(), signal.SIGKILL)
     until("a restart", lambda: "restart 1" in server.said)
     (line,) = [line for line in lines(server) if line["level"] == "warning"]
     assert line["logger"] == "treadle.engine.supervisor"

@@ -239,7 +239,7 @@ def test_sigterm_while_it_waits_for_a_hub_ends_well_and_soon(start: Start) -> No
 def test_an_engine_on_a_thread_drains_too(start: Start, tiny: Tiny) -> None:
     """And SIGINT, sent to the server alone, is SIGTERM."""
     server = start(tiny("gemma3"), "--in-process").ready()
-    assert server.children() == set()
+    assert server.engines() == set()
     with server.stream(max_tokens=500) as stream:
         server.process.send_signal(signal.SIGINT)
         assert stream.rest().done

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.support.tiny import EOS, make_tiny
 from treadle.errors import EngineUnavailable
+from treadle.fronts.textjobs import JOBS
 from treadle.text import TextModel
 
 VOCABULARY = 261
@@ -28,25 +29,30 @@ def bytes_text(context: int = 4096, default_sampling: Mapping[str, float] | None
 
 
 class InlinePool:
-    """Does the work at once, unless `gate` holds it up."""
+    """Does the jobs at once, unless `gate` holds them up."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: BytesTexts) -> None:
         self.gate: Callable[[], Any] | None = None
         self.runs = 0
+        self._texts = texts
 
-    async def run(self, work: Callable[..., Any], /, *args: Any) -> Any:
+    async def run(self, job: str, params: bytes, payload: bytes = b"", **bounds: Any) -> bytes:
         self.runs += 1
         if self.gate is not None:
             await self.gate()
-        return work(*args)
+        return JOBS[job](self._texts.model(), params, payload, lambda stage: None)
 
 
 class BytesTexts:
     def __init__(self, model: TextModel | None) -> None:
-        self.pool = InlinePool()
+        self.pool = InlinePool(self)
         self.loaded = model
+        self.trouble = ""
 
     def model(self) -> TextModel:
         if self.loaded is None:
             raise EngineUnavailable("the model is loading", retry_after_s=2.0)
         return self.loaded
+
+    def statistics(self) -> dict[str, Any]:
+        return {"workers": 0}

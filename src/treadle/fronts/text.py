@@ -1,25 +1,21 @@
-"""Where the fronts get text from: a model that may still be loading, and a pool that keeps slow work off the loop."""
+"""Where the fronts get text from: a model that may still be loading, and the processes that do text work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.messages import Capabilities
 from ..engine.client import EngineClient, Health
 from ..errors import EngineUnavailable, ServerStopping
-from ..text import TextModel
+from ..text import TextView
 from .validate import Checked, Limits
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from .textjobs import Pool
+
 STOPPING = ("draining", "stopping", "stopped")
-
-
-class Pool(Protocol):
-    """Runs slow text work off the event loop, a bounded amount at a time."""
-
-    async def run(self, work: Callable[..., Result], /, *args: Any) -> Result: ...
+BLOCKED = "blocked"
 
 
 class Texts(Protocol):
@@ -28,19 +24,31 @@ class Texts(Protocol):
     @property
     def pool(self) -> Pool: ...
 
-    def model(self) -> TextModel:
+    def model(self) -> TextView:
         """The text model. Raises EngineUnavailable while it loads."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why no text work can be done now, though the model is loaded; empty while some can."""
+        ...
+
+    def statistics(self) -> dict[str, Any]:
+        """Plain values for `/v1/status`."""
         ...
 
 
 def health_of(engine: EngineClient, texts: Texts) -> Health:
-    """The engine's, and not ready before the text side is: requests are refused until both have loaded (C4)."""
+    """The engine's, and not ready before the text side is, nor while no text worker takes work: until then requests
+    are refused (C4)."""
     health = engine.health()
     if health.ready:
         try:
             texts.model()
         except EngineUnavailable as error:
             return replace(health, ready=False, state="starting", reason=error.message)
+        if texts.trouble:
+            return replace(health, ready=False, state=BLOCKED, reason=texts.trouble)
     return health
 
 
@@ -52,7 +60,7 @@ def unready_error(health: Health) -> EngineUnavailable:
     return EngineUnavailable(reason, retry_after_s=2.0 if health.retry_after_s is None else health.retry_after_s)
 
 
-def limits_of(model: TextModel, can: Capabilities | None, max_tokens: int | None) -> Limits:
+def limits_of(model: TextView, can: Capabilities | None, max_tokens: int | None) -> Limits:
     """What a request is checked against: the text model's word, the runner's once it is known, and the cap."""
     return Limits(
         vocabulary=model.vocabulary if can is None else min(model.vocabulary, can.vocabulary),
@@ -63,7 +71,7 @@ def limits_of(model: TextModel, can: Capabilities | None, max_tokens: int | None
     )
 
 
-def with_stops(checked: Checked, model: TextModel, *, chat: bool, hide_special: bool = True) -> Checked:
+def with_stops(checked: Checked, model: TextView, *, chat: bool, hide_special: bool = True) -> Checked:
     """With the model's own stop strings in a chat, and stop strings that are special tokens as tokens: where text
     hides these, they would never be found in it."""
     own = model.stop_strings if chat and not checked.ignore_eos else ()

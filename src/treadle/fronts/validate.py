@@ -151,11 +151,7 @@ def room(checked: Checked, prompt_tokens: int, limits: Limits, param: str = "pro
     """How many tokens may follow a prompt of this length. Raises ContextLengthExceeded when they do not fit."""
     left = limits.context - prompt_tokens
     if left < (0 if checked.max_tokens == 0 else 1):
-        raise ContextLengthExceeded(
-            f"the prompt has {prompt_tokens} tokens and the model's context is {limits.context}, which must also hold "
-            "at least one token of the answer: shorten the prompt",
-            param=param,
-        )
+        raise too_long(prompt_tokens, limits, param)
     if checked.max_tokens is None:
         left = min(left, limits.max_tokens or left)
         if checked.min_tokens > left and not checked.as_many_as_fit:
@@ -170,6 +166,15 @@ def room(checked: Checked, prompt_tokens: int, limits: Limits, param: str = "pro
             param="max_tokens",
         )
     return min(checked.max_tokens, left)
+
+
+def too_long(prompt_tokens: int, limits: Limits, param: str = "prompt") -> ContextLengthExceeded:
+    """The refusal of a prompt that leaves the answer no token."""
+    return ContextLengthExceeded(
+        f"the prompt has {prompt_tokens} tokens and the model's context is {limits.context}, which must also hold "
+        "at least one token of the answer: shorten the prompt",
+        param=param,
+    )
 
 
 def submits(

@@ -146,6 +146,15 @@ class Metrics:
             buckets=LONG_BUCKETS,
             registry=self.registry,
         )
+        self._text_killed = Counter(
+            "treadle_text_killed",
+            "Text workers ended by a request that broke its limits, by stage",
+            ["stage"],
+            registry=self.registry,
+        )
+        self._text_restarts = Counter(
+            "treadle_text_restarts", "Times all text processes were started again", registry=self.registry
+        )
         self._lag = Histogram(
             "treadle_event_loop_lag_seconds",
             "How late the event loop runs what is due",
@@ -213,6 +222,13 @@ class Metrics:
     def rpc(self, wire: str, code: str, total_s: float) -> None:
         self._rpc.labels(wire, code).inc()
         self._rpc_time.labels(wire).observe(total_s)
+
+    def text_killed(self, stage: str) -> None:
+        """A text worker was ended by the limits of a piece of work, in one of a few stages."""
+        self._text_killed.labels(stage).inc()
+
+    def text_restarted(self) -> None:
+        self._text_restarts.inc()
 
     def loop_lag(self, lag_s: float) -> None:
         self._lag.observe(lag_s)

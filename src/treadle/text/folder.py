@@ -164,8 +164,6 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is nested too deeply to be a model's: fetch the file again") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
-    except RecursionError as error:
-        raise ModelError(f"can't read {path}: its JSON is nested too deeply; fetch the file again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}; fetch the file again")
     return value

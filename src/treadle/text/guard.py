@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..errors import InvalidRequest
@@ -128,7 +129,7 @@ class _Finder:
         for text in texts:
             end = begin + len(text)
             inside = [0, *(at - begin for at in breaks if begin < at <= end), len(text)]
-            made.append(sign.join(text[a:b] for a, b in zip(inside, inside[1:], strict=False)))
+            made.append(sign.join(text[a:b] for a, b in pairwise(inside)))
             begin = end
         return made
 

@@ -117,14 +117,17 @@ def _spelled(find: Find, ids: range) -> Spelled:
             unknown.append(token)
         blob += spelled or b""
         if len(blob) > MOST_BYTES:
-            raise ModelError(f"the tokenizer's tokens spell more than {MOST_BYTES} bytes in all, which no real one's do")
+            raise ModelError(
+                f"the tokenizer's tokens spell more than {MOST_BYTES} bytes in all, which no real one's do"
+            )
         ends.append(len(blob))
     return Spelled(bytes(blob), ends.tobytes(), unknown)
 
 
 def _pieces(packed: JoinedBytes | Windowed) -> Pieces:
     if isinstance(packed, JoinedBytes):
-        return BytePieces(_finder(packed.tokens), packed.first and _finder(packed.first), packed.strip)
+        first = None if packed.first is None else _finder(packed.first)
+        return BytePieces(_finder(packed.tokens), first, packed.strip)
     from .window import WindowPieces
 
     return WindowPieces.of(packed.names, packed.decoder, packed.anchor)

@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..errors import ConfigError, InvalidRequest, ModelError
+from ..errors import InvalidRequest, ModelError
 from .continuation import cut_at_mark, marked
 from .folder import FolderFacts, read_object, read_override, read_regular
 

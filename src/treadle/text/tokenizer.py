@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from ..errors import InvalidRequest, ModelError
+from ..errors import ContextLengthExceeded, InvalidRequest, ModelError
 from .check import check_text
 from .decoders import byte_pieces
 from .folder import FolderFacts, read_regular
@@ -21,6 +21,8 @@ from .window import WindowPieces
 
 MOST_TOKENS = 1 << 22
 _NAME_CHARS = 256
+_ENOUGH = 2.0  # contexts of text to tokenize first where there are over twice as many
+_SPARE = 16
 _SAMPLE = (
     "The ship left the harbour at 06:45, three hours late, and nobody aboard could say why.\n\n"
     'def area(width: float, height: float) -> float:\n    """Square metres."""\n    return width * height\n\n'
@@ -106,18 +108,31 @@ class TextModel(TextView):
         """All ids that the model or the tokenizer has."""
         return range(max(self.vocabulary, _ceiling(self._tokenizer)))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """The text's token ids; with `add_special_tokens` also what the tokenizer puts around it (BOS).
 
         Releases the GIL while it works. Raises InvalidRequest for text that is none (lone surrogates) and for tokens
-        that the model has no embedding for.
+        that the model has no embedding for; ContextLengthExceeded for a text that a part of it shows to have more than
+        `most` tokens. A text that passes may still have more.
         """
         check_text(text)
+        if most is not None:
+            self._check_start(text, most)
         ids = _ids(self._tokenizer, text, add_special_tokens=add_special_tokens)
         if self._overflows and ids and (top := max(ids)) >= self.vocabulary:
             name = self._tokenizer.id_to_token(top)
             raise InvalidRequest(f"the text holds the token {name!r}, which this model has no embedding for; remove it")
         return ids
+
+    def _check_start(self, text: str, most: int) -> None:
+        """Tokenize the start of a text that looks far too long: no more of it is needed to refuse it."""
+        start = int(_ENOUGH * (most + _SPARE) * self.bytes_per_token)
+        if len(text) <= 2 * start:
+            return
+        if (count := len(_ids(self._tokenizer, text[:start], add_special_tokens=False))) > most + _SPARE:
+            raise ContextLengthExceeded(
+                f"the prompt has over {count} tokens and the model's context is {most}: shorten the prompt"
+            )
 
     def render_chat(
         self,
@@ -145,14 +160,14 @@ class TextModel(TextView):
             extra=extra,
         )
 
-    def encode_chat(self, rendered: str, sign: str | None = None) -> list[int]:
+    def encode_chat(self, rendered: str, sign: str | None = None, *, most: int | None = None) -> list[int]:
         """Ids of a rendered chat, with exactly one BOS where the tokenizer wants one, whether the template wrote it
-        or not. `sign` splits special tokens that are to stay text (`guard`)."""
+        or not. `sign` splits special tokens that are to stay text (`guard`); `most` is that of `encode`."""
         if sign is None or sign not in rendered:
-            ids = self.encode(rendered, add_special_tokens=False)
+            ids = self.encode(rendered, add_special_tokens=False, most=most)
         else:
             text, ours, count = self.guard.separated(rendered, sign)
-            ids = self.guard.without(self.encode(text, add_special_tokens=False), ours, count)
+            ids = self.guard.without(self.encode(text, add_special_tokens=False, most=most), ours, count)
         if self.prefix and tuple(ids[: len(self.prefix)]) != self.prefix:
             return [*self.prefix, *ids]
         return ids
@@ -163,18 +178,25 @@ class TextModel(TextView):
         *,
         extra: Mapping[str, Any] | None = None,
         rendered: Callable[[], None] = lambda: None,
-        **options: bool,
+        most: int | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Ids of the messages as the model's chat template writes them; special tokens in their texts stay text.
 
-        `options` are those of `render_chat`; `rendered` is called between the template's work and the tokenizer's.
+        `most` is that of `encode`; `rendered` is called between the template's work and the tokenizer's.
         """
         guarded = self.guard.marked(messages, extra or {})
         if guarded is not None:
             messages, extra = guarded.messages, guarded.extra
-        text = self.render_chat(messages, extra=extra, **options)
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            extra=extra,
+        )
         rendered()
-        return self.encode_chat(text, None if guarded is None else guarded.sign)
+        return self.encode_chat(text, None if guarded is None else guarded.sign, most=most)
 
 
 def _open(path: Path) -> Tokenizer:

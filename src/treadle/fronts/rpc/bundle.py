@@ -7,8 +7,10 @@ import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...text import ChatTemplate
+if TYPE_CHECKING:
+    from ...text import ChatTemplate
 
 CHUNK_BYTES = 64 * 1024
 FILES = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ...core.messages import CancelReason
 from ...engine.client import Reservation
@@ -16,6 +16,7 @@ from .ask import MAX_REQUEST_ID_CHARS
 
 EARLY_S = 30.0
 MOST_EARLY = 10_000
+MOST_ABORTED = 1024
 
 
 class Call:
@@ -64,9 +65,13 @@ class Calls:
         finally:
             del self._live[key]
 
-    def abort(self, request_ids: Iterable[str], tenant: bytes = b"", *, everyones: bool = False) -> None:
+    def abort(self, request_ids: Sequence[str], tenant: bytes = b"", *, everyones: bool = False) -> None:
         """Take back requests of `tenant`, or with `everyones` of all. Ids that nobody has are remembered for EARLY_S
-        seconds: their request may be on its way."""
+        seconds: their request may be on its way. Raises InvalidRequest for more than MOST_ABORTED at once."""
+        if len(request_ids) > MOST_ABORTED:
+            raise InvalidRequest(
+                f"request_ids has {len(request_ids)} ids: give at most {MOST_ABORTED} in one call", param="request_ids"
+            )
         now = self._clock()
         others = self._others(tenant) if everyones else {}
         for request_id in request_ids:

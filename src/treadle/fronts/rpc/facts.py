@@ -12,10 +12,10 @@ from smg_grpc_proto.generated import common_pb2 as common
 from ...core.messages import EngineStatistics
 from ...engine.client import EngineClient
 from ...errors import EngineUnavailable
-from ...text.folder import read_object
 from ..prefixes import hit_rate
 from ..text import Texts, health_of
-from .bundle import bundle_of, chunks_of
+from ..textjobs import bundled
+from .bundle import chunks_of
 from .wires import Context, refuse
 
 RATE_OVER_S = 1.0
@@ -103,7 +103,6 @@ class Facts:
     def _read(self) -> ModelFacts:
         text, can = self._texts.model(), self._engine.capabilities
         assert can is not None
-        config = read_object(text.folder / "config.json")
         return ModelFacts(
             name=self._name,
             path=self._name if self._own_template else str(text.folder),
@@ -112,8 +111,8 @@ class Facts:
             dtype=can.dtype,
             kv_dtype=can.kv_dtype,
             kv_block=can.kv_block,
-            model_type=str(config.get("model_type", "")),
-            architectures=tuple(str(name) for name in config.get("architectures") or ()),
+            model_type=text.model_type,
+            architectures=text.architectures,
             eos_token_ids=text.eos_token_ids,
             bos_token_id=text.special_id("bos_token") or 0,
             pad_token_id=text.special_id("pad_token") or 0,
@@ -141,9 +140,7 @@ class Facts:
 
     async def tokenizer(self) -> AsyncIterator[Any]:
         """The model's text side as a zip in chunks; the last one has the sha256 of it all."""
-        text = self._texts.model()
-        bundle = await self._texts.pool.run(bundle_of, text.folder, text.chat_template)
-        for data, digest in chunks_of(bundle):
+        for data, digest in chunks_of(await bundled(self._texts.pool)):
             yield common.GetTokenizerChunk(data=data, sha256=digest)
 
 

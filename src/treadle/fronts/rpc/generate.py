@@ -22,15 +22,24 @@ from ...core.messages import CancelReason
 from ...core.refusals import Refusal
 from ...engine.client import EngineClient, Reservation
 from ...engine.generation import Generation
-from ...errors import InvalidRequest, RateLimited, ReaderStalled, RequestCancelled, TreadleError
+from ...errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    RateLimited,
+    ReaderStalled,
+    RequestCancelled,
+    TreadleError,
+)
 from ...telemetry.access import GRPC, AccessLines, RequestRecord
 from ...telemetry.metrics import Metrics
-from ...text import StopSet, TextModel, TextStream
+from ...text import StopSet, TextStream, TextView
 from ..callers import Caller, Doorkeeper
 from ..rows import together
 from ..sharers import call_arrival
+from ..sizes import message_bytes
 from ..text import Texts, limits_of, with_stops
-from ..validate import Checked, Limits, check, check_prompt_ids, check_size, room, submits
+from ..textjobs import tokenize_alone
+from ..validate import Checked, Limits, check, check_prompt_ids, check_size, room, submits, too_long
 from .ask import MAX_REQUEST_ID_CHARS, Ask
 from .calls import Call, Calls
 from .guard import caller_of
@@ -74,6 +83,8 @@ class Worker:
         error: TreadleError | None = None
         code = "OK"
         try:
+            self.engine.check_room()
+            self._check_length(request)
             await self._generate(context, record, read(request), writer)
             record.status = 200
         except TreadleError as failure:
@@ -94,6 +105,24 @@ class Worker:
             self.lines.write(record, now)
         if error is not None:
             await refuse(context, error)
+
+    def message_bytes(self) -> int:
+        """The longest message that may fit the model's context."""
+        if self.settings.max_body_bytes is not None:
+            return self.settings.max_body_bytes
+        try:
+            model = self.texts.model()
+        except EngineUnavailable:
+            return message_bytes(self.settings.context)
+        limits = limits_of(model, self.engine.capabilities, self.settings.max_tokens)
+        return message_bytes(limits.context, model.longest_token)
+
+    def _check_length(self, request: Any) -> None:
+        """Refuse ids that can't fit before one of them is looked at. Raises ContextLengthExceeded."""
+        count = len(request.tokenized.input_ids)
+        limits = limits_of(self.texts.model(), self.engine.capabilities, self.settings.max_tokens)
+        if count > limits.context:
+            raise too_long(count, limits, "input")
 
     async def _generate(self, context: Context, record: RequestRecord, ask: Ask, writer: MessageWriter) -> None:
         record.public_id = ask.request_id
@@ -128,7 +157,7 @@ class _Run:
     ask: Ask
     checked: Checked
     limits: Limits
-    model: TextModel
+    model: TextView
     reservation: Reservation
     call: Call
     record: RequestRecord
@@ -174,14 +203,15 @@ class _Run:
         return generations
 
     async def _prompt(self) -> Sequence[int]:
-        prompt = self.ask.prompt
+        prompt, pool = self.ask.prompt, self.worker.texts.pool
         if isinstance(prompt, str):
-            return await self.worker.texts.pool.run(self.model.encode, prompt)
+            return await tokenize_alone(pool, prompt, self.checked, self.limits, self.caller.sharer)
         return prompt
 
     def _within(self, prompt: Sequence[int]) -> Checked:
         """With as many tokens as were asked for, or as are left."""
-        if _bytes_of(len(prompt), self.checked.prompt_logprobs) > MAX_MESSAGE_BYTES:
+        scores = self.checked.prompt_logprobs
+        if scores is not None and _bytes_of(len(prompt), scores) > MAX_MESSAGE_BYTES:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens, whose log-probabilities do not fit one message of 4 MiB: ask "
                 "for fewer, or send a shorter prompt",
@@ -253,7 +283,7 @@ def _bytes_of(tokens: int, logprobs: int | None) -> int:
     return tokens * (5 if logprobs is None else 5 + 12 + 10 * logprobs)
 
 
-def _size(ask: Ask, model: TextModel, limits: Limits) -> int:
+def _size(ask: Ask, model: TextView, limits: Limits) -> int:
     """About how many tokens the prompt has; exactly, where they came as ids. Raises InvalidRequest for bad ones."""
     if isinstance(ask.prompt, str):
         size = max(1, int(len(ask.prompt.encode("utf-8", "surrogatepass")) / model.bytes_per_token))

@@ -22,8 +22,10 @@ from ...telemetry.access import AccessLines
 from ...telemetry.metrics import Metrics
 from ..callers import Doorkeeper
 from ..connections import Connections
+from ..sizes import message_bytes
 from ..text import Texts
 from . import health, mlx, vllm
+from .bounded import Bounded
 from .calls import Calls
 from .census import Census
 from .facts import Facts
@@ -70,7 +72,7 @@ class RpcServer:
             options=_options(settings, self._connections.limit, 2 * engine.gate.limits.places),
             maximum_concurrent_rpcs=2 * engine.gate.limits.places + CALLS_BESIDE,
         )
-        services = _add_wires(self._server, settings.grpc_wire, worker, facts)
+        services = _add_wires(Bounded(self._server, worker.message_bytes), settings.grpc_wire, worker, facts)
         health_pb2_grpc.add_HealthServicer_to_server(
             health.Health(lambda: facts.trouble is None, services), self._server
         )
@@ -156,7 +158,7 @@ def _options(settings: Settings, most_connections: int | None, calls: int) -> Se
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_receive_message_length", settings.max_body_bytes or message_bytes(settings.context)),
         ("grpc.max_send_message_length", 4 * 1024 * 1024),
         ("grpc.so_reuseport", 0),
     )

@@ -6,16 +6,17 @@ from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any, ClassVar
 
-from ...errors import UnsupportedParameter
-from ..validate import Wanted
+from ...errors import InvalidRequest, UnsupportedParameter
+from ..validate import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_STOPS, Wanted
 from .ask import Ask
 from .facts import Facts
 from .generate import Worker
 from .guard import caller_of
-from .wires import Context
+from .wires import Context, refuse
 from .writer import MessageWriter
 
 SERVER_TYPE = "treadle"
+COUNTED = {"logit_bias": MAX_LOGIT_BIAS, "stop_token_ids": MAX_STOP_TOKEN_IDS, "stop": MAX_STOPS}
 
 
 class EngineService:
@@ -41,7 +42,10 @@ class EngineService:
     async def Abort(self, request: Any, context: Context) -> Any:
         await self._facts.check_ready(context)
         caller = caller_of()
-        self._worker.calls.abort(request.request_ids, caller.tenant, everyones=caller.admin)
+        try:
+            self._worker.calls.abort(request.request_ids, caller.tenant, everyones=caller.admin)
+        except InvalidRequest as error:
+            await refuse(context, error)
         return self.messages.AbortResponse()
 
     async def HealthCheck(self, request: Any, context: Context) -> Any:
@@ -94,6 +98,7 @@ def ask_of(request: Any, **more: Any) -> Ask:
     own.
     """
     params = request.sampling_params
+    _check_counts(params)
     wanted = Wanted(
         temperature=given(params, "temperature"),
         top_p=params.top_p or 1.0,
@@ -116,6 +121,14 @@ def ask_of(request: Any, **more: Any) -> Ask:
         max_tokens=given(params, "max_tokens"),
         stream=request.stream,
     )
+
+
+def _check_counts(params: Any) -> None:
+    """Refuse lists that are too long before they are copied. Raises InvalidRequest."""
+    for name, most in COUNTED.items():
+        count = len(getattr(params, name, ()))
+        if count > most:
+            raise InvalidRequest(f"{name} has {count} entries: give at most {most}", param=name)
 
 
 def _prompt_of(request: Any) -> tuple[int, ...] | str:

@@ -21,6 +21,7 @@ from ...telemetry import Telemetry
 from ..callers import Doorkeeper
 from ..connections import Connections
 from ..text import Texts
+from ..textjobs import Shape
 from .access import AccessLog
 from .body import BodyBudget
 from .cors import Cors, Origins
@@ -29,7 +30,6 @@ from .guard import Guard, HostNames
 from .openai.answer import BODIES_BYTES, Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
-from .openai.dialect import Ask
 from .openai.limits import Facts
 from .openapi import openapi_schema, request_body
 from .site.docs import Docs
@@ -40,7 +40,7 @@ from .status import Models, Probes
 from .turnstile import Turnstile
 
 VERSION = version()
-GENERATION: dict[str, tuple[Callable[[dict[str, Any]], Ask], str, str]] = {
+GENERATION: dict[str, tuple[Shape, str, str]] = {
     "/v1/chat/completions": (ChatAsk, "ChatRequest", "Answer a conversation"),
     "/v1/completions": (CompletionAsk, "CompletionRequest", "Continue a text"),
 }

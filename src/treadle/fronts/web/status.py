@@ -78,6 +78,7 @@ class Probes:
         status["model"] = self._model
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
+        status["text"] = self._texts.statistics()
         status["prefix_cache"] = prefix_status(self._engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["log"] = dataclasses.asdict(written())

@@ -37,7 +37,7 @@ from .queue import FairQueue
 
 log = logging.getLogger(__name__)
 
-LEAST_CPU_S = 2.0
+LEAST_CPU_S = 1.0
 """Any piece may take this much processor time, and MARGIN times what its size should take beyond that."""
 MARGIN = 25.0
 ELAPSED_SLACK = 4.0
@@ -134,21 +134,22 @@ class Crew:
             self._server = ForkServerProcess(self._on_gone)
             await self._server.start()
 
-    async def load(self, order: Load) -> TextView:
-        """Load a model and start the workers. Raises ModelError or ConfigError."""
+    async def load(self, order: Load, on_checked: Callable[[], None] = lambda: None) -> TextView:
+        """Load a model and start the workers. `on_checked` is called once its folder has passed `order.check`. Raises
+        ModelError or ConfigError."""
         self._order = order
-        await self._open()
+        await self._open(on_checked)
         self._spawn(self._supervise())
         assert self._view is not None
         return self._view
 
-    async def _open(self) -> None:
+    async def _open(self, on_checked: Callable[[], None] = lambda: None) -> None:
         assert self._order is not None
         began = self._clock()
         await self.start()
         assert self._server is not None
         try:
-            loaded = await self._server.load(self._order)
+            loaded = await self._server.load(self._order, on_checked)
             await asyncio.gather(*(self._enlist(self._server) for _ in range(self.workers)))
         except BaseException as error:
             await self._server.close()
@@ -181,6 +182,11 @@ class Crew:
         """Returns when the text processes can't be brought back; `reason` says why."""
         await self._failure.wait()
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether they were given up."""
+        return self._failure.is_set()
+
     def view(self) -> TextView:
         """The model's text view. Raises EngineUnavailable while it loads, or loads again."""
         if self._view is None or self.reason:
@@ -190,10 +196,18 @@ class Crew:
     # Work ------------------------------------------------------------------------------------------------------
 
     async def run(
-        self, job: str, params: bytes, payload: bytes = b"", *, sharer: str = "", parsed: int = 0, tokenized: int = 0
+        self,
+        job: str,
+        params: bytes,
+        payload: bytes = b"",
+        *,
+        sharer: str = "",
+        parsed: int = 0,
+        tokenized: int = 0,
+        least_cpu_s: float = 0.0,
     ) -> bytes:
         """The result of a job. `parsed` and `tokenized` are the bytes of JSON and of text that it reads, for its bound
-        of processor time.
+        of processor time, which is `least_cpu_s` at least.
 
         Raises InvalidRequest for what breaks a bound, Busy where no worker comes free within `max_wait_s`,
         ServerStopping, and the job's own errors.
@@ -203,7 +217,7 @@ class Crew:
         if len(self._queue) >= MOST_PENDING:
             raise self._busy("too many prompts wait to be tokenized")
         loop = asyncio.get_running_loop()
-        order = Order(job, params, self.cpu_bound_s(parsed, tokenized))
+        order = Order(job, params, max(least_cpu_s, self.cpu_bound_s(parsed, tokenized)))
         piece = Piece(order, payload, sharer, loop.create_future(), self._clock())
         piece.expiry = loop.call_later(self.max_wait_s, self._expire, piece)
         self._queue.put(sharer, piece)
@@ -375,12 +389,13 @@ class Crew:
             began = self._clock()
             await self._server.ended.wait()
             deaths = deaths + 1 if self._clock() - began < QUICK_S else 1
-            while not await self._restarted(deaths):
+            while deaths <= MOST_QUICK_DEATHS and not await self._restarted(deaths):
                 deaths += 1
-                if deaths > MOST_QUICK_DEATHS:
-                    self.reason = f"the text processes ended {deaths} times in a row"
-                    self._failure.set()
-                    return
+            if deaths > MOST_QUICK_DEATHS:
+                self.reason = f"the text processes ended {MOST_QUICK_DEATHS} times in a row, and are given up"
+                self._away = EngineUnavailable(self.reason)
+                self._failure.set()
+                return
 
     async def _restarted(self, deaths: int) -> bool:
         backoff_s = min(LONGEST_BACKOFF_S, 0.5 * (2.0 ** (deaths - 1)) - 0.5)

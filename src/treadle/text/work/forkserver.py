@@ -16,21 +16,37 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from mmap import mmap
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import ModelError, TreadleError
-from ..table import pack
-from ..tokenizer import TextModel
 from . import limits
-from .messages import HEADER, Broken, Fork, Forked, Gone, Kill, Load, Loaded, Speeds, Stage, read, to_server, write
-from .worker import STAGES, Job, Worker
+from .messages import (
+    HEADER,
+    Broken,
+    Checked,
+    Fork,
+    Forked,
+    Gone,
+    Kill,
+    Load,
+    Loaded,
+    Speeds,
+    Stage,
+    read,
+    to_server,
+    write,
+)
+from .stages import STAGES
+
+if TYPE_CHECKING:
+    from ..tokenizer import TextModel
 
 SLOTS = 256
 CHECK_CPU_S = 10.0
-TEMPLATE_CPU_S = 5.0
+TEMPLATE_CPU_S = 3.0
 TOKENIZER_CPU_S = 10.0
 TOKENIZER_CPU_S_PER_BYTE = 1e-6
 MEASURE_S = 0.02
@@ -55,6 +71,8 @@ class ForkServer:
             limits.bound_memory(self._load.memory_bytes)
             self._model, self._jobs = self._loaded(), entry(self._load.jobs)
             self._stage("measuring how fast this machine reads text", TOKENIZER_CPU_S)
+            from ..table import pack
+
             message = Loaded(pack(self._model), measured(self._model))
             limits.bound_cpu(0.0)
             limits.free_memory()
@@ -74,6 +92,9 @@ class ForkServer:
         if load.check:
             self._stage("reading the model's files", CHECK_CPU_S)
             entry(load.check)(folder)
+        write(self._sock, Checked())
+        from ..tokenizer import TextModel  # takes longer than the check that the engine's start waits for
+
         template = None if load.chat_template is None else Path(load.chat_template)
         return TextModel.load(folder, chat_template=template, context=load.context, stage=self._loading)
 
@@ -96,6 +117,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Fork, kill and reap until the server's end closes."""
+        importlib.import_module("treadle.text.work.worker")  # now, so that no worker has to
         gc.collect()
         gc.freeze()
         wake, woken = socket.socketpair()
@@ -147,6 +169,8 @@ class ForkServer:
             for other in (self._sock, *inner):
                 other.close()
             limits.bound_memory(self._load.worker_bytes)
+            from .worker import Worker
+
             Worker(sock, self._model, self._jobs, self._stages, number % SLOTS).serve()
         finally:
             os._exit(0)

@@ -60,6 +60,10 @@ class Stage(Message, frozen=True):
     cpu_s: float
 
 
+class Checked(Message, frozen=True):
+    """The model's folder has passed its check."""
+
+
 class Speeds(Message, frozen=True):
     """What this machine does in a second of processor time: bytes of JSON read, bytes tokenized; and seconds to render
     a short conversation."""
@@ -126,7 +130,7 @@ class Failed(Message, frozen=True):
 
 
 ToServer = Load | Fork | Kill
-FromServer = Stage | Loaded | Broken | Forked | Gone
+FromServer = Stage | Checked | Loaded | Broken | Forked | Gone
 FromWorker = Done | Failed
 
 to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)

@@ -18,6 +18,7 @@ from ...errors import ModelError, TreadleError, from_code
 from .messages import (
     HEADER,
     Broken,
+    Checked,
     Fork,
     Forked,
     FromServer,
@@ -83,6 +84,7 @@ class ForkServerProcess:
         self._on_gone = on_gone
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._channel: Channel
         self._forked: dict[int, asyncio.Future[int]] = {}
         self.ended = asyncio.Event()
 
@@ -93,6 +95,7 @@ class ForkServerProcess:
     async def start(self) -> None:
         """Start the process; it imports what it needs meanwhile."""
         ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
         command = (sys.executable, "-m", "treadle.text.work.forkserver", str(theirs.fileno()), str(os.getpid()))
         quiet = asyncio.subprocess.DEVNULL
         try:
@@ -109,10 +112,10 @@ class ForkServerProcess:
         except BaseException:
             ours.close()
             raise
-        self._channel = Channel(ours)
 
-    async def load(self, order: Load) -> Loaded:
-        """Load the model. Raises ModelError or ConfigError, within a bound for each stage of the loading."""
+    async def load(self, order: Load, on_checked: Callable[[], None]) -> Loaded:
+        """Load the model. Raises ModelError or ConfigError, within a bound for each stage of the loading.
+        `on_checked` is called once its folder has passed `order.check`."""
         await self._channel.write(order)
         stage = Stage("starting the text processes", START_S / CPU_SLACK)
         while True:
@@ -129,7 +132,10 @@ class ForkServerProcess:
             if isinstance(message, Loaded):
                 self._reading = asyncio.create_task(self._read(), name="treadle-text-server")
                 return message
-            stage = message
+            if isinstance(message, Checked):
+                on_checked()
+            else:
+                stage = message
 
     async def _how(self, stage: Stage) -> str:
         """How loading ended without a word."""
@@ -170,9 +176,9 @@ class ForkServerProcess:
         """End it and return once it has ended."""
         if self._reading is not None:
             self._reading.cancel()
-        self._channel.close()
         self.kill()
         if self._process is not None:
+            self._channel.close()
             await self._process.wait()
 
     async def _read(self) -> None:

@@ -16,9 +16,8 @@ from ...errors import InvalidRequest, ModelError, TreadleError
 from ..tokenizer import TextModel
 from . import limits
 from .messages import Done, Failed, FromWorker, Order, order_of, read, write
+from .stages import IDLE, STAGES
 
-STAGES = ("", "reading the request's JSON", "the model's chat template", "the model's tokenizer")
-IDLE, PARSING, RENDERING, TOKENIZING = range(len(STAGES))
 MOST_GROWTH_BYTES = 48 << 20
 """A worker that keeps more than this of its last piece is replaced by a fresh one."""
 
@@ -30,9 +29,7 @@ Job = Callable[[TextModel, bytes, bytes, Enter], bytes]
 class Worker:
     """The worker's loop. `stages` is the shared memory, `slot` this worker's byte in it."""
 
-    def __init__(
-        self, sock: socket.socket, model: TextModel, jobs: Mapping[str, Job], stages: mmap, slot: int
-    ) -> None:
+    def __init__(self, sock: socket.socket, model: TextModel, jobs: Mapping[str, Job], stages: mmap, slot: int) -> None:
         self._sock = sock
         self._model = model
         self._jobs = jobs

@@ -22,16 +22,19 @@ from ....core.line import Arrival
 from ....core.messages import CancelReason
 from ....core.refusals import Refusal
 from ....engine.client import EngineClient, Reservation
-from ....errors import InsufficientScope, ModelNotFound, RateLimited, ReaderStalled, TreadleError
+from ....errors import EngineUnavailable, InsufficientScope, ModelNotFound, RateLimited, ReaderStalled, TreadleError
 from ....telemetry.access import RequestRecord
-from ....text import StopSet, TextModel, TextStream
+from ....text import StopSet, TextStream, TextView
+from ...bodies import is_small, parse_json
 from ...callers import Caller, Doorkeeper
 from ...rows import Piece, Row, together
 from ...sharers import web_arrival
+from ...sizes import UNKNOWN_MESSAGE_BYTES, body_bytes
 from ...text import Texts, limits_of, with_stops
+from ...textjobs import Shape, read_aside, tokenize
 from ...validate import Checked, Limits, check_size, submits
 from ..access import note_error, record_of
-from ..body import BodyBudget, parse_json, read_body
+from ..body import BodyBudget, read_body
 from ..errors import internal_error, send_error, send_json
 from ..guard import caller_of
 from ..sse import EventStream, while_connected
@@ -40,7 +43,6 @@ from .wire import Choice, ChunkWriter, Head, Usage
 
 log = logging.getLogger(__name__)
 
-PARSE_IN_POOL_BYTES = 256 * 1024
 BODIES_BYTES = 512 * 1024 * 1024
 WRITE_ASIDE_ENTRIES = 2000
 
@@ -62,12 +64,22 @@ class Server:
 
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(BODIES_BYTES))
 
-    def limits(self, model: TextModel) -> Limits:
+    def limits(self, model: TextView) -> Limits:
         return limits_of(model, self.engine.capabilities, self.settings.max_tokens)
 
     def arrival_of(self, scope: Scope) -> Arrival:
         """Who sent this request, for its share and for its place in line."""
         return web_arrival(scope, caller_of(scope).sharer)
+
+    def body_bytes(self) -> int:
+        """The longest body: as the settings say, else what a prompt that fits the context can need."""
+        if self.settings.max_body_bytes is not None:
+            return self.settings.max_body_bytes
+        try:
+            model = self.texts.model()
+        except EngineUnavailable:
+            return UNKNOWN_MESSAGE_BYTES  # the request will be refused
+        return body_bytes(model, self.limits(model).context)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound for a model that is not served here."""
@@ -80,17 +92,16 @@ class Server:
 class Answer:
     """The ASGI application behind one generation route."""
 
-    def __init__(self, server: Server, ask: Callable[[dict[str, Any]], Ask]) -> None:
+    def __init__(self, server: Server, ask: Shape) -> None:
         self._server = server
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, caller = self._server, caller_of(scope)
-        limit = server.settings.max_body_bytes
         send = _with_limits(send, caller, server.clock)
         try:
             caller.account.check(server.clock())
-            body = await read_body(receive, scope["headers"], limit=limit, budget=server.bodies)
+            body = await read_body(receive, scope["headers"], limit=server.body_bytes(), budget=server.bodies)
             await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
         except (RateLimited, InsufficientScope) as error:
             server.door.refused(Refusal(error.code))
@@ -98,21 +109,23 @@ class Answer:
             await send_error(send, error)
 
     async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
-        ask, server = await self._asked(body), self._server
+        server = self._server
+        ask = await self._asked(body, caller_of(scope).sharer)
         server.check_model(ask.model)
         model = server.texts.model()
         limits = server.limits(model)
         checked = ask.check_against(limits)
         caller_of(scope).check_priority(checked.priority)
         with ask.in_its_words():
-            await self._admit(ask, checked, limits, model, scope, send, record)
+            await self._admit(ask, body, checked, limits, model, scope, send, record)
 
     async def _admit(
         self,
         ask: Ask,
+        body: bytes,
         checked: Checked,
         limits: Limits,
-        model: TextModel,
+        model: TextView,
         scope: Scope,
         send: Send,
         record: RequestRecord,
@@ -137,15 +150,15 @@ class Answer:
         ):
             head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
             salt = server.door.salts.salt(caller.tenant, checked.cache_salt)
-            await _Run(server, ask, checked, limits, model, reservation, head, record, salt).run(scope, send)
+            run = _Run(server, ask, body, caller.sharer, checked, limits, model, reservation, head, record, salt)
+            await run.run(scope, send)
 
-    async def _asked(self, body: bytes) -> Ask:
-        if len(body) <= PARSE_IN_POOL_BYTES:
-            return self._read(body)
-        return await self._server.texts.pool.run(self._read, body)
-
-    def _read(self, body: bytes) -> Ask:
-        return self._ask(parse_json(body))
+    async def _asked(self, body: bytes, sharer: str) -> Ask:
+        if is_small(body):
+            return self._ask(parse_json(body))
+        server = self._server
+        model = server.texts.model()
+        return await read_aside(server.texts.pool, self._ask.kind, body, server.limits(model), sharer)
 
 
 def _with_limits(send: Send, caller: Caller, clock: Callable[[], float]) -> Send:
@@ -167,9 +180,11 @@ class _Run:
 
     server: Server
     ask: Ask
+    body: bytes
+    sharer: str
     checked: Checked
     limits: Limits
-    model: TextModel
+    model: TextView
     reservation: Reservation
     head: Head
     record: RequestRecord
@@ -187,8 +202,9 @@ class _Run:
 
     async def _begin(self) -> list[Row]:
         """Tokenize, submit, and return once the scheduler has admitted the first sequence."""
-        ask, model = self.ask, self.model
-        prompts = await self.server.texts.pool.run(ask.tokenize, model)
+        ask = self.ask
+        prompts = await tokenize(self.server.texts.pool, ask, self.body, self.checked, self.limits, self.sharer)
+        self.body = b""
         draw, param = self.server.draw_seed, ask.prompt_param
         requests = submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
         self.record.prompt_tokens = sum(map(len, prompts))

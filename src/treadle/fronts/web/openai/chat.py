@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
-from ....text import TextModel
+from ....text import TextView
 from ...rows import Piece
 from ...turns import asks_to_continue, read_turns
-from .dialect import Ask, wanted_of
+from .dialect import Ask, outline_of, wanted_of
 from .neutral import CHAT_NEUTRAL, NOT_THINKING, refuse_beyond_neutral
 from .reading import read
 from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
 from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage, chat_logprobs, encode
 
+if TYPE_CHECKING:
+    from ....text import TextModel
+
 MESSAGE_OVERHEAD_BYTES = 16
+CONTENT = ("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
+ACTED_ON = frozenset(ChatFields.model_fields) - {*CONTENT}
 KWARG = re.compile(KWARG_NAME)
 
 
@@ -45,29 +50,34 @@ class ChatAsk(Ask):
     def prompts(self) -> int:
         return 1
 
-    def size(self, model: TextModel) -> int:
+    def _size(self, model: TextView) -> int:
         text = sum(len(str(part).encode()) for message in self.messages for part in message.values())
         return self.tokens_of(text + MESSAGE_OVERHEAD_BYTES * len(self.messages), model)
 
-    def tokenize(self, model: TextModel) -> list[Sequence[int]]:
-        rendered = model.render_chat(
+    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> list[Sequence[int]]:
+        ids = model.chat_ids(
             self.messages,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continues,
             extra=self.template_kwargs,
+            rendered=rendered,
+            most=most,
         )
-        return [model.encode_chat(rendered)]
+        return [ids]
+
+    def outline(self, value: dict[str, Any]) -> dict[str, Any]:
+        return outline_of(value, ACTED_ON, {"messages": [{"role": "user", "content": ""}]})
 
     # Answers -----------------------------------------------------------------------------------------------------
 
     def chunks(self, head: Head) -> ChunkWriter:
         return ChunkWriter(head, "chat.completion.chunk", with_usage=self.include_usage)
 
-    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
         delta = {"role": "assistant", "content": ""}
         return writer.choice({"index": row, "delta": delta, "logprobs": None, "finish_reason": None})
 
-    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
         events = b""
         if piece.text or piece.entries or (self.return_token_ids and piece.token_ids):
             choice = self._choice(row, piece, model, finish_reason=None)
@@ -78,18 +88,18 @@ class ChatAsk(Ask):
             events += writer.choice(last)
         return events
 
-    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextModel) -> bytes:
+    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextView) -> bytes:
         answer = head.fields("chat.completion")
         answer["choices"] = [self._whole_choice(i, choice, model) for i, choice in enumerate(choices)]
         answer["usage"] = usage.as_json()
         return encode(answer)
 
-    def _whole_choice(self, row: int, choice: Choice, model: TextModel) -> dict[str, Any]:
+    def _whole_choice(self, row: int, choice: Choice, model: TextView) -> dict[str, Any]:
         found = self._choice(row, choice, model, finish_reason=choice.finish_reason)
         found["message"] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         return found
 
-    def _choice(self, row: int, part: Piece | Choice, model: TextModel, finish_reason: str | None) -> dict[str, Any]:
+    def _choice(self, row: int, part: Piece | Choice, model: TextView, finish_reason: str | None) -> dict[str, Any]:
         logprobs = None if self.wanted.logprobs is None else chat_logprobs(part.entries, model)
         choice: dict[str, Any] = {"index": row, "logprobs": logprobs, "finish_reason": finish_reason}
         if self.return_token_ids:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
-from ....text import TextModel
+from ....text import TextView
 from ...rows import Piece
 from ...validate import Checked, Limits, check_prompt_ids
-from .dialect import Ask, wanted_of
+from .dialect import Ask, outline_of, wanted_of
 from .echo import Echo, echo_ids, echo_text, joined
 from .neutral import COMPLETION_NEUTRAL, refuse_beyond_neutral
 from .reading import read
@@ -17,6 +17,10 @@ from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionReq
 from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage, encode, legacy_logprobs
 
+if TYPE_CHECKING:
+    from ....text import TextModel
+
+ACTED_ON = frozenset(CompletionFields.model_fields) - {"prompt"}
 Prompt = str | Sequence[int]
 
 
@@ -42,7 +46,6 @@ class CompletionAsk(Ask):
         )
         self.least_tokens = 0
         self.spellings = {"prompt_logprobs": "logprobs", **given.names}
-        self._echoes: list[Echo] = []
 
     @property
     def prompts(self) -> int:
@@ -54,43 +57,48 @@ class CompletionAsk(Ask):
                 check_prompt_ids(prompt, limits)
         return super().check_against(limits)
 
-    def size(self, model: TextModel) -> int:
+    def _size(self, model: TextView) -> int:
         ids = sum(len(prompt) for prompt in self.inputs if not isinstance(prompt, str))
         return ids + self.tokens_of(sum(len(p.encode()) for p in self.inputs if isinstance(p, str)), model)
 
-    def tokenize(self, model: TextModel) -> list[Sequence[int]]:
-        prompts = [self._ids(prompt, model) for prompt in self.inputs]
+    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> list[Sequence[int]]:
+        prompts = [self._ids(prompt, model, most) for prompt in self.inputs]
         if self.echo:
-            self._echoes = [self._echo(*both, model) for both in zip(self.inputs, prompts, strict=True)]
+            self.echoes = [self._echo(*both, model) for both in zip(self.inputs, prompts, strict=True)]
         return prompts
 
-    def _ids(self, prompt: Prompt, model: TextModel) -> Sequence[int]:
-        return model.encode(prompt, add_special_tokens=self.add_special_tokens) if isinstance(prompt, str) else prompt
+    def outline(self, value: dict[str, Any]) -> dict[str, Any]:
+        return outline_of(value, ACTED_ON, {"prompt": ["x"] * self.prompts})
+
+    def _ids(self, prompt: Prompt, model: TextModel, most: int) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return model.encode(prompt, add_special_tokens=self.add_special_tokens, most=most)
 
     # Answers -----------------------------------------------------------------------------------------------------
 
     def chunks(self, head: Head) -> ChunkWriter:
         return ChunkWriter(head, "text_completion", with_usage=self.include_usage)
 
-    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
         if not self.echo:
             return b""
         echo = self._echo_of(row)
         choice = {"index": row, "text": echo.text, "logprobs": self._echoed_logprobs(echo, piece, model)}
         return writer.choice(choice | {"finish_reason": None})
 
-    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
         if not (piece.text or piece.entries or piece.finish_reason or (self.return_token_ids and piece.token_ids)):
             return b""
         return writer.choice(self._choice(row, piece.text, piece, model))
 
-    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextModel) -> bytes:
+    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextView) -> bytes:
         answer = head.fields("text_completion")
         answer["choices"] = [self._whole_choice(i, choice, model) for i, choice in enumerate(choices)]
         answer["usage"] = usage.as_json()
         return encode(answer)
 
-    def _whole_choice(self, row: int, choice: Choice, model: TextModel) -> dict[str, Any]:
+    def _whole_choice(self, row: int, choice: Choice, model: TextView) -> dict[str, Any]:
         text = "".join(choice.text)
         if not self.echo:
             return self._choice(row, text, choice, model)
@@ -99,7 +107,7 @@ class CompletionAsk(Ask):
         before = self._echoed_logprobs(echo, choice, model)
         return whole if before is None else whole | {"logprobs": joined(before, whole["logprobs"])}
 
-    def _choice(self, row: int, text: str, part: Piece | Choice, model: TextModel) -> dict[str, Any]:
+    def _choice(self, row: int, text: str, part: Piece | Choice, model: TextView) -> dict[str, Any]:
         top = self.wanted.logprobs
         offset = len(self._echo_of(row).text) if self.echo else 0
         logprobs = None if top is None else legacy_logprobs(part.entries, model, top=top > 0, offset=offset)
@@ -108,16 +116,16 @@ class CompletionAsk(Ask):
 
     # The prompt before the answer --------------------------------------------------------------------------------
 
-    def _echo(self, prompt: Prompt, ids: Sequence[int], model: TextModel) -> Echo:
+    def _echo(self, prompt: Prompt, ids: Sequence[int], model: TextView) -> Echo:
         if isinstance(prompt, str):
             scored = self.wanted.prompt_logprobs is not None
             return echo_text(prompt, ids, model, special=self.add_special_tokens) if scored else Echo(prompt)
         return echo_ids(ids, model, skip_special_tokens=self.skip_special_tokens)
 
     def _echo_of(self, row: int) -> Echo:
-        return self._echoes[row // (self.wanted.n or 1)]
+        return self.echoes[row // (self.wanted.n or 1)]
 
-    def _echoed_logprobs(self, echo: Echo, part: Piece | Choice, model: TextModel) -> dict[str, Any] | None:
+    def _echoed_logprobs(self, echo: Echo, part: Piece | Choice, model: TextView) -> dict[str, Any] | None:
         top = self.wanted.prompt_logprobs
         return None if top is None else echo.logprobs(part.prompt_logprobs, model, top=top > 0)
 

@@ -6,19 +6,24 @@ import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....errors import InvalidRequest
-from ....text import TextModel
+from ....text import TextView
 from ...rows import Piece
 from ...validate import Checked, Limits, Wanted, check
 from .neutral import refuse_beyond_neutral
-from .schema import Generate
+from .schema import Generate, OptionFields
 from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage
 
+if TYPE_CHECKING:
+    from ....text import TextModel
+    from .echo import Echo
+
+MAX_NAME_CHARS = 1024
 STREAM_NEUTRAL = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 SPELLED = (
     "temperature",
@@ -43,6 +48,8 @@ class Ask(ABC):
     wanted: Wanted
     least_tokens: int = 1  # that may be asked for
     given: Spelled
+    outlined: int | None = None  # the size of a request whose content stayed in a text worker
+    echoes: Sequence[Echo] = ()
     spellings: Mapping[str, str] = {}  # the validator's name of a field to the one that this request used
 
     def __init__(self, body: Generate) -> None:
@@ -60,27 +67,36 @@ class Ask(ABC):
     def prompts(self) -> int:
         """How many prompts there are."""
 
-    @abstractmethod
-    def size(self, model: TextModel) -> int:
+    def size(self, model: TextView) -> int:
         """About how many tokens all prompts have, without tokenizing."""
+        return self._size(model) if self.outlined is None else self.outlined
 
     @abstractmethod
-    def tokenize(self, model: TextModel) -> list[Sequence[int]]:
-        """Each prompt's token ids. Slow: runs in the text pool."""
+    def _size(self, model: TextView) -> int: ...
+
+    @abstractmethod
+    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> list[Sequence[int]]:
+        """Each prompt's token ids; `rendered` is called once a template has done its work. Runs in a text worker.
+
+        Raises ContextLengthExceeded for a text of which that is certain; others of over `most` tokens are returned."""
+
+    @abstractmethod
+    def outline(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The request's JSON, `value`, without its content: what the event loop needs of it."""
 
     @abstractmethod
     def chunks(self, head: Head) -> ChunkWriter: ...
 
     @abstractmethod
-    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
         """What a choice's stream begins with, before the events of `piece`, its first."""
 
     @abstractmethod
-    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextModel) -> bytes:
+    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
         """A piece of one choice as server-sent events; empty when there is nothing to show."""
 
     @abstractmethod
-    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextModel) -> bytes:
+    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextView) -> bytes:
         """The answer as one JSON body."""
 
     def check_against(self, limits: Limits) -> Checked:
@@ -109,8 +125,18 @@ class Ask(ABC):
         return in_words(self.spellings)
 
     @staticmethod
-    def tokens_of(size_bytes: int, model: TextModel) -> int:
+    def tokens_of(size_bytes: int, model: TextView) -> int:
         return max(1, math.ceil(size_bytes / model.bytes_per_token))
+
+
+def outline_of(value: Mapping[str, Any], acted_on: Collection[str], content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that are acted upon, with `content` in place of its own; a name that is none is cut."""
+    kept = {key: value[key] for key in acted_on if value.get(key) is not None}
+    if isinstance(kept.get("model"), str):
+        kept["model"] = kept["model"][:MAX_NAME_CHARS]
+    if isinstance(kept.get("options"), dict):
+        kept["options"] = {key: given for key, given in kept["options"].items() if key in OptionFields.model_fields}
+    return {**kept, **content}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from ....core.messages import TokenLogprob
-from ....text import Detokenizer, TextModel, TokenEntry
+from ....text import Detokenizer, TextView, TokenEntry
 from .wire import legacy_logprobs
 
 
@@ -20,7 +20,7 @@ class Echo:
     tokens: Sequence[int] = ()
     offsets: Sequence[int] = ()
 
-    def logprobs(self, scores: Sequence[TokenLogprob], model: TextModel, *, top: bool) -> dict[str, Any]:
+    def logprobs(self, scores: Sequence[TokenLogprob], model: TextView, *, top: bool) -> dict[str, Any]:
         """The completions format. `scores` are of the second token on: nothing comes before the first, which gets
         nulls."""
         scored = zip(self.tokens[1:], scores, self.offsets[1:], strict=True)
@@ -34,7 +34,7 @@ class Echo:
         return joined(first, rest)
 
 
-def echo_text(text: str, tokens: Sequence[int], model: TextModel, *, special: bool) -> Echo:
+def echo_text(text: str, tokens: Sequence[int], model: TextView, *, special: bool) -> Echo:
     """The echo of a prompt that came as text; `special`: the tokenizer put its own tokens around it, which show
     none."""
     added = len(model.prefix) if special and tuple(tokens[: len(model.prefix)]) == model.prefix else 0
@@ -42,7 +42,7 @@ def echo_text(text: str, tokens: Sequence[int], model: TextModel, *, special: bo
     return Echo(text, tokens, [min(start, len(text)) for start in chain(repeat(0, added), starts)])
 
 
-def echo_ids(tokens: Sequence[int], model: TextModel, *, skip_special_tokens: bool) -> Echo:
+def echo_ids(tokens: Sequence[int], model: TextView, *, skip_special_tokens: bool) -> Echo:
     """The echo of a prompt that came as token ids."""
     text, starts = _spelled(tokens, model, skip_special_tokens=skip_special_tokens)
     return Echo(text, tokens, starts)
@@ -53,7 +53,7 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {name: None if values is None else [*values, *second[name]] for name, values in first.items()}
 
 
-def _spelled(tokens: Sequence[int], model: TextModel, *, skip_special_tokens: bool) -> tuple[str, list[int]]:
+def _spelled(tokens: Sequence[int], model: TextView, *, skip_special_tokens: bool) -> tuple[str, list[int]]:
     """The text of `tokens`, and where each one's begins."""
     detokenizer = Detokenizer(model, skip_special_tokens=skip_special_tokens)
     texts: list[str] = []

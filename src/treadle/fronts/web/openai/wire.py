@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ....core.messages import TokenLogprob
-from ....text import TextModel, TokenEntry
+from ....text import TextView, TokenEntry
 from ...rows import Piece
 
 LOWEST_LOGPROB = -9999.0  # what clients know as "never": JSON has no -inf
@@ -85,17 +85,17 @@ class Choice:
         self.finish_reason = piece.finish_reason
 
 
-def chat_logprobs(entries: Sequence[TokenEntry], model: TextModel) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[TokenEntry], model: TextView) -> dict[str, Any]:
     """The chat format: one object per token, with its bytes."""
     return {"content": [_chat_entry(entry, model) for entry in entries], "refusal": None}
 
 
-def _chat_entry(entry: TokenEntry, model: TextModel) -> dict[str, Any]:
+def _chat_entry(entry: TokenEntry, model: TextView) -> dict[str, Any]:
     top = [_token(token, logprob, model) for token, logprob in entry.logprob.top]
     return {**_token(entry.token, entry.logprob.logprob, model), "top_logprobs": top}
 
 
-def _token(token: int, logprob: float, model: TextModel) -> dict[str, Any]:
+def _token(token: int, logprob: float, model: TextView) -> dict[str, Any]:
     return {
         "token": model.token_text(token),
         "logprob": max(logprob, LOWEST_LOGPROB),
@@ -103,7 +103,7 @@ def _token(token: int, logprob: float, model: TextModel) -> dict[str, Any]:
     }
 
 
-def legacy_logprobs(entries: Sequence[TokenEntry], model: TextModel, *, top: bool, offset: int = 0) -> dict[str, Any]:
+def legacy_logprobs(entries: Sequence[TokenEntry], model: TextView, *, top: bool, offset: int = 0) -> dict[str, Any]:
     """The completions format: four parallel lists; `offset` is where the answer begins in the text."""
     return {
         "tokens": [model.token_text(entry.token) for entry in entries],
@@ -113,7 +113,7 @@ def legacy_logprobs(entries: Sequence[TokenEntry], model: TextModel, *, top: boo
     }
 
 
-def _legacy_top(entry: TokenEntry, model: TextModel) -> dict[str, float]:
+def _legacy_top(entry: TokenEntry, model: TextView) -> dict[str, float]:
     """Best first; the chosen token is always in it."""
     found: dict[str, float] = {}
     for token, logprob in (*entry.logprob.top, (entry.token, entry.logprob.logprob)):

@@ -98,7 +98,7 @@ class Home:
     def _chats(self) -> bool:
         """False for a model that is known to have no chat template."""
         try:
-            return self._texts.model().chat_template is not None
+            return self._texts.model().has_template
         except EngineUnavailable:
             return True
 

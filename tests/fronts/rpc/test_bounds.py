@@ -1,0 +1,79 @@
+"""What a gRPC message may cost before it is refused."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from tests.fronts.rpc.worker import WIRES, refused, until, worker
+from tests.support.aio import in_loop
+from treadle.fronts.rpc.calls import MOST_ABORTED
+from treadle.fronts.sizes import OTHER_FIELDS_BYTES, message_bytes
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@in_loop
+async def test_ids_beyond_the_context_are_refused_by_their_number_alone(wire: str) -> None:
+    """D9. The ids are out of range, too: nobody looked at them."""
+    async with worker(context=100) as w:
+        error = await refused(w.wire(wire).generate(prompt=[2**31 - 1] * 5000))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "5000 tokens" in error.details()
+        assert "100" in error.details()
+        assert w.idle()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@in_loop
+async def test_a_message_larger_than_any_prompt_is_not_parsed(wire: str) -> None:
+    async with worker(context=100) as w:
+        error = await refused(w.wire(wire).generate(prompt=[5] * (OTHER_FIELDS_BYTES + 2000)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the message has" in error.details()
+        assert (await w.wire(wire).answer()).tokens == b"The answer."
+
+
+@in_loop
+async def test_a_full_server_refuses_before_it_looks_at_the_message() -> None:
+    async with worker(context=100, pump=False, running=1, waiting=0) as w:
+        first = w.mlx.generate("first")
+        await until(lambda: w.engine.gate.rows == 1)
+        error = await refused(w.mlx.generate("", prompt=[2**31 - 1] * 5000))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+
+
+@in_loop
+async def test_an_abort_names_a_bounded_number_of_requests() -> None:
+    async with worker() as w:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await w.mlx.abort(*(str(i) for i in range(MOST_ABORTED + 1)))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(MOST_ABORTED) in str(caught.value.details())
+        await w.mlx.abort(*(str(i) for i in range(MOST_ABORTED)))
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias"])
+@in_loop
+async def test_lists_are_counted_before_they_are_copied(field: str) -> None:
+    async with worker() as w:
+        many = dict.fromkeys(range(5000), 1.0) if field == "logit_bias" else [1] * 5000
+        error = await refused(w.vllm.generate(**{field: many}))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"{field} has 5000" in error.details()
+
+
+@in_loop
+async def test_a_long_prompt_without_scores_is_not_refused_for_their_size() -> None:
+    """D22: 900,000 ids "whose log-probabilities do not fit", though none were asked for."""
+    async with worker(context=1_000_000, pump=False) as w:
+        call = w.mlx.generate(prompt=[65] * 900_000)
+        await until(lambda: bool(w.engine.status()["requests"]))
+        assert w.engine.status()["requests"][0]["prompt_tokens"] == 900_000
+        call.cancel()
+
+
+def test_the_longest_message_follows_from_the_context() -> None:
+    assert message_bytes(4096) == 4096 * 5 + OTHER_FIELDS_BYTES
+    assert message_bytes(4096, 48) == 4096 * 12 + OTHER_FIELDS_BYTES
+    assert message_bytes(None) == 16 << 20

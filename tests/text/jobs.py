@@ -1,0 +1,78 @@
+"""Jobs of text workers that misbehave in every way, for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from treadle.errors import ContextLengthExceeded
+from treadle.text.work.stages import RENDERING, TOKENIZING
+
+Enter = Callable[[int], None]
+
+
+def pid(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    return str(os.getpid()).encode()
+
+
+def echo(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    return params + payload
+
+
+def spin(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """One call into the interpreter's C code that takes for ever and never lets go of the GIL."""
+    enter(RENDERING)
+    return str(10 ** (10**9)).encode()
+
+
+def eat(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    enter(TOKENIZING)
+    return bytes(64 << 30)
+
+
+def refuse(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    raise ContextLengthExceeded("too long", param="messages")
+
+
+def panic(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    enter(TOKENIZING)
+    raise BaseException("called `Option::unwrap()` on a `None` value")
+
+
+def die(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """By the signal whose number `params` holds; with a path in `payload`, only the first time."""
+    enter(TOKENIZING)
+    path = Path(payload.decode()) if payload else None
+    if path is not None and path.exists():
+        return b"alive"
+    if path is not None:
+        path.touch()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), int(params))
+    return b"survived"
+
+
+def hold(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Until the file `payload` is there; no processor time to speak of."""
+    while not Path(payload.decode()).exists():
+        time.sleep(0.01)
+    return b"held"
+
+
+def grow(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Keeps 80 MB."""
+    globals().setdefault("kept", []).append(b"x" * (80 << 20))
+    return str(os.getpid()).encode()
+
+
+JOBS = {job.__name__: job for job in (pid, echo, spin, eat, refuse, panic, die, hold, grow)}
+
+
+def refuse_folder(folder: Path) -> None:
+    if (folder / "never").exists():
+        while True:
+            pass
