@@ -82,9 +82,9 @@ def test_a_ticket_that_a_client_names_is_bounded() -> None:
 
 
 def test_a_call_is_known_by_its_prompt_its_ticket_and_its_id() -> None:
-    first = call_arrival("192.0.2.1", (("x-treadle-ticket", "abc"),), "r1", (1, 2, 3))
-    again = call_arrival("192.0.2.1", (("x-treadle-ticket", b"abc"),), "r1", (1, 2, 3))
-    other = call_arrival("local", None, "r2", "text")
+    first = call_arrival("192.0.2.1", (("x-treadle-ticket", "abc"),), "r1", b"\x01\x02")
+    again = call_arrival("192.0.2.1", (("x-treadle-ticket", b"abc"),), "r1", b"\x01\x02")
+    other = call_arrival("local", None, "r2", b"text")
     assert (first.sharer, first.ticket_id, again.ticket_id) == ("192.0.2.1", "abc", "")
     assert (first.fingerprint, first.via) == (again.fingerprint, again.via)
     assert other.sharer == "local"

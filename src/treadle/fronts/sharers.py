@@ -10,7 +10,6 @@ only ever mixes up requests of one sharer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import Scope
@@ -58,7 +57,7 @@ def _web_arrival(sharer: str, scope: Scope) -> Arrival:
     )
 
 
-def call_arrival(sharer: str, metadata: Any, request_id: str, prompt: Sequence[int] | str) -> Arrival:
+def call_arrival(sharer: str, metadata: Any, request_id: str, prompt: bytes) -> Arrival:
     """A gRPC call's. The gateway sends a request again under its id, or its client sends the same prompt as a new
     request."""
     given = dict(metadata or ()).get(TICKET, "")

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 
 from ...config import Settings
+from ...core.line import Arrival
 from ...core.messages import CancelReason
 from ...core.refusals import Refusal
 from ...engine.client import EngineClient, Reservation
@@ -83,9 +84,10 @@ class Worker:
         error: TreadleError | None = None
         code = "OK"
         try:
-            self.engine.check_room()
             self._check_length(request)
-            await self._generate(context, record, read(request), writer)
+            arrival = call_arrival(caller_of().sharer, context.invocation_metadata(), request.request_id, _raw(request))
+            self.engine.check_room(arrival)
+            await self._generate(context, record, read(request), writer, arrival)
             record.status = 200
         except TreadleError as failure:
             error = failure
@@ -124,7 +126,9 @@ class Worker:
         if count > limits.context:
             raise too_long(count, limits, "input")
 
-    async def _generate(self, context: Context, record: RequestRecord, ask: Ask, writer: MessageWriter) -> None:
+    async def _generate(
+        self, context: Context, record: RequestRecord, ask: Ask, writer: MessageWriter, arrival: Arrival
+    ) -> None:
         record.public_id = ask.request_id
         caller = caller_of()
         caller.account.check(self.clock())
@@ -141,7 +145,7 @@ class Worker:
                 least_tokens=checked.least_tokens,
                 kind="grpc",
                 tag=ask.request_id,
-                arrival=call_arrival(caller.sharer, context.invocation_metadata(), ask.request_id, ask.prompt),
+                arrival=arrival,
             ) as reservation,
             caller.account.serve(record, rows=checked.n, tokens=size, clock=self.clock),
         ):
@@ -276,6 +280,13 @@ class _Run:
             raise ReaderStalled(f"the client has not read for {stall_s:g} s") from None
         except grpc.aio.InternalError as error:
             raise RequestCancelled("the client has left") from error
+
+
+def _raw(request: Any) -> bytes:
+    """A message's prompt, to know it by."""
+    prompt = request.text.encode("utf-8", "surrogatepass") if request.HasField("text") else None
+    raw: bytes = request.tokenized.SerializeToString() if prompt is None else prompt
+    return raw
 
 
 def _bytes_of(tokens: int, logprobs: int | None) -> int:
