@@ -7,6 +7,7 @@ MODEL ?= demo
 WORKERS ?= 2
 ARGS ?=
 EXTRAS :=
+BACKEND_OR_CPU = $(or $(BACKEND),cpu)
 
 ifeq ($(shell uname -s),Darwin)
 BACKEND :=
@@ -30,7 +31,7 @@ $(shell touch -t 200001010000 $(VENV)/.runtime)
 endif
 endif
 
-.PHONY: help install ready dev serve shell test coverage lint types format clean
+.PHONY: help install ready dev serve shell test coverage lint types format lock sbom clean
 
 help:
 	@echo "make serve      install into $(VENV) if need be, and serve the demo model on 127.0.0.1:8000"
@@ -41,6 +42,7 @@ help:
 	@echo "make test       run the tests, installing what they need   ARGS=\"-k gate\"   WORKERS=0 for one process"
 	@echo "make coverage   core/, engine/ and cache/ by line and branch"
 	@echo "make lint       ruff   make types      mypy   make format     ruff, changing files"
+	@echo "make lock       write deploy/requirements-*.txt anew: exact versions with hashes   make sbom   dist/*.cdx.json"
 	@echo "make clean      remove $(VENV) and what the tools keep"
 
 install:
@@ -93,5 +95,31 @@ format: dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# For releases. constraints.txt has no hashes, as pip would then demand one of every package, this one too.
+RELEASE := .venv-release
+LOCKED := cpu cuda
+
+$(RELEASE)/.tools: deploy/release-tools.txt
+	@rm -rf $(RELEASE); $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --requirement deploy/release-tools.txt
+	@touch $@
+
+lock: $(RELEASE)/.tools
+	@for backend in $(LOCKED); do \
+		$(RELEASE)/bin/uv pip compile --quiet pyproject.toml --constraint constraints.txt --extra $$backend --extra demo \
+			--universal --python-version 3.11 --generate-hashes --upgrade --no-annotate --no-header \
+			--no-emit-index-url --no-emit-find-links --output-file deploy/requirements-$$backend.txt || exit 1; done
+
+# An environment installed by hash and nothing else is what the bill of materials lists: versions, licenses, who needs whom.
+sbom: $(RELEASE)/.tools
+	@rm -rf $(RELEASE)/installed; $(PYTHON) -m venv --without-pip $(RELEASE)/installed; mkdir -p dist
+	@$(RELEASE)/bin/python -m pip --python $(RELEASE)/installed/bin/python install --quiet --disable-pip-version-check \
+		--require-hashes --requirement deploy/requirements-$(BACKEND_OR_CPU).txt
+	@$(RELEASE)/bin/python -m pip --python $(RELEASE)/installed/bin/python install --quiet --disable-pip-version-check \
+		--no-deps .
+	@$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON \
+		--output-file dist/treadle-$(BACKEND_OR_CPU).cdx.json $(RELEASE)/installed/bin/python
+	@echo "dist/treadle-$(BACKEND_OR_CPU).cdx.json"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(RELEASE) dist .pytest_cache .mypy_cache .ruff_cache .coverage*

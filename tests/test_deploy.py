@@ -91,10 +91,10 @@ def test_the_image_is_built_from_files_that_are_sent_to_the_builder() -> None:
         word
         for instruction, rest in dockerfile()
         if instruction == "COPY" and not rest.startswith("--")
-        for word in rest.split()[:-1]
+        for word in rest.replace("${BACKEND}", "*").split()[:-1]
     }
     assert copied == allowed
-    assert all((DEPLOY.parent / name).exists() for name in copied)
+    assert all(list(DEPLOY.parent.glob(name)) for name in copied)
 
 
 def test_health_checks_ask_routes_that_exist() -> None:

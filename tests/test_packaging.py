@@ -104,3 +104,36 @@ def test_requirements_admit_what_constraints_pin() -> None:
     for line in [*PROJECT["project"]["dependencies"], *(one for lines in extras.values() for one in lines)]:
         requirement = Requirement(line)
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), line
+
+
+def locked(backend: str) -> dict[str, list[str]]:
+    """Of each package in a release's requirements: its version, marker and hashes."""
+    text = (ROOT / "deploy" / f"requirements-{backend}.txt").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    for line in text.replace("\\\n", " ").splitlines():
+        pin, *hashes = re.split(r"\s+--hash=sha256:", line)
+        name, _, version = pin.partition("==")
+        found[canonicalize_name(name)] = [version.partition(";")[0].strip(), *hashes]
+    return found
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_a_release_is_installed_by_hash_and_in_the_versions_that_are_tested(backend: str) -> None:
+    pinned = constraints()
+    for name, (version, *hashes) in locked(backend).items():
+        assert version == pinned[name], name
+        assert hashes, name
+        assert all(re.fullmatch("[0-9a-f]{64}", one.strip()) for one in hashes), name
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_a_release_names_everything_that_serving_needs(backend: str) -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    lines = [*PROJECT["project"]["dependencies"], *extras[backend], *extras["demo"]]
+    here = [line for line in lines if (marker := Requirement(line).marker) is None or marker.evaluate()]
+    assert sorted(set(needed(here, set())) - locked(backend).keys()) == []
+
+
+def test_the_tools_of_a_release_are_pinned() -> None:
+    tools = (ROOT / "deploy" / "release-tools.txt").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"[a-z-]+==\d[0-9.]*", line) for line in tools)
