@@ -111,6 +111,7 @@ class EngineClient:
         self._live: dict[str, tuple[Generation, Visit]] = {}
         self._numbers = itertools.count(1)
         self._owed: float | None = None
+        self._restarts_told = 0
         self._draining = False
         self._left = asyncio.Event()
 
@@ -316,8 +317,6 @@ class EngineClient:
     def on_ready(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
         self._away = None
-        if self.supervisor.restarts:
-            self._tell(lambda observer: observer.restarted())
         if not self._draining:
             self.gate.open_(self._limits(capabilities))
         if self.replay.held:
@@ -356,6 +355,9 @@ class EngineClient:
 
     def on_away(self, waiting: EngineUnavailable) -> None:
         self._away = waiting
+        while self._restarts_told < self.supervisor.restarts:
+            self._restarts_told += 1
+            self._tell(lambda observer: observer.restarted())
         if not self._draining:
             self.gate.close(waiting, back_s=self.supervisor.outage.left_s)
 

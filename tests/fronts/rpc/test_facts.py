@@ -40,7 +40,7 @@ def unary_calls(w: Scene, name: str) -> dict[str, Any]:
     wire = w.wire(name)
     calls = {
         rpc: lambda rpc=rpc: getattr(wire.stub, rpc)(getattr(wire.pb, f"{rpc}Request")())
-        for rpc in ("HealthCheck", "Abort", "GetModelInfo", "GetServerInfo")
+        for rpc in ("HealthCheck", "GetModelInfo", "GetServerInfo")
     }
     if name == "vllm":
         calls["GetLoads"] = lambda: wire.stub.GetLoads(wire.pb.GetLoadsRequest())

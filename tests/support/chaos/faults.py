@@ -25,7 +25,7 @@ HOARD_S = 2.0
 HOARD_MORE = 64  # connections beyond the server's limit
 SLOW_STEPS = 8
 RESTARTS_AT_MOST_S = 60.0
-PROBES_HAVE_PLACES = False
+PROBES_HAVE_PLACES = True
 """Whether health is answered while others hold every connection that the server takes."""
 
 

@@ -16,7 +16,7 @@ REPLAYED = "replayed"
 """Field of `engine` in `/v1/status` of a server that replays the requests that run when its engine dies: there a death
 is no excuse for an error."""
 
-ABORTS_ALWAYS_TAKEN = False
+ABORTS_ALWAYS_TAKEN = True
 """Whether gRPC takes an Abort also while the server drains or its engine restarts: then no fault excuses a refusal."""
 
 LONGEST_S = 90.0
