@@ -182,3 +182,33 @@ async def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(
             assert status_of(answer) == 200
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["status"] == "ok"
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/health/live", "evil.example", 200),
+        ("http://[::1]:8000/health/live", "localhost", 200),
+        ("http://evil.example/health/live", "localhost", 403),
+        ("http://localhost@evil.example/health/live", "localhost", 400),
+        ("/health/live?next=http://evil.example/", "localhost", 200),
+    ],
+)
+@in_loop
+async def test_the_host_in_an_absolute_target_is_the_one_that_counts(target: str, host: str, status: int) -> None:
+    """RFC 9112, 3.2.2: behind it a browser's page could ask by another name than the guard reads."""
+    async with front() as f, served(f) as (_, port):
+        answer = await raw(port, f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        assert status_of(answer) == status
+
+
+@pytest.mark.parametrize("codings", ["identity\r\nTransfer-Encoding: chunked", "gzip, chunked", "chunked, chunked"])
+@in_loop
+async def test_only_chunks_alone_are_a_transfer_coding(codings: str) -> None:
+    """Where proxies and servers disagree on a body's end, what follows it is another's request."""
+    body = b"0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with front() as f, served(f) as (_, port):
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: {codings}\r\n\r\n".encode()
+        answer = await raw(port, head + body)
+        assert status_of(answer) == 400
+        assert answer.count(b"content-length") == 1

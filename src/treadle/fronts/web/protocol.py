@@ -155,6 +155,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._expect_nothing()
         self._in_headers, self._unparsed_bytes = False, 0
+        self._check_codings()
+        self._take_authority()
         if self.place.refusal is not None:
             self._choose_answer(self.place.refusal)
         super().on_headers_complete()
@@ -198,6 +200,27 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._field_bytes > MAX_HEADER_BYTES:
             self._oversized = True
             raise ValueError("headers too large")  # ends the parsing
+
+    def _check_codings(self) -> None:
+        """End the parsing where a body has other transfer codings than chunks: proxies disagree on where it ends."""
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise ValueError("unknown transfer coding")
+
+    def _take_authority(self) -> None:
+        """Put the host of a target in absolute form in place of the Host header, which then does not count (RFC 9112,
+        3.2.2)."""
+        if self.url.startswith((b"/", b"*")) or b"://" not in self.url:
+            return
+        target = httptools.parse_url(self.url)
+        if target.userinfo:
+            raise ValueError("a user in the target")
+        host = b"[%s]" % target.host if b":" in target.host else target.host
+        places = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
+        if len(places) == 1:
+            self.headers[places[0]] = (b"host", host)
+        elif not places:
+            self.headers.append((b"host", host))
 
     def _choose_answer(self, refusal: Refusal) -> None:
         """In a spare place only probes are answered; a refusal reads like one of the application."""
