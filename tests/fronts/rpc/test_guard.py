@@ -262,6 +262,26 @@ async def test_a_message_of_a_stranger_is_not_parsed(keys: Path) -> None:
         )
 
 
+@in_loop
+async def test_bytes_that_are_no_message_end_their_call_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC's own answer is UNKNOWN, and a traceback in the log for each."""
+    async with worker() as w:
+        broken, c = b"\xff" * 9, w.channel
+        answers = {
+            "Generate": drained(c.unary_stream("/mlx.grpc.engine.MlxEngine/Generate")(broken)),
+            "GetTokenizer": drained(c.unary_stream("/vllm.grpc.engine.VllmEngine/GetTokenizer")(broken)),
+            "Abort": c.unary_unary("/vllm.grpc.engine.VllmEngine/Abort")(broken),
+            "Check": c.unary_unary("/grpc.health.v1.Health/Check")(broken),
+            "Watch": drained(c.unary_stream("/grpc.health.v1.Health/Watch")(broken)),
+            "reflection": drained(
+                c.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(iter([broken]))
+            ),
+        }
+        found = {name: await code(call) for name, call in answers.items()}
+        assert found == dict.fromkeys(answers, grpc.StatusCode.INVALID_ARGUMENT)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @in_loop
 async def test_a_certificate_is_trusted_as_admin_unless_keys_are_asked_of_everyone(keys: Path, strict: bool) -> None:

@@ -45,8 +45,10 @@ class KeyGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or details.method in OPEN:
-            return handler
+        if handler is None:
+            return None
+        if details.method in OPEN:
+            return _guarded(handler, _let_in)
         return _guarded(handler, lambda context: self._enter(context, details.invocation_metadata))
 
     async def _enter(self, context: Context, metadata: Metadata) -> None:
@@ -64,6 +66,10 @@ class KeyGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if self._certified:
             return ALL
         return USE if self._ask_nobody or is_this_machine(peer) else None
+
+
+async def _let_in(context: Context) -> None:
+    """Every caller may go on."""
 
 
 async def check_admin(context: Context, door: Doorkeeper, what: str) -> None:
@@ -89,7 +95,8 @@ def _keys_in(metadata: Metadata) -> tuple[bytes, ...]:
 
 
 def _guarded(handler: Any, enter: Callable[[Context], Awaitable[None]]) -> Any:
-    """`handler`, which calls `enter` before it parses its message."""
+    """`handler`, which calls `enter` before it parses its message. A message that can't be parsed ends the call with
+    INVALID_ARGUMENT: left to gRPC, each would write a traceback to the log."""
     parse = handler.request_deserializer
     if handler.request_streaming:
         return _guarded_stream(handler, enter)
@@ -118,20 +125,26 @@ def _generator(inner: Any, parse: Any, enter: Callable[[Context], Awaitable[None
 
 
 def _guarded_stream(handler: Any, enter: Callable[[Context], Awaitable[None]]) -> Any:
-    """A handler of streamed requests (reflection): its messages are small, and parsed as they are read."""
+    """A handler of streamed requests (reflection): each message is parsed as it is read."""
     name = "stream_stream" if handler.response_streaming else "stream_unary"
-    inner = getattr(handler, name)
+    inner, parse = getattr(handler, name), handler.request_deserializer
 
     async def generator(requests: Any, context: Context) -> AsyncIterator[Any]:
         await enter(context)
-        async for message in inner(requests, context):
+        async for message in inner(_each_parsed(requests, parse, context), context):
             yield message
 
     async def call(requests: Any, context: Context) -> Any:
         await enter(context)
-        return await inner(requests, context)
+        return await inner(_each_parsed(requests, parse, context), context)
 
-    return handler._replace(**{name: generator if inspect.isasyncgenfunction(inner) else call})
+    wrapped = generator if inspect.isasyncgenfunction(inner) else call
+    return handler._replace(request_deserializer=None, **{name: wrapped})
+
+
+async def _each_parsed(requests: Any, parse: Any, context: Context) -> AsyncIterator[Any]:
+    async for data in requests:
+        yield await _parsed(data, parse, context)
 
 
 async def _parsed(data: bytes, parse: Any, context: Context) -> Any:
