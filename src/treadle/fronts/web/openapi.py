@@ -105,10 +105,14 @@ SHORT_POEM = [{"role": "user", "content": "Write a short poem about weaving."}]
 
 
 def _events(chunk: str) -> Schema:
-    """A stream's events. OpenAPI 3.1 has no word for the shape of one; 3.2 calls it `itemSchema`."""
+    """A stream's events. OpenAPI 3.1 has no word for the shape of one; 3.2 calls it `itemSchema`. Tools take `schema`
+    for that of the whole body or of each event: it allows both."""
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": either(ref(chunk), ref("Error"))}
     done = {"type": "string", "const": "[DONE]"}
-    return {"schema": {"type": "string"}, "x-itemSchema": shape("One event.", {"data": either(done, data)})}
+    return {
+        "schema": {"description": "Server-sent events."},
+        "x-itemSchema": shape("One event.", {"data": either(done, data)}),
+    }
 
 
 GOOD: dict[str, tuple[str, Schema]] = {
