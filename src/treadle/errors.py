@@ -236,3 +236,9 @@ def _tree(root: type[TreadleError]) -> dict[str, type[TreadleError]]:
 def from_code(code: str, message: str, *, retry_after_s: float | None = None) -> TreadleError:
     """The error of the given `code`, for errors that crossed a process boundary as plain values."""
     return _tree(TreadleError).get(code, TreadleError)(message, retry_after_s=retry_after_s)
+
+
+def one_line(error: object, longest: int = 300) -> str:
+    """The words of an exception or a value as one line of at most `longest` characters; its type where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= longest else text[: longest - 3] + "..."

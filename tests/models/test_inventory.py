@@ -83,7 +83,7 @@ def test_a_download_that_ended_before_any_snapshot_is_partial(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"model_type": "no_such_model"}, "mlx-lm has no model 'no_such_model'"),
+        ({"model_type": "no_such_model"}, 'config.json: mlx-lm has no model "no_such_model"'),
         ({"auto_map": {"a": "b"}}, "config.json asks to run code"),
     ],
 )

@@ -82,6 +82,8 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
         {"dtype": "F32", "shape": "2", "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [2], "data_offsets": [0]},
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 9]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, float("inf")]},
+        {"dtype": "F32", "shape": [2], "data_offsets": ["0", "8"]},
         {"dtype": "F32", "shape": [2]},
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 1 << 70]},
         [],

@@ -152,3 +152,21 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
 def test_an_index_of_what_is_there_passes(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
     assert trust.check(folder)
+
+
+@pytest.mark.parametrize("kind", ["no_such_model", "../../evil", "os.path", "\x1b[31mllama"])
+def test_an_architecture_that_mlx_lm_lacks(folder: Path, kind: str) -> None:
+    """mlx-lm imports a module by this name."""
+    edit(folder / "config.json", lambda value: value.update(model_type=kind))
+    message = refusal(folder)
+    assert "mlx-lm has no model" in message
+    assert "model_type" in message
+    assert "\x1b" not in message
+
+
+@pytest.mark.parametrize("place", ["", "text_config"])
+def test_more_layers_than_tensors_are_not_built(folder: Path, place: str) -> None:
+    """A million of them took minutes, and gigabytes of memory."""
+    layers = {"num_hidden_layers": 1_000_000}
+    edit(folder / "config.json", lambda value: value.update({place: layers} if place else layers))
+    assert "num_hidden_layers is 1000000" in refusal(folder)

@@ -207,7 +207,7 @@ SPOILERS: dict[Callable[[Path], None], str] = {
     other_architecture: "hal9000 not supported",
     other_shape: "do not agree",
     missing_layer: "do not agree",
-    nonsense: "does not fit its architecture",
+    nonsense: "num_attention_heads is",
     missing_argument: "does not fit its architecture",
     wants_code: "custom module",
 }

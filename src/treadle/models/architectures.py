@@ -19,8 +19,8 @@ def is_known(config: Mapping[str, Any]) -> bool | None:
         return None
     tables = _tables(folder)
     kind, classes = config.get("model_type"), config.get("architectures") or ()
-    names = (classes,) if isinstance(classes, str) else classes
-    renamed = next((to for name in names if (to := tables[_CLASSES].get((kind, name)))), None)
+    names = (classes,) if isinstance(classes, str) else classes if isinstance(classes, list) else ()
+    renamed = next((to for name in names if isinstance(name, str) and (to := tables[_CLASSES].get((kind, name)))), None)
     name = renamed or tables[_TYPES].get(kind, kind)
     return isinstance(name, str) and name.isidentifier() and (folder / "models" / f"{name}.py").is_file()
 

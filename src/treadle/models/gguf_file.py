@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ModelError
+from ..errors import ModelError, one_line
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -49,7 +49,7 @@ class GgufFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self.metadata, self.tensors = _parse(self._map)
         except (struct.error, ValueError, KeyError, IndexError, OverflowError) as error:
-            raise ModelError(f"{path} is not a complete GGUF file: {error}") from error
+            raise ModelError(f"{path} is not a complete GGUF file: {one_line(error)}") from error
 
     def raw(self, tensor: GgufTensor, byte_count: int) -> npt.NDArray[np.uint8]:
         """The tensor's bytes as they are stored, as a view of the file."""
@@ -111,7 +111,9 @@ def _parse(data: mmap.mmap) -> tuple[Mapping[str, Any], tuple[GgufTensor, ...]]:
         name = cursor.text()
         metadata[name] = cursor.value(cursor.number("I"))
     places = [_place(cursor) for _ in range(tensor_count)]
-    align = int(metadata.get("general.alignment", 32))
+    align = metadata.get("general.alignment", 32)
+    if type(align) is not int or align < 1:
+        raise ValueError(f"general.alignment is {one_line(align)}")
     base = -(-cursor.at // align) * align
     return metadata, tuple(GgufTensor(name, shape, kind, base + start) for name, shape, kind, start in places)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..installation import command
-from . import architectures, cache, demo, hub, in_use, trust
+from . import cache, demo, hub, in_use, trust
 from .folder import Source
 from .places import PARTIAL, blob_size, locks_of, repository
 
@@ -147,12 +147,10 @@ def _judged(entry: Entry) -> Entry:
     assert folder is not None
     entry = _described(entry)
     try:
-        config = trust.check(folder)
+        trust.check(folder)
     except ModelError as error:
         reason = error.message.replace(f"{folder}{os.sep}", "").replace(str(folder), "it")
         return replace(entry, state=State.REFUSED, reason=reason)
-    if architectures.is_known(config) is False:
-        return replace(entry, state=State.REFUSED, reason=f"mlx-lm has no model '{config['model_type']}'")
     return entry
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, one_line
 
 _BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -60,18 +60,20 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 def _checked(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
     try:
-        tensor = Tensor(str(entry["dtype"]), tuple(entry["shape"]), *map(int, entry["data_offsets"]))
-        sane = 0 <= tensor.start <= tensor.end and all(type(n) is int and n >= 0 for n in tensor.shape)
+        tensor = Tensor(str(entry["dtype"]), tuple(entry["shape"]), *entry["data_offsets"])
+        sane = all(type(n) is int and n >= 0 for n in (*tensor.shape, tensor.start, tensor.end))
+        sane = sane and tensor.start <= tensor.end
     except (KeyError, TypeError, ValueError):
         sane = False
     if not sane:
-        raise ModelError(f"{path}: the header's entry for '{name}' is malformed")
+        raise ModelError(f"{path}: the header's entry for '{one_line(name)}' is malformed")
     if tensor.end > data_bytes:
         missing = tensor.end - data_bytes
-        raise ModelError(f"{path} is torn: '{name}' ends {missing} bytes after the file; download it again")
+        raise ModelError(f"{path} is torn: '{one_line(name)}' ends {missing} bytes after the file; download it again")
     width = _BYTES.get(tensor.dtype)
     if width is not None and tensor.end - tensor.start != width * math.prod(tensor.shape):
-        raise ModelError(f"{path}: '{name}' does not have the bytes of {tensor.dtype} {list(tensor.shape)}")
+        shape = one_line(list(tensor.shape))
+        raise ModelError(f"{path}: '{one_line(name)}' does not have the bytes of {tensor.dtype} {shape}")
     return tensor
 
 

@@ -7,12 +7,12 @@ refused by name. The weights' headers are checked against the files' sizes, whic
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import ModelError
-from . import safetensors_file
+from . import architectures, safetensors_file
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _INDEX = "model.safetensors.index.json"
@@ -25,7 +25,8 @@ def check(folder: Path) -> dict[str, Any]:
     refuse_code(folder)
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{folder / 'config.json'} names no model_type: it is not a language model's folder")
-    _check_weights(folder)
+    _check_architecture(folder, config)
+    _check_layers(folder, config, _check_weights(folder))
     _check_tokenizer(folder)
     return config
 
@@ -77,13 +78,35 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _check_weights(folder: Path) -> None:
+def _check_architecture(folder: Path, config: Mapping[str, Any]) -> None:
+    if architectures.is_known(config) is False:
+        raise ModelError(
+            f"{folder / 'config.json'}: mlx-lm has no model {_short(config['model_type'])} (model_type): use another "
+            "model, or a newer mlx-lm"
+        )
+
+
+def _check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
+    """Refuse more layers than there are tensors: to build a million of them would take minutes and gigabytes."""
+    for part in (config, config.get("text_config")):
+        layers = part.get("num_hidden_layers") if isinstance(part, Mapping) else None
+        if isinstance(layers, (int, float)) and layers > tensors:
+            raise ModelError(
+                f"{folder / 'config.json'} is broken or of another model: num_hidden_layers is {_short(layers)}, and "
+                f"the weights have {tensors} tensors; download it again"
+            )
+
+
+def _check_weights(folder: Path) -> int:
+    """How many tensors the weights hold."""
     weights = sorted(folder.glob("model*.safetensors"))
     if not weights:
         refuse_formats(str(folder), sorted(path.name for path in folder.iterdir() if path.is_file()))
     _check_index(folder)
-    if not sum(len(safetensors_file.read_header(path)) for path in weights):
+    tensors = sum(len(safetensors_file.read_header(path)) for path in weights)
+    if not tensors:
         raise ModelError(f"{folder}: the safetensors files hold no tensors: download the model again")
+    return tensors
 
 
 def refuse_formats(model: str, names: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError, ModelError, one_line
 from ..installation import version_of
 from ..units import size
 from . import memory as mem
@@ -25,6 +25,7 @@ from .landing import landing
 from .layouts import Asked, check_bits, choose, left_to_mlx_lm
 from .mlxlm import MlxLm, connect
 from .model import LoadedModel
+from .oddities import oddities
 from .own import Own
 from .prefill import can_share
 from .probe import probe
@@ -208,24 +209,21 @@ def _model_errors(folder: Path) -> Iterator[None]:
     except (ConfigError, ModelError, RunnerBroken):
         raise
     except FileNotFoundError as error:
-        raise ModelError(f"{folder} is not a model folder, or incomplete: {_line(error)}") from error
+        raise ModelError(f"{folder} is not a model folder, or incomplete: {one_line(error)}") from error
     except json.JSONDecodeError as error:
-        raise ModelError(f"a file in {folder} is torn or not JSON: download it again ({_line(error)})") from error
+        raise ModelError(f"a file in {folder} is torn or not JSON: download it again ({one_line(error)})") from error
     except (MemoryError, RuntimeError, OSError) as error:
-        raise ModelError(f"the weights in {folder} can't be read: {_line(error)}; download them again") from error
+        raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
     except Exception as error:
-        raise ModelError(f"{folder} can't be loaded: {_explained(error)}") from error
+        raise ModelError(f"{folder} can't be loaded: {_explained(error, folder)}") from error
 
 
-def _explained(error: Exception) -> str:
-    line = _line(error)
+def _explained(error: Exception, folder: Path) -> str:
+    line = one_line(error)
+    if odd := oddities(folder):
+        return f"its config.json is broken ({', '.join(odd)}): download it again, or use another model"
     if "not supported" in line and "Model type" in line:
         return f"{line} This version of mlx-lm does not know the architecture: choose another model"
     if isinstance(error, ValueError):
         return f"its weights and its config.json do not agree, or are not MLX's: {line}"
     return f"its config.json does not fit its architecture ({type(error).__name__}: {line})"
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."

@@ -196,4 +196,9 @@ def _context_of(config: Mapping[str, Any]) -> int | None:
 def _content(value: Any) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and _is_text(value) else None
+
+
+def _is_text(value: str) -> bool:
+    """Without half surrogate pairs, which no tokenizer takes."""
+    return not any("\ud800" <= char <= "\udfff" for char in value)

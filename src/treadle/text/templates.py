@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..errors import InvalidRequest, ModelError
+from ..errors import InvalidRequest, ModelError, one_line
 from .continuation import cut_at_mark, marked
 from .folder import FolderFacts, read_object, read_override, read_regular
 
@@ -69,7 +69,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ModelError(
-                f"the chat template in {name}{line} is broken: {error}; give another with `chat_template`"
+                f"the chat template in {name}{line} is broken: {one_line(error)}; give another with `chat_template`"
             ) from error
         self._content = self._probe()
         self.written = self._written()
@@ -103,16 +103,19 @@ class ChatTemplate:
         try:
             return self._collect({**self._special_tokens, **variables})
         except _Refused as error:
-            raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from None
+            raise InvalidRequest(
+                f"the model's chat template refuses this: {one_line(error)}", param="messages"
+            ) from None
         except jinja2.exceptions.SecurityError as error:
             raise InvalidRequest(
-                f"the chat template in {self.name} does what is not allowed ({error}): start the server with another",
+                f"the chat template in {self.name} does what is not allowed ({one_line(error)}): start the server with "
+                "another",
                 param="messages",
             ) from None
         except (InvalidRequest, MemoryError):
             raise
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {one_line(error)}"
             raise InvalidRequest(
                 f"the model's chat template can't write these messages ({what})", param="messages"
             ) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from ..errors import ContextLengthExceeded, InvalidRequest, ModelError
+from ..errors import ContextLengthExceeded, InvalidRequest, ModelError, one_line
 from .check import check_text
 from .decoders import byte_pieces
 from .folder import FolderFacts, read_regular
@@ -210,7 +210,7 @@ def _open(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(data)
     except ValueError as error:
-        raise ModelError(f"{path} is broken or too new for this version of tokenizers: {error}") from error
+        raise ModelError(f"{path} is broken or too new for this version of tokenizers: {one_line(error)}") from error
     # Files saved during training may cut or pad every text without a word.
     tokenizer.no_truncation()
     tokenizer.no_padding()
