@@ -11,13 +11,16 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """One request as the client saw it. Times are seconds from the moment it was sent."""
+    """One request as the client saw it. Times are seconds from the moment it was sent; `finished` says that a stream
+    came to its `[DONE]`."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     header_s: float = 0.0
     token_s: list[float] = field(default_factory=list)
+    text: str = ""
+    finished: bool = False
     total_s: float = 0.0
     error: str = ""
 
@@ -83,9 +86,13 @@ class Target:
     @staticmethod
     def _event(data: bytes, reply: Reply, now: float) -> None:
         if data == b"[DONE]":
+            reply.finished = True
             return
         event = json.loads(data)
         if "error" in event:
-            reply.error = event["error"]["code"]
-        elif any(c.get("text") or c.get("token_ids") for c in event["choices"]):
+            error = event["error"]
+            reply.error = str(error.get("code") or "error") if isinstance(error, dict) else "error"
+            return
+        reply.text += "".join(c.get("text") or "" for c in event["choices"])
+        if any(c.get("text") or c.get("token_ids") for c in event["choices"]):
             reply.token_s.append(now)

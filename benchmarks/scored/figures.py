@@ -1,0 +1,35 @@
+"""Figures of a row, and the small statistics that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured thing as text; `met` says whether it meets its target, None where there is no target."""
+
+    what: str
+    value: str
+    met: bool | None = None
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """NaN of no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] if ordered else float("nan")
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.02 else f"{seconds * 1e3:.0f} ms"
+
+
+def mb(size: float) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+def auc(some: Sequence[float], others: Sequence[float]) -> float:
+    """The chance that one of `some` is larger than one of `others`: 0.5 where they can't be told apart."""
+    wins = sum((a > b) + 0.5 * (a == b) for a in some for b in others)
+    return wins / (len(some) * len(others))

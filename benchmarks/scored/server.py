@@ -1,0 +1,166 @@
+"""A server under test: its processes, whether it answers, and what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from client import Reply, Target
+
+READY_S = 120.0
+PEERS = {"mlx-lm": "/health", "vllm-mlx": "/health", "vllm-mlx-batched": "/health"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a server's processes hold together; `rss` in bytes."""
+
+    descriptors: int
+    threads: int
+    rss: int
+
+
+@dataclass
+class Server:
+    """One server process on a free port. `command` has {port} in it; `probe` is a route that costs it nothing."""
+
+    name: str
+    command: str
+    probe: str
+    log: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether it is Treadle, which tells of itself what other servers keep to themselves."""
+        return self.name == "treadle"
+
+    @property
+    def target(self) -> Target:
+        return Target("127.0.0.1", self.port)
+
+    async def start(self) -> float:
+        """Start it; the seconds until it answered a generation request."""
+        self.port = free_port()
+        began = time.perf_counter()
+        self.process = self._launch()
+        while time.perf_counter() - began < READY_S:
+            if not self.lives:
+                raise SystemExit(f"{self.name} ended with {self.process.returncode}: see {self.log}")
+            if (await self.generate("Hello", 1, within_s=10.0)).status == 200:
+                return time.perf_counter() - began
+            await asyncio.sleep(0.1)
+        raise SystemExit(f"{self.name} was not ready within {READY_S:g} s: see {self.log}")
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                ["bash", "-c", "exec env " + self.command.format(port=self.port)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.variables},
+                start_new_session=True,
+            )
+
+    async def generate(self, prompt: str, tokens: int, *, within_s: float = 60.0, **more: object) -> Reply:
+        """One streamed completion; a server that can't be reached, or is silent for too long, has status 0."""
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, **more}
+        return await self.post("/v1/completions", body, within_s=within_s)
+
+    async def post(self, path: str, body: dict[str, object], *, within_s: float = 60.0, **how: object) -> Reply:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.target.post(path, body, **how)  # type: ignore[arg-type]
+        except TimeoutError:
+            return Reply(error="no answer")
+        except (OSError, ValueError, IndexError, EOFError) as error:
+            return Reply(error=type(error).__name__)
+
+    async def get(self, path: str, *, within_s: float = 10.0) -> Reply:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.target.get(path)
+        except TimeoutError:
+            return Reply(error="no answer")
+        except (OSError, ValueError, IndexError, EOFError) as error:
+            return Reply(error=type(error).__name__)
+
+    @property
+    def lives(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def tree(self) -> list[psutil.Process]:
+        """Its processes, the first one first."""
+        assert self.process is not None
+        try:
+            first = psutil.Process(self.process.pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def held(self) -> Held:
+        descriptors = threads = rss = 0
+        for process in self.tree():
+            try:
+                descriptors += process.num_fds()
+                threads += process.num_threads()
+                rss += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        return Held(descriptors, threads, rss)
+
+    def engine(self) -> psutil.Process:
+        """Treadle's engine process."""
+        return next(process for process in self.tree() if "treadle.engine.child" in " ".join(process.cmdline()))
+
+    async def stop(self) -> None:
+        """End it and whatever it started, by force if need be."""
+        tree = self.tree() if self.lives else []
+        if self.lives:
+            assert self.process is not None
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self.process.wait, 20)
+        for process in tree:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+def treadle(model: Path, log: Path, options: Sequence[str] = (), variables: dict[str, str] | None = None) -> Server:
+    """Treadle as it is installed here, serving `model`."""
+    words = [sys.executable, "-m", "treadle", "serve", str(model), "--port"]
+    command = f"{shlex.join(words)} {{port}} {shlex.join(options)}"
+    return Server("treadle", command, "/health/live", log, variables or {})
+
+
+def peer(name: str, model: Path, log: Path) -> Server:
+    """A peer that `benchmarks/peers.py` has installed, as it comes."""
+    here = Path(__file__).parents[1] / "peers.py"
+    done = subprocess.run(
+        [sys.executable, str(here), "command", name, "--model", str(model)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr.strip())
+    return Server(name, done.stdout.strip(), PEERS[name], log)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
