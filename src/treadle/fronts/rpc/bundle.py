@@ -25,21 +25,31 @@ FILES = (
     "generation_config.json",
     "chat_template.json",
 )
+READ = ("tokenizer.json", "config.json")
+"""Files that the server itself has read for what they are: links to them may lead anywhere."""
 TEMPLATE = "chat_template.jinja"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same folder gives the same bytes
 
 
 def bundle_of(folder: Path, template: ChatTemplate | None) -> bytes:
-    """A zip of what text needs: tokenizer, configuration, and the chat template in use. No weights, no code."""
+    """A zip of what text needs: tokenizer, configuration, and the chat template in use. No weights, no code, and no
+    file elsewhere that a link in a stranger's folder names."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name in FILES:
             path = folder / name
-            if path.is_file():
+            if path.is_file() and (name in READ or _is_the_models(path, folder)):
                 archive.writestr(_entry(name), path.read_bytes())
         if template is not None:
             archive.writestr(_entry(TEMPLATE), template.source)
     return buffer.getvalue()
+
+
+def _is_the_models(path: Path, folder: Path) -> bool:
+    """Whether a file lies in the folder, or where the hub's cache keeps the files that its snapshots link to."""
+    real, home = path.resolve(), folder.resolve()
+    in_cache = home.parent.name == "snapshots" and real.is_relative_to(home.parent.parent / "blobs")
+    return in_cache or real.is_relative_to(home)
 
 
 def chunks_of(bundle: bytes) -> Iterator[tuple[bytes, str]]:
