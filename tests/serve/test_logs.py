@@ -49,6 +49,23 @@ def test_everything_is_json_from_listening_to_the_end(start: Start, tiny: Tiny) 
     assert re.fullmatch(r"127\.0\.0\.1:\d+", access["client"])
 
 
+def test_no_line_holds_a_prompt(start: Start, tiny: Tiny) -> None:
+    """Also where it was refused, or parsed elsewhere, and at the level that says most."""
+    server = start(tiny("gemma3"), "--log-level", "debug", "--context", "512")
+    server.ready()
+    mark = "zebracrossing"
+    chat = {"messages": [{"role": "user", "content": mark}], "max_tokens": 2}
+    bodies = [{"prompt": mark}, {"prompt": mark, mark: 1, "max_tokens": mark}, {"prompt": [mark] * 3000}]
+    found = [server.http.post(f"{server.url}/v1/completions", json=body).status_code for body in bodies]
+    found += [server.complete(mark * 100, max_tokens=2).status_code]
+    assert found[1:] == [400, 400, 400]
+    assert server.http.post(f"{server.url}/v1/chat/completions", json=chat).status_code in (200, 400)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.stopped() == 0
+    assert "path=/v1/completions status=400" in server.said
+    assert mark not in server.said
+
+
 def test_a_failed_start_is_a_line_of_json(start: Start, tiny: Tiny) -> None:
     """C1. It is the engine's process that finds it out."""
     server = start(tiny("gemma3"), *JSON, "--memory", "9999TiB")
