@@ -158,7 +158,7 @@ def _answer(data: bytes) -> Answer:
     try:
         error = msgspec.json.decode(body)["error"]
         return Answer(status, str(error.get("code", "")), str(error["message"]), count)
-    except (msgspec.MsgspecError, KeyError, TypeError):
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
         return Answer(status, message=body[:200].decode("utf-8", "replace"), count=count)
 
 
