@@ -21,6 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scored.chaos import figures
+from scored.results import keep, row
 from tests.support.chaos.plan import Fault, Plan
 from tests.support.chaos.report import told
 from tests.support.chaos.run import OPTIONS, Chaos
@@ -43,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--grpc-only", action="store_true")
     found.add_argument("--ulimit", type=int, default=512, help="descriptors of the server (default 512)")
     found.add_argument("--survives-death", action=argparse.BooleanOptionalAction, help="by default, as the server says")
-    found.add_argument("--out", type=Path, help="keep the server's log there")
+    found.add_argument("--out", type=Path, help="keep the server's log there, and the figures for reliability.py page")
     return found
 
 
@@ -80,7 +82,12 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
 
     async with Chaos(plan_of(options), server, options.survives_death, say=say) as chaos:
         await chaos.run(segments, enough)
-    print(told(chaos, time.monotonic() - began, replay_of(options)))
+    took_s = time.monotonic() - began
+    print(told(chaos, took_s, replay_of(options)))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        command = f"{replay_of(options)} --requests {chaos.requests}"
+        keep(options.out / "reliability.json", command, [row("R8", "treadle", figures(chaos, took_s))])
     return 1 if chaos.problems else 0
 
 
@@ -90,7 +97,6 @@ def main() -> None:
     try:
         code = asyncio.run(run(options, folder))
         if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / "server.log", options.out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,17 +38,26 @@ class Target:
     host: str
     port: int
 
-    async def get(self, path: str) -> Reply:
-        return await self._request(f"GET {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n\r\n".encode())
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Reply:
+        return await self._request(self._head("GET", path, headers or {}))
 
-    async def post(self, path: str, body: dict[str, Any], *, leave_after: float | int | None = None) -> Reply:
+    async def post(
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        leave_after: float | int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
         """Send `body`; with `leave_after`, drop the connection after that many seconds (float) or events (int)."""
         data = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(data)}\r\n\r\n"
-        )
-        return await self._request(head.encode() + data, leave_after)
+        more = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
+        return await self._request(self._head("POST", path, more) + data, leave_after)
+
+    def _head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode()
 
     async def _request(self, data: bytes, leave_after: float | int | None = None) -> Reply:
         reply, began = Reply(), time.perf_counter()

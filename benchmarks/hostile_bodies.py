@@ -88,20 +88,18 @@ def rpc_sender(address: str, shape: str, size: int, stop: Any, results: Any) -> 
     codes: collections.Counter[str] = collections.Counter()
     with grpc.insecure_channel(address, options) as channel:
         stub = mlx_engine_pb2_grpc.MlxEngineStub(channel)
-        ids = [65] * size
-        names = [f"n{i}" for i in range(size // 9)]
+        request = pb.GenerateRequest(
+            tokenized=pb.TokenizedInput(input_ids=[65] * size), sampling_params=pb.SamplingParams(max_tokens=1)
+        )
+        abort = pb.AbortRequest(request_ids=[f"n{i}" for i in range(size // 9)])
         while not stop.is_set():
             try:
                 if shape == "ids":
-                    request = pb.GenerateRequest(
-                        request_id=f"{os.getpid()}.{random.random()}",
-                        tokenized=pb.TokenizedInput(input_ids=ids),
-                        sampling_params=pb.SamplingParams(max_tokens=1),
-                    )
+                    request.request_id = f"{os.getpid()}.{random.random()}"
                     for _ in stub.Generate(request, timeout=30):
                         pass
                 else:
-                    stub.Abort(pb.AbortRequest(request_ids=names), timeout=30)
+                    stub.Abort(abort, timeout=30)
                 codes["OK"] += 1
             except grpc.RpcError as error:
                 codes[error.code().name] += 1

@@ -5,8 +5,9 @@
 
 MODEL is a folder: `benchmarks/tiny_model.py` writes one that makes the server the slow part. Each row starts a server
 of its own, as users do, and attacks it over its sockets. Peers (`benchmarks/peers.py install`) are measured by the rows
-that any server can be measured by. R4, R8 and S4 have programs of their own: `benchmarks/poison.py`,
-`benchmarks/chaos.py` and the tests of hostile folders; each writes a file that `page` takes too.
+that any server can be measured by. R4 and R8 have programs of their own: `benchmarks/poison.py` and
+`benchmarks/chaos.py`; each writes a file that `page` takes too. Of a row and server that several files hold, the last
+file's figures are shown.
 """
 
 from __future__ import annotations
@@ -14,85 +15,105 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
-import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-import psutil
-from scored import own, portable
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scored import browser, ending, faults, lag, leaving, memory, overload, routes, supply, tenants
 from scored.figures import Figure
 from scored.page import written
+from scored.results import keep, row
 from scored.server import PEERS, Server, peer, treadle
 
-Row = Callable[[Server, float], Awaitable[list[Figure]]]
+Portable = Callable[[Server, float], Awaitable[list[Figure]]]
+Own = Callable[[Path, Path], Awaitable[list[Figure]]]
 
-PORTABLE: dict[str, Row] = {
-    "R1": lambda server, seconds: portable.leavers(server),
-    "R2": lambda server, seconds: portable.overload(server, seconds),
-    "R6": lambda server, seconds: portable.drain(server),
-    "R7": lambda server, seconds: portable.event_loop(server, seconds / 6),
-    "S2": lambda server, seconds: portable.browser(server),
+PORTABLE: Mapping[str, Portable] = {
+    "R1": lambda server, seconds: leaving.leavers(server),
+    "R2": overload.overload,
+    "R6": lambda server, seconds: ending.drain(server),
+    "R7": lambda server, seconds: lag.event_loop(server, seconds / 8),
+    "S2": lambda server, seconds: browser.browser(server),
 }
-OWN: dict[str, Callable[[Path, Path], Awaitable[list[Figure]]]] = {
-    "R3": own.faults,
-    "R5": own.oversubscribed,
-    "S1": own.behind_the_key,
-    "S3": own.tenants,
+OWN: Mapping[str, Own] = {
+    "R1": leaving.work_for_nobody,
+    "R3": faults.faults,
+    "R5": memory.oversubscribed,
+    "R7": lag.floods,
+    "S1": routes.behind_the_key,
+    "S3": tenants.tenants,
+    "S4": supply.chain,
 }
-OPTIONS = {"R2": ("--max-running", "4"), "R6": ("--max-running", "4")}
+SECONDS = 60.0
+ROWS = sorted({*PORTABLE, *OWN})
+OPTIONS = {
+    "R2": ("--max-running", str(overload.SLOTS)),
+    "R6": ("--max-running", "4", "--grpc-port", "0"),
+    "R7": lag.OPTIONS,
+}
 
 
-async def measure(row: str, name: str, model: Path, log: Path, seconds: float) -> list[Figure]:
-    if row in OWN:
-        return await OWN[row](model, log)
-    server = treadle(model, log, OPTIONS.get(row, ())) if name == "treadle" else peer(name, model, log)
-    await server.start()
+async def measure(name: str, server: str, model: Path, folder: Path, seconds: float) -> list[Figure]:
+    """The figures of one row of one server: the portable part, then that which is Treadle's alone."""
+    figures = []
+    if name in PORTABLE:
+        log = folder / f"{name}-{server}.log"
+        figures += await portable(name, treadle(model, log, OPTIONS.get(name, ())), server, seconds, model, log)
+    if name in OWN and server == "treadle":
+        figures += await OWN[name](model, folder / f"{name}-own.log")
+    return figures
+
+
+async def portable(name: str, own: Server, server: str, seconds: float, model: Path, log: Path) -> list[Figure]:
+    measured = own if server == "treadle" else peer(server, model, log)
+    await measured.start()
     try:
-        return await PORTABLE[row](server, seconds)
+        return await PORTABLE[name](measured, seconds)
     finally:
-        await server.stop()
+        await measured.stop()
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the rows of each server, and keep what was found so far after each."""
-    found: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for row in options.row or sorted({*PORTABLE, *OWN}):
-            for name in options.server or ["treadle"]:
-                if row in OWN and name != "treadle":
-                    continue
-                began = time.perf_counter()
-                figures = asyncio.run(measure(row, name, options.model, Path(folder) / f"{name}.log", options.seconds))
-                found.append({"row": row, "server": name, "figures": [asdict(figure) for figure in figures]})
-                print(f"{row} {name} ({time.perf_counter() - began:.0f} s)", flush=True)
-                for figure in figures:
-                    mark = {True: "met", False: "NOT MET", None: ""}[figure.met]
-                    print(f"  {figure.what}: {figure.value}  {mark}", flush=True)
-                options.out.write_text(
-                    json.dumps(
-                        {"about": about(f"python benchmarks/reliability.py run {options.model.name}"), "rows": found},
-                        indent=1,
-                    )
-                )
+    """Measure the rows of each server, and keep what was found so far after each. A row that can't be measured is told
+    of at the end, and does not keep the others from being measured."""
+    found, failed = [], []
+    command = command_of(options)
+    options.logs.mkdir(parents=True, exist_ok=True)
+    for name in options.row or ROWS:
+        for server in options.server or ["treadle"]:
+            if server != "treadle" and name not in PORTABLE:
+                continue
+            began = time.perf_counter()
+            try:
+                figures = asyncio.run(measure(name, server, options.model, options.logs, options.seconds))
+            except (Exception, SystemExit) as error:
+                failed.append(f"{name} {server}: {type(error).__name__}: {error}")
+                print(failed[-1], flush=True)
+                continue
+            found.append(row(name, server, figures))
+            tell(f"{name} {server} ({time.perf_counter() - began:.0f} s)", figures, judged=server == "treadle")
+            keep(options.out, command, found)
+    if failed:
+        sys.exit("\n".join(["could not be measured:", *failed]))
 
 
-def keep(file: Path, command: str, rows: list[dict[str, object]]) -> None:
-    """Write what `command` has measured so far."""
-    file.write_text(json.dumps({"about": about(command), "rows": rows}, indent=1))
+def command_of(options: argparse.Namespace) -> str:
+    """The command line that measures the same."""
+    words = ["python benchmarks/reliability.py run", options.model.name]
+    words += [f"--seconds {options.seconds:g}"] if options.seconds != SECONDS else []
+    return " ".join(words)
 
 
-def about(command: str) -> dict[str, str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "command": command,
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} cores",
-    }
+def tell(head: str, figures: list[Figure], *, judged: bool) -> None:
+    """Peers have promised none of it."""
+    print(head)
+    for figure in figures:
+        print(f"  {figure.what}: {figure.value}{'  NOT MET' if judged and figure.met is False else ''}")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -100,17 +121,20 @@ def main() -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     running = actions.add_parser("run", help="measure")
     running.add_argument("model", type=Path, metavar="MODEL")
-    running.add_argument("--row", action="append", choices=sorted({*PORTABLE, *OWN}))
+    running.add_argument("--row", action="append", choices=ROWS)
     running.add_argument("--server", action="append", choices=["treadle", *PEERS])
-    running.add_argument("--seconds", type=float, default=60.0, help="of overload and of hostile load")
+    running.add_argument("--seconds", type=float, default=SECONDS, help="of overload, and of all hostile load together")
     running.add_argument("--out", type=Path, default=Path("reliability.json"), metavar="FILE.json")
+    running.add_argument("--logs", type=Path, metavar="FOLDER", help="where the servers' logs stay")
     writing = actions.add_parser("page", help="write what was measured as Markdown")
     writing.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
     options = parser.parse_args()
-    if options.action == "run":
-        run(options)
-    else:
+    if options.action == "page":
         print(written([json.loads(file.read_text()) for file in options.files]), end="")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options.logs = options.logs or Path(folder)
+        run(options)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 
 Starts `treadle serve` on a tiny random model, in processes of its own, and needs what the tests need (`make dev`).
 After each `--segment` clients comes a quiet point: nobody is connected, every place must be free, all counters must add
-up, and what both processes hold is a row of OUT/soak.csv. OUT/soak.html has the plots, each of which is an SVG too. No
-faults by default. Exit code 1 where an answer was wrong or a figure drifted by more than 2 % after the warm-up, the
-first quarter of the quiet points; memory is compared over one process's life.
+up, and what both processes hold is a row of OUT/soak.csv. OUT/soak.html has the plots, each of which is an SVG too;
+OUT/reliability.json has the figures for `benchmarks/reliability.py page`. No faults by default. Exit code 1 where an
+answer was wrong or a figure drifted by more than 2 % after the warm-up, the first quarter of the quiet points; memory
+is compared over one process's life.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scored.chaos import figures
+from scored.results import keep, row
 from tests.support.chaos.plan import Fault, Plan
 from tests.support.chaos.points import Quiet
 from tests.support.chaos.report import told
@@ -159,8 +162,11 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
         await chaos.run(itertools.count(), enough)
     replay = f"python benchmarks/chaos.py --seed {options.seed} --segment {options.segment} --ulimit {options.ulimit}"
     faults = " ".join(options.faults) or Fault.NONE
-    words = told(chaos, time.monotonic() - began, f"{replay} --faults {faults}")
+    took_s = time.monotonic() - began
+    words = told(chaos, took_s, f"{replay} --faults {faults}")
     print(words)
+    command = f"python benchmarks/soak.py OUT --minutes {options.minutes:g} --seed {options.seed} --faults {faults}"
+    keep(options.out / "reliability.json", command, [row("R8", "treadle", figures(chaos, took_s, "soak"))])
     write_plots(options.out, table.rows, words)
     return 1 if chaos.problems else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,23 @@ def mb(size: float) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
+def counted(counts: Counter[str]) -> str:
+    """`12 503, 3 left`; "none" of nothing."""
+    return ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items())) or "none"
+
+
 def auc(some: Sequence[float], others: Sequence[float]) -> float:
     """The chance that one of `some` is larger than one of `others`: 0.5 where they can't be told apart."""
     wins = sum((a > b) + 0.5 * (a == b) for a in some for b in others)
     return wins / (len(some) * len(others))
+
+
+def as_seen(took: Sequence[float], every_s: float) -> list[float]:
+    """The waits of somebody who asks `every_s` seconds, from those of a prober that asks again only once it has its
+    answer: each wait that is longer than `every_s` stands for the requests that were not sent meanwhile as well."""
+    found = []
+    for seconds in took:
+        found.append(seconds)
+        while (seconds := seconds - every_s) > 0:
+            found.append(seconds)
+    return found

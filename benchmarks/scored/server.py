@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from client import Reply, Target
@@ -33,13 +35,16 @@ class Held:
 
 @dataclass
 class Server:
-    """One server process on a free port. `command` has {port} in it; `probe` is a route that costs it nothing."""
+    """One server process on a free port. `command` has {port} in it; `probe` is a route that costs it nothing; requests
+    carry `key`, if there is one."""
 
     name: str
     command: str
     probe: str
     log: Path
     variables: dict[str, str] = field(default_factory=dict)
+    key: str = ""
+    model: str = ""
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -47,6 +52,18 @@ class Server:
     def own(self) -> bool:
         """Whether it is Treadle, which tells of itself what other servers keep to themselves."""
         return self.name == "treadle"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    @property
+    def grpc(self) -> str:
+        """The address of Treadle's gRPC port, which the operating system chose."""
+        found = re.findall(r"grpc://([\w.:\[\]]+)", self.log.read_text())
+        if not found:
+            raise SystemExit(f"the server named no gRPC address: see {self.log}")
+        return str(found[-1])
 
     @property
     def target(self) -> Target:
@@ -60,10 +77,17 @@ class Server:
         while time.perf_counter() - began < READY_S:
             if not self.lives:
                 raise SystemExit(f"{self.name} ended with {self.process.returncode}: see {self.log}")
-            if (await self.generate("Hello", 1, within_s=10.0)).status == 200:
+            self.model = self.model or await self._named()
+            if self.model and (await self.generate("Hello", 1, within_s=10.0)).status == 200:
                 return time.perf_counter() - began
             await asyncio.sleep(0.1)
+        await self.stop()
         raise SystemExit(f"{self.name} was not ready within {READY_S:g} s: see {self.log}")
+
+    async def _named(self) -> str:
+        """What the server calls its model; empty before it answers."""
+        reply = await self.get("/v1/models")
+        return str(reply.json()["data"][0]["id"]) if reply.status == 200 else ""
 
     def _launch(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
@@ -76,28 +100,30 @@ class Server:
                 start_new_session=True,
             )
 
-    async def generate(self, prompt: str, tokens: int, *, within_s: float = 60.0, **more: object) -> Reply:
-        """One streamed completion; a server that can't be reached, or is silent for too long, has status 0."""
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, **more}
-        return await self.post("/v1/completions", body, within_s=within_s)
-
-    async def post(self, path: str, body: dict[str, object], *, within_s: float = 60.0, **how: object) -> Reply:
-        try:
-            async with asyncio.timeout(within_s):
-                return await self.target.post(path, body, **how)  # type: ignore[arg-type]
-        except TimeoutError:
-            return Reply(error="no answer")
-        except (OSError, ValueError, IndexError, EOFError) as error:
-            return Reply(error=type(error).__name__)
+    async def generate(
+        self,
+        prompt: str,
+        tokens: int,
+        *,
+        within_s: float = 60.0,
+        leave_after: float | int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **more: object,
+    ) -> Reply:
+        """One streamed greedy completion; a server that can't be reached, or is silent for too long, has status 0."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, **more}
+        carried = {**self.headers, **(headers or {})}
+        return await answered(
+            self.target.post("/v1/completions", body, leave_after=leave_after, headers=carried), within_s
+        )
 
     async def get(self, path: str, *, within_s: float = 10.0) -> Reply:
-        try:
-            async with asyncio.timeout(within_s):
-                return await self.target.get(path)
-        except TimeoutError:
-            return Reply(error="no answer")
-        except (OSError, ValueError, IndexError, EOFError) as error:
-            return Reply(error=type(error).__name__)
+        return await answered(self.target.get(path, headers=self.headers), within_s)
+
+    async def status(self) -> dict[str, Any]:
+        """Treadle's `/v1/status`."""
+        found: dict[str, Any] = (await self.get("/v1/status")).json()
+        return found
 
     @property
     def lives(self) -> bool:
@@ -142,11 +168,24 @@ class Server:
                 continue
 
 
-def treadle(model: Path, log: Path, options: Sequence[str] = (), variables: dict[str, str] | None = None) -> Server:
+async def answered(asking: Awaitable[Reply], within_s: float) -> Reply:
+    """The reply, or one with status 0 where none came."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await asking
+    except TimeoutError:
+        return Reply(error="no answer")
+    except (OSError, ValueError, IndexError, EOFError) as error:
+        return Reply(error=type(error).__name__)
+
+
+def treadle(
+    model: Path, log: Path, options: Sequence[str] = (), variables: dict[str, str] | None = None, key: str = ""
+) -> Server:
     """Treadle as it is installed here, serving `model`."""
     words = [sys.executable, "-m", "treadle", "serve", str(model), "--port"]
     command = f"{shlex.join(words)} {{port}} {shlex.join(options)}"
-    return Server("treadle", command, "/health/live", log, variables or {})
+    return Server("treadle", command, "/health/live", log, variables or {}, key)
 
 
 def peer(name: str, model: Path, log: Path) -> Server:
