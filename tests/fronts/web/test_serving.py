@@ -97,11 +97,11 @@ async def test_the_official_sdk_raises_an_error_that_comes_within_a_stream() -> 
             await asyncio.sleep(0.001)
             await f.step(1)
         stream = await asking
-        f.owner.kill()
+        await f.engine.stop(0.0)
         with pytest.raises(openai.APIError) as caught:
             async for _ in stream:
                 pass
-        assert caught.value.code == "engine_died"
+        assert caught.value.code == "server_stopping"
 
 
 @in_loop
