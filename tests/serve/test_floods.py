@@ -77,7 +77,7 @@ def holds_out(server: Serve, log_bytes: int) -> None:
         server.http.headers["connection"] = "close"
         assert server.get("/health/live").status_code == 200
     os.kill(old, signal.SIGKILL)
-    until("another engine", lambda: server.children() - {old} and server.is_ready(), 30)
+    until("another engine", lambda: server.engines() - {old} and server.is_ready(), 30)
     assert server.process.poll() is None
     assert len(server.said.encode()) - log_bytes < LOG_BYTES
 

@@ -317,6 +317,9 @@ class EngineClient:
     def on_ready(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
         self._away = None
+        while self._restarts_told < self.supervisor.restarts:  # more than one where starts have failed
+            self._restarts_told += 1
+            self._tell(lambda observer: observer.restarted())
         if not self._draining:
             self.gate.open_(self._limits(capabilities))
         if self.replay.held:
@@ -355,9 +358,6 @@ class EngineClient:
 
     def on_away(self, waiting: EngineUnavailable) -> None:
         self._away = waiting
-        while self._restarts_told < self.supervisor.restarts:
-            self._restarts_told += 1
-            self._tell(lambda observer: observer.restarted())
         if not self._draining:
             self.gate.close(waiting, back_s=self.supervisor.outage.left_s)
 

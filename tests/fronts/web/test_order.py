@@ -208,12 +208,12 @@ async def test_a_client_may_leave_in_every_phase_and_leaves_nothing_behind(phase
 
 @pytest.mark.parametrize("stream", [False, True])
 @in_loop
-async def test_an_engine_that_dies_ends_every_request_with_its_error(stream: bool) -> None:
+async def test_an_engine_that_fails_for_good_ends_every_request_with_its_error(stream: bool) -> None:
     """B7: nobody waits on something that will not come."""
     async with front(forever, pump=False) as f:
         client = send(f, stream=stream)
         await f.step(5)
-        f.owner.kill()
+        f.engine.supervisor._fail("it died too often")
         await ended(client)
         error = client.events[-1]["error"] if stream else client.json["error"]
         assert error["code"] == "engine_died"

@@ -62,7 +62,7 @@ async def test_the_engine_learns_that_the_reader_stalled() -> None:
         await f.step(1)
         assert client.task is not None
         await client.task
-        assert generation._cancelled is CancelReason.STALLED
+        assert generation.cancelled is CancelReason.STALLED
 
 
 class Wire:
