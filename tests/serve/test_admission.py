@@ -38,32 +38,6 @@ def clients(serialized: Serve) -> Iterator[tuple[openai.OpenAI, openai.OpenAI, o
         yield one, two, three
 
 
-def test_serialized_one_runs_one_waits_and_the_third_is_refused(
-    serialized: Serve, clients: tuple[openai.OpenAI, openai.OpenAI, openai.OpenAI]
-) -> None:
-    """D2, D4: two at once is what agents do; the second waits and is answered whole, the third hears at once."""
-    one, two, three = clients
-    assert serialized.status()["path"] == "serialized"
-    before = serialized.status()["admission"]
-    with ThreadPoolExecutor(1) as threads, ask(one, ENDLESS, stream=True) as running:
-        next(iter(running))
-        waiting = threads.submit(ask, two)
-        until("one runs and one waits", lambda: counts(serialized) == (1, 1))
-        with pytest.raises(openai.InternalServerError) as refused:
-            ask(three)
-        assert refused.value.status_code == 503
-        assert refused.value.code == "text_generation_busy"
-        assert int(refused.value.response.headers["retry-after"]) >= 1
-        assert counts(serialized) == (1, 1)
-        assert not waiting.done()
-        running.close()
-        assert waiting.result(60).usage.completion_tokens == 8
-    serialized.idle()
-    after = serialized.status()["admission"]
-    assert Counter(after["refused"]) - Counter(before["refused"]) == {"queue_full": 1}
-    assert Counter(after["ended"]) - Counter(before["ended"]) == {"cancelled": 1, "length": 1}
-
-
 def test_a_stream_that_waits_has_no_headers_yet(serialized: Serve) -> None:
     """D2: a refusal always comes before the first byte, so a waiter is promised nothing."""
 
@@ -121,3 +95,29 @@ def test_without_a_wait_the_second_is_refused_at_once(start: Start, tiny: Tiny) 
         assert counts(server) == (1, 0)
     server.idle()
     assert server.complete().status_code == 200
+
+
+def test_serialized_one_runs_one_waits_and_the_third_is_refused(
+    serialized: Serve, clients: tuple[openai.OpenAI, openai.OpenAI, openai.OpenAI]
+) -> None:
+    """D2, D4: two at once is what agents do; the second waits and is answered whole, the third hears at once."""
+    one, two, three = clients
+    assert serialized.status()["path"] == "serialized"
+    before = serialized.status()["admission"]
+    with ThreadPoolExecutor(1) as threads, ask(one, ENDLESS, stream=True) as running:
+        next(iter(running))
+        waiting = threads.submit(ask, two)
+        until("one runs and one waits", lambda: counts(serialized) == (1, 1))
+        with pytest.raises(openai.InternalServerError) as refused:
+            ask(three)
+        assert refused.value.status_code == 503
+        assert refused.value.code == "text_generation_busy"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        assert counts(serialized) == (1, 1)
+        assert not waiting.done()
+        running.close()
+        assert waiting.result(60).usage.completion_tokens == 8
+    serialized.idle()
+    after = serialized.status()["admission"]
+    assert Counter(after["refused"]) - Counter(before["refused"]) == {"queue_full": 1}
+    assert Counter(after["ended"]) - Counter(before["ended"]) == {"cancelled": 1, "length": 1}
