@@ -57,6 +57,18 @@ def test_a_slot_that_comes_free_early_is_taken_again_before_one_that_is_held_for
     assert waits(it, 3, 0.0) < 30.0
 
 
+def test_what_lived_through_an_outage_teaches_nothing() -> None:
+    it = forecast(rows=2)
+    before = waits(it, 0, 0.0)
+    for visit in list(it._visits):
+        visit.interrupted, visit.rows = True, 0
+        it.leave(visit, 600.0, answered=True)
+    for _ in range(2):
+        it.enter(one := Visit(1, 1, 600.0, service_s=10.0, certain=True))
+        it.start(one, 600.0)
+    assert waits(it, 0, 600.0) == pytest.approx(before)
+
+
 def test_departures_are_those_of_slots_that_are_taken() -> None:
     it = forecast(slots=3, rows=2)
     assert [it.departures(until, 0.0) for until in (-1.0, 0.0, 9.9, 10.0, 99.0)] == [0, 0, 0, 2, 2]

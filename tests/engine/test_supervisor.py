@@ -733,3 +733,19 @@ async def test_who_ended_it_is_told(how: str, cause: Cause):
     (await scene.yard.next()).ready()
     assert scene.ear.deaths == [Death(cause, f"the engine process ended: {how}")]
     await scene.supervisor.stop()
+
+
+@in_loop
+async def test_a_mistake_in_supervision_ends_the_engine_and_is_told():
+    scene = Scene()
+    owner = await scene.begin()
+    owner.ready()
+
+    def broken(death: Death) -> int:
+        raise KeyError("books")
+
+    scene.ear.on_death = broken
+    owner.end()
+    assert "KeyError: 'books'" in await asyncio.wait_for(scene.supervisor.failed(), 5)
+    assert scene.supervisor.told == "the server's log says why"
+    await scene.supervisor.stop()

@@ -40,7 +40,8 @@ class Visit:
     time is also the likely one, as the request itself allows no more than a usual answer. `arrival` is who came.
     `give_way` takes back a visit of which no row has begun, with the error for its client; None while that can't be
     done. `displaced`: it was called, and the visit's rows only wait for their ends. `asked` are the rows it came
-    with, `max_wait_s` is how long they may wait for a slot."""
+    with, `max_wait_s` is how long they may wait for a slot. `interrupted`: the engine was lost meanwhile, so its rows'
+    times tell nothing of others'."""
 
     rows: int
     tokens: int
@@ -54,6 +55,7 @@ class Visit:
     displaced: bool = False
     asked: int = 1
     max_wait_s: float = 0.0
+    interrupted: bool = False
 
     @property
     def expected_s(self) -> float:
@@ -100,7 +102,9 @@ class Forecast:
         slot for as long as it wanted."""
         self._rows -= 1
         if visit.started and answered:
-            self._learn(visit, now - visit.started.pop(0))
+            took_s = now - visit.started.pop(0)
+            if not visit.interrupted:
+                self._learn(visit, took_s)
         del visit.started[visit.rows :]
         if not visit.rows:
             del self._visits[visit]

@@ -24,7 +24,7 @@ from .places import Places
 from .refusals import Refusal
 from .shares import Shares
 
-UNANSWERED = ("expired", "unused", "quarantined", "displaced")
+UNANSWERED = ("expired", "unused", "quarantined", "displaced", "lost")
 REASONS = {
     Refusal.QUEUE_FULL: "every slot and every place in the queue is taken",
     Refusal.PROMISED: "the places that are left are promised to requests that came earlier",

@@ -94,6 +94,8 @@ class Queue:
 
     def expired(self, now: float) -> list[Row]:
         """Those whose wait is over; none of a group that has begun (D2)."""
+        if not self._entries:
+            return []
         return [
             row
             for row in self.waiting
@@ -102,6 +104,8 @@ class Queue:
 
     def sweep(self) -> None:
         """Forget those who ended while they waited."""
+        if not self._entries:
+            return
         for sharer in self._sharers.values():
             if any(not row.live for _, _, row in sharer.waiting):
                 self._entries -= len(sharer.waiting)

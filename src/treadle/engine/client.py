@@ -334,6 +334,7 @@ class EngineClient:
         verdict = self.replay.died(death, live, self.admission.max_running, self.clock())
         explained = 0 if verdict is None else self._judge(verdict)
         for generation, visit in list(self._live.values()):
+            visit.interrupted = True
             if generation.begun:
                 visit.give_way = None  # a suspect that were told to come again would escape its trial
             if generation.ended or generation.cancelled is not None:
@@ -421,9 +422,9 @@ class EngineClient:
             self._on_tokens(generation, len(output.tokens), now)
         generation.push(output, now)
         if output.finish is not None:
+            if output.finish.reason is FinishReason.EXPIRED:  # while its visit still says what it asks for
+                generation.expired(self.gate.postpone(visit, Refusal.WAIT_OVER, now))
             self._gone(generation, output.finish.reason.value)
-        if output.finish is not None and output.finish.reason is FinishReason.EXPIRED:
-            generation.expired(self.gate.postpone(visit, Refusal.WAIT_OVER, now))
 
     def _on_admitted(self, generation: Generation, visit: Visit, wait_s: float, now: float) -> None:
         self.gate.started(visit, wait_s, now)
@@ -456,7 +457,7 @@ class EngineClient:
         back_s = None if state in (EngineState.READY, EngineState.FAILED) else self.supervisor.outage.left_s()
         if self._draining and state is EngineState.READY:
             return Health(live=True, ready=False, state="draining", reason="the server is shutting down")
-        reason = self.supervisor.reason or ("" if state is EngineState.READY else self.supervisor.stage)
+        reason = self.supervisor.told or ("" if state is EngineState.READY else self.supervisor.stage)
         ready = state is EngineState.READY
         return Health(live=True, ready=ready, state=state.value, reason=reason, retry_after_s=back_s)
 

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 STOP_GRACE_S = 5.0
 KILL_GRACE_S = 5.0
+NOT_TOLD = "the server's log says why"  # of an end whose words are an exception's, which may name paths
 
 
 class EngineState(StrEnum):
@@ -57,7 +58,8 @@ class Supervisor:
     ) -> None:
         self.state = EngineState.STARTING
         self.stage = "starting"
-        self.reason = ""
+        self.reason = ""  # for operators
+        self.told = ""  # the same for clients
         self.restarts = 0
         self.load_s = 0.0
         self.deaths = Deaths()
@@ -98,7 +100,7 @@ class Supervisor:
 
     def begin(self) -> None:
         """Start the engine and return at once."""
-        self._task = asyncio.create_task(self._supervise(), name="treadle-supervisor")
+        self._task = asyncio.create_task(self._watch(), name="treadle-supervisor")
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End the engine: it has `grace_s` to unwind, then it is killed. Idempotent."""
@@ -145,6 +147,16 @@ class Supervisor:
         return max(1.0, self._patience.hang_after_s - since) + self.load_s
 
     # One owner after the other -----------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Supervise; a mistake in that is the end of the engine, and is not kept from those who wait for it."""
+        try:
+            await self._supervise()
+        except Exception as error:
+            log.exception("the engine's supervision failed")
+            self.kill()
+            self._plain = False
+            self._fail(f"its supervision failed ({type(error).__name__}: {error})")
 
     async def _supervise(self) -> None:
         while True:
@@ -313,7 +325,7 @@ class Supervisor:
     @property
     def _told(self) -> str:
         """Why the owner ended, in words that clients may read."""
-        return self._said if self._plain else "the server's log says why"
+        return self._said if self._plain else NOT_TOLD
 
     def _away(self) -> float:
         """Tell until when the engine is expected to be away; the back-off before its next start, in seconds."""
@@ -334,6 +346,7 @@ class Supervisor:
     def _become(self, state: EngineState, reason: str = "") -> None:
         self.state = state
         self.reason = reason
+        self.told = reason if self._plain or not reason else NOT_TOLD
         self._changed.set()
 
     async def _change(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 
@@ -125,3 +126,21 @@ async def test_a_crowd_of_watchers_is_bounded_and_one_task_looks_for_all(monkeyp
         again = stub.Watch(health_pb2.HealthCheckRequest())
         assert (await again.read()).status == health_pb2.HealthCheckResponse.SERVING
         again.cancel()
+
+
+@in_loop
+async def test_looking_goes_on_after_a_moment_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def clients(port: int) -> list[tuple[str, int]]:
+        looks.append(port)
+        if len(looks) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return []
+
+    monkeypatch.setattr(census, "_clients", clients)
+    monkeypatch.setattr(census, "EVERY_S", 0.01)
+    looking = asyncio.create_task(Census(Connections()).run(1))
+    await until(lambda: len(looks) > 1)
+    assert not looking.done()
+    looking.cancel()

@@ -35,12 +35,16 @@ class Census:
         """Look again and again, until cancelled."""
         while True:
             began = time.monotonic()
-            clients = await asyncio.to_thread(lambda: list(_clients(port)))
+            with contextlib.suppress(OSError):  # no descriptor is left to look with: later
+                await self._look(port)
             took_s = time.monotonic() - began
-            surplus = self.take_in(clients)
-            if surplus:
-                await asyncio.to_thread(_shut_down, port, frozenset(surplus))
             await asyncio.sleep(max(EVERY_S, took_s / SHARE))
+
+    async def _look(self, port: int) -> None:
+        """Count, and end what is too much. Raises OSError where there is no descriptor to look with."""
+        surplus = self.take_in(await asyncio.to_thread(lambda: list(_clients(port))))
+        if surplus:
+            await asyncio.to_thread(_shut_down, port, frozenset(surplus))
 
     def take_in(self, clients: Iterable[Client]) -> list[Client]:
         """Count `clients`, all who are connected now; returns those of them for whom there is no place."""
