@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from .compose import LocalTexts, aside, engine_for, require_installed
 from .config import Settings
+from .core.line import Arrival
 from .engine.client import EngineClient
 from .errors import InvalidRequest, spelled
 from .fronts.rows import Piece, Row
@@ -20,6 +21,9 @@ from .fronts.turns import asks_to_continue, read_turns
 from .fronts.validate import Wanted, check, submits
 from .models.resolve import resolve
 from .text import TextModel, TextStream
+
+ONE_PROGRAM = 1
+"""The fingerprint of all calls: a place that was promised to one of them is any other's too."""
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages with `role` and `content`, as the HTTP API reads them: unknown keys are ignored."""
@@ -163,6 +167,7 @@ class Engine:
             least_tokens=checked.least_tokens,
             kind="library",
             tag="library",
+            arrival=Arrival(fingerprint=ONE_PROGRAM, repeat=True),
         ) as reservation:
             ids = await self._texts.pool.run(_token_ids, model, prompt)
             salt = checked.cache_salt or ""
