@@ -14,6 +14,7 @@ from .errors import ConfigError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 ANY = "*"
+IPV6_SITE_BITS = 64
 MAX_NAME = 253
 CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
 """The names under which containers reach their host. `.internal` is reserved: no public DNS server can claim them."""
@@ -51,6 +52,14 @@ def address_of(host: str) -> Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+def site_of(address: Address) -> Address | ipaddress.IPv6Network:
+    """The part of an address that one client is taken to have: all of IPv4's, and of IPv6's the /64 network, as whoever
+    has one address of it can have all."""
+    if address.version == 4:
+        return address
+    return ipaddress.IPv6Network((int(address), IPV6_SITE_BITS), strict=False)
 
 
 def bindable(host: str) -> str:

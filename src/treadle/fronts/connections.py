@@ -3,7 +3,6 @@ without sockets."""
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import time
 from collections import Counter
@@ -12,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.refusals import Refusal
-from ..hosts import address_of
+from ..hosts import address_of, site_of
 
 log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 1.0
-IPV6_SITE = 64  # bits of an IPv6 address that one host usually owns all below of
 WORDS = {
     Refusal.CONNECTIONS: "all {limit} are open: raise the limit of open files (ulimit -n), or look for idle clients",
     Refusal.PEER_CONNECTIONS: "one address already has {limit}: let its clients reuse connections",
@@ -105,6 +103,4 @@ def peer_of(host: str) -> str:
     address = address_of(host.partition("%")[0])
     if address is None or address.is_loopback:
         return ""
-    if address.version == 6:
-        return str(ipaddress.ip_network((address, IPV6_SITE), strict=False))
-    return str(address)
+    return str(site_of(address))

@@ -8,18 +8,16 @@ machine's own addresses are never refused, as everybody behind a reverse proxy h
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..errors import TooManyWrongKeys
-from ..hosts import address_of, is_this_machine
+from ..hosts import address_of, is_this_machine, site_of
 from .accounts import Bucket
 
 MOST_WRONG = 30  # a minute
 MOST_PEERS = 4096
 MOST_NAMES = 16
-IPV6_SITE_BITS = 64  # whoever has one address of a site has all of them
 
 
 @dataclass(slots=True)
@@ -74,8 +72,6 @@ class Guesses:
 
 
 def _site(peer: str) -> str:
-    """The part of an address that one client is taken to have: all of IPv4's, the first 64 bits of IPv6's."""
+    """Under which wrong keys of `peer` are counted."""
     address = address_of(peer)
-    if address is None or address.version == 4:
-        return str(address or peer)
-    return str(ipaddress.IPv6Network((int(address), IPV6_SITE_BITS), strict=False))
+    return peer if address is None else str(site_of(address))

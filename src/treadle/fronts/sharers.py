@@ -10,18 +10,18 @@ only ever mixes up requests of one sharer.
 
 from __future__ import annotations
 
+from ipaddress import IPv6Network
 from typing import Any
 
 from starlette.types import Scope
 
 from ..core.line import Arrival
-from ..hosts import address_of
+from ..hosts import address_of, site_of
 
 TICKET = "x-treadle-ticket"
 ARRIVAL = "treadle.arrival"
 THIS_MACHINE = "local"
 MAX_TICKET_CHARS = 64
-IPV6_NETWORK_BITS = 64
 _REPEATS = b"x-stainless-retry-count"  # of the official SDKs: how many times this request was sent before
 _PRINTED = (b"content-length", b"user-agent", b"idempotency-key")
 
@@ -31,9 +31,8 @@ def peer_sharer(host: str) -> str:
     address = address_of(host)
     if address is None or address.is_loopback:
         return THIS_MACHINE
-    if address.version == 6:
-        return f"{(int(address) >> IPV6_NETWORK_BITS) << IPV6_NETWORK_BITS:x}/64"
-    return str(address)
+    site = site_of(address)
+    return f"{int(site[0]):x}/{site.prefixlen}" if isinstance(site, IPv6Network) else str(site)
 
 
 def web_arrival(scope: Scope, sharer: str) -> Arrival:
