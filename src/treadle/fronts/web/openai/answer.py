@@ -89,6 +89,14 @@ class Server:
             )
 
 
+@dataclass(slots=True)
+class Body:
+    """A request's body. Several frames wait while an answer is made, and would each keep the bytes: `data` is emptied
+    once it is tokenized."""
+
+    data: bytes
+
+
 class Answer:
     """The ASGI application behind one generation route."""
 
@@ -101,16 +109,16 @@ class Answer:
         send = _with_limits(send, caller, server.clock)
         try:
             caller.account.check(server.clock())
-            body = await read_body(receive, scope["headers"], limit=server.body_bytes(), budget=server.bodies)
+            body = Body(await read_body(receive, scope["headers"], limit=server.body_bytes(), budget=server.bodies))
             await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
         except (RateLimited, InsufficientScope) as error:
             server.door.refused(Refusal(error.code))
             note_error(scope, error.code)
             await send_error(send, error)
 
-    async def _answer(self, body: bytes, scope: Scope, send: Send, record: RequestRecord) -> None:
+    async def _answer(self, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         server = self._server
-        ask = await self._asked(body, caller_of(scope).sharer)
+        ask = await self._asked(body.data, caller_of(scope).sharer)
         server.check_model(ask.model)
         model = server.texts.model()
         limits = server.limits(model)
@@ -122,7 +130,7 @@ class Answer:
     async def _admit(
         self,
         ask: Ask,
-        body: bytes,
+        body: Body,
         checked: Checked,
         limits: Limits,
         model: TextView,
@@ -180,7 +188,7 @@ class _Run:
 
     server: Server
     ask: Ask
-    body: bytes
+    body: Body
     sharer: str
     checked: Checked
     limits: Limits
@@ -203,8 +211,8 @@ class _Run:
     async def _begin(self) -> list[Row]:
         """Tokenize, submit, and return once the scheduler has admitted the first sequence."""
         ask = self.ask
-        prompts = await tokenize(self.server.texts.pool, ask, self.body, self.checked, self.limits, self.sharer)
-        self.body = b""
+        prompts = await tokenize(self.server.texts.pool, ask, self.body.data, self.checked, self.limits, self.sharer)
+        self.body.data = b""
         draw, param = self.server.draw_seed, ask.prompt_param
         requests = submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
         self.record.prompt_tokens = sum(map(len, prompts))
