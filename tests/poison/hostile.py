@@ -5,7 +5,8 @@ does before anything is loaded. With `serves = true` it serves nevertheless; the
 and `says` are words of its answer. Its tables name files of the folder: `text` and `bytes` replace them (each character
 of `bytes` is one byte), `merge` adds to a JSON object, `header` is a safetensors file with that header, `fill`
 overwrites all weights with one byte, `cut` shortens, `normalizer` doubles a text so many times, and `remove`, `links`,
-`pipes` and `folders` do as they are called. `<3 x ab>` stands for ababab.
+`pipes` and `folders` do as they are called. `<3 x ab>` stands for ababab, and CANARY for the path of a file beside the
+folder that only code of the folder's would write.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from tests.poison.corpus import expanded
 
 FOLDER = Path(__file__).with_name("folders")
-CANARY = Path("/tmp/treadle-pwned")
+CANARY = "CANARY"
 BODY = bytes(64)
 
 
@@ -29,11 +30,17 @@ def cases() -> dict[str, dict[str, Any]]:
     return {file.stem: tomllib.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.toml"))}
 
 
+def canary_of(folder: Path) -> Path:
+    """The file that is there once code of `folder` has run."""
+    return folder.with_name("canary")
+
+
 def spoil(folder: Path, case: Mapping[str, Any]) -> None:
     """Change the good model in `folder` as `case` says."""
+    canary = str(canary_of(folder))
     for edit, change in EDITS.items():
         for name, value in case.get(edit, {}).items():
-            change(folder / name, value)
+            change(folder / name, value.replace(CANARY, canary) if isinstance(value, str) else value)
 
 
 def _merge(path: Path, value: str) -> None:

@@ -7,13 +7,13 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.poison.hostile import CANARY, spoil
+from tests.poison.hostile import canary_of, spoil
 from tests.serve.server import Serve
 from tests.support.tiny import make_tiny
 
@@ -27,7 +27,8 @@ CHAT = {"messages": [{"role": "user", "content": "aaaa"}], "max_tokens": 2}
 @dataclass(frozen=True)
 class Start:
     """How one start went: `code` is the exit status or None while it ran on, `line` its one line of refusal, `answer`
-    the status of a completion and `chat` of a chat, `silent` how often /health/live did not answer in two seconds."""
+    the status of a completion and `chat` of a chat, `silent` how often /health/live did not answer in two seconds;
+    `ran`: code of the folder did."""
 
     said: str
     code: int | None
@@ -36,6 +37,7 @@ class Start:
     silent: int
     stopped: bool
     took_s: float
+    ran: bool = False
 
     @property
     def line(self) -> str:
@@ -44,7 +46,7 @@ class Start:
 
     def wrong(self, case: Mapping[str, Any]) -> str:
         """What is wrong with it, given what the case wants; empty where nothing is."""
-        if CANARY.exists():
+        if self.ran:
             return "code of the folder was run"
         if "Traceback" in self.said:
             return f"a raw traceback:\n{self.said[-2000:]}"
@@ -75,12 +77,12 @@ class Start:
 def start(case: Mapping[str, Any], *options: str, within_s: float = START_S) -> Start:
     """Serve a good model that was changed as `case` says, until it ends, or has answered and taken a SIGTERM."""
     with tempfile.TemporaryDirectory() as root:
-        CANARY.unlink(missing_ok=True)
         folder = make_tiny(Path(root) / "model", context=512)
         spoil(folder, case)
         log = Path(root) / "log"
         with Serve(folder, *OPTIONS, *options, log=log) as serve:
-            return _watched(serve, within_s)
+            went = _watched(serve, within_s)
+        return replace(went, ran=canary_of(folder).exists())
 
 
 def _watched(serve: Serve, within_s: float) -> Start:
