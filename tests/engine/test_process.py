@@ -207,6 +207,20 @@ async def one(client: EngineClient, request: Submit) -> list[int]:
         return [token async for delta in generation for token in delta.tokens]
 
 
+async def end_of_a_poison_in_a_crowd(client: EngineClient) -> Any:
+    """The poison's tokens, or its error; the innocents beside it get what they would have got."""
+    client.admission = Admission(8, 8, 30.0)
+    await start(client)
+    async with asyncio.timeout(2 * WAIT_S):
+        crowd = [asyncio.create_task(one(client, request)) for request in INNOCENTS]
+        await settle()
+        foe = asyncio.create_task(one(client, POISON))
+        answers = await asyncio.gather(*crowd)
+        (end,) = await asyncio.gather(foe, return_exceptions=True)
+    assert answers == [[plain(request, i) for i in range(30)] for request in INNOCENTS]
+    return end
+
+
 @pytest.mark.parametrize(
     ("poison", "deaths"),
     [
@@ -223,16 +237,7 @@ async def one(client: EngineClient, request: Submit) -> list[int]:
 async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poison, deaths):
     """D4: at prefill, at a token, with a hang, with a fault of the runtime."""
     async with engine(hang_after_s=1.0, max_running=8, poison={"token": 66, **poison}) as client:
-        client.admission = Admission(8, 8, 30.0)
-        await start(client)
-        async with asyncio.timeout(2 * WAIT_S):
-            crowd = [asyncio.create_task(one(client, request)) for request in INNOCENTS]
-            await settle()
-            foe = asyncio.create_task(one(client, POISON))
-            answers = await asyncio.gather(*crowd)
-            with pytest.raises(Quarantined):
-                await foe
-        assert answers == [[plain(request, i) for i in range(30)] for request in INNOCENTS]
+        assert isinstance(await end_of_a_poison_in_a_crowd(client), Quarantined)
         status = client.status()["engine"]
         assert sum(status["deaths"].values()) <= deaths
         assert (status["quarantined"], status["deaths_explained"]) == (1, sum(status["deaths"].values()))
@@ -250,15 +255,7 @@ async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poi
 async def test_a_poison_that_acts_beside_others_alone_is_found_or_ends_alone():
     """D4: either way nobody else pays for it with more than a pause."""
     async with engine(max_running=8, poison={"token": 66, "beside": True}) as client:
-        client.admission = Admission(8, 8, 30.0)
-        await start(client)
-        async with asyncio.timeout(2 * WAIT_S):
-            crowd = [asyncio.create_task(one(client, request)) for request in INNOCENTS]
-            await settle()
-            foe = asyncio.create_task(one(client, POISON))
-            answers = await asyncio.gather(*crowd)
-            (end,) = await asyncio.gather(foe, return_exceptions=True)
-        assert answers == [[plain(request, i) for i in range(30)] for request in INNOCENTS]
+        end = await end_of_a_poison_in_a_crowd(client)
         assert isinstance(end, Quarantined) or end == [plain(POISON, i) for i in range(40)]
         assert 1 <= client.supervisor.deaths.total <= 4
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tests.core.drive import HashRunner, Shape, expected
+from tests.support.inert import Inert
 from treadle.core.messages import (
     Cancel,
     Capabilities,
     Failed,
     FromOwner,
     Ready,
-    RunnerStatistics,
     StepReport,
     Stop,
     Stopped,
@@ -48,7 +48,7 @@ class Crash(BaseException):
     """The process is gone in the middle of a step, as by a signal."""
 
 
-class ExploredRunner(HashRunner):
+class ExploredRunner(Inert, HashRunner):
     """A hash runner that fulfils the whole protocol. `fault` is the trouble of the next step; each step with a row of
     `poison` in it ends the process."""
 
@@ -98,20 +98,8 @@ class ExploredRunner(HashRunner):
         finally:
             self.fault = "" if self.fault == "raises late" else self.fault
 
-    def warm_up(self) -> None:
-        return
-
-    def rest(self) -> None:
-        return
-
-    def statistics(self) -> RunnerStatistics:
-        return RunnerStatistics()
-
     def jobs(self) -> Mapping[str, Job]:
         return {"work": lambda context, args: dict(args)}
-
-    def close(self) -> None:
-        return
 
 
 class Watch:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.explore.turns import TurnLoop
+from tests.support.inert import Inert
 from treadle.core.messages import (
     Capabilities,
     Failed,
     FromOwner,
     Ready,
-    RunnerStatistics,
     Sharing,
     Stopped,
     Submit,
@@ -56,7 +56,7 @@ class _Held:
     fed: int
 
 
-class SimulatedRunner:
+class SimulatedRunner(Inert):
     """Rows as numbers: how many tokens each was fed, which must be what its plan says. Prompts of one salt begin with
     the same `trunk` tokens, which are reused once one of them has been computed."""
 
@@ -125,20 +125,8 @@ class SimulatedRunner:
     def release(self, row_id: str) -> None:
         self.rows.pop(row_id, None)
 
-    def warm_up(self) -> None:
-        return
-
-    def rest(self) -> None:
-        return
-
-    def statistics(self) -> RunnerStatistics:
-        return RunnerStatistics()
-
     def jobs(self) -> Mapping[str, Job]:
         return {}
-
-    def close(self) -> None:
-        return
 
 
 @dataclass(frozen=True)
