@@ -1,4 +1,4 @@
-"""What would run, from a model's config and the headers of its files: the weights are not read.
+"""An estimate of what would run, from a model's config and the headers of its files: the weights are not read.
 
 Lives in the probe's child: it asks mlx-lm for the model's classes and caches.
 """

@@ -1,4 +1,4 @@
-"""How many files the server may have open: each connection is one, and so is what the engine's next child needs."""
+"""The limit of open files: each connection is one, and so is each descriptor that the engine's next child needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor reads of this machine without MLX: system, cores, memory, limits, installed versions."""
+"""Facts of this machine for the doctor, read without MLX: system, cores, memory, limits, installed versions."""
 
 from __future__ import annotations
 

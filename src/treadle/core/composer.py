@@ -1,4 +1,4 @@
-"""What the rows that run do in the next step: who joins, how far prompts go, who decodes.
+"""The work of running rows in the next step: which join, how far prompts go, which decode.
 
 Everything that a row is planned to do counts as done here, as the next plan may be made before this one is finished.
 """

@@ -1,4 +1,4 @@
-"""Who waits, in which order, and for how long; and which sequences belong together.
+"""The queue of waiting rows: their order, how long they may wait, and which sequences belong together.
 
 - A lower priority goes first. Within a priority sharers are served in turn: the one with the fewest running rows, of
   those the one that was served longest ago, and first come, first served within a sharer. One sharer alone: FIFO.

@@ -1,4 +1,4 @@
-"""Who runs in the next step, and what became of the last one. Pure: time comes in, plans and outputs go out.
+"""The scheduler: plans each step and applies its result. Pure: time comes in, plans and outputs go out.
 
 Within a priority sharers are served in turn (`queue`), each of them first come, first served, into `max_running` slots;
 capacity 1 is serialized mode. What holds:

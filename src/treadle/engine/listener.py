@@ -1,4 +1,4 @@
-"""What a supervisor tells of the engine's life."""
+"""The listener protocol: calls by which a supervisor tells of the engine's life."""
 
 from __future__ import annotations
 

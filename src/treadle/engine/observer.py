@@ -1,4 +1,5 @@
-"""Who is told of what happens to requests, for metrics. Every call comes on the event loop and must be quick."""
+"""The observer protocol: calls that tell metrics what happens to requests. Each comes on the event loop and must be
+quick."""
 
 from __future__ import annotations
 
