@@ -124,6 +124,7 @@ class Server:
         began = time.monotonic()
         while time.monotonic() - began < within_s:
             if self.ended is not None:
+                self.kill()  # also reads its log to the end
                 raise RuntimeError(f"the server ended with {self.ended}: {self.last_words()}")
             with contextlib.suppress(OSError, TimeoutError, EOFError, asyncio.IncompleteReadError):
                 if (await self.door.get("/health/ready", 5.0))[0] == 200:
