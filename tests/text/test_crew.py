@@ -257,6 +257,33 @@ def test_a_flood_of_one_sharer_does_not_starve_another(folder: Path, tmp_path: P
     assert done.index("other") <= 2
 
 
+def test_a_sharer_with_every_pending_place_gives_way_to_another(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew_module, "MOST_PENDING", 8)
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            gate = tmp_path / "open"
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), sharer="flood"))
+            await asyncio.sleep(0)
+            flood = [asyncio.create_task(crew.run("echo", b"f", sharer="flood")) for _ in range(8)]
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match="too many prompts wait"):
+                await crew.run("echo", b"", sharer="flood")
+            others = [asyncio.create_task(crew.run("echo", b"o", sharer="other")) for _ in range(8)]
+            await asyncio.sleep(0)
+            gate.touch()
+            ended = await asyncio.gather(holding, *flood, *others, return_exceptions=True)
+            kept = [not isinstance(result, Busy) for result in ended]
+            assert kept == [True] * 5 + [False] * 4 + [True] * 4 + [False] * 4
+            refused = [error for error in ended if isinstance(error, Busy)]
+            assert all(error.retry_after_s for error in refused)
+            assert crew.tally.refused == 9
+
+    run(main)
+
+
 def test_the_fork_server_is_started_again_and_work_goes_on(folder: Path) -> None:
     restarts: list[int] = []
 

@@ -18,7 +18,7 @@ class Refusal(StrEnum):
     WAIT_OVER = "wait_over"  # no slot came free within `max_wait`; counts sequences, as each waits on its own
     TOO_MANY_ROWS = "too_many_rows"  # more sequences than the server has places
     TOO_LONG = "too_long"  # more tokens than the KV cache holds
-    TEXT_BUSY = "text_busy"  # no text worker came free within `max_wait`; counts requests, which had a place by then
+    TEXT_BUSY = "text_busy"  # no text worker came free within `max_wait`, or too much waits for one; counts requests
     ENGINE_UNAVAILABLE = "engine_unavailable"  # loading, restarting or failed
     SERVER_STOPPING = "server_stopping"  # draining or stopping
     RATE_LIMITED = "rate_limit_exceeded"  # the API key's own limit

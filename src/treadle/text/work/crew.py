@@ -209,13 +209,13 @@ class Crew:
         """The result of a job. `parsed` and `tokenized` are the bytes of JSON and of text that it reads, for its bound
         of processor time, which is `least_cpu_s` at least.
 
-        Raises InvalidRequest for what breaks a bound, Busy where no worker comes free within `max_wait_s`,
-        ServerStopping, and the job's own errors.
+        Raises InvalidRequest for what breaks a bound, Busy where no worker comes free within `max_wait_s` or all
+        MOST_PENDING places are taken (a sharer that holds the most gives its newest to others), ServerStopping, and the
+        job's own errors.
         """
         if self._closed:
             raise ServerStopping("the server is shutting down")
-        if len(self._queue) >= MOST_PENDING:
-            raise self._busy("too many prompts wait to be tokenized")
+        self._make_room(sharer)
         loop = asyncio.get_running_loop()
         order = Order(job, params, max(least_cpu_s, self.cpu_bound_s(parsed, tokenized)))
         piece = Piece(order, payload, sharer, loop.create_future(), self._clock())
@@ -227,6 +227,16 @@ class Crew:
         finally:
             piece.expiry.cancel()
             self._queue.remove(sharer, piece)
+
+    def _make_room(self, sharer: str) -> None:
+        """Where all places are taken, let the sharer with the most give way. Raises Busy where that is `sharer`."""
+        if len(self._queue) < MOST_PENDING:
+            return
+        why = "too many prompts wait to be tokenized"
+        displaced = self._queue.displace(sharer)
+        if displaced is None:
+            raise self._busy(why)
+        self._settle(displaced, self._busy(why))
 
     def cpu_bound_s(self, parsed: int, tokenized: int) -> float:
         """The processor time that a piece may take: a floor, and a generous multiple of what its size should take."""

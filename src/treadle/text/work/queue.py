@@ -41,6 +41,20 @@ class FairQueue(Generic[T]):
             del self._waiting[sharer]
         return item
 
+    def displace(self, sharer: str) -> T | None:
+        """Take out the newest item of the sharer that has the most, so that `sharer` gets its place. None where that
+        would leave that one with less than `sharer`."""
+        richest, items = max(self._waiting.items(), key=lambda entry: len(entry[1]))
+        if len(items) - 1 < self.held(sharer) + 1:
+            return None
+        item = items[-1]
+        self.remove(richest, item)
+        return item
+
+    def held(self, sharer: str) -> int:
+        """The number of items of `sharer` that wait."""
+        return len(self._waiting.get(sharer, ()))
+
     def remove(self, sharer: str, item: T) -> bool:
         """Take back an item; False where it no longer waits."""
         items = self._waiting.get(sharer)
