@@ -10,12 +10,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.serve.conftest import Start, Tiny
 from tests.serve.gateway import grpc_url
 from tests.serve.server import Serve, until
+from treadle.keys import Key, digest
+from treadle.keys.file import add
 
 FEW = 256
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh")
@@ -112,6 +115,53 @@ def test_a_crowd_of_watchers_on_one_connection_is_bounded(server: Serve) -> None
             assert server.get("/health/live").status_code == 200
         finally:
             watchers.kill()
+
+
+UPLOADS = 40
+UPLOAD_BYTES = 3_900_000
+
+
+def upload(server: Serve, key: str, sent: int) -> socket.socket:
+    """An upload of 4 MB of which `sent` bytes have come."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
+    sock = socket.create_connection(address_of(server.url), 20)
+    with contextlib.suppress(ConnectionError):  # it was refused
+        sock.sendall(f"{head}content-length: 4000000\r\n\r\n".encode() + b" " * sent)
+    return sock
+
+
+def test_a_crowd_of_slow_uploads_of_one_key_leaves_the_other_keys_theirs(
+    start: Start, tiny: Tiny, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.toml"
+    for name in ("crowd", "other"):
+        add(path, Key(name, digest(f"{name}-key".encode())))
+    server = start(tiny("llama"), "--api-keys", str(path), "--served-model-name", "m", env={"TREADLE_API_KEY": "admin"})
+    server.http.headers["x-api-key"] = "admin"
+    server.ready()
+
+    def refused() -> int:
+        count: int = server.status()["admission"]["refused"].get("body_bytes", 0)
+        return count
+
+    def held() -> int:
+        count: int = server.status()["bodies"]["held_bytes"]
+        return count
+
+    def complete(key: str, size: int) -> int:
+        body, url = b'{"prompt": "hi", "max_tokens": 1}'.ljust(size), f"{server.url}/v1/completions"
+        return server.http.post(url, content=body, headers={"x-api-key": key}).status_code
+
+    with contextlib.ExitStack() as stack:
+        for i in range(UPLOADS):
+            stack.enter_context(upload(server, "crowd-key", UPLOAD_BYTES))
+            until("it is read, or refused", lambda i=i: held() // UPLOAD_BYTES + refused() == i + 1)
+        assert held() == (128 << 20) // UPLOAD_BYTES * UPLOAD_BYTES
+        assert complete("crowd-key", 1_000) == 200
+        assert complete("crowd-key", UPLOAD_BYTES) == 503
+        assert complete("other-key", 150_000) == 200
+    until("room", lambda: held() == 0)
+    assert complete("crowd-key", 150_000) == 200
 
 
 def test_the_banner_says_how_many_may_come(server: Serve) -> None:

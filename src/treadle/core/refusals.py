@@ -27,5 +27,5 @@ class Refusal(StrEnum):
     TOO_MANY_WRONG_KEYS = "too_many_wrong_keys"  # from one address
     CONNECTIONS = "connections"  # as many connections as there are descriptors for; counts connections
     PEER_CONNECTIONS = "peer_connections"  # one address has its share of them; counts connections
-    BODY_BYTES = "body_bytes"  # half-read bodies hold as much memory as they may
+    BODY_BYTES = "body_bytes"  # request bodies, of all or of one sharer, hold as much memory as they may
     QUARANTINED = "request_quarantined"  # the same request took the engine down before

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from tests.support.aio import in_loop
+from treadle.core.refusals import Refusal
 from treadle.errors import Busy, RequestTooLarge
-from treadle.fronts.web.body import BodyBudget, read_body
+from treadle.fronts.web import body as body_module
+from treadle.fronts.web.body import EXEMPT_BYTES, Body, BodyBudget, read_body
 from treadle.fronts.web.errors import BodyTimeout, ClientLeft
 
 
@@ -23,8 +25,10 @@ def sends(*parts: bytes, ends: bool = True) -> Any:
     return receive
 
 
-async def read(receive: Any, budget: BodyBudget | None = None, **options: Any) -> bytes:
-    return await read_body(receive, [], limit=10, budget=budget or BodyBudget(100), **options)
+async def read(receive: Any, body: Body | None = None, **options: Any) -> bytes:
+    into = body or Body(BodyBudget(100), "alice")
+    await read_body(receive, [], into, **{"limit": 10, **options})
+    return into.data
 
 
 @in_loop
@@ -54,18 +58,58 @@ async def test_a_client_that_leaves_ends_the_reading() -> None:
         await read(receive)
 
 
+@pytest.fixture
+def nothing_exempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "EXEMPT_BYTES", 0)
+
+
+@pytest.mark.usefixtures("nothing_exempt")
 @in_loop
-async def test_all_half_read_bodies_share_one_budget_and_give_it_back() -> None:
-    budget = BodyBudget(12)
-    waiting = asyncio.create_task(read(sends(b"x" * 8, ends=False), budget))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert budget.held == 8
-    with pytest.raises(Busy):
-        await read(sends(b"x" * 8), budget)
-    with pytest.raises(RequestTooLarge):
-        await read(sends(b"x" * 11), budget)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+async def test_a_body_counts_from_its_first_bytes_until_it_is_let_go() -> None:
+    budget = BodyBudget(40)
+    with Body(budget, "alice") as body:
+        reading = asyncio.create_task(read(sends(b"x" * 8, ends=False), body))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert budget.held == 8
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
     assert budget.held == 0
-    assert await read(sends(b"x" * 8), budget) == b"x" * 8
+    with Body(budget, "alice") as body:
+        assert await read(sends(b"x" * 4, b"y" * 4), body) == b"xxxxyyyy"
+        assert budget.held == 8
+        body.let_go()
+        assert (budget.held, body.data) == (0, b"")
+    assert budget.held == 0
+    with Body(budget, "alice") as body, pytest.raises(RequestTooLarge):
+        await read(sends(b"x" * 8, b"x" * 3), body)
+    assert budget.held == 0
+
+
+@pytest.mark.usefixtures("nothing_exempt")
+def test_a_sharer_holds_a_quarter_and_all_together_the_whole() -> None:
+    told: list[Refusal] = []
+    budget = BodyBudget(42, told.append)
+    for sharer in "abcd":
+        Body(budget, sharer).grow(10)
+    with pytest.raises(Busy, match="your large requests"):
+        Body(budget, "a").grow(1)
+    with pytest.raises(Busy, match="too many large requests"):
+        Body(budget, "e").grow(3)
+    Body(budget, "e").grow(2)
+    assert told == [Refusal.BODY_BYTES] * 2
+
+
+def test_small_bodies_always_come_in() -> None:
+    budget = BodyBudget(4 * EXEMPT_BYTES + 4)
+    large = Body(budget, "a")
+    large.grow(EXEMPT_BYTES + 1)
+    small = Body(budget, "a")
+    small.grow(EXEMPT_BYTES)
+    assert budget.held == EXEMPT_BYTES + 1
+    with pytest.raises(Busy):
+        small.grow(EXEMPT_BYTES + 1)
+    large.let_go()
+    small.grow(EXEMPT_BYTES + 1)
+    small.let_go()
+    assert budget.held == 0

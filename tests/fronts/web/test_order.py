@@ -11,6 +11,7 @@ from tests.fronts.web.server import Front, forever, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client, post
 from treadle.engine.client import EngineClient
+from treadle.fronts.web import app as app_module
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -268,3 +269,30 @@ def test_the_front_asks_the_client_for_nothing_it_has_not() -> None:
     """A change of the engine client's names shows here and not in production."""
     for name in ("reserve", "status", "health"):
         assert callable(getattr(EngineClient, name))
+
+
+@in_loop
+async def test_a_body_counts_until_it_is_tokenized_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete bodies used to leave the budget while they waited for a text worker."""
+    monkeypatch.setattr(app_module, "BODIES_BYTES", 4 * 100_000)
+    large = {"prompt": "x" * 70_000, "stream": True, "max_tokens": 4000}
+    async with front(forever, pump=False, context=100_000) as f:
+        opened = asyncio.Event()
+        f.texts.pool.gate = opened.wait
+        first = post("/v1/completions", large).start(f.app)
+        await settle()
+        refused = await post("/v1/completions", large).run(f.app)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "your large requests" in refused.json["error"]["message"]
+        assert f.engine.gate.statistics()["refused"]["body_bytes"] == 1
+        small = post("/v1/completions", large | {"prompt": "x" * 60_000}).start(f.app)
+        opened.set()
+        await settle()
+        third = post("/v1/completions", large).start(f.app)
+        await f.step(2)
+        for client in (first, small, third):
+            assert client.status in (None, 200), client.body
+            client.leave()
+        await f.step(2)
+        await asyncio.gather(*map(ended, (first, small, third)))
+        assert f.idle()

@@ -182,5 +182,5 @@ async def test_a_body_for_which_there_is_no_memory_is_among_the_refusals() -> No
     told: list[Refusal] = []
     budget = BodyBudget(10, told.append)
     with pytest.raises(Busy):
-        budget.take(11)
+        budget.take("alice", 11)
     assert told == [Refusal.BODY_BYTES]

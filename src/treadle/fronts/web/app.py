@@ -23,11 +23,11 @@ from ..connections import Connections
 from ..text import Texts
 from ..textjobs import Shape
 from .access import AccessLog
-from .body import BodyBudget
+from .body import BODIES_BYTES, SHARES, BodyBudget
 from .cors import Cors, Origins
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
-from .openai.answer import BODIES_BYTES, Answer, Server
+from .openai.answer import Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
 from .openai.limits import Facts
@@ -57,12 +57,12 @@ def create_app(
     """The whole HTTP front over one engine; `door` is shared with the server's other fronts, where it has some.
     `connections` of each front are shown in the status. Nothing is started: serve it with `serving.WebServer`."""
     names, door = model_names(settings), door or Doorkeeper.of(settings, engine.gate.refuse)
-    bodies = BodyBudget(BODIES_BYTES, engine.gate.refuse)
+    bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), engine.gate.refuse)
     server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), door, bodies=bodies)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
     home = Home(engine, texts, names[0], VERSION, key_needed=settings.has_keys)
-    probes = Probes(engine, texts, telemetry, names[0], door, connections or {})
+    probes = Probes(engine, texts, telemetry, names[0], door, connections or {}, bodies)
     routers = (Models(names, lambda: _context(engine)).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)

@@ -1,10 +1,13 @@
-"""Reading a request's body, bounded in bytes and time."""
+"""Request bodies: read within bounds of bytes and time, and counted until they are tokenized."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
 
 from starlette.types import Receive
 
@@ -16,54 +19,105 @@ IDLE_S = 30.0
 TOTAL_S = 300.0
 
 
+BODIES_BYTES = 512 * 1024 * 1024
+EXEMPT_BYTES = 64 * 1024
+"""Bodies up to this size are not counted: a connection's read buffer holds as much."""
+SHARES = 4
+"""One sharer's bodies hold a quarter of the budget at most."""
+
+
 class BodyBudget:
-    """Bytes that all half-read bodies may hold together."""
+    """Bytes of request bodies from their arrival until they are tokenized: `limit` for all sharers together, and a
+    quarter of that for each."""
 
     def __init__(self, limit: int, on_refused: Callable[[Refusal], None] = lambda reason: None) -> None:
         self._limit = limit
         self._on_refused = on_refused
+        self._by_sharer: Counter[str] = Counter()
         self.held = 0
 
-    def take(self, size: int) -> None:
-        """Raises Busy when that is too much."""
+    def take(self, sharer: str, size: int) -> None:
+        """Raises Busy when that is too much, for the sharer or for all."""
+        if self._by_sharer[sharer] + size > self._limit // SHARES:
+            raise self._refused("it holds too many of your large requests at once")
         if self.held + size > self._limit:
-            self._on_refused(Refusal.BODY_BYTES)
-            raise Busy("the server is busy: it is reading too many large requests at once", retry_after_s=1.0)
+            raise self._refused("it holds too many large requests at once")
+        self._by_sharer[sharer] += size
         self.held += size
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, sharer: str, size: int) -> None:
+        self._by_sharer[sharer] -= size
         self.held -= size
+        if not self._by_sharer[sharer]:
+            del self._by_sharer[sharer]
+
+    def statistics(self) -> dict[str, Any]:
+        """Plain values for `/v1/status`."""
+        return {"held_bytes": self.held, "limit_bytes": self._limit, "sharers": len(self._by_sharer)}
+
+    def _refused(self, why: str) -> Busy:
+        self._on_refused(Refusal.BODY_BYTES)
+        return Busy(f"the server is busy: {why}", retry_after_s=1.0)
+
+
+class Body:
+    """One request's body. It counts in `budget` until it is let go, when the context ends at the latest. Several frames
+    wait while an answer is made and would each keep the bytes, so they share this holder."""
+
+    def __init__(self, budget: BodyBudget, sharer: str) -> None:
+        self.data = b""
+        self._budget = budget
+        self._sharer = sharer
+        self._counted = 0
+
+    def grow(self, size: int) -> None:
+        """Count `size` bytes in all. Raises Busy."""
+        if size > EXEMPT_BYTES:
+            self._budget.take(self._sharer, size - self._counted)
+            self._counted = size
+
+    def let_go(self) -> None:
+        """Forget the bytes. Idempotent."""
+        self.data = b""
+        if self._counted:
+            self._budget.give_back(self._sharer, self._counted)
+            self._counted = 0
+
+    def __enter__(self) -> Body:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.let_go()
 
 
 async def read_body(
     receive: Receive,
     headers: Iterable[tuple[bytes, bytes]],
+    into: Body,
     *,
     limit: int,
-    budget: BodyBudget,
     idle_s: float = IDLE_S,
     total_s: float = TOTAL_S,
     clock: Callable[[], float] = time.monotonic,
-) -> bytes:
-    """The whole body.
+) -> None:
+    """Read the whole body.
 
     Raises RequestTooLarge as soon as it is known to be over `limit` bytes, BodyTimeout when `idle_s` pass without a
-    byte or `total_s` in all, InvalidRequest when it is compressed, Busy when `budget` is used up, and ClientLeft when
+    byte or `total_s` in all, InvalidRequest when it is compressed, Busy when its budget is used up, and ClientLeft when
     the client leaves.
     """
     _check_headers(headers, limit)
     body = bytearray()
     deadline, more = clock() + total_s, True
-    try:
-        while more:
-            part, more = await _part(receive, min(idle_s, deadline - clock()), len(body))
-            if len(body) + len(part) > limit:
-                raise _too_large(limit)
-            budget.take(len(part))
-            body += part
-        return bytes(body)
-    finally:
-        budget.give_back(len(body))
+    while more:
+        part, more = await _part(receive, min(idle_s, deadline - clock()), len(body))
+        if len(body) + len(part) > limit:
+            raise _too_large(limit)
+        into.grow(len(body) + len(part))
+        body += part
+    into.data = bytes(body)
 
 
 async def _part(receive: Receive, timeout_s: float, so_far: int) -> tuple[bytes, bool]:

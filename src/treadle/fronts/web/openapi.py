@@ -245,6 +245,7 @@ SERVER: dict[str, Schema] = {
             "prefix_cache": OBJECT,
             "keys": listed(OBJECT),
             "connections": {"type": "object", "additionalProperties": OBJECT},
+            "bodies": OBJECT,
         },
     ),
 }

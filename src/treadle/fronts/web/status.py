@@ -23,6 +23,7 @@ from ..callers import Caller, Doorkeeper
 from ..connections import Connections
 from ..prefixes import prefix_status, reset_prefixes
 from ..text import Texts, health_of, unready_error
+from .body import BodyBudget
 from .errors import envelope, headers_of
 from .guard import caller_of
 
@@ -41,8 +42,10 @@ class Probes:
         model: str,
         door: Doorkeeper,
         connections: Mapping[str, Connections],
+        bodies: BodyBudget,
     ) -> None:
         """`connections` are those of each front."""
+        self._bodies = bodies
         self._door = door
         self._connections = connections
         self._scrape = asyncio.Lock()
@@ -81,6 +84,7 @@ class Probes:
         status["text"] = self._texts.statistics()
         status["prefix_cache"] = prefix_status(self._engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
+        status["bodies"] = self._bodies.statistics()
         status["log"] = dataclasses.asdict(written())
         status["keys"] = [dataclasses.asdict(usage) for usage in self._door.usage()]
         caller = caller_of(request.scope)
@@ -143,6 +147,7 @@ def _own_part(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
         "requests": [request for request in status["requests"] if request["id"] in caller.account.ids],
         "engine": {**status["engine"], "pid": None, "statistics": None},
         "prefix_cache": {"enabled": status["prefix_cache"]["enabled"]},
+        "bodies": {},
         "keys": [usage for usage in status["keys"] if usage["key"] == caller.name],
     }
     return status | own

@@ -34,7 +34,7 @@ from ...text import Texts, limits_of, with_stops
 from ...textjobs import Shape, read_aside, tokenize
 from ...validate import Checked, Limits, check_size, submits
 from ..access import note_error, record_of
-from ..body import BodyBudget, read_body
+from ..body import BODIES_BYTES, Body, BodyBudget, read_body
 from ..errors import internal_error, send_error, send_json
 from ..guard import caller_of
 from ..sse import EventStream, while_connected
@@ -43,7 +43,6 @@ from .wire import Choice, ChunkWriter, Head, Usage
 
 log = logging.getLogger(__name__)
 
-BODIES_BYTES = 512 * 1024 * 1024
 WRITE_ASIDE_ENTRIES = 2000
 
 
@@ -89,14 +88,6 @@ class Server:
             )
 
 
-@dataclass(slots=True)
-class Body:
-    """A request's body. Several frames wait while an answer is made, and would each keep the bytes: `data` is emptied
-    once it is tokenized."""
-
-    data: bytes
-
-
 class Answer:
     """The ASGI application behind one generation route."""
 
@@ -109,8 +100,9 @@ class Answer:
         send = _with_limits(send, caller, server.clock)
         try:
             caller.account.check(server.clock())
-            body = Body(await read_body(receive, scope["headers"], limit=server.body_bytes(), budget=server.bodies))
-            await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
+            with Body(server.bodies, caller.sharer) as body:
+                await read_body(receive, scope["headers"], body, limit=server.body_bytes())
+                await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
         except (RateLimited, InsufficientScope) as error:
             server.door.refused(Refusal(error.code))
             note_error(scope, error.code)
@@ -212,7 +204,7 @@ class _Run:
         """Tokenize, submit, and return once the scheduler has admitted the first sequence."""
         ask = self.ask
         prompts = await tokenize(self.server.texts.pool, ask, self.body.data, self.checked, self.limits, self.sharer)
-        self.body.data = b""
+        self.body.let_go()
         draw, param = self.server.draw_seed, ask.prompt_param
         requests = submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
         self.record.prompt_tokens = sum(map(len, prompts))
