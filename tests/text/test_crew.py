@@ -304,6 +304,25 @@ def test_the_fork_server_is_started_again_and_work_goes_on(folder: Path) -> None
     run(main)
 
 
+def test_workers_that_were_idle_for_long_are_not_blocked_once_all_have_work(folder: Path, tmp_path: Path) -> None:
+    now = 0.0
+
+    async def main() -> None:
+        nonlocal now
+        async with crew_of(folder, clock=lambda: now) as crew:
+            now += 1000.0
+            gate = tmp_path / "open"
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode()))
+            await until(lambda: not crew.statistics()["idle"], "it works")
+            assert (crew.blocked_s, crew.trouble) == (0.0, "")
+            now += 31.0
+            assert "no text worker has been free for 31.0 s" in crew.trouble
+            gate.touch()
+            await holding
+
+    run(main)
+
+
 def test_a_fork_server_that_never_comes_back_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew_module, "LONGEST_BACKOFF_S", 0.0)
 

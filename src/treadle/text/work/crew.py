@@ -251,6 +251,7 @@ class Crew:
             if piece.result.done():
                 self._idle.append(member)
                 continue
+            self._free_at = self._clock()
             assert piece.expiry is not None
             piece.expiry.cancel()
             member.piece = piece
@@ -379,6 +380,7 @@ class Crew:
         self._members.pop(member.number, None)
         member.channel.close()
         if member in self._idle:
+            self._free_at = self._clock()
             self._idle.remove(member)
 
     def _on_gone(self, gone: Gone) -> None:
