@@ -19,8 +19,10 @@ from tests.text import builders
 from treadle.errors import Busy, ContextLengthExceeded, EngineUnavailable, InvalidRequest, ModelError, ServerStopping
 from treadle.text import TextModel
 from treadle.text.work import crew as crew_module
+from treadle.text.work import process as process_module
 from treadle.text.work.crew import Crew
-from treadle.text.work.messages import Load
+from treadle.text.work.messages import Forked, FromServer, Load
+from treadle.text.work.process import ForkServerProcess
 
 pytestmark = pytest.mark.timeout(120)
 BUSY = "no text worker came free"
@@ -302,6 +304,51 @@ def test_the_fork_server_is_started_again_and_work_goes_on(folder: Path) -> None
                 await until(lambda: not any(map(alive, old["worker_pids"])), "the old workers went with it")
 
     run(main)
+
+
+def test_a_fork_server_that_hangs_is_killed_and_started_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process_module, "FORK_S", 1.0)
+    monkeypatch.setattr(crew_module, "LEAST_WAIT_S", 0.2)
+    killed: list[str] = []
+
+    async def main() -> None:
+        async with crew_of(folder, on_killed=killed.append) as crew:
+            old = crew.statistics()
+            os.kill(old["pid"], signal.SIGSTOP)
+            os.kill(old["worker_pids"][0], signal.SIGKILL)
+            waiting = asyncio.create_task(crew.run("echo", b"x"))
+            await until(lambda: crew.trouble, "health tells of it")
+            assert "no text worker runs" in crew.trouble
+            with pytest.raises(EngineUnavailable, match="no text worker runs") as caught:
+                crew.view()
+            assert caught.value.retry_after_s is not None
+            assert await waiting == b"x"
+            await until(lambda: not crew.trouble, "it is back")
+            crew.view()
+            new = crew.statistics()
+            assert (new["restarts"], new["workers"], new["killed"]) == (1, 1, {"the fork server": 1})
+            assert killed == ["the fork server"]
+            await until(lambda: not alive(old["pid"]), "the old one is gone")
+
+    run(main)
+    told = [record.getMessage() for record in caplog.records if "fork server" in record.getMessage()]
+    assert told == ["the text fork server started no worker within 1 s and was killed; starting it again (restart 1)"]
+
+
+def test_a_fork_server_that_hangs_right_after_its_start_ends_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "FORK_S", 0.2)
+    heard = ForkServerProcess._hear
+
+    def deaf(self: ForkServerProcess, message: FromServer) -> None:
+        if not isinstance(message, Forked):
+            heard(self, message)
+
+    monkeypatch.setattr(ForkServerProcess, "_hear", deaf)
+    assert "started no worker within 0.2 s" in refusal(folder)
 
 
 def test_workers_that_were_idle_for_long_are_not_blocked_once_all_have_work(folder: Path, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class Metrics:
         )
         self._text_killed = Counter(
             "treadle_text_killed",
-            "Text workers ended by a request that broke its limits, by stage",
+            "Text workers ended by a request that broke its limits, by stage, and fork servers that hung",
             ["stage"],
             registry=self.registry,
         )
@@ -224,7 +224,7 @@ class Metrics:
         self._rpc_time.labels(wire).observe(total_s)
 
     def text_killed(self, stage: str) -> None:
-        """A text worker was ended by the limits of a piece of work, in one of a few stages."""
+        """A text worker was ended by the limits of a piece of work, in one of a few stages, or the fork server hung."""
         self._text_killed.labels(stage).inc()
 
     def text_restarted(self) -> None:

@@ -50,6 +50,8 @@ LONGEST_BACKOFF_S = 15.0
 REPORT_S = 2.0  # for the fork server to say how a worker ended
 ATTEMPTS = 2
 MEAN_OVER = 10
+FORK_SERVER = "the fork server"
+"""Its name among the stages of `Tally.killed`."""
 LOG_EVERY_S = 1.0
 
 
@@ -118,7 +120,7 @@ class Crew:
         self._speeds = Speeds(1e6, 1e6, 0.0)
         self._away: TreadleError = EngineUnavailable("the model's tokenizer is still loading", retry_after_s=2.0)
         self._load_s = 1.0
-        self._free_at = clock()
+        self._free_at = self._left_at = clock()
         self._logged_at = float("-inf")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -153,9 +155,10 @@ class Crew:
             await asyncio.gather(*(self._enlist(self._server) for _ in range(self.workers)))
         except BaseException as error:
             await self._server.close()
+            self._count_hang(self._server)
             self._server = None
             if isinstance(error, (OSError, EOFError)):
-                raise ModelError(f"the text processes could not be started: {error or 'they ended'}") from error
+                raise ModelError(f"the text processes could not be started: {str(error) or 'they ended'}") from error
             raise
         self._view = self._view or unpack(loaded.view)
         self._speeds, self._load_s = loaded.speeds, self._clock() - began
@@ -188,9 +191,11 @@ class Crew:
         return self._failure.is_set()
 
     def view(self) -> TextView:
-        """The model's text view. Raises EngineUnavailable while it loads, or loads again."""
+        """The model's text view. Raises EngineUnavailable while it loads, or loads again, or no worker can be had."""
         if self._view is None or self.reason:
             raise type(self._away)(self._away.message, retry_after_s=self._away.retry_after_s)
+        if self._is_deserted:
+            raise EngineUnavailable(self.trouble, retry_after_s=max(1.0, self._load_s))
         return self._view
 
     # Work ------------------------------------------------------------------------------------------------------
@@ -362,15 +367,20 @@ class Crew:
 
     async def _replace(self) -> None:
         """Bring the crew to its number again, unless the fork server has gone: then it comes with the next."""
-        backoff_s = 0.05
-        while not self._closed and self._server is not None and len(self._members) < self.workers:
+        backoff_s, server = 0.05, self._server
+        while not self._closed and server is not None and server is self._server and len(self._members) < self.workers:
             try:
-                await self._enlist(self._server)
+                await self._enlist(server)
             except (OSError, EOFError):
-                if self._server is None or self._server.ended.is_set():
+                if server.ended.is_set():
                     return
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(5.0, 2 * backoff_s)
+
+    def _count_hang(self, server: ForkServerProcess) -> None:
+        if server.hung:
+            self.tally.killed[FORK_SERVER] += 1
+            self.on_killed(FORK_SERVER)
 
     def _kill(self, member: Member) -> None:
         if self._server is not None:
@@ -378,6 +388,7 @@ class Crew:
 
     def _dismiss(self, member: Member) -> None:
         self._members.pop(member.number, None)
+        self._left_at = self._clock()
         member.channel.close()
         if member in self._idle:
             self._free_at = self._clock()
@@ -415,7 +426,8 @@ class Crew:
         self.on_restart()
         self.reason = "the text processes ended and are started again"
         self._away = EngineUnavailable(self.reason, retry_after_s=max(1.0, backoff_s + self._load_s))
-        log.warning("the text fork server ended; starting it again (restart %d)", self.tally.restarts)
+        how = "ended" if self._server is None else self._server.ending
+        log.warning("the text fork server %s; starting it again (restart %d)", how, self.tally.restarts)
         for member in list(self._members.values()):
             if not member.gone.done():
                 member.gone.set_result(Gone(member.number, signal.SIGKILL, ""))
@@ -423,6 +435,7 @@ class Crew:
                 self._dismiss(member)
         server, self._server = self._server, None
         if server is not None:
+            self._count_hang(server)
             await server.close()
         await asyncio.sleep(backoff_s)
         try:
@@ -450,10 +463,17 @@ class Crew:
         return 0.0 if self._idle else max(0.0, self._clock() - self._free_at)
 
     @property
+    def _is_deserted(self) -> bool:
+        """There is no worker, and no new one for longer than replacing one takes."""
+        return not self._members and self._clock() - self._left_at > LEAST_WAIT_S
+
+    @property
     def trouble(self) -> str:
         """Why no text work can be done now; empty while some can."""
         if self._view is None or self.reason:
             return self.reason or self._away.message
+        if self._is_deserted:
+            return f"no text worker runs, and none was started for {self._clock() - self._left_at:.1f} s"
         if self.blocked_s > self.max_wait_s:
             return f"no text worker has been free for {self.blocked_s:.1f} s"
         return ""

@@ -38,6 +38,7 @@ START_S = 60.0  # for the interpreter and its imports
 CPU_SLACK = 6.0
 LEAST_STAGE_S = 30.0
 END_S = 5.0
+FORK_S = 10.0  # for one fork, which takes milliseconds
 PRIVATE = ("TREADLE_API_KEY", "TREADLE_API_KEYS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -78,7 +79,8 @@ class Channel:
 
 
 class ForkServerProcess:
-    """One fork server. `on_gone` hears of each worker's end, `ended` is set when the process itself has ended."""
+    """One fork server. `on_gone` hears of each worker's end, `ended` is set when the process itself has ended, and
+    `hung` where it was killed because it no longer forked."""
 
     def __init__(self, on_gone: Callable[[Gone], None]) -> None:
         self._on_gone = on_gone
@@ -87,6 +89,7 @@ class ForkServerProcess:
         self._channel: Channel
         self._forked: dict[int, asyncio.Future[int]] = {}
         self.ended = asyncio.Event()
+        self.hung = False
 
     @property
     def pid(self) -> int | None:
@@ -148,18 +151,30 @@ class ForkServerProcess:
         return f"broke down ({_named(-code) if code else 'no exit code'}): use another model"
 
     async def fork(self, number: int) -> tuple[int, Channel]:
-        """A new worker's process id and socket. Raises OSError or EOFError where the server is gone or can't fork."""
+        """A new worker's process id and socket. Raises OSError or EOFError where the server is gone or can't fork; one
+        that says nothing for FORK_S is killed."""
         ours, theirs = socket.socketpair()
         forked = self._forked[number] = asyncio.get_running_loop().create_future()
         try:
             with theirs:
                 socket.send_fds(self._channel.sock, [head(Fork(number))], [theirs.fileno()])
-            return await forked, Channel(ours)
+            async with asyncio.timeout(FORK_S):
+                return await forked, Channel(ours)
+        except TimeoutError:
+            ours.close()
+            self.hung = True
+            self.kill()
+            raise OSError(f"the fork server {self.ending}") from None
         except BaseException:
             ours.close()
             raise
         finally:
             self._forked.pop(number, None)
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as a part of a sentence."""
+        return f"started no worker within {FORK_S:g} s and was killed" if self.hung else "ended"
 
     def kill_worker(self, number: int) -> None:
         """Kill a worker, if it still runs."""
