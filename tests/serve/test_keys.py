@@ -135,12 +135,15 @@ def shown(pids: set[int], kind: str) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_process_that_the_server_starts_has_the_key(start: Start, tiny: Tiny) -> None:
-    """D25"""
-    server = start(tiny(), "--grpc-port", "0", env={"TREADLE_API_KEY": SECRET})
+def test_no_process_that_the_server_starts_has_a_secret(start: Start, tiny: Tiny, tmp_path: Path) -> None:
+    """D25: neither the key nor the hub's token."""
+    hashes = tmp_path / f"{SECRET}.toml"
+    keys(hashes, "add", "alice")
+    secrets = dict.fromkeys(("TREADLE_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), SECRET)
+    server = start(tiny(), "--grpc-port", "0", env={**secrets, "TREADLE_API_KEYS": str(hashes)})
     until("ready", lambda: server.http.get(f"{server.url}/health/ready", headers={"x-api-key": SECRET}).is_success, 60)
     below = server.children()
-    assert below
+    assert len(below) >= 4, "the engine, the fork server and its workers"
     for kind in ("environ", "cmdline"):
         assert not [pid for pid, data in shown(below, kind) if SECRET.encode() in data], kind
     assert SECRET.encode() not in dict(shown({server.process.pid}, "cmdline"))[server.process.pid]
@@ -149,8 +152,11 @@ def test_no_process_that_the_server_starts_has_the_key(start: Start, tiny: Tiny)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_fleets_key_is_in_no_command_line_and_in_no_environment_but_its_workers(tiny: Tiny, tmp_path: Path) -> None:
-    """D14, D25: the gateway, and the workers' engines, have it in neither."""
+def test_a_fleets_key_is_in_no_command_line_and_in_no_environment_but_its_workers(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D14, D25: the gateway, and the workers' engines, have it in neither; nor the hub's token."""
+    monkeypatch.setenv("HF_TOKEN", token := "token-of-this-test-0123456789")
     with started(Running(tiny("llama"), tmp_path / "log", key=SECRET)) as fleet:
         assert (fleet.chat(), fleet.chat("wrong"), fleet.chat(SECRET)) == (401, 401, 200)
         everyone = {fleet.process.pid, *fleet.look()}
@@ -160,6 +166,8 @@ def test_a_fleets_key_is_in_no_command_line_and_in_no_environment_but_its_worker
         assert not [pid for pid, data in shown(everyone, "cmdline") if SECRET.encode() in data]
         with_key = {pid for pid, data in shown(everyone - {fleet.process.pid}, "environ") if SECRET.encode() in data}
         assert with_key == workers
+        with_token = {pid for pid, data in shown(everyone - {fleet.process.pid}, "environ") if token.encode() in data}
+        assert with_token == workers
         assert not [log for log in fleet.logs.iterdir() if SECRET in log.read_text("utf-8", "replace")]
         assert SECRET not in fleet.said
 

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from ..engine.process import describe_exit
+from ..environment import without_secrets
 from ..errors import TreadleError, spell
 
 PROBE_S = 120.0
@@ -66,6 +67,7 @@ def ask(question: Question, *, command: Sequence[str] = _COMMAND, timeout_s: flo
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        env=without_secrets(),
     )
     ended = ""
     with process:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..engine.process import KEY_VARIABLE
+from ..environment import KEY_VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,11 @@ import msgspec
 from .. import streams
 from ..core.messages import ToOwner
 from ..descriptors import Spare
+from ..environment import without_secrets
 from .handle import OnExit, OnMessage
 from .wire import HEADER, frame, from_owner
 
 log = logging.getLogger(__name__)
-
-KEY_VARIABLE = "TREADLE_API_KEY"
-
 
 DRAIN_S = 0.5
 """Seconds that a dead child's last lines may take to arrive."""
@@ -80,11 +78,9 @@ class ProcessOwner:
         return reader
 
     async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
-        """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone; without the API key in
-        its environment."""
-        environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+        """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone."""
         command = (sys.executable, "-m", "treadle.engine.child", str(fd), self._entry)
-        spawn = partial(asyncio.create_subprocess_exec, *command, pass_fds=[fd], process_group=0, env=environment)
+        spawn = partial(asyncio.create_subprocess_exec, *command, pass_fds=[fd], process_group=0, env=without_secrets())
         if self._relay is None:
             self._drained.set()
             return await spawn(stdin=asyncio.subprocess.DEVNULL)

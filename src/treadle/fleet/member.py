@@ -21,7 +21,8 @@ PR_SET_PDEATHSIG = 1
 
 class Member:
     """A worker or the gateway. It is started again when it ends, each time after a longer pause; its output goes to
-    `log`. `cores` are those it may use (None: all). `said` is what it reads from standard input."""
+    `log`. `cores` are those it may use (None: all). `said` is what it reads from standard input, and `withheld` are
+    variables that it does not inherit."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class Member:
         variables: Mapping[str, str] | None = None,
         cores: Collection[int] | None = None,
         said: str | None = None,
+        withheld: Collection[str] = (),
     ) -> None:
         self.name = name
         self.log = log
@@ -41,6 +43,7 @@ class Member:
         self._variables = dict(variables or {})
         self._cores = cores
         self._said = said
+        self._withheld = withheld
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._asked = False  # to end
@@ -58,7 +61,7 @@ class Member:
                     stdin=subprocess.DEVNULL if self._said is None else subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=os.environ | self._variables,
+                    env=self._environment(),
                     start_new_session=True,
                     preexec_fn=_ends_with_its_parent(),
                 )
@@ -68,6 +71,10 @@ class Member:
         if self._cores is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._process.pid, self._cores)
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if name not in self._withheld}
+        return inherited | self._variables
 
     def _say(self) -> None:
         """Write what it is to read: less than a pipe holds, so this does not wait."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import check_api_key
+from ..environment import KEY_VARIABLE, KEYS_VARIABLE, SECRETS
 from ..errors import ConfigError, spelled
 from ..installation import Problem, install_command
 from ..processes import free_port
@@ -25,8 +26,7 @@ POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_load"
 HEALTH_EVERY_S = 2
 PATH_BYTES = 4096
 GATEWAY_AUTH = ("--api-key", "--tenant-api-key", "--jwt-issuer")
-KEY_VARIABLE = "TREADLE_API_KEY"
-KEYS_VARIABLE, KEYS_FLAG = "TREADLE_API_KEYS", "--api-keys"
+KEYS_FLAG = "--api-keys"
 KEYED = Path(__file__).with_name("keyed.py")
 
 
@@ -156,7 +156,8 @@ def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
     command += ["--shutdown-grace-period-secs", f"{plan.drain_s:.0f}", *plan.gateway_options]
     command += ["--worker-urls", *(worker.grpc for worker in workers)]
     said = None if plan.api_key is None else f"--api-key\n{plan.api_key}\n"
-    return Member("gateway", command, plan.logs / "gateway.log", variables={"HF_HUB_OFFLINE": "1"}, said=said)
+    variables = {"HF_HUB_OFFLINE": "1"}
+    return Member("gateway", command, plan.logs / "gateway.log", variables=variables, said=said, withheld=SECRETS)
 
 
 def _keyed(program: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ...environment import without_secrets
 from ...errors import ModelError, TreadleError, from_code
 from .messages import (
     HEADER,
@@ -39,7 +40,6 @@ CPU_SLACK = 6.0
 LEAST_STAGE_S = 30.0
 END_S = 5.0
 FORK_S = 10.0  # for one fork, which takes milliseconds
-PRIVATE = ("TREADLE_API_KEY", "TREADLE_API_KEYS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Channel:
@@ -227,8 +227,7 @@ class ForkServerProcess:
 
 def _environment() -> dict[str, str]:
     """Without secrets, and with the tokenizer library kept from starting threads: a process with threads can't fork."""
-    own = {name: value for name, value in os.environ.items() if name not in PRIVATE}
-    return {**own, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    return {**without_secrets(), "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
 def _error_of(message: Broken) -> TreadleError:
