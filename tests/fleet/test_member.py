@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,6 +105,52 @@ def test_a_program_that_is_not_there_and_a_log_that_can_t_be_written_are_told(tm
         Member("m", ["no-such-program"], tmp_path / "log").start()
     with pytest.raises(StartFailed, match="can't be written"):
         Member("m", [sys.executable], tmp_path / "none" / "log").start()
+
+
+FORKS = """
+import os, pathlib, sys
+os.register_at_fork(before=lambda: print("forked"))
+from treadle.fleet.member import Member
+it = Member("m", [sys.executable, "-c", "print('up')"], pathlib.Path(sys.argv[1]))
+it.start()
+it._process.wait()
+"""
+KILLED = """
+import pathlib, signal, sys
+from treadle.fleet.member import Member
+it = Member("m", [sys.executable, "-c", "import signal; signal.pause()"], pathlib.Path(sys.argv[1]))
+it.start()
+print(it.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_its_start_runs_no_fork_handlers(tmp_path: Path) -> None:
+    """Those of gRPC break the child, and print warnings, where gRPC's threads run."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, (tmp_path / "log").read_text()) == ("", "up\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it goes on")
+def test_it_ends_with_a_fleet_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "log")], stdout=subprocess.PIPE) as fleet:
+        assert fleet.stdout is not None
+        pid = int(fleet.stdout.readline())
+        until("it is the program", lambda: Path(f"/proc/{pid}/cmdline").read_text().count("\0") == 3)
+        fleet.kill()
+    until("it is gone", lambda: gone(pid))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the start fails")
+def test_a_program_that_can_t_be_run_says_so_in_its_log(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF, but not really")
+    program.chmod(0o755)
+    it = Member("m", [str(program)], tmp_path / "log")
+    it.start()
+    until("its end", lambda: not it.alive)
+    assert it.ending() == f"exit code 1: {program}: Exec format error"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +17,7 @@ from ..errors import StartFailed
 from ..processes import ended_within, last_words, signal_group
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-PR_SET_PDEATHSIG = 1
+LEASHED = Path(__file__).with_name("leashed.py")
 
 
 class Member:
@@ -57,13 +58,12 @@ class Member:
         with self._opened() as log:
             try:
                 self._process = subprocess.Popen(
-                    self._command,
+                    self._whole_command(),
                     stdin=subprocess.DEVNULL if self._said is None else subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self._environment(),
                     start_new_session=True,
-                    preexec_fn=_ends_with_its_parent(),
                 )
             except OSError as error:
                 raise StartFailed(f"{self.name} could not be started: {self._command[0]}: {error.strerror}") from error
@@ -71,6 +71,14 @@ class Member:
         if self._cores is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._process.pid, self._cores)
+
+    def _whole_command(self) -> list[str]:
+        """On Linux, a fleet that is killed takes its members along; elsewhere they go on. Raises FileNotFoundError."""
+        if sys.platform != "linux":
+            return self._command
+        if shutil.which(self._command[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return [sys.executable, "-I", "-S", str(LEASHED), str(os.getpid()), *self._command]
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name not in self._withheld}
@@ -161,11 +169,3 @@ class Member:
             return last_words(self.log.read_text("utf-8", "replace"))
         except OSError:
             return ""
-
-
-def _ends_with_its_parent() -> Callable[[], None] | None:
-    """On Linux, a fleet that is killed takes its members along; elsewhere they go on."""
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None)
-    return lambda: library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
