@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -53,10 +54,12 @@ def order(folder: Path, **given: Any) -> Load:
 
 
 @asynccontextmanager
-async def crew_of(folder: Path, *, workers: int = 1, max_wait_s: float = 30.0, **told: Any) -> AsyncIterator[Crew]:
+async def crew_of(
+    folder: Path, *, workers: int = 1, max_wait_s: float = 30.0, jobs: str = "tests.text.jobs:JOBS", **told: Any
+) -> AsyncIterator[Crew]:
     made = Crew(workers=workers, max_wait_s=max_wait_s, **told)
     try:
-        await made.load(order(folder))
+        await made.load(order(folder, jobs=jobs))
         yield made
     finally:
         await made.close()
@@ -366,6 +369,41 @@ def test_workers_that_were_idle_for_long_are_not_blocked_once_all_have_work(fold
             assert "no text worker has been free for 31.0 s" in crew.trouble
             gate.touch()
             await holding
+
+    run(main)
+
+
+def test_a_fork_server_for_which_there_is_no_descriptor_is_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [OSError(errno.EMFILE, "Too many open files")]
+    starting = ForkServerProcess.start
+
+    async def start(self: ForkServerProcess) -> None:
+        if failures:
+            raise failures.pop()
+        await starting(self)
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            monkeypatch.setattr(ForkServerProcess, "start", start)
+            os.kill(crew.statistics()["pid"], signal.SIGKILL)
+            await until(lambda: crew.trouble, "its end is noticed")
+            assert await crew.run("echo", b"x") == b"x"
+            assert crew.statistics()["restarts"] == 2
+
+    run(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_fork_server_has_one_thread_and_no_grpc(folder: Path) -> None:
+    """A process with threads can't fork safely."""
+
+    async def main() -> None:
+        async with crew_of(folder, jobs="treadle.fronts.textjobs:JOBS") as crew:
+            own = Path(f"/proc/{crew.statistics()['pid']}")
+            assert len(list((own / "task").iterdir())) == 1
+            assert "cygrpc" not in (own / "maps").read_text()
 
     run(main)
 

@@ -132,9 +132,23 @@ class Crew:
 
     async def start(self) -> None:
         """Start the fork server, so that it is up when the model is known."""
+        await self._started()
+
+    async def _started(self) -> ForkServerProcess:
         if self._server is None:
-            self._server = ForkServerProcess(self._on_gone)
-            await self._server.start()
+            server = ForkServerProcess(self._on_gone)
+            await server.start()
+            self._server = server
+        return self._server
+
+    async def _end_server(self) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if server.hung:
+            self.tally.killed[FORK_SERVER] += 1
+            self.on_killed(FORK_SERVER)
+        await server.close()
 
     async def load(self, order: Load, on_checked: Callable[[], None] = lambda: None) -> TextView:
         """Load a model and start the workers. `on_checked` is called once its folder has passed `order.check`. Raises
@@ -148,15 +162,12 @@ class Crew:
     async def _open(self, on_checked: Callable[[], None] = lambda: None) -> None:
         assert self._order is not None
         began = self._clock()
-        await self.start()
-        assert self._server is not None
         try:
-            loaded = await self._server.load(self._order, on_checked)
-            await asyncio.gather(*(self._enlist(self._server) for _ in range(self.workers)))
+            server = await self._started()
+            loaded = await server.load(self._order, on_checked)
+            await asyncio.gather(*(self._enlist(server) for _ in range(self.workers)))
         except BaseException as error:
-            await self._server.close()
-            self._count_hang(self._server)
-            self._server = None
+            await self._end_server()
             if isinstance(error, (OSError, EOFError)):
                 raise ModelError(f"the text processes could not be started: {str(error) or 'they ended'}") from error
             raise
@@ -377,11 +388,6 @@ class Crew:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(5.0, 2 * backoff_s)
 
-    def _count_hang(self, server: ForkServerProcess) -> None:
-        if server.hung:
-            self.tally.killed[FORK_SERVER] += 1
-            self.on_killed(FORK_SERVER)
-
     def _kill(self, member: Member) -> None:
         if self._server is not None:
             self._server.kill_worker(member.number)
@@ -433,10 +439,7 @@ class Crew:
                 member.gone.set_result(Gone(member.number, signal.SIGKILL, ""))
             if member.piece is None:
                 self._dismiss(member)
-        server, self._server = self._server, None
-        if server is not None:
-            self._count_hang(server)
-            await server.close()
+        await self._end_server()
         await asyncio.sleep(backoff_s)
         try:
             await self._open()
