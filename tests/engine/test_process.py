@@ -30,6 +30,7 @@ from treadle.engine.client import Admission, EngineClient
 from treadle.engine.outbox import Outbox
 from treadle.engine.patience import Patience
 from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
+from treadle.engine.roster import allocate
 from treadle.engine.wire import HEADER, frame, from_owner
 from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
 
@@ -199,10 +200,10 @@ POISON = Submit(id="", prompt=(66, 2), max_tokens=40)
 INNOCENTS = [Submit(id="", prompt=(i, 3, i), max_tokens=30) for i in range(1, 5)]
 
 
-async def one(client: EngineClient, request: Submit) -> list[int]:
+async def one(client: EngineClient, request: Submit, sharer: str = "") -> list[int]:
     """A request of its own, as a client of its own sends it."""
     size = {"prompt_tokens": len(request.prompt), "completion_tokens": request.max_tokens}
-    with client.reserve(rows=1, kind="chat", tag="t", **size) as reservation:
+    with client.reserve(rows=1, kind="chat", tag="t", sharer=sharer, **size) as reservation:
         (generation,) = reservation.submit([request])
         return [token async for delta in generation for token in delta.tokens]
 
@@ -249,6 +250,25 @@ async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poi
             await one(client, POISON)
         assert client.supervisor.pid == before, "it costs no engine any more"
         assert client.busy == 0
+
+
+@pytest.mark.parametrize("poison", [{"how": "SIGABRT"}, {"how": "SIGSEGV", "at": 12}, {"how": "hang"}], ids=str)
+@in_loop
+async def test_a_poison_takes_two_deaths_whoever_waits_beside_it(poison):
+    """D4: sharers take turns on a full server, so the one that is admitted last is not the one that came first."""
+    async with engine(hang_after_s=1.0, max_running=2, poison={"token": 66, **poison}) as client:
+        client.admission = Admission(2, 30, 60.0)
+        await start(client)
+        crowd = [
+            asyncio.create_task(one(client, Submit(id="", prompt=(i, 3), max_tokens=300 + 40 * i), sharer))
+            for i, sharer in enumerate(("greedy",) * 8 + ("second", "third"), 1)
+        ]
+        foe = asyncio.create_task(one(client, POISON, "foe"))
+        async with asyncio.timeout(2 * WAIT_S):
+            await asyncio.gather(*crowd)
+            with pytest.raises(Quarantined):
+                await foe
+        assert client.supervisor.deaths.total == client.supervisor.deaths.explained == 2
 
 
 @in_loop
@@ -451,14 +471,22 @@ async def test_a_relay_whose_loop_has_gone_tells_nobody():
 # Orphans -----------------------------------------------------------------------------------------------------------
 
 
+def child_of(sock: socket.socket, entry: str, stderr: int) -> subprocess.Popen[bytes]:
+    roster = allocate()
+    try:
+        command = [sys.executable, "-m", "treadle.engine.child", str(sock.fileno()), str(roster), entry]
+        return subprocess.Popen(command, pass_fds=[sock.fileno(), roster], stderr=stderr)
+    finally:
+        os.close(roster)
+
+
 class Bare:
     """A child with a raw socket for a parent."""
 
     def __init__(self, **arguments: Any) -> None:
         self.sock, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "treadle.engine.child", str(theirs.fileno()), ENTRY]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+            self.process = child_of(theirs, ENTRY, stderr=subprocess.PIPE)
         self.sock.settimeout(WAIT_S)
         self.stream = self.sock.makefile("rb")
         if arguments:
@@ -564,8 +592,7 @@ def test_an_entry_that_cannot_be_imported_says_so():
     """C1."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "treadle.engine.child", str(theirs.fileno()), "tests.support.child:nothing"]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL)
+        process = child_of(theirs, "tests.support.child:nothing", stderr=subprocess.DEVNULL)
         ours.settimeout(WAIT_S)
         ours.sendall(frame_of_arguments({}))
         (size,) = HEADER.unpack(ours.recv(HEADER.size, socket.MSG_WAITALL))

@@ -248,15 +248,12 @@ def test_the_end_of_a_candidate_ends_its_trial():
     assert search.next() == "c"
     search.ended("c")
     assert not search.on_trial
-    died(search, "c")
-    assert not search.again, "the search before is over"
 
 
 def test_a_crowd_that_dies_again_after_its_trial_is_tried_for_longer():
     search = Suspects()
     for round_ in range(4):
         died(search, "a", "b")
-        assert search.again == (round_ > 0)
         assert search.margin == MARGINS[min(round_, 2)]
         for id_ in ("a", "b"):
             assert search.next() == id_

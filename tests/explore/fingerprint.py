@@ -43,7 +43,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "Jobs": ("_numbers",),
 }
 HIDDEN = {
-    *("World", "Watch", "Condition"),
+    *("World", "Watch", "Condition", "Roster"),
     *("Admission", "Capabilities", "GateLimits", "OwnerLimits", "Patience", "SchedulerLimits", "Shape"),
 }
 """Classes of the tests' own records, whose attributes that matter are walked by themselves, of locks, and of what is

@@ -30,6 +30,7 @@ from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.outbox import Outbox
 from treadle.engine.owner import OwnerLimits, scheduler_for
+from treadle.engine.roster import Roster
 from treadle.runner.base import Job, RunnerBroken
 
 MERGE_AFTER = 2
@@ -173,6 +174,7 @@ class ModelOwner:
         self.wire: list[FromOwner] = []
         self.outbox = Outbox(MERGE_AFTER)
         self.mailbox = Mailbox()
+        self.roster = Roster()
         self.loop: EngineLoop | None = None
         self.runner: ExploredRunner | None = None
         self.started = False
@@ -207,6 +209,9 @@ class ModelOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def in_steps(self) -> frozenset[int]:
+        return self.roster.read()
+
     # As the explorer sees it
 
     @property
@@ -226,7 +231,7 @@ class ModelOwner:
         self.runner = ExploredRunner(world.slots, world.shape, world.context, world.poison)
         can = self.runner.capabilities()
         scheduler = scheduler_for(can, OwnerLimits(world.slots, 2), self.runner.reuse)
-        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._say, world.clock)
+        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._say, world.clock, self.roster)
         self._say(Ready(capabilities=can, pid=self.pid))
 
     def fail_to_load(self) -> None:
@@ -300,4 +305,5 @@ class ModelOwner:
 
 def state_of(owner: ModelOwner) -> tuple[Any, ...]:
     """What of an owner matters to what comes."""
-    return (owner.started, owner.dead, owner.gone, owner.inbound, owner.wire, owner.outbox, owner.mailbox, owner.loop)
+    plain = (owner.started, owner.dead, owner.gone, sorted(owner.in_steps()))
+    return (*plain, owner.inbound, owner.wire, owner.outbox, owner.mailbox, owner.loop)

@@ -24,6 +24,7 @@ from treadle.engine.handle import OnExit, OnMessage
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, scheduler_for
+from treadle.engine.roster import Roster
 from treadle.runner.base import Job
 
 VOCABULARY = 50_000
@@ -174,6 +175,7 @@ class SimulatedOwner:
         self._machine = machine
         self._events = events
         self._mailbox = Mailbox()
+        self._roster = Roster()
         self._until = 0.0  # when the step of now ends
         self._awake = False
         self._ended = asyncio.Event()
@@ -197,13 +199,16 @@ class SimulatedOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def in_steps(self) -> frozenset[int]:
+        return self._roster.read()
+
     def _load(self) -> None:
         if self.dead:
             return
         can = self._machine.capabilities()
         self.runner = SimulatedRunner(can, self._machine.costs, self._machine.trunk, self._spend)
         scheduler = scheduler_for(can, OwnerLimits(self._machine.slots, 512), self.runner.reuse)
-        self.loop = EngineLoop(self.runner, scheduler, self._mailbox, self._say, self._clock)
+        self.loop = EngineLoop(self.runner, scheduler, self._mailbox, self._say, self._clock, self._roster)
         self._say(Ready(capabilities=can, pid=self.pid, load_s=self._machine.costs.load_s))
         self._wake()
 

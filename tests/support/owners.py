@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from treadle.core.messages import Capabilities, FromOwner, Ping, Pong, Ready, Stop, Stopped, ToOwner
+from treadle.core.messages import Capabilities, FromOwner, Ping, Pong, Ready, StepReport, Stop, Stopped, Submit, ToOwner
 from treadle.engine.handle import OnExit, OnMessage
 
 CAN = Capabilities(model="fake", architecture="none", vocabulary=1000, context=100, device="cpu", dtype="float32")
@@ -23,7 +23,7 @@ class Clock:
 
 class FakeOwner:
     """`polite` ends on Stop. `killable` ends when killed. `start_error` is raised by `start`; `stuck` never starts.
-    `deaf` answers no ping."""
+    `deaf` answers no ping. `joined` are ids of sequences that it has in its steps."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class FakeOwner:
     ) -> None:
         self.pid = 4711
         self.sent: list[ToOwner] = []
+        self.joined: set[str] = set()
         self.kills = 0
         self.starting = asyncio.Event()
         self.cancelled = False
@@ -78,10 +79,17 @@ class FakeOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def in_steps(self) -> frozenset[int]:
+        """What ran before, what it has told of, and `joined`."""
+        submits = [message for message in self.sent if isinstance(message, Submit)]
+        return frozenset(submit.arrival for submit in submits if submit.resumed or submit.id in self.joined)
+
     # What the test makes it do
 
     def say(self, *messages: FromOwner) -> None:
         for message in messages:
+            if isinstance(message, StepReport):
+                self.joined |= {output.id for output in message.outputs}
             self._on_message(message)
 
     def ready(self, can: Capabilities = CAN, load_s: float = 0.5) -> None:

@@ -50,7 +50,9 @@ class Submit(Plain, frozen=True, tag=True):
     is the same for every prompt token but the first. What is cached of a prompt is reused by requests of the same
     `salt` only. `max_wait_s` bounds the time from arrival to admission. Sequences of one client request share a
     `group`: once one of them runs, the others' waits do not end. A lower `priority` goes first; within a priority the
-    `sharer` with the fewest running rows does.
+    `sharer` with the fewest running rows does. `arrival` numbers sequences in the order in which they came, from 1, and
+    stays when one is replayed: of one priority, the lower has the better claim to memory. 0 where there is no number:
+    then they count in the order in which they are sent.
 
     A replayed sequence ran in an earlier life of the engine: `resumed` is true, `generated` are the tokens that it
     gained then, `scored` counts the prompt log-probabilities that were told. It goes on from there like a preempted
@@ -72,6 +74,7 @@ class Submit(Plain, frozen=True, tag=True):
     max_wait_s: float = 0.0
     group: str = ""
     sharer: str = ""
+    arrival: int = 0
     generated: tuple[int, ...] = ()
     scored: int = 0
     resumed: bool = False

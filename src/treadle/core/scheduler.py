@@ -20,7 +20,7 @@ capacity 1 is serialized mode. What holds:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .composer import Composer, Reuse, nothing
@@ -112,7 +112,7 @@ class Scheduler:
         """Queue a sequence. A live duplicate of its id is ignored: the one that runs is not touched (B4, B5)."""
         if request.id in self._rows:
             return
-        self._order += 1
+        self._order = request.arrival or self._order + 1
         row = Row.of(request, order=self._order, now=now)
         self._rows[row.id] = row
         self._queue.enter(row)
@@ -245,6 +245,11 @@ class Scheduler:
     def oldest(self) -> StepPlan:
         """Of the plans in flight."""
         return self._flights[0].plan
+
+    @property
+    def joined(self) -> Iterator[int]:
+        """Arrival numbers of the rows that the runner has, or gets with the plan that was made last."""
+        return (row.order for row in self._running.values() if row.joined)
 
     @property
     def has_work(self) -> bool:

@@ -1,6 +1,7 @@
 """The child process: its main thread is the owner.
 
-Start: `python -m treadle.engine.child FD MODULE:FUNCTION`. FD is one end of a socket pair. The first frame holds plain
+Start: `python -m treadle.engine.child FD ROSTER MODULE:FUNCTION`. FD is one end of a socket pair, ROSTER a descriptor
+of the memory for its roster. The first frame holds plain
 arguments; `FUNCTION(arguments)` gives the runner factory and the owner's limits, and is called on the main thread
 before anything of MLX is imported.
 
@@ -30,6 +31,7 @@ from ..runner.base import RunnerFactory
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .owner import OwnerLimits, Send, run_owner, why
+from .roster import Roster, shared
 from .wire import HEADER, frame, to_owner
 
 ORPHAN_GRACE_S = 1.0
@@ -96,14 +98,14 @@ def _frame(message: FromOwner) -> bytes:
         return frame(JobDone(id=message.id, code="engine_job_failed", message=what))
 
 
-def serve(channel: Channel, build: RunnerFactory, limits: OwnerLimits) -> int:
+def serve(channel: Channel, build: RunnerFactory, limits: OwnerLimits, roster: Roster) -> int:
     """Own a runner on this thread until the end; the exit code."""
     mailbox, outbox = Mailbox(), Outbox()
     threading.Thread(target=receive, args=(channel, mailbox), name="receiver", daemon=True).start()
     sender = threading.Thread(target=transmit, args=(channel, outbox), name="sender", daemon=True)
     sender.start()
     try:
-        clean = run_owner(build, limits, mailbox, settling(outbox.put))
+        clean = run_owner(build, limits, mailbox, settling(outbox.put), roster=roster)
     finally:
         outbox.close()
         sender.join()
@@ -135,18 +137,20 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=int(argv[0]))
+    roster = shared(int(argv[1]))
+    os.close(int(argv[1]))
     sock.set_inheritable(False)  # a process that the owner starts must not keep it open after this one's end
     channel = Channel(sock)
     first = channel.read()
     if first is None:
         return EXIT_FAILED
     try:
-        build, limits = load(argv[1], msgspec.msgpack.decode(first))
+        build, limits = load(argv[2], msgspec.msgpack.decode(first))
     except Exception as error:
         log.exception("the engine could not start")
         channel.write(frame(Failed(code="start_failed", message=why(error))))
         return EXIT_FAILED
-    return serve(channel, build, limits)
+    return serve(channel, build, limits, roster)
 
 
 def run(argv: list[str]) -> NoReturn:

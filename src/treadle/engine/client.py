@@ -110,6 +110,7 @@ class EngineClient:
         self.replay = Replay(self._send_sequence)
         self._live: dict[str, tuple[Generation, Visit]] = {}
         self._numbers = itertools.count(1)
+        self._arrivals = itertools.count(1)
         self._owed: float | None = None
         self._restarts_told = 0
         self._draining = False
@@ -332,7 +333,7 @@ class EngineClient:
         self._tell(lambda observer: observer.died(death.cause.value))
         self.jobs.lost(EngineDied(f"the engine was lost while this job ran ({death.reason})"))
         live = [generation for generation, _ in self._live.values() if not generation.ended]
-        verdict = self.replay.died(death, live, self.admission.max_running, self.clock())
+        verdict = self.replay.died(death, live, self.clock())
         explained = 0 if verdict is None else self._judge(verdict)
         for generation, visit in list(self._live.values()):
             visit.interrupted = True
@@ -510,7 +511,12 @@ class Reservation:
         left_s = max(0.0, self._visit.max_wait_s - waited_s)
         for i, request in enumerate(requests):
             request = msgspec.structs.replace(
-                request, id=f"{group}.{i}", group=group, max_wait_s=left_s, sharer=self._visit.arrival.sharer
+                request,
+                id=f"{group}.{i}",
+                group=group,
+                max_wait_s=left_s,
+                sharer=self._visit.arrival.sharer,
+                arrival=next(client._arrivals),
             )
             self._generations.append(client._submit(request, self._visit, self._kind, self._tag))
             self._unused -= 1

@@ -31,10 +31,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Death:
-    """One end of a ready engine; `reason` is for people."""
+    """One end of a ready engine; `reason` is for people. `in_steps` are the sequences that may have been in its last
+    steps, by `Submit.arrival`."""
 
     cause: Cause
     reason: str
+    in_steps: frozenset[int] = frozenset()
 
 
 class Deaths:

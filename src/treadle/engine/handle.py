@@ -41,6 +41,10 @@ class OwnerHandle(Protocol):
         """Returns once it has ended."""
         ...
 
+    def in_steps(self) -> frozenset[int]:
+        """`Submit.arrival` of every sequence that may be, or may have been at its end, in a step."""
+        ...
+
 
 Launch = Callable[[], OwnerHandle]
 

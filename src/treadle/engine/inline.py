@@ -13,6 +13,7 @@ from .handle import OnExit, OnMessage
 from .loop import EngineLoop
 from .mailbox import Mailbox
 from .owner import OwnerLimits, build_runner, close, scheduler_for
+from .roster import Roster
 
 
 class InlineOwner:
@@ -28,6 +29,7 @@ class InlineOwner:
         pump: bool = False,
     ) -> None:
         self.mailbox = Mailbox()
+        self._roster = Roster()
         self.runner: Runner | None = None
         self.loop: EngineLoop | None = None
         self._build = build
@@ -50,7 +52,7 @@ class InlineOwner:
             return
         can = self.runner.capabilities()
         scheduler = scheduler_for(can, self._limits, self.runner.reuse)
-        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._tell, self._clock)
+        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._tell, self._clock, self._roster)
         self._tell(Ready(capabilities=can, pid=os.getpid()))
 
     def send(self, message: ToOwner) -> None:
@@ -81,6 +83,9 @@ class InlineOwner:
 
     async def ended(self) -> None:
         await self._ended.wait()
+
+    def in_steps(self) -> frozenset[int]:
+        return self._roster.read()
 
     def _turn(self) -> None:
         self.run_once()

@@ -44,6 +44,7 @@ from ..core.plan import StepPlan
 from ..core.scheduler import Scheduler
 from ..runner.base import Runner, RunnerBroken
 from .mailbox import Mailbox
+from .roster import Roster
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class _JobContext:
 
 
 class EngineLoop:
-    """Runs one runner to its end. `send` hands a message to the other side and must not block."""
+    """Runs one runner to its end. `send` hands a message to the other side and must not block; `roster` is read by the
+    other side when this one is lost."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class EngineLoop:
         mailbox: Mailbox,
         send: Callable[[FromOwner], None],
         clock: Callable[[], float] = time.monotonic,
+        roster: Roster | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -82,6 +85,7 @@ class EngineLoop:
         self.stopped = False
         self._send = send
         self._clock = clock
+        self._roster = roster or Roster()
         can = runner.capabilities()
         self._lookahead = can.lookahead
         self._counts_room = can.kv_blocks > 0
@@ -215,6 +219,8 @@ class EngineLoop:
             return self._finish_until(max(0, self.scheduler.in_flight - 1))
         if self.scheduler.in_flight == 1:
             self._last_result = self._clock()
+        if plan.admit:
+            self._roster.write(self.scheduler.joined)
         try:
             self.runner.start(plan)
         except RunnerBroken:

@@ -19,6 +19,7 @@ from ..errors import TreadleError
 from ..runner.base import Runner, RunnerBroken, RunnerFactory
 from .loop import EngineLoop
 from .mailbox import Mailbox
+from .roster import Roster
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def run_owner(
     mailbox: Mailbox,
     send: Send,
     clock: Callable[[], float] = time.monotonic,
+    roster: Roster | None = None,
 ) -> bool:
     """Own a runner until Stop. True after a clean end; False when it could not start or broke (Failed was sent)."""
     started = clock()
@@ -47,7 +49,7 @@ def run_owner(
         return False
     try:
         scheduler = scheduler_for(runner.capabilities(), limits, runner.reuse)
-        loop = EngineLoop(runner, scheduler, mailbox, send, clock)
+        loop = EngineLoop(runner, scheduler, mailbox, send, clock, roster)
         send(Ready(capabilities=runner.capabilities(), pid=os.getpid(), load_s=clock() - started))
         return serve(loop)
     finally:

@@ -20,6 +20,7 @@ from ..core.messages import ToOwner
 from ..descriptors import Spare
 from ..environment import without_secrets
 from .handle import OnExit, OnMessage
+from .roster import Roster, allocate, shared
 from .wire import HEADER, frame, from_owner
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class ProcessOwner:
         self._spare = spare or Spare(0)
         self._arguments = arguments
         self._relay = relay
+        self._roster: Roster | None = None
         self._drained = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -67,7 +69,7 @@ class ProcessOwner:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await self._spawn(theirs.fileno())
+                self._process = await self._spawn_with_roster(theirs.fileno())
             reader, self._writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()
@@ -77,10 +79,19 @@ class ProcessOwner:
             raise
         return reader
 
-    async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
+    async def _spawn_with_roster(self, fd: int) -> asyncio.subprocess.Process:
+        roster = allocate()
+        try:
+            self._roster = shared(roster)
+            return await self._spawn(fd, roster)
+        finally:
+            os.close(roster)
+
+    async def _spawn(self, fd: int, roster: int) -> asyncio.subprocess.Process:
         """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone."""
-        command = (sys.executable, "-m", "treadle.engine.child", str(fd), self._entry)
-        spawn = partial(asyncio.create_subprocess_exec, *command, pass_fds=[fd], process_group=0, env=without_secrets())
+        command = (sys.executable, "-m", "treadle.engine.child", str(fd), str(roster), self._entry)
+        fds = [fd, roster]
+        spawn = partial(asyncio.create_subprocess_exec, *command, pass_fds=fds, process_group=0, env=without_secrets())
         if self._relay is None:
             self._drained.set()
             return await spawn(stdin=asyncio.subprocess.DEVNULL)
@@ -109,6 +120,9 @@ class ProcessOwner:
 
     async def ended(self) -> None:
         await self._ended.wait()
+
+    def in_steps(self) -> frozenset[int]:
+        return frozenset() if self._roster is None else self._roster.read()
 
     def _write(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():

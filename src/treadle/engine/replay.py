@@ -10,7 +10,7 @@ bounded (`Patience.load_s`), and so is how many may fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from .deaths import Death
 from .generation import Generation
@@ -51,11 +51,10 @@ class Replay:
         else:
             self._send(generation)
 
-    def died(self, death: Death, live: Sequence[Generation], slots: int, now: float) -> Verdict | None:
+    def died(self, death: Death, live: Sequence[Generation], now: float) -> Verdict | None:
         """The engine is gone: hold everything back that is `live`, in the order of arrival. Who is at fault, once that
-        is clear. Up to `slots` sequences ran."""
-        sent = [generation for generation in live if generation.id not in self._held]
-        suspects = in_flight(sent, slots, spare=int(self._suspects.again))
+        is clear."""
+        suspects = in_flight(live, death.in_steps)
         for generation in suspects:
             generation.begun = True
         self._trying = None
@@ -111,13 +110,14 @@ class Replay:
         self._send(generation)
 
 
-def in_flight(sent: Sequence[Generation], slots: int, *, spare: int = 0) -> list[Generation]:
-    """Those of `sent`, in the order of arrival, that may have been in the last step, the likeliest culprit first: new
-    ones in a slot that seemed free, then prompts, then what decoded, each the newest first. The owner tells of an
-    admission after the step; `spare` slots more may have come free that it had not told of either."""
-    running = [generation for generation in sent if generation.runs]
-    waiting = sorted((generation for generation in sent if not generation.runs), key=lambda g: g.request.priority)
-    admitted = waiting[: max(spare, slots - len(running))]
-    prompts = [generation for generation in running if generation.completion_tokens == generation.resumed_at]
-    decoding = [generation for generation in running if generation.completion_tokens != generation.resumed_at]
-    return [*reversed(admitted), *reversed(prompts), *reversed(decoding)]
+def in_flight(live: Sequence[Generation], in_steps: Collection[int]) -> list[Generation]:
+    """Those of `live`, in the order of arrival, that may have been in the last steps, the likeliest culprit first: ones
+    whose admission is not told yet, then prompts, then what decoded, each the newest first."""
+    there = [generation for generation in reversed(live) if generation.request.arrival in in_steps]
+    return sorted(there, key=_progress)
+
+
+def _progress(generation: Generation) -> int:
+    if not generation.runs:
+        return 0
+    return 1 if generation.completion_tokens == generation.resumed_at else 2

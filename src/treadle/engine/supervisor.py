@@ -319,7 +319,9 @@ class Supervisor:
         lived_s = 0.0 if self._ready_at is None else now - self._ready_at
         self._become(EngineState.RESTARTING, self._said)
         self.deaths.add(self._cause, lived_s=lived_s, now=now)
-        self.deaths.explain(self._listener.on_death(Death(self._cause, self._told)))
+        assert self._owner is not None
+        death = Death(self._cause, self._told, self._owner.in_steps())
+        self.deaths.explain(self._listener.on_death(death))
         self._away()
 
     @property

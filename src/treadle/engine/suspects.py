@@ -1,6 +1,6 @@
 """Search for the sequence that takes the engine down, among all that were in flight when it died.
 
-A *suspect* was, or may have been, in a step when the engine died; a sequence that only waited is none. On the next
+A *suspect* may have been in a step when the engine died (`roster`); a sequence that only waited is none. On the next
 engine suspects are sent one at a time, the likeliest first, and each must get past the point that it had reached, by
 `margin` tokens, before the next joins it: a *trial*. Nothing else is sent while a trial lasts.
 
@@ -70,11 +70,6 @@ class Suspects:
     def alone(self) -> bool:
         """Whether candidates are tried wholly alone: not even cleared ones beside them."""
         return self._seen >= MOST_DEATHS
-
-    @property
-    def again(self) -> bool:
-        """Whether a trial has passed all candidates of this search, in vain."""
-        return self._round > 0
 
     @property
     def margin(self) -> int:

@@ -18,6 +18,7 @@ from .handle import OnExit, OnMessage
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .owner import OwnerLimits, run_owner
+from .roster import Roster
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class ThreadOwner:
         self._limits = limits
         self._mailbox = Mailbox()
         self._outbox = Outbox()
+        self._roster = Roster()
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._live, name="treadle-owner", daemon=True)
         self._scheduled = False
@@ -58,12 +60,15 @@ class ThreadOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def in_steps(self) -> frozenset[int]:
+        return self._roster.read()
+
     # On the owner's thread ---------------------------------------------------------------------------------------
 
     def _live(self) -> None:
         clean = False
         try:
-            clean = run_owner(self._build, self._limits, self._mailbox, self._tell)
+            clean = run_owner(self._build, self._limits, self._mailbox, self._tell, roster=self._roster)
         except BaseException:
             log.exception("the owner's thread ends")
         finally:
