@@ -50,6 +50,10 @@ async def another(scene: Scene, how: str = CRASH, *, ready: bool = True) -> Fake
     return scene.owner
 
 
+def cancels(owner: FakeOwner) -> list[str]:
+    return [message.id for message in owner.sent if isinstance(message, Cancel)]
+
+
 def gain(scene: Scene, generation: Generation, *tokens: int) -> None:
     scene.say(Output(id=generation.id, tokens=tokens))
 
@@ -259,9 +263,179 @@ async def test_a_reader_that_stalled_does_not_come_back():
     with scene.reserve() as reservation:
         (generation,) = reservation.submit([ask(1)])
         scene.admit(generation, tokens=(1,) * (MAX_UNREAD_TOKENS + 1))
-        assert ids(await another(scene)) == []
+        assert ids(await another(scene, KILL)) == []
     assert scene.free
     await scene.client.stop()
+
+
+# Suspects whose clients have left ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["in flight", "held", "on trial"])
+@in_loop
+async def test_a_poison_whose_client_leaves_is_found(left):
+    """D4: its client is told at once, whenever it leaves; the place stays taken until the verdict."""
+    scene = await Scene(running=2).begin()
+    with scene.reserve() as reservation, scene.reserve() as other:
+        (innocent,), (poison,) = other.submit([ask(1)]), reservation.submit([ask(66)])
+        for generation in (innocent, poison):
+            scene.admit(generation, tokens=(1,))
+        if left == "in flight":
+            poison.cancel()
+            assert cancels(scene.owner) == [poison.id]
+        await another(scene, ready=False)
+        if left == "held":
+            poison.cancel()
+        scene.owner.ready()
+        assert ids(scene.owner) == [poison.id]
+        poison.cancel()
+        with pytest.raises(RequestCancelled):
+            await read(poison)
+        assert (cancels(scene.owner), scene.client.busy) == ([], 2)
+        assert ids(await another(scene)) == [innocent.id]
+        assert (scene.client.quarantine.condemned, scene.client.busy) == (1, 1)
+        scene.finish(innocent)
+    assert scene.free
+    assert scene.ended == {"quarantined": 1, "length": 1}
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_suspect_whose_client_has_left_is_taken_back_once_it_has_passed():
+    """What it gains meanwhile is kept for the next engine and not for a reader."""
+    scene = await Scene(running=2).begin()
+    with scene.reserve() as reservation, scene.reserve() as other:
+        (stays,), (gone,) = other.submit([ask(2)]), reservation.submit([ask(1)])
+        for generation in (stays, gone):
+            scene.admit(generation, tokens=(1,))
+        gone.cancel()
+        assert ids(await another(scene)) == [gone.id]
+        gain(scene, gone, 2)
+        assert (gone.completion_tokens, cancels(scene.owner)) == (2, [])
+        gain(scene, gone, 3)
+        assert cancels(scene.owner) == [gone.id]
+        assert ids(scene.owner) == [gone.id, stays.id]
+        assert scene.owner.sent.index(Cancel(id=gone.id)) == 1, "before the next one joins it"
+        gain(scene, gone, 4, 5)
+        scene.finish(gone, FinishReason.CANCELLED)
+        assert scene.client.busy == 1
+        with pytest.raises(RequestCancelled):
+            await read(gone)
+        scene.finish(stays)
+    assert scene.free
+    assert scene.ended == {"cancelled": 1, "length": 1}
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_trial_that_goes_to_its_end_without_a_client_keeps_the_clients_outcome():
+    """A stop string's, which is a good end."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = reservation.submit([ask(1)])
+        scene.admit(generation, tokens=(1,))
+        generation.cancel(CancelReason.STOP)
+        await another(scene)
+        assert (await read(generation))[-1].finish.reason is FinishReason.STOP  # type: ignore[union-attr]
+        scene.finish(generation)
+    assert scene.free
+    assert scene.ended == {"stop": 1}
+    await scene.client.stop()
+
+
+@in_loop
+async def test_one_that_was_turned_away_from_the_deadly_step_is_tried(monkeypatch):
+    """D2, D4: its wait was over before the engine, which hung in its first step, was given up."""
+    monkeypatch.setattr(waits_module, "SLACK_S", 0.01)
+    scene = await Scene(max_wait_s=0.01).begin()
+    with scene.reserve() as reservation:
+        (poison,) = reservation.submit([ask(66)])
+        scene.owner.joined.add(poison.id)
+        with pytest.raises(Busy):
+            await asyncio.wait_for(poison.admitted(), WAIT_S)
+        assert ids(await another(scene)) == [poison.id]
+        await another(scene)
+    assert scene.free
+    assert (scene.ended, scene.client.quarantine.condemned) == ({"quarantined": 1}, 1)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_drain_does_not_wait_for_trials_without_a_client():
+    """C3: neither for one that is held nor for the one that runs."""
+    scene = await Scene(running=3).begin()
+    with scene.reserve(rows=3) as reservation:
+        held, stays, tried = reservation.submit([ask(1), ask(2), ask(3)])
+        for generation in (held, stays, tried):
+            scene.admit(generation, tokens=(1,))
+        held.cancel()
+        assert ids(await another(scene)) == [tried.id]
+        tried.cancel()
+        assert (cancels(scene.owner), scene.client.busy) == ([], 3)
+        scene.client.drain()
+        assert (cancels(scene.owner), scene.client.busy) == ([tried.id], 2)
+        scene.finish(tried, FinishReason.CANCELLED)
+        assert ids(scene.owner) == [tried.id, stays.id]
+        scene.finish(stays)
+        await asyncio.wait_for(scene.client.idle(), WAIT_S)
+    assert scene.free
+    assert scene.ended == {"cancelled": 2, "length": 1}
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_death_while_it_drains_ends_who_has_no_client():
+    """C3."""
+    scene = await Scene(running=2).begin()
+    with scene.reserve(rows=2) as reservation:
+        stays, gone = reservation.submit([ask(1), ask(2)])
+        for generation in (stays, gone):
+            scene.admit(generation, tokens=(1,))
+        scene.client.drain()
+        gone.cancel()
+        assert ids(await another(scene)) == [stays.id]
+        stays.cancel()
+        assert cancels(scene.owner) == [stays.id]
+        scene.finish(stays, FinishReason.CANCELLED)
+        await asyncio.wait_for(scene.client.idle(), WAIT_S)
+    assert scene.free
+    await scene.client.stop()
+
+
+@in_loop
+async def test_kills_from_outside_keep_nobody_without_a_client():
+    """They prove nothing, so there is nothing to find out about it."""
+    scene = await Scene(running=2).begin()
+    with scene.reserve(rows=2) as reservation:
+        early, late = reservation.submit([ask(1), ask(2)])
+        for generation in (early, late):
+            scene.admit(generation, tokens=(1,))
+        await another(scene, KILL)
+        early.cancel()
+        assert ids(await another(scene, KILL, ready=False)) == []
+        assert scene.client.busy == 1
+        late.cancel()
+        assert scene.client.busy == 0
+        scene.owner.ready()
+    assert scene.free
+    await scene.client.stop()
+
+
+@in_loop
+async def test_a_stop_ends_trials_without_a_client():
+    """C3."""
+    scene = await Scene().begin()
+    with scene.reserve() as reservation:
+        (generation,) = reservation.submit([ask(1)])
+        scene.admit(generation, tokens=(1,))
+        generation.cancel()
+        await another(scene, ready=False)
+        with pytest.raises(RequestCancelled):
+            await read(generation)
+        assert scene.client.busy == 1
+        await asyncio.wait_for(scene.client.stop(), WAIT_S)
+    assert scene.free
+    assert scene.ended == {"cancelled": 1}
 
 
 @in_loop

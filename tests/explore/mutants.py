@@ -26,6 +26,7 @@ from treadle.engine.client import EngineClient, Health, Reservation
 from treadle.engine.generation import Generation
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
+from treadle.engine.replay import Replay
 from treadle.engine.supervisor import EngineState, Supervisor
 
 from .callers import REPLAYS
@@ -177,6 +178,9 @@ MUTANTS = (
     Mutant("ready while it drains", EngineClient, "health", _ready_for_ever, "stops"),
     Mutant("the gate stays open after a death", Gate, "close", _stays_open, "one"),
     Mutant("nobody is told of a death", EngineClient, ON_DEATH, lambda was: lambda self, *args: 0, "one"),
+    Mutant(
+        "who hangs up is no suspect", Replay, "accuses", lambda was: lambda self, generation: False, "poison leaves"
+    ),
     Mutant("waits of a group that has begun end", Queue, "expired", _expires_all, "waits"),
     Mutant("waits do not end where the engine hangs", client_module, "bound_wait", _nothing, "two"),
     Mutant("a hang is not noticed", Supervisor, "_overdue", lambda was: lambda self, *began: "", "one"),

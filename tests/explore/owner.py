@@ -157,6 +157,7 @@ class World(Protocol):
     context: int
     thread: bool
     launch_fails: bool
+    poisoned: int
 
     def clock(self) -> float: ...
 
@@ -250,6 +251,7 @@ class ModelOwner:
         try:
             self.loop.run_once(wait_s=0.0)
         except Crash:
+            self.world.poisoned += fault != "crashes"
             self.die("killed by SIGSEGV", told=True)
             return True
         except Violation:

@@ -25,6 +25,7 @@ SMALL = (
     Scenario("turns", (B,), turns=True, budget={"cancel": 1, "die": 1}),
     Scenario("memory", (LONG_A, LONG_B), slots=2, shape=Shape(block=2, blocks=3), growth=0),
     Scenario("poison", (Ask("a", prompt=1, poison=True), B), slots=2),
+    Scenario("poison leaves", (Ask("a", prompt=1, poison=True), B), slots=2, budget={"cancel": 1}),
     Scenario("frozen", (B,), frozen_ends=True, budget={"long": 1, "freeze": 1, "breaks": 1}),
 )
 """For every run of the tests: each in a few hundred states."""

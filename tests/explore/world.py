@@ -47,6 +47,7 @@ class World:
         self.shape, self.slots, self.thread = scenario.shape, scenario.slots, scenario.thread
         self.lookahead, self.context = scenario.shape.lookahead, CONTEXT
         self.launch_fails = False
+        self.poisoned = 0  # engines that a poison took down
         self._growth, room.EXPECTED = room.EXPECTED, scenario.growth
         self.events = TurnLoop()
         asyncio._set_running_loop(self.events)
@@ -374,5 +375,6 @@ class World:
             sorted(self.spent.items()),
             self.draining,
             self.launch_fails,
+            self.poisoned,
             sorted(self.ends.finished_.items()),
         )

@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -129,6 +131,43 @@ def test_a_poison_in_mid_stream_ends_that_stream_with_its_error(start: Start, ti
         stream.rest()
         assert [error["code"] for error in stream.errors] == ["request_quarantined"]
     server.idle()
+
+
+@pytest.mark.parametrize("how", ["hang", "SIGABRT"])
+def test_a_poisoner_that_hangs_up_is_found_all_the_same(start: Start, tiny: Tiny, how: str) -> None:
+    """D4: its client leaves in the deadly step, or right after the engine's death, and sends it again and again."""
+    poison = json.dumps({"token": POISON, "how": how})
+    options = ("--hang-after", "1")
+    env = {"TREADLE_TEST_POISON": poison}
+    server = start(tiny("llama"), *options, module="tests.support.poison", env=env).ready()
+    with server.stream([7, 8, 9], max_tokens=TOKENS * 4) as stream:
+        hang_up(server, [5, POISON, 6])
+        until("two deaths", lambda: server.status()["engine"]["deaths_explained"] == 2, within_s=60.0)
+        stream.rest()
+        assert (stream.errors, stream.done) == ([], True)
+    until("ready again", server.is_ready, within_s=60.0)
+    pid = server.child()
+    for _ in range(3):
+        answer = server.complete([5, POISON, 6])
+        assert answer.status_code == 422, answer.text
+    assert server.child() == pid
+    status = server.status()["engine"]
+    assert (sum(status["deaths"].values()), status["quarantined"]) == (2, 1)
+    server.idle()
+
+
+def hang_up(server: Serve, prompt: list[int]) -> None:
+    """Send a request and close its connection once it has taken the engine down, or keeps it in a step."""
+    deaths, until_s = server.status()["engine"]["deaths"], time.monotonic() + 0.5
+    parts = urlsplit(server.url)
+    body = json.dumps({"prompt": prompt, "max_tokens": 4, "temperature": 0}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((parts.hostname or "", parts.port or 0)) as client:
+        client.sendall(head.encode() + body)
+        until(
+            "in the deadly step",
+            lambda: server.status()["engine"]["deaths"] != deaths or time.monotonic() > until_s,
+        )
 
 
 def test_a_child_that_dies_idle_is_replaced(server: Serve) -> None:

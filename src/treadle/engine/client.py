@@ -107,7 +107,7 @@ class EngineClient:
         self.gate = Gate(limits, self._away, self._tell_refused)
         self.gate.close(self._away, back_s=self.supervisor.outage.left_s)
         self.quarantine = Quarantine(clock)
-        self.replay = Replay(self._send_sequence)
+        self.replay = Replay(self._send_sequence, self._withdraw)
         self._live: dict[str, tuple[Generation, Visit]] = {}
         self._numbers = itertools.count(1)
         self._arrivals = itertools.count(1)
@@ -127,8 +127,11 @@ class EngineClient:
         self.supervisor.begin()
 
     def drain(self) -> None:
-        """Take nothing new; what runs goes on (C3)."""
+        """Take nothing new; what runs goes on (C3), but for trials of suspects whose clients have left."""
         self._draining = True
+        for generation, _ in list(self._live.values()):
+            if generation.ended and generation.cancelled is not None:
+                self._cancel(generation, generation.cancelled)
         self.gate.close(ServerStopping("the server is shutting down and takes no new requests", retry_after_s=5.0))
 
     async def stop(self, grace_s: float = 5.0) -> None:
@@ -230,10 +233,23 @@ class EngineClient:
         self._send(generation.resume(max(SLACK_S, left_s)))
 
     def _cancel(self, generation: Generation, reason: CancelReason) -> None:
-        if self.replay.holds(generation):
-            self._end_here(generation)
+        """Take it back. A suspect's client is answered at once, and its trial goes on for its place: a poison that is
+        sent and taken back again and again would else never be found."""
+        if self.replay.accuses(generation) and not self._draining:
+            self._answer(generation, reason)
+        elif self.replay.holds(generation):
+            self._answer(generation, reason)
+            self._end_answered(generation)
         else:
             self._send(Cancel(id=generation.id, reason=reason))
+
+    def _withdraw(self, generation: Generation) -> None:
+        self._send(Cancel(id=generation.id))
+
+    def _answer(self, generation: Generation, reason: CancelReason) -> None:
+        """The terminal event for the caller, unless it had one."""
+        if not generation.ended:
+            generation.push(Output(id=generation.id, finish=cancelled(reason)), self.clock())
 
     def _check_harmless(self, requests: Sequence[Submit]) -> None:
         """Raises Quarantined where one of them took the engine down before."""
@@ -332,15 +348,15 @@ class EngineClient:
         self._owed = None
         self._tell(lambda observer: observer.died(death.cause.value))
         self.jobs.lost(EngineDied(f"the engine was lost while this job ran ({death.reason})"))
-        live = [generation for generation, _ in self._live.values() if not generation.ended]
+        live = [generation for generation, _ in self._live.values()]
         verdict = self.replay.died(death, live, self.clock())
         explained = 0 if verdict is None else self._judge(verdict)
         for generation, visit in list(self._live.values()):
             visit.interrupted = True
             if generation.begun:
                 visit.give_way = None  # a suspect that were told to come again would escape its trial
-            if generation.ended or generation.cancelled is not None:
-                self._end_here(generation)
+            if generation.cancelled is not None:
+                self._cancel(generation, generation.cancelled)
         return explained
 
     def _judge(self, verdict: Verdict) -> int:
@@ -379,15 +395,10 @@ class EngineClient:
         generation.fail(error)
         self._gone(generation, outcome)
 
-    def _end_here(self, generation: Generation) -> None:
-        """End a sequence that no owner has and that nobody wants any more."""
-        if generation.ended or generation.cancelled is None:  # its wait was over, and its caller was told
-            _, visit = self._live[generation.id]
-            self._gone(generation, _answered(visit))
-            return
-        finish = cancelled(generation.cancelled)
-        generation.push(Output(id=generation.id, finish=finish), self.clock())
-        self._gone(generation, finish.reason.value)
+    def _end_answered(self, generation: Generation) -> None:
+        """Free the place of a sequence whose caller was answered before, and that no owner has."""
+        _, visit = self._live[generation.id]
+        self._gone(generation, _answered(generation, visit))
 
     def _gone(self, generation: Generation, outcome: str) -> None:
         """A sequence has ended: its place is free."""
@@ -415,8 +426,10 @@ class EngineClient:
 
     def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
         if generation.ended:
+            if self.replay.accuses(generation):
+                generation.follow(output)
             if output.finish is not None:  # its caller was answered before: all that is left is its place
-                self._gone(generation, _answered(visit))
+                self._end_answered(generation)
             return
         if output.admitted and generation.started is None:
             self._on_admitted(generation, visit, output.wait_s, now)
@@ -544,6 +557,8 @@ class Reservation:
         self._unused = 0
 
 
-def _answered(visit: Visit) -> str:
-    """The outcome of a sequence whose caller was turned away before its end came."""
+def _answered(generation: Generation, visit: Visit) -> str:
+    """The outcome of a sequence whose caller was answered, or turned away, before its end came."""
+    if generation.finish is not None:
+        return generation.finish.reason.value
     return Refusal.DISPLACED.value if visit.displaced else FinishReason.EXPIRED.value

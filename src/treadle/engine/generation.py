@@ -75,6 +75,11 @@ class Generation:
         return self.started is not None or self.begun
 
     @property
+    def finish(self) -> Finish | None:
+        """How it ended, where no error from outside ended it."""
+        return self._finish
+
+    @property
     def waits(self) -> bool:
         """Whether it does not run yet, and is still wanted."""
         return not (self.runs or self.ended) and self.cancelled is None
@@ -140,19 +145,23 @@ class Generation:
         if output.cached_tokens is not None and not self._cached_told:
             self.cached_tokens, self._cached_told = output.cached_tokens, True
         if output.tokens:
-            self.completion_tokens += len(output.tokens)
-            self.generated.extend(output.tokens)
             self._tokens.extend(output.tokens)
             self._logprobs.extend(output.logprobs)
         if output.prompt_logprobs:
             self._prompt_logprobs.extend(output.prompt_logprobs)
-            self._scored += len(output.prompt_logprobs)
+        self.follow(output)
         if output.finish is not None:
             self._end(output.finish)
         elif len(self._tokens) > MAX_UNREAD_TOKENS:
             self.cancel(CancelReason.STALLED)
         self._news = True
         self._wake.set()
+
+    def follow(self, output: Output) -> None:
+        """Take in what the next engine needs of what a step did, and nothing for a reader."""
+        self.completion_tokens += len(output.tokens)
+        self.generated.extend(output.tokens)
+        self._scored += len(output.prompt_logprobs)
 
     def fail(self, error: TreadleError) -> None:
         """End it from outside: the engine is gone for good, or it is at fault."""

@@ -20,11 +20,13 @@ Send = Callable[[Generation], None]
 
 
 class Replay:
-    """Decides when each of the client's sequences is sent. `send` hands one to the owner that lives now."""
+    """Decides when each of the client's sequences is sent. `send` hands one to the owner that lives now; `withdraw`
+    takes back one that nobody wants any more, after its trial."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, withdraw: Send) -> None:
         self.replayed = 0
         self._send = send
+        self._withdraw = withdraw
         self._held: dict[str, Generation] = {}
         self._suspects = Suspects()
         self._trying: Generation | None = None
@@ -43,6 +45,10 @@ class Replay:
     def holds(self, generation: Generation) -> bool:
         """Whether the owner does not have it."""
         return generation.id in self._held
+
+    def accuses(self, generation: Generation) -> bool:
+        """Whether its trial is on or due, after a death that was not from outside."""
+        return self._suspects.accuses(generation.id)
 
     def submit(self, generation: Generation) -> None:
         """A new sequence: sent at once, or after the trial."""
@@ -74,6 +80,8 @@ class Replay:
         trying = self._trying
         if trying is not None and trying.completion_tokens >= self._goal:
             self._suspects.passed(beside=in_flight > 1)
+            if trying.cancelled is not None:
+                self._withdraw(trying)
             self._go_on()
 
     def ended(self, generation: Generation) -> None:

@@ -19,6 +19,9 @@ SIGKILL from outside is an operator's or the system's doing, so it never makes a
 everything goes on at once; after another one within CALM_S a trial finds out what to spare the others from: a sequence
 that was alone in flight at MOST_SOLO_KILLS kills is given up (`proven` is false), and its like is not refused later.
 
+A suspect whose client has left is tried all the same: a client that sends a poison and hangs up, again and again, would
+else never be found. Once it has passed it is taken back.
+
 Pure: ids come in, verdicts go out. Times are in seconds of the caller's clock.
 """
 
@@ -65,6 +68,10 @@ class Suspects:
     def on_trial(self) -> bool:
         """Whether a trial is on, or due on the next engine."""
         return self.trying is not None or bool(self._queue)
+
+    def accuses(self, id_: str) -> bool:
+        """Whether its trial is on or due, after a death that was not from outside."""
+        return self._deaths > 0 and (id_ == self.trying or id_ in self._queue)
 
     @property
     def alone(self) -> bool:
