@@ -81,6 +81,18 @@ def test_the_worst_priority_gives_way_before_the_newest() -> None:
     bench.run()
 
 
+def test_who_was_first_keeps_its_claim_when_it_is_sent_later() -> None:
+    """After the engine was lost sequences are sent again in another order than they came in."""
+    bench = Bench(block=4, blocks=8)
+    newer = bench.submit("newer", prompt=4, max_tokens=24, arrival=2, resumed=True)
+    older = bench.submit("older", prompt=4, max_tokens=24, arrival=1, resumed=True)
+    bench.until(lambda: bench.statistics().preempted == 1)
+    assert bench.plan.release == ("newer",)
+    bench.run()
+    for request in (older, newer):
+        bench.assert_undisturbed(request)
+
+
 def test_who_was_preempted_goes_before_those_who_never_ran_and_never_expires() -> None:
     """D2: it was admitted, so its answer has begun."""
     bench = Bench(block=4, blocks=8)

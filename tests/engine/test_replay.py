@@ -62,8 +62,9 @@ def gain(scene: Scene, generation: Generation, *tokens: int) -> None:
 async def test_what_ran_goes_on_from_its_tokens_and_what_waited_waits_on():
     """B7: their clients see a pause, and each token once."""
     scene = await Scene(running=1, waiting=3).begin()
-    with scene.reserve(rows=3) as reservation:
-        running, waiting, later = reservation.submit([ask(1, logprobs=0), ask(2), ask(3)])
+    with scene.reserve() as first_one, scene.reserve(rows=2) as others:
+        (running,) = first_one.submit([ask(1, logprobs=0)])
+        waiting, later = others.submit([ask(2), ask(3)])
         scene.admit(running, tokens=(7, 8), logprobs=(TokenLogprob(-1.0),) * 2, cached_tokens=1)
         scene.clock.now += 1.5
         assert ids(await another(scene)) == [running.id], "the one that ran is tried first"
@@ -210,6 +211,45 @@ async def test_one_cleared_runs_beside_the_next_trial():
             await read(c)
         for generation in (a, b):
             scene.finish(generation)
+    await scene.client.stop()
+
+
+@in_loop
+async def test_after_a_trial_all_keep_their_seniority():
+    """Suspects are sent the newest first, which must not turn round who gives way to whom."""
+    scene = await Scene(running=3).begin()
+    with scene.reserve(rows=3) as reservation:
+        generations = reservation.submit([ask(i) for i in range(3)])
+        for generation in generations:
+            scene.admit(generation, tokens=(1,))
+        await another(scene)
+        for generation in reversed(generations):
+            gain(scene, generation, 2, 3)
+        assert ids(scene.owner) == [generation.id for generation in reversed(generations)]
+        assert [submit.arrival for submit in submits(scene.owner)] == [3, 2, 1]
+        for generation in generations:
+            scene.finish(generation)
+    await scene.client.stop()
+
+
+@pytest.mark.parametrize("how", ["told", "not told"])
+@in_loop
+async def test_a_group_that_had_begun_has_begun(how):
+    """D2: the others' waits do not end, also where the one that ran has ended."""
+    scene = await Scene(running=1, waiting=1).begin()
+    with scene.reserve(rows=2) as reservation:
+        ran, waits = reservation.submit([ask(1), ask(2)])
+        if how == "told":
+            scene.admit(ran)
+            scene.finish(ran)
+        scene.owner.joined.add(ran.id)
+        await another(scene)
+        if how == "not told":
+            scene.finish(ran)
+        assert submits(scene.owner)[-1].id == waits.id
+        assert submits(scene.owner)[-1].resumed
+        scene.finish(waits)
+    assert scene.free
     await scene.client.stop()
 
 

@@ -38,10 +38,10 @@ class Visit:
 
     `service_s` is the expected time of one row in its slot, 0 where nothing is known; `certain` says that the expected
     time is also the likely one, as the request itself allows no more than a usual answer. `arrival` is who came.
-    `give_way` takes back a visit of which no row has begun, with the error for its client; None while that can't be
-    done. `displaced`: it was called, and the visit's rows only wait for their ends. `asked` are the rows it came
-    with, `max_wait_s` is how long they may wait for a slot. `interrupted`: the engine was lost meanwhile, so its rows'
-    times tell nothing of others'."""
+    `began`: one of its rows has begun. `give_way` takes back a visit of which none has, with the error for its client;
+    None while that can't be done. `displaced`: it was called, and the visit's rows only wait for their ends. `asked`
+    are the rows it came with, `max_wait_s` is how long they may wait for a slot. `interrupted`: the engine was lost
+    meanwhile, so its rows' times tell nothing of others'."""
 
     rows: int
     tokens: int

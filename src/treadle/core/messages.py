@@ -54,11 +54,11 @@ class Submit(Plain, frozen=True, tag=True):
     stays when one is replayed: of one priority, the lower has the better claim to memory. 0 where there is no number:
     then they count in the order in which they are sent.
 
-    A replayed sequence ran in an earlier life of the engine: `resumed` is true, `generated` are the tokens that it
-    gained then, `scored` counts the prompt log-probabilities that were told. It goes on from there like a preempted
-    one: `max_tokens`, `min_tokens`, penalties and draws count from the first generated token, and no token and no
-    log-probability is told again; its admission and `cached_tokens` are. It waits before all others, for as long as it
-    takes.
+    A replayed sequence ran in an earlier life of the engine, or another one of its group did: `resumed` is true,
+    `generated` are the tokens that it gained then, `scored` counts the prompt log-probabilities that were told. It goes
+    on from there like a preempted one: `max_tokens`, `min_tokens`, penalties and draws count from the first generated
+    token, and no token and no log-probability is told again; its admission and `cached_tokens` are. It waits before all
+    others, for as long as it takes.
     """
 
     id: str

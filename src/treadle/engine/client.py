@@ -228,9 +228,11 @@ class EngineClient:
     def _send_sequence(self, generation: Generation) -> None:
         """To the owner that lives now, with what is left of its wait."""
         left_s = generation.submitted + generation.request.max_wait_s - self.clock()
+        began = False
         if generation.sent:
+            began = self._live[generation.id][1].began
             self._tell(lambda observer: observer.replayed())
-        self._send(generation.resume(max(SLACK_S, left_s)))
+        self._send(generation.resume(max(SLACK_S, left_s), group_began=began))
 
     def _cancel(self, generation: Generation, reason: CancelReason) -> None:
         """Take it back. A suspect's client is answered at once, and its trial goes on for its place: a poison that is
@@ -354,7 +356,7 @@ class EngineClient:
         for generation, visit in list(self._live.values()):
             visit.interrupted = True
             if generation.begun:
-                visit.give_way = None  # a suspect that were told to come again would escape its trial
+                visit.began = True
             if generation.cancelled is not None:
                 self._cancel(generation, generation.cancelled)
         return explained

@@ -119,8 +119,9 @@ class Generation:
             if delta.finish is not None:
                 return
 
-    def resume(self, left_s: float) -> Submit:
-        """What to send to an engine, for the first time or again. One that waits may wait for `left_s` more seconds."""
+    def resume(self, left_s: float, *, group_began: bool = False) -> Submit:
+        """What to send to an engine, for the first time or again. One that waits may wait for `left_s` more seconds, or
+        without an end where `group_began`."""
         self.sent += 1
         self.resumed_at = self.completion_tokens
         if self.sent == 1:
@@ -130,7 +131,7 @@ class Generation:
             max_wait_s=left_s,
             generated=tuple(self.generated),
             scored=self._scored,
-            resumed=self.runs,
+            resumed=self.runs or group_began,
         )
 
     # From the client ---------------------------------------------------------------------------------------------
