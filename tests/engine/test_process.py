@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,13 +30,14 @@ from treadle.engine.child import Channel, settling, transmit
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.outbox import Outbox
 from treadle.engine.patience import Patience
-from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
+from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments, is_stopped
 from treadle.engine.roster import allocate
 from treadle.engine.wire import HEADER, frame, from_owner
 from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
 
 WAIT_S = 30.0  # a child imports its world on a busy core
 REQUEST = Submit(id="", prompt=(1, 2), max_tokens=8)
+TELLS_STOPS = Path("/proc/self/stat").exists()
 TOKENS = [plain(REQUEST, i) for i in range(8)]
 
 
@@ -324,8 +326,30 @@ async def test_an_idle_child_that_is_stopped_is_not_ready_within_the_bound_and_i
         pid = await start(client)
         os.kill(pid, signal.SIGSTOP)
         await ready_again(client, pid)
-        assert client.supervisor.deaths.by_cause == {"hang": 1}
+        assert client.supervisor.deaths.by_cause == {"killed" if TELLS_STOPS else "hang": 1}
         assert await generate(client) == TOKENS
+
+
+@pytest.mark.skipif(not TELLS_STOPS, reason="no /proc")
+@in_loop
+async def test_a_child_that_is_stopped_from_outside_is_no_requests_fault():
+    """Though one request is alone in it each time."""
+    request = Submit(id="", prompt=(1, 3, 1), max_tokens=20_000)
+    async with engine(hang_after_s=0.5, can={"context": 100_000}) as client:
+        await start(client)
+        answer = asyncio.create_task(one(client, request))
+        async with asyncio.timeout(2 * WAIT_S):
+            for stop in range(1, 3):
+                while not client.health().ready or client.status()["admission"]["running"] == 0:
+                    await asyncio.sleep(0.001)
+                assert client.supervisor.pid is not None
+                os.kill(client.supervisor.pid, signal.SIGSTOP)
+                while client.supervisor.restarts < stop:
+                    await asyncio.sleep(0.01)
+                assert "stopped from outside" in client.supervisor.reason
+            assert await answer == [plain(request, i) for i in range(20_000)]
+        assert client.supervisor.deaths.by_cause == {"killed": 2}
+        assert client.quarantine.condemned == 0
 
 
 # Starts that fail --------------------------------------------------------------------------------------------------
@@ -426,6 +450,11 @@ async def test_what_is_sent_before_the_start_is_harmless():
     owner.send(Stop())
     assert owner.kill()
     assert owner.pid is None
+
+
+def test_a_process_that_runs_or_is_not_there_is_not_stopped():
+    assert not is_stopped(os.getpid())
+    assert not is_stopped(2**30)
 
 
 @pytest.mark.parametrize(

@@ -340,6 +340,22 @@ async def test_a_hung_owner_is_killed_answered_for_and_replaced():
 
 
 @in_loop
+async def test_an_owner_that_was_stopped_from_outside_hangs_by_nobodys_fault():
+    scene = Scene()
+    owner = await scene.begin()
+    owner.stands_still = True
+    scene.ear.owed = scene.clock.now
+    scene.clock.now += HANG_S * 2
+    second = await scene.yard.next()
+    (death,) = scene.ear.deaths
+    assert death.cause is Cause.KILLED
+    assert "stopped from outside (SIGSTOP, a debugger)" in death.reason
+    scene.ear.owed = None
+    second.ready()
+    await scene.supervisor.stop()
+
+
+@in_loop
 async def test_idle_is_not_hung_and_neither_is_a_step_just_told():
     """C4."""
     scene = Scene()

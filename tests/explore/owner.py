@@ -210,6 +210,9 @@ class ModelOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def stopped(self) -> bool:
+        return False
+
     def in_steps(self) -> frozenset[int]:
         return self.roster.read()
 

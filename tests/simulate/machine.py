@@ -199,6 +199,9 @@ class SimulatedOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def stopped(self) -> bool:
+        return False
+
     def in_steps(self) -> frozenset[int]:
         return self._roster.read()
 

@@ -38,6 +38,7 @@ class FakeOwner:
         self.pid = 4711
         self.sent: list[ToOwner] = []
         self.joined: set[str] = set()
+        self.stands_still = False
         self.kills = 0
         self.starting = asyncio.Event()
         self.cancelled = False
@@ -78,6 +79,9 @@ class FakeOwner:
 
     async def ended(self) -> None:
         await self._ended.wait()
+
+    def stopped(self) -> bool:
+        return self.stands_still
 
     def in_steps(self) -> frozenset[int]:
         """What ran before, what it has told of, and `joined`."""

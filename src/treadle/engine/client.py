@@ -366,7 +366,7 @@ class EngineClient:
         guilty, _ = self._live[verdict.id]
         if not verdict.proven:
             log.error("request %s was alone at each of several kills of the engine and is given up", guilty.tag)
-            killed = "the engine was killed each time it worked on this request alone (SIGKILL: out of memory?)"
+            killed = "the engine was killed from outside each time it ran this request alone (SIGKILL: out of memory?)"
             self._drop(guilty, "lost", EngineDied(killed))
             return verdict.deaths
         mark = self.quarantine.add(guilty.request)

@@ -26,7 +26,7 @@ class Cause(StrEnum):
 
     CRASH = "crash"  # by itself: a fatal signal, an exit, a fault of MLX's runtime
     HANG = "hang"  # killed by the supervisor, as no step ended
-    KILLED = "killed"  # by SIGKILL from outside: an operator, or the system short of memory
+    KILLED = "killed"  # by SIGKILL, or stopped, from outside: an operator, a debugger, or the system short of memory
 
 
 @dataclass(frozen=True)

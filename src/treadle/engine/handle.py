@@ -41,6 +41,10 @@ class OwnerHandle(Protocol):
         """Returns once it has ended."""
         ...
 
+    def stopped(self) -> bool:
+        """Whether its process stands still by a signal from outside, as far as that can be told."""
+        ...
+
     def in_steps(self) -> frozenset[int]:
         """`Submit.arrival` of every sequence that may be, or may have been at its end, in a step."""
         ...

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -121,6 +122,9 @@ class ProcessOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def stopped(self) -> bool:
+        return self.pid is not None and is_stopped(self.pid)
+
     def in_steps(self) -> frozenset[int]:
         return frozenset() if self._roster is None else self._roster.read()
 
@@ -153,6 +157,15 @@ def frame_of_arguments(arguments: Any) -> bytes:
     """The first frame: plain values, as they are."""
     body = msgspec.msgpack.encode(arguments)
     return HEADER.pack(len(body)) + body
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger. False where there is no /proc to tell it (macOS)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return fields.rpartition(")")[2].split()[0] in "Tt"
 
 
 def describe_exit(code: int) -> str:

@@ -247,12 +247,17 @@ class Supervisor:
         since = self._listener.work_since()
         silent_s = 0.0 if since is None else self._heartbeat.silent_s(since)
         if silent_s > self._patience.hang_after_s:
-            self._cause = Cause.HANG
-            return f"hung: no step for {silent_s:.1f} s while work waits"
+            return self._hung(f"no step for {silent_s:.1f} s while work waits")
         if silent_s := self._heartbeat.deaf_s():
-            self._cause = Cause.HANG
-            return f"hung: no word for {silent_s:.1f} s, idle and asked for one"
+            return self._hung(f"no word for {silent_s:.1f} s, idle and asked for one")
         return ""
+
+    def _hung(self, why: str) -> str:
+        """Tell a hang from a process that was stopped from outside, for which no request is to blame."""
+        assert self._owner is not None
+        stopped = self._owner.stopped()
+        self._cause = Cause.KILLED if stopped else Cause.HANG
+        return f"hung: {why}" + ("; its process was stopped from outside (SIGSTOP, a debugger)" if stopped else "")
 
     async def _put_down(self, why: str) -> None:
         """Kill an owner that hangs or can't be trusted; one that does not end even then is the end of the engine."""

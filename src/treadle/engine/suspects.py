@@ -15,9 +15,10 @@ What each death tells (crash and hang; `Cause.KILLED` tells nothing, see below):
 - After MOST_DEATHS deaths without a verdict (two sequences that die only together) candidates are tried wholly alone,
   each to its end or for the longest margin.
 
-SIGKILL from outside is an operator's or the system's doing, so it never makes a sequence guilty. After the first one
-everything goes on at once; after another one within CALM_S a trial finds out what to spare the others from: a sequence
-that was alone in flight at MOST_SOLO_KILLS kills is given up (`proven` is false), and its like is not refused later.
+SIGKILL or SIGSTOP from outside is an operator's or the system's doing, so it never makes a sequence guilty. After the
+first one everything goes on at once; after another one within CALM_S a trial finds out what to spare the others from: a
+sequence that was alone in flight at MOST_SOLO_KILLS kills is given up (`proven` is false), and its like is not refused
+later.
 
 A suspect whose client has left is tried all the same: a client that sends a poison and hangs up, again and again, would
 else never be found. Once it has passed it is taken back.

@@ -60,6 +60,9 @@ class ThreadOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    def stopped(self) -> bool:
+        return False
+
     def in_steps(self) -> frozenset[int]:
         return self._roster.read()
 
