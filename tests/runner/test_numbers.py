@@ -52,8 +52,10 @@ BREAK: dict[str, Callable[[Path], None]] = {
 def test_a_model_without_numbers_does_not_start(tmp_path: Path, what: str, architecture: Architecture) -> None:
     folder = make_tiny(tmp_path / "m", architecture=architecture)
     BREAK[what](folder)
-    with pytest.raises(ModelError, match="first logits are not finite: its weights"):
+    with pytest.raises(ModelError, match="first logits are not finite: its weights") as failed:
         build(folder)
+    assert failed.value.message.startswith(f"{folder}: ")
+    assert "`treadle pull`" in failed.value.message
 
 
 def test_empty_weights_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,7 +64,7 @@ def test_empty_weights_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFi
     runner = build(folder)
     runner.warm_up()
     runner.close()
-    assert "all logits of the model's first tokens are equal" in caplog.text
+    assert f"{folder}: all logits of the model's first tokens are equal" in caplog.text
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.5)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -50,12 +51,12 @@ def refuse(out: Any) -> Any:
     ids=["same", "rounded", "refuses", "mixed up", "nan"],
 )
 def test_a_batch_is_tried_before_it_is_trusted(tiny: Tiny, change: Callable[[Any], Any], why: str) -> None:
-    found = probe(connect(), Changed(tiny().module, change), 2048)
+    found = probe(connect(), Changed(tiny().module, change), 2048, Path("model"))
     assert why in found.why_not
     assert bool(found.why_not) is bool(why)
 
 
 def test_rotating_caches_that_keep_their_first_tokens_are_not_merged(tiny: Tiny) -> None:
-    found = probe(connect(), Changed(tiny().module, lambda out: out, keep=4), 2048)
+    found = probe(connect(), Changed(tiny().module, lambda out: out, keep=4), 2048, Path("model"))
     assert "caches can't be merged (RotatingKVCache)" in found.why_not
     assert found.vocabulary == 261

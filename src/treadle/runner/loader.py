@@ -72,7 +72,7 @@ def load(
     length, assumed = _context(read.config, context, folder)
     progress("measuring the model")
     with _model_errors(folder):
-        found = probe(library, read.module, length)
+        found = probe(library, read.module, length, folder)
         asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, prefill_tokens)
         kept = choose(library, read.module, found.kv, asked) if own else left_to_mlx_lm(found.kv, asked)
         why_not = kept.own if isinstance(kept.own, str) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -31,18 +32,18 @@ class Probe:
     why_not: str
 
 
-def probe(library: MlxLm, model: Any, context: int) -> Probe:
+def probe(library: MlxLm, model: Any, context: int, folder: Path) -> Probe:
     """Run two rows of different lengths alone and in a batch. What the runs raise for a row alone comes through. Raises
-    ModelError where the logits are no numbers."""
+    ModelError, which names `folder`, where the logits are no numbers."""
     caches = _rows(library, model)
     alone = [_logits(model, [token], row) for token, row in zip((6, 7), caches, strict=True)]
     mx.eval(alone, [mlxlm.states(row) for row in caches])
-    _check_numbers(mx.concatenate(alone))
+    _check_numbers(mx.concatenate(alone), folder)
     cost = kv_cost(library.leaves(caches[0]), len(_PREFILLED) + 1, context)
     return Probe(int(alone[0].shape[-1]), alone[0].dtype, cost, _why_not(library, model, mx.concatenate(alone)))
 
 
-def _check_numbers(logits: Any) -> None:
+def _check_numbers(logits: Any, folder: Path) -> None:
     """Raise ModelError for logits (B, V) that hold NaN or infinity; minus infinity, for tokens that can't come, is
     fine. Warn where all are equal."""
     logits = logits.astype(mx.float32)
@@ -50,11 +51,15 @@ def _check_numbers(logits: Any) -> None:
     wrong = mx.any(mx.isnan(logits)) | mx.any(~mx.isfinite(largest))
     if wrong.item():
         raise ModelError(
-            "the model's first logits are not finite: its weights, or numbers of its config.json such as rope_theta, "
-            "are NaN or out of range; download it again, or use another"
+            f"{folder}: the model's first logits are not finite: its weights, or numbers of its config.json such as "
+            "rope_theta, are NaN or out of range; download it again (`treadle rm`, then `treadle pull`), or use another"
         )
     if mx.all(largest == smallest).item():
-        _log.warning("all logits of the model's first tokens are equal: its weights may be empty; answers are random")
+        _log.warning(
+            "%s: all logits of the model's first tokens are equal: its weights may be empty, and answers are random; "
+            "download it again, or use another",
+            folder,
+        )
 
 
 def _why_not(library: MlxLm, model: Any, alone: Any) -> str:
