@@ -11,6 +11,13 @@ grpc        700 bare TCP connections to the gRPC port at a limit of 512
 watch       5,000 `grpc.health.v1` Watch streams on one connection
 unfinished  one connection whose request was answered before its body came, then one byte every two seconds
 crlf        one connection that was answered, then an empty line every two seconds
+keyless, wrong key, right key
+            gRPC calls that are opened and never send their message, 1,000 on one connection, by one peer
+five of KEY the same on five connections
+others      each further attack of `raw_grpc.py`: resets, pings, settings, metadata, windows of zero...
+
+Where another peer's calls are measured beside an attack over gRPC, the note says how many of 100 GetModelInfo and 20
+Generate calls with a deadline of 5 s were done, and their p50 and p99 in ms.
 
 `live` is how many of 40 probes of /health/live were answered within 2 s; `restart` is the time from a kill of the
 engine's process until the server was ready again; `log` is what the attack added to standard error.
@@ -39,12 +46,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+import raw_grpc
 
 PROBES = 40
 PROBE_S = 2.0
 RESTART_S = 30.0
 START_S = 120.0
 STREAMS = 5000
+KEY = "a-key-for-the-floods"
+ATTACKER = "127.0.0.2"
+ATTACK_S = 5.0
+OTHERS_S = 5.0
 HTTP_URL = re.compile(r"listens on http://([\d.]+):(\d+)")
 GRPC_URL = re.compile(r"grpc://([\d.]+):(\d+)")
 CURL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -87,12 +99,15 @@ class Attack(Protocol):
 class Served:
     """A server in a process of its own, with a limit of `open_files`."""
 
-    def __init__(self, model: str, open_files: int, folder: Path) -> None:
+    def __init__(self, model: str, open_files: int, folder: Path, key: str = "") -> None:
+        """With a `key` gRPC asks everyone for it."""
         self._log = folder / "stderr.log"
         command = [sys.executable, "-m", "treadle", "serve", model, "--port", "0", "--grpc-port", "0", "--threads", "1"]
+        self.key = key
         with self._log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                command,
+                [*command, "--grpc-auth"] if key else command,
+                env=os.environ | ({"TREADLE_API_KEY": key} if key else {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -131,8 +146,10 @@ class Served:
     def get(self, path: str) -> int | None:
         """The status of a GET on a new connection, or None where none came within PROBE_S."""
         host, port = self.address()
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            with CURL.open(f"http://{host}:{port}{path}", timeout=PROBE_S) as answer:
+            asked = urllib.request.Request(f"http://{host}:{port}{path}", headers=headers)
+            with CURL.open(asked, timeout=PROBE_S) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             with error:
@@ -197,6 +214,21 @@ def watch(server: Served, figures: Figures, patience_s: float) -> list[Any]:
     return [holder]
 
 
+def raw(attack: str, key: str = KEY) -> Attack:
+    """An attack of `raw_grpc.py` from ATTACKER with `key`, and what another peer's calls meet beside it."""
+
+    def run(server: Served, figures: Figures, patience_s: float) -> list[Any]:
+        host, port = server.address(GRPC_URL)
+        where = f"{host}:{port}"
+        command = [sys.executable, str(Path(__file__).with_name("raw_grpc.py")), attack, where, ATTACKER, key]
+        holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        time.sleep(ATTACK_S)
+        figures.note = asyncio.run(_others(where))
+        return [holder]
+
+    return run
+
+
 ATTACKS: dict[str, tuple[int, Attack]] = {
     "connects": (512, connects),
     "bursts": (4096, bursts),
@@ -204,7 +236,15 @@ ATTACKS: dict[str, tuple[int, Attack]] = {
     "watch": (4096, watch),
     "unfinished": (512, unfinished),
     "crlf": (512, crlf),
+    "keyless": (4096, raw("opened", "")),
+    "wrong key": (4096, raw("opened", "wrong")),
+    "right key": (4096, raw("opened")),
+    "five keyless": (4096, raw("opened_5000", "")),
+    "five of a wrong key": (4096, raw("opened_5000", "wrong")),
+    "five of a right key": (4096, raw("opened_5000")),
+    **{name: (4096, raw(name)) for name in raw_grpc.ATTACKS if not name.startswith("opened")},
 }
+NAMED = ["connects", "bursts", "grpc", "watch", "unfinished", "crlf"]
 
 
 def _connect(address: tuple[str, int], count: int) -> list[socket.socket]:
@@ -260,7 +300,8 @@ def run(name: str, model: str, patience_s: float, say: Callable[[str], None]) ->
     """Run one attack and print its row."""
     limit, attack = ATTACKS[name]
     figures = Figures(name)
-    with tempfile.TemporaryDirectory() as folder, Served(model, limit, Path(folder)) as server:
+    key = "" if name in NAMED else KEY
+    with tempfile.TemporaryDirectory() as folder, Served(model, limit, Path(folder), key) as server:
         before = server.log_bytes
         held = attack(server, figures, patience_s)
         try:
@@ -284,6 +325,46 @@ def _measure(server: Served, figures: Figures) -> None:
             break  # five without an answer say enough
         time.sleep(0.02)
     figures.restart_s = server.restart()
+
+
+async def _others(address: str) -> str:
+    """What calls of another peer come to, with the right key."""
+    import grpc
+    from smg_grpc_proto import vllm_engine_pb2 as pb
+    from smg_grpc_proto import vllm_engine_pb2_grpc
+
+    metadata = (("authorization", f"Bearer {KEY}"),)
+
+    async def info(stub: Any, number: int) -> None:
+        await stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata, timeout=OTHERS_S)
+
+    async def generate(stub: Any, number: int) -> None:
+        asked = pb.GenerateRequest(
+            request_id=f"other-{number}",
+            tokenized=pb.TokenizedInput(input_ids=[5, 6, 7]),
+            sampling_params=pb.SamplingParams(max_tokens=1),
+        )
+        async for _ in stub.Generate(asked, metadata=metadata, timeout=OTHERS_S):
+            pass
+
+    said = []
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        for name, call, count in (("info", info, 100), ("generate", generate, 20)):
+            times, codes = [], set()
+            for number in range(count):
+                began = time.monotonic()
+                try:
+                    await call(stub, number)
+                    times.append(1000 * (time.monotonic() - began))
+                except grpc.aio.AioRpcError as error:
+                    codes.add(error.code().name)
+                    if number - len(times) >= 4:
+                        break
+            times.sort()
+            late = f" p50 {statistics.median(times):.1f} p99 {times[int(0.99 * len(times))]:.1f}" if times else ""
+            said.append(f"{name} {len(times)}/{count}{late} {' '.join(sorted(codes))}".strip())
+    return "; ".join(said)
 
 
 async def _hold_watches(address: str) -> None:

@@ -15,6 +15,7 @@ from treadle.errors import (
     InsufficientScope,
     InvalidRequest,
     JobFailed,
+    MessageTimeout,
     ModelError,
     ModelNotFound,
     NotAuthenticated,
@@ -36,6 +37,7 @@ from treadle.errors import (
 
 GRPC = {
     "CANCELLED",
+    "DEADLINE_EXCEEDED",
     "FAILED_PRECONDITION",
     "INVALID_ARGUMENT",
     "NOT_FOUND",
@@ -48,6 +50,7 @@ GRPC = {
 CONTRACT = {
     TreadleError: ("internal_error", 500, "INTERNAL"),
     InvalidRequest: ("invalid_request", 400, "INVALID_ARGUMENT"),
+    MessageTimeout: ("message_timeout", 408, "DEADLINE_EXCEEDED"),
     ContextLengthExceeded: ("context_length_exceeded", 400, "INVALID_ARGUMENT"),
     UnsupportedParameter: ("unsupported_parameter", 400, "INVALID_ARGUMENT"),
     RequestTooLarge: ("request_too_large", 413, "INVALID_ARGUMENT"),

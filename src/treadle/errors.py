@@ -135,6 +135,14 @@ class ReaderStalled(RequestCancelled):
     code = "reader_stalled"
 
 
+class MessageTimeout(TreadleError):
+    """The client opened a call and did not send its message in time."""
+
+    code = "message_timeout"
+    http_status = 408
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
 # The scope of the server: try again later.
 
 

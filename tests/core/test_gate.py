@@ -253,7 +253,16 @@ OF_FRONTS = {
     Refusal.NOT_AUTHENTICATED,
     Refusal.TOO_MANY_WRONG_KEYS,
 }
-OF_CONNECTIONS = {Refusal.CONNECTIONS, Refusal.PEER_CONNECTIONS, Refusal.BODY_BYTES}
+OF_CONNECTIONS = {
+    Refusal.CONNECTIONS,
+    Refusal.PEER_CONNECTIONS,
+    Refusal.CALLS,
+    Refusal.PEER_CALLS,
+    Refusal.STREAMS,
+    Refusal.PEER_STREAMS,
+    Refusal.MESSAGE_TIMEOUT,
+    Refusal.BODY_BYTES,
+}
 """Reasons for which the fronts refuse before a request comes to the gate."""
 
 

@@ -11,8 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from smg_grpc_proto import mlx_engine_pb2, mlx_engine_pb2_grpc
 
 from tests.serve.conftest import Start, Tiny
 from tests.serve.gateway import grpc_url
@@ -20,6 +23,7 @@ from tests.serve.server import Serve, until
 from treadle.keys import Key, digest
 from treadle.keys.file import add
 
+RAW_GRPC = Path(__file__).parents[2] / "benchmarks" / "raw_grpc.py"
 FEW = 256
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh")
 LOG_BYTES = 20_000
@@ -111,8 +115,9 @@ def test_a_crowd_of_watchers_on_one_connection_is_bounded(server: Serve) -> None
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watchers:
         assert watchers.stdout is not None
         try:
-            assert watchers.stdout.readline().split() == ["256", "344"]
+            assert watchers.stdout.readline().split() == ["64", "536"]
             assert server.get("/health/live").status_code == 200
+            assert server.status()["connections"]["grpc"]["streams"]["refused"] == {"peer_streams": 536}
         finally:
             watchers.kill()
 
@@ -162,6 +167,31 @@ def test_a_crowd_of_slow_uploads_of_one_key_leaves_the_other_keys_theirs(
         assert complete("other-key", 150_000) == 200
     until("room", lambda: held() == 0)
     assert complete("crowd-key", 150_000) == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of Linux's loopback alone")
+def test_calls_that_are_never_sent_take_no_place_of_another_address(server: Serve) -> None:
+    before = len(server.said.encode())
+    host = grpc_url(server).rpartition("/")[2]
+    command = [sys.executable, str(RAW_GRPC), "opened_5000", host, "127.0.0.2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker, grpc.insecure_channel(host) as channel:
+        try:
+            assert attacker.stdout is not None
+            assert attacker.stdout.readline() == b"holding\n"
+
+            def calls() -> Any:
+                return server.status()["connections"]["grpc"]["calls"]
+
+            until("a flood", lambda: calls()["most_of_a_peer"] == calls()["per_peer"])
+            until("refusals", lambda: calls()["refused"].get("peer_calls", 0) > 1000)
+            stub = mlx_engine_pb2_grpc.MlxEngineStub(channel)
+            for _ in range(20):
+                assert stub.HealthCheck(mlx_engine_pb2.HealthCheckRequest(), timeout=10).healthy
+            assert f'treadle_grpc_calls{{kind="calls"}} {calls()["open"]}.0' in server.get("/metrics").text
+        finally:
+            attacker.kill()
+    until("an end", lambda: calls()["open"] == 0)
+    assert len(server.said.encode()) - before < LOG_BYTES
 
 
 def test_the_banner_says_how_many_may_come(server: Serve) -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client import generate_latest
@@ -19,6 +20,7 @@ from treadle.telemetry.metrics import STATES, Metrics
 class Books:
     open: int
     limit: int | None
+    parts: Mapping[str, Books] = field(default_factory=dict)
 
 
 def report(**statistics: float) -> StepReport:
@@ -145,11 +147,13 @@ def test_the_text_says_what_prometheus_own_writer_says() -> None:
     metrics.http('/a"b\\c\nd', 200, 0.5)
     metrics.admitted("chat", 0.02)
     metrics.watch_connections("http", Books(3, 100))
-    metrics.watch_connections("grpc", Books(0, None))
+    metrics.watch_connections("grpc", Books(0, None, {"calls": Books(7, 4160), "streams": Books(1, 256)}))
     own = list(text_string_to_metric_families(metrics.render().decode()))
     assert own == list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
     assert metrics.value("treadle_connections", {"front": "http"}) == 3
     assert metrics.value("treadle_connections_limit", {"front": "grpc"}) == math.inf
+    assert metrics.value("treadle_grpc_calls", {"kind": "calls"}) == 7
+    assert metrics.value("treadle_grpc_calls_limit", {"kind": "streams"}) == 256
 
 
 @pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (3, "3.0")])

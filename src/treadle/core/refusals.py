@@ -27,5 +27,10 @@ class Refusal(StrEnum):
     TOO_MANY_WRONG_KEYS = "too_many_wrong_keys"  # from one address
     CONNECTIONS = "connections"  # as many connections as there are descriptors for; counts connections
     PEER_CONNECTIONS = "peer_connections"  # one address has its share of them; counts connections
+    CALLS = "calls"  # as many gRPC calls as are served at a time; counts calls
+    PEER_CALLS = "peer_calls"  # one address has its share of them; counts calls
+    STREAMS = "streams"  # as many gRPC streams of Watch and reflection as are served at a time
+    PEER_STREAMS = "peer_streams"  # one address has its share of them
+    MESSAGE_TIMEOUT = "message_timeout"  # a gRPC call's message did not come in time
     BODY_BYTES = "body_bytes"  # request bodies, of all or of one sharer, hold as much memory as they may
     QUARANTINED = "request_quarantined"  # the same request took the engine down before

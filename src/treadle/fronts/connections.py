@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,47 @@ from ..hosts import address_of, site_of
 log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 1.0
-WORDS = {
-    Refusal.CONNECTIONS: "all {limit} are open: raise the limit of open files (ulimit -n), or look for idle clients",
-    Refusal.PEER_CONNECTIONS: "one address already has {limit}: let its clients reuse connections",
-}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is counted, the reasons of its refusals, and their cures."""
+
+    name: str
+    full: Refusal
+    share: Refusal
+    words: Mapping[Refusal, str]
+
+
+CONNECTIONS = Kind(
+    "connections",
+    Refusal.CONNECTIONS,
+    Refusal.PEER_CONNECTIONS,
+    {
+        Refusal.CONNECTIONS: "all {limit} are open: raise the limit of open files (ulimit -n), or look for idle "
+        "clients",
+        Refusal.PEER_CONNECTIONS: "one address already has {per_peer}: let its clients reuse connections",
+    },
+)
+CALLS = Kind(
+    "calls",
+    Refusal.CALLS,
+    Refusal.PEER_CALLS,
+    {
+        Refusal.CALLS: "all {limit} are open: look for clients that leave calls open",
+        Refusal.PEER_CALLS: "one address already has {per_peer}: let it wait for its answers",
+        Refusal.MESSAGE_TIMEOUT: "no message came in time: look for clients that open calls and send nothing",
+    },
+)
+STREAMS = Kind(
+    "streams of Watch and reflection",
+    Refusal.STREAMS,
+    Refusal.PEER_STREAMS,
+    {
+        Refusal.STREAMS: "all {limit} are open: use Check instead of Watch",
+        Refusal.PEER_STREAMS: "one address already has {per_peer}: use Check instead of Watch",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +70,8 @@ class ConnectionLimits:
 
 
 class Connections:
-    """The connections of one front. Peers on this machine have no limit of their own: a proxy here speaks for many."""
+    """The connections of one front, or what else of its `kind` it holds. `parts` are the books of what runs on them, by
+    name. The peer "" has no limit of its own: `peer_of` says that of this machine, where a proxy speaks for many."""
 
     def __init__(
         self,
@@ -41,12 +79,15 @@ class Connections:
         per_peer: int | None = None,
         *,
         front: str = "HTTP",
+        kind: Kind = CONNECTIONS,
         on_refused: Callable[[Refusal], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit = limit
         self.per_peer = per_peer
         self.open = 0
+        self.kind = kind
+        self.parts: Mapping[str, Connections] = {}
         self._front = front
         self._on_refused = on_refused
         self._clock = clock
@@ -55,11 +96,11 @@ class Connections:
         self._told: dict[Refusal, float] = {}
 
     def enter(self, peer: str) -> Refusal | None:
-        """Count a connection of `peer`, a result of `peer_of`; or the reason why there is no place for it."""
+        """Count one of `peer`; or the reason why there is no place for it."""
         if self.limit is not None and self.open >= self.limit:
-            return Refusal.CONNECTIONS
+            return self.kind.full
         if self.per_peer is not None and peer and self._peers[peer] >= self.per_peer:
-            return Refusal.PEER_CONNECTIONS
+            return self.kind.share
         self.open += 1
         if peer:
             self._peers[peer] += 1
@@ -81,7 +122,8 @@ class Connections:
         if now - self._told.get(reason, -TELL_EVERY_S) >= TELL_EVERY_S:
             self._told[reason] = now
             count = self._refused[reason]
-            log.warning("%s connections are refused (%d so far): %s", self._front, count, self._why(reason))
+            words = (self._front, self.kind.name, count, self.why(reason))
+            log.warning("%s %s are refused (%d so far): %s", *words)
 
     def statistics(self) -> dict[str, Any]:
         """Plain values for `/v1/status`."""
@@ -92,10 +134,12 @@ class Connections:
             "peers": len(self._peers),
             "most_of_a_peer": max(self._peers.values(), default=0),
             "refused": {reason.value: count for reason, count in self._refused.items()},
+            **{name: part.statistics() for name, part in self.parts.items()},
         }
 
-    def _why(self, reason: Refusal) -> str:
-        return WORDS[reason].format(limit=self.limit if reason is Refusal.CONNECTIONS else self.per_peer)
+    def why(self, reason: Refusal) -> str:
+        """The cause and the cure of a refusal."""
+        return self.kind.words[reason].format(limit=self.limit, per_peer=self.per_peer)
 
 
 def peer_of(host: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -16,6 +16,8 @@ class ConnectionsSource(Protocol):
     def open(self) -> int: ...
     @property
     def limit(self) -> int | None: ...
+    @property
+    def parts(self) -> Mapping[str, ConnectionsSource]: ...
 
 
 class ConnectionsCollector(Collector):
@@ -25,13 +27,20 @@ class ConnectionsCollector(Collector):
         self.sources: dict[str, ConnectionsSource] = {}
 
     def describe(self) -> list[Metric]:
-        return [GaugeMetricFamily("treadle_connections", ""), GaugeMetricFamily("treadle_connections_limit", "")]
+        return [GaugeMetricFamily(name, "") for name in ("treadle_connections", "treadle_connections_limit")]
 
     def collect(self) -> Iterator[Metric]:
-        now = GaugeMetricFamily("treadle_connections", "Connections open now", labels=["front"])
-        limit = GaugeMetricFamily("treadle_connections_limit", "Connections that may be open", labels=["front"])
+        yield from _gauges("treadle_connections", "Connections", "front", self.sources)
         for front, source in self.sources.items():
-            now.add_metric([front], float(source.open))
-            limit.add_metric([front], float("inf") if source.limit is None else float(source.limit))
-        yield now
-        yield limit
+            if source.parts:
+                yield from _gauges(f"treadle_{front}_calls", "Calls", "kind", source.parts)
+
+
+def _gauges(name: str, what: str, label: str, sources: Mapping[str, ConnectionsSource]) -> Iterator[Metric]:
+    now = GaugeMetricFamily(name, f"{what} open now", labels=[label])
+    limit = GaugeMetricFamily(f"{name}_limit", f"{what} that may be open", labels=[label])
+    for value, source in sources.items():
+        now.add_metric([value], float(source.open))
+        limit.add_metric([value], float("inf") if source.limit is None else float(source.limit))
+    yield now
+    yield limit

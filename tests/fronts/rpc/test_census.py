@@ -105,9 +105,9 @@ async def test_a_crowd_of_watchers_is_bounded_and_one_task_looks_for_all(monkeyp
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from treadle.fronts.rpc import health
+    from treadle.fronts.rpc import health, places
 
-    monkeypatch.setattr(health, "MOST_WATCHERS", 5)
+    monkeypatch.setattr(places, "STREAMS_OF_A_PEER", 5)
     monkeypatch.setattr(health, "LOOK_EVERY_S", 0.01)
     async with worker(start=False) as w:
         stub = health_pb2_grpc.HealthStub(w.channel)

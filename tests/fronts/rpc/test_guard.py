@@ -41,7 +41,7 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients here come from elsewhere."""
-    monkeypatch.setattr(guard, "client_of", lambda context: "10.0.0.7:5")
+    monkeypatch.setattr(guard, "host_of", lambda context: "10.0.0.7")
 
 
 def calls(w: Scene, metadata: Metadata = ()) -> dict[str, Callable[[], Any]]:

@@ -17,6 +17,8 @@ from .ask import MAX_REQUEST_ID_CHARS
 EARLY_S = 30.0
 MOST_EARLY = 10_000
 MOST_ABORTED = 1024
+ABORT_BYTES = MOST_ABORTED * 2 * MAX_REQUEST_ID_CHARS
+"""Longest message of an Abort."""
 
 
 class Call:

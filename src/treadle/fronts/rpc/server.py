@@ -25,18 +25,18 @@ from ..connections import Connections
 from ..sizes import message_bytes
 from ..text import Texts
 from . import health, mlx, vllm
-from .bounded import Bounded
-from .calls import Calls
+from .calls import ABORT_BYTES, Calls
 from .census import Census
+from .entrance import Entrance
 from .facts import Facts
 from .generate import Worker
 from .guard import KeyGuard
+from .places import CallPlaces
 
 LEAST_PING_S = 10.0
 HANDSHAKE_S = 20.0
 IDLE_S = 600.0
 STREAMS = 1024  # of one connection, where the server holds fewer sequences: more wait in the client
-CALLS_BESIDE = 4096  # calls at a time beyond those that generate, such as Check and Watch
 METADATA_BYTES = 64 * 1024
 
 
@@ -67,12 +67,15 @@ class RpcServer:
         worker = Worker(engine, texts, settings, self.calls, metrics, clock, door, lines)
         self._connections = connections or Connections(front="gRPC")
         self._counting: asyncio.Task[None] | None = None
+        sequences = engine.gate.limits.places
+        places = CallPlaces(sequences, engine.gate.refuse)
+        self._connections.parts = {"calls": places.calls, "streams": places.streams}
+        longest = {"Generate": worker.message_bytes, "Abort": lambda: ABORT_BYTES}
         self._server = grpc.aio.server(
-            interceptors=[KeyGuard(door, settings)],
-            options=_options(settings, self._connections.limit, 2 * engine.gate.limits.places),
-            maximum_concurrent_rpcs=2 * engine.gate.limits.places + CALLS_BESIDE,
+            interceptors=[Entrance(KeyGuard(door, settings), places, longest, settings.stall_s)],
+            options=_options(settings, self._connections.limit, 2 * sequences),
         )
-        services = _add_wires(Bounded(self._server, worker.message_bytes), settings.grpc_wire, worker, facts)
+        services = _add_wires(self._server, settings.grpc_wire, worker, facts)
         health_pb2_grpc.add_HealthServicer_to_server(
             health.Health(lambda: facts.trouble is None, services), self._server
         )

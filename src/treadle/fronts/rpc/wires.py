@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
@@ -13,6 +14,10 @@ from ..sharers import TICKET
 
 class Context(Protocol):
     """One call, as grpc.aio gives it."""
+
+    async def read(self) -> Any:
+        """The next message, or grpc.aio.EOF after the last."""
+        ...
 
     async def write(self, message: Any) -> None:
         """Send a message; returns when the client has room for it."""
@@ -36,6 +41,16 @@ def client_of(context: Context) -> str:
     return unquote(context.peer()).partition(":")[2]
 
 
+def host_of(context: Context) -> str:
+    """The client's address without its port."""
+    return client_of(context).rpartition(":")[0].strip("[]")
+
+
+def gone() -> asyncio.CancelledError:
+    """Ends the handler of a call whose client has left: grpc.aio writes a traceback for other exceptions."""
+    return asyncio.CancelledError("the client has left")
+
+
 async def refuse(context: Context, error: TreadleError) -> NoReturn:
     """End the call with the error's status; its code, when to come again and the ticket of the place that is kept go
     along as metadata."""
@@ -44,7 +59,10 @@ async def refuse(context: Context, error: TreadleError) -> NoReturn:
         metadata.append(("retry-after-ms", str(round(1000 * error.retry_after_s))))
     if error.ticket:
         metadata.append((TICKET, error.ticket))
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+    try:
+        await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+    except grpc.aio.InternalError as error_of_core:
+        raise gone() from error_of_core
 
 
 class NotImplementedHere(InvalidRequest):
