@@ -3,7 +3,8 @@
     python benchmarks/hostile_bodies.py URL [--grpc HOST:PORT] [--clients 4] [--seconds 10] [--megabytes 8]
 
 Each shape is sent by `--clients` processes without a pause for `--seconds`, over HTTP or gRPC, while a prober in a
-process of its own asks for /health/live fifty times a second. The figures are the prober's, and the server's own event
+process of its own asks for /health/live fifty times a second. "nothing, busy clients" are as many processes that only
+compute, to compare with on a machine of few cores. The figures are the prober's, and the server's own event
 loop lag from /v1/status. Needs the Python that Treadle is installed in; start the server with `--max-running 4`.
 """
 
@@ -79,6 +80,14 @@ def sender(host: str, port: int, body: bytes, stop: Any, results: Any) -> None:
     results.put(dict(codes))
 
 
+def burner(stop: Any, results: Any) -> None:
+    """A client that only computes: how late answers are for want of a CPU alone."""
+    counted = 0
+    while not stop.is_set():
+        counted += len(bytes(8_000_000))
+    results.put({"busy": 1})
+
+
 def rpc_sender(address: str, shape: str, size: int, stop: Any, results: Any) -> None:
     import grpc
     from smg_grpc_proto import mlx_engine_pb2 as pb
@@ -140,7 +149,10 @@ def main() -> None:
     where = urllib.parse.urlsplit(options.url)
     host, port = where.hostname or "127.0.0.1", where.port or 80
     size = int(options.megabytes * 1_000_000) - 1000
-    runs: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {"nothing": []}
+    runs: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {
+        "nothing": [],
+        "nothing, busy clients": [(burner, ())] * options.clients,
+    }
     for name, make in SHAPES.items():
         runs[name] = [(sender, (host, port, make(size)))] * options.clients
     for shape, what in (("ids", "gRPC Generate, ids"), ("abort", "gRPC Abort, ids")) if options.grpc else ():

@@ -7,7 +7,8 @@ import pytest
 
 from tests.fronts.rpc.worker import WIRES, refused, until, worker
 from tests.support.aio import in_loop
-from treadle.fronts.rpc.calls import MOST_ABORTED
+from treadle.fronts.rpc.calls import ABORT_BYTES, MOST_ABORTED
+from treadle.fronts.rpc.entrance import OTHER_BYTES
 from treadle.fronts.sizes import OTHER_FIELDS_BYTES, message_bytes
 
 
@@ -77,3 +78,22 @@ def test_the_longest_message_follows_from_the_context() -> None:
     assert message_bytes(4096) == 4096 * 5 + OTHER_FIELDS_BYTES
     assert message_bytes(4096, 48) == 4096 * 12 + OTHER_FIELDS_BYTES
     assert message_bytes(None) == 16 << 20
+
+
+@in_loop
+async def test_a_message_that_no_prompt_needs_is_not_parsed_whatever_the_transport_takes() -> None:
+    """R7: parsing 8 MB of ids takes the event loop tens of milliseconds."""
+    async with worker(context=100, max_body_bytes=16 << 20) as w:
+        error = await refused(w.mlx.generate(prompt=[5] * (OTHER_FIELDS_BYTES + 2000)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the message has" in error.details()
+
+
+@pytest.mark.parametrize(("method", "size"), [("Abort", ABORT_BYTES), ("GetModelInfo", OTHER_BYTES)])
+@in_loop
+async def test_each_method_has_a_longest_message_of_its_own(method: str, size: int) -> None:
+    async with worker() as w:
+        call = w.channel.unary_unary(f"/mlx.grpc.engine.MlxEngine/{method}")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff" * (size + 1))
+        assert f"the message has {size + 1} bytes" in str(caught.value.details())

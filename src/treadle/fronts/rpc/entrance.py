@@ -148,7 +148,8 @@ def _parsed(data: bytes, parse: Any, longest: Callable[[], int]) -> Any:
     limit = longest()
     if len(data) > limit:
         raise RequestTooLarge(
-            f"the message has {len(data)} bytes, and one that can be served needs at most {limit}: send less"
+            f"the message has {len(data)} bytes, and {limit} are enough for all that its method may be asked, such as "
+            "a prompt that fills the model's context: send less"
         )
     try:
         return parse(data)

@@ -109,15 +109,15 @@ class Worker:
             await refuse(context, error)
 
     def message_bytes(self) -> int:
-        """The longest message that may fit the model's context."""
-        if self.settings.max_body_bytes is not None:
-            return self.settings.max_body_bytes
+        """The longest message that may fit the model's context, and the settings' limit."""
         try:
             model = self.texts.model()
         except EngineUnavailable:
-            return message_bytes(self.settings.context)
-        limits = limits_of(model, self.engine.capabilities, self.settings.max_tokens)
-        return message_bytes(limits.context, model.longest_token)
+            fits = message_bytes(self.settings.context)
+        else:
+            limits = limits_of(model, self.engine.capabilities, self.settings.max_tokens)
+            fits = message_bytes(limits.context, model.longest_token)
+        return min(fits, self.settings.max_body_bytes or fits)
 
     def _check_length(self, request: Any) -> None:
         """Refuse ids that can't fit before one of them is looked at. Raises ContextLengthExceeded."""
