@@ -31,13 +31,15 @@ from .entrance import Entrance
 from .facts import Facts
 from .generate import Worker
 from .guard import KeyGuard
+from .lines import LOGGER, FewLines
 from .places import CallPlaces
 
 LEAST_PING_S = 10.0
 HANDSHAKE_S = 20.0
 IDLE_S = 600.0
 STREAMS = 1024  # of one connection, where the server holds fewer sequences: more wait in the client
-METADATA_BYTES = 64 * 1024
+METADATA_BYTES = 16 * 1024  # a call's; what is open holds its own
+READ_BYTES = 64 * 1024  # of a connection at once: what one that is thrown out leaves behind, not the core's 4 MiB
 
 
 class RpcServer:
@@ -66,13 +68,15 @@ class RpcServer:
         lines = lines or AccessLines(show_client=settings.log_client)
         worker = Worker(engine, texts, settings, self.calls, metrics, clock, door, lines)
         self._connections = connections or Connections(front="gRPC")
+        self._lines = FewLines()
         self._counting: asyncio.Task[None] | None = None
         sequences = engine.gate.limits.places
         places = CallPlaces(sequences, engine.gate.refuse)
         self._connections.parts = {"calls": places.calls, "streams": places.streams}
+        guard = KeyGuard(door, settings)
         longest = {"Generate": worker.message_bytes, "Abort": lambda: ABORT_BYTES}
         self._server = grpc.aio.server(
-            interceptors=[Entrance(KeyGuard(door, settings), places, longest, settings.stall_s)],
+            interceptors=[Entrance(guard, places, longest, settings.stall_s)],
             options=_options(settings, self._connections.limit, 2 * sequences),
         )
         services = _add_wires(self._server, settings.grpc_wire, worker, facts)
@@ -86,6 +90,7 @@ class RpcServer:
         settings = self._settings
         host, port = settings.grpc_host or settings.host, settings.grpc_port or 0
         await asyncio.to_thread(_check_address, host, port)
+        LOGGER.addFilter(self._lines)
         tls = _credentials(settings)
         self.port = self._bind(host, port, tls)
         await self._server.start()
@@ -104,6 +109,7 @@ class RpcServer:
     async def stop(self, grace_s: float = 1.0) -> None:
         """Take no more calls, let open ones end for up to `grace_s`, then end them."""
         await self._server.stop(grace_s)
+        LOGGER.removeFilter(self._lines)
         if self._counting is not None:
             self._counting.cancel()
 
@@ -163,6 +169,7 @@ def _options(settings: Settings, most_connections: int | None, calls: int) -> Se
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.max_receive_message_length", settings.max_body_bytes or message_bytes(settings.context)),
         ("grpc.max_send_message_length", 4 * 1024 * 1024),
+        ("grpc.experimental.tcp_max_read_chunk_size", READ_BYTES),
         ("grpc.so_reuseport", 0),
     )
 
