@@ -11,6 +11,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from urllib.parse import urlsplit
 
 import pytest
@@ -43,9 +44,10 @@ def test_a_child_that_is_killed_mid_stream(server: Serve, number: signal.Signals
     """The streams pause and end as if nothing had been; ready says so until another child is ready."""
     calm = [server.complete(prompt, max_tokens=TOKENS).json()["choices"][0]["token_ids"] for prompt in PROMPTS]
     old, restarts = server.child(), server.status()["engine"]["restarts"]
+    at_work = Barrier(len(PROMPTS) + 1)
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        readers = [pool.submit(tokens_of, server, prompt) for prompt in PROMPTS]
-        until("all at work", lambda: server.status()["admission"]["running"] == len(PROMPTS))
+        readers = [pool.submit(tokens_of, server, prompt, at_work) for prompt in PROMPTS]
+        at_work.wait(20.0)
         os.kill(old, number)
         until("restarting", lambda: server.state() == "restarting")
         assert not server.is_ready()
@@ -66,8 +68,10 @@ TOKENS = 200
 PROMPTS = [[7, 8, 9, i] for i in range(4)]
 
 
-def tokens_of(server: Serve, prompt: list[int]) -> list[int]:
+def tokens_of(server: Serve, prompt: list[int], at_work: Barrier) -> list[int]:
     with server.stream(prompt, max_tokens=TOKENS) as stream:
+        stream.next()
+        at_work.wait(20.0)
         stream.rest()
         assert stream.errors == []
         assert stream.done
