@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.errors import InvalidRequest, RateLimited
+from treadle.errors import (
+    Busy,
+    EngineUnavailable,
+    InvalidRequest,
+    Quarantined,
+    RateLimited,
+    RequestCancelled,
+    ServerStopping,
+    TreadleError,
+)
 from treadle.fronts.accounts import Account, Bucket
 from treadle.keys import KeyLimits
 from treadle.telemetry.access import RequestRecord
@@ -106,6 +115,40 @@ def test_a_request_that_fails_gives_back_what_it_did_not_use() -> None:
         raise KeyError
     assert it.headers(clock.now)[1] == (b"x-ratelimit-remaining-tokens", b"100")
     it.check(clock.now)
+
+
+@pytest.mark.parametrize("error", [Busy, EngineUnavailable, ServerStopping, Quarantined])
+def test_a_request_that_was_turned_away_gives_all_of_it_back(error: type[TreadleError]) -> None:
+    clock = Clock()
+    it = account(clock, requests_per_minute=1, tokens_per_minute=100)
+    line = record()
+    line.prompt_tokens = 95  # it was tokenized, waited, and was displaced
+    with pytest.raises(error), it.serve(line, rows=1, tokens=90, clock=clock):
+        raise error("no")
+    left = dict(it.headers(clock.now))
+    assert (left[b"x-ratelimit-remaining-requests"], left[b"x-ratelimit-remaining-tokens"]) == (b"1", b"100")
+    assert (it.usage().requests, it.usage().tokens) == (0, 0)
+    served(it, clock)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer", "wait_s"),
+    [(Busy, 7, None), (Busy, 0, 0.1), (RequestCancelled, 0, None), (InvalidRequest, 0, None), (Quarantined, 0, 0.1)],
+)
+def test_what_ran_or_was_the_clients_doing_is_charged(
+    error: type[TreadleError], answer: int, wait_s: float | None
+) -> None:
+    """A client that leaves just before the end pays for what was generated."""
+    clock = Clock()
+    it = account(clock, requests_per_minute=1, tokens_per_minute=100)
+    line = record()
+    line.prompt_tokens, line.completion_tokens, line.wait_s = 30, answer, wait_s
+    with pytest.raises(error), it.serve(line, rows=1, tokens=20, clock=clock):
+        raise error("no")
+    left = dict(it.headers(clock.now))
+    assert left[b"x-ratelimit-remaining-requests"] == b"0"
+    assert left[b"x-ratelimit-remaining-tokens"] == b"%d" % (70 - answer)
+    assert (it.usage().requests, it.usage().tokens) == (1, 30 + answer)
 
 
 def test_headers_are_those_that_sdks_know() -> None:

@@ -2,7 +2,8 @@
 
 Requests and tokens are token buckets that hold one minute's worth and refill steadily. A request is charged for its
 prompt when it has a place, and for its answer when it ends. Tokens may go below zero so: the key waits until they are
-above again, and a prompt longer than a minute's worth is served once the bucket is full.
+above again, and a prompt longer than a minute's worth is served once the bucket is full. A request that the server
+turned away before it ran gets everything back; one that its client took back is charged for what was computed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidRequest, RateLimited
+from ..errors import Busy, EngineUnavailable, InvalidRequest, Quarantined, RateLimited
 from ..keys import KeyLimits
 from ..telemetry.access import RequestRecord
 
 MINUTE_S = 60.0
 SOON_S = 1.0  # until one of a key's sequences is expected to end
+TURNED_AWAY = (Busy, EngineUnavailable, Quarantined)
 UNLIMITED = KeyLimits()
 Headers = list[tuple[bytes, bytes]]
 
@@ -48,7 +50,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one key has used since the start of the server, and has running now."""
+    """What one key has used since the start of the server, requests that have ended, and what it has running now."""
 
     key: str
     running: int
@@ -93,22 +95,27 @@ class Account:
 
     @contextlib.contextmanager
     def serve(self, record: RequestRecord, *, rows: int, tokens: int, clock: Any) -> Iterator[None]:
-        """A request that has a place, for as long as the block runs; `tokens` is about what its prompt costs. Raises
-        like `check`."""
+        """Charge a request for as long as the block runs: one request and about `tokens` for its prompt at the
+        beginning, the rest of what it used at the end. Where the block raises that the server turned it away, and no
+        sequence of it ran, it has used nothing. Raises like `check`."""
         now = clock()
         self.check(now, rows)
         self._running += rows
-        self._requests_seen += 1
         self.ids.add(record.public_id)
         self._charge(1, tokens, now)
+        served = 1
         try:
             yield
+        except TURNED_AWAY:
+            served = int(record.wait_s is not None or record.completion_tokens > 0)
+            raise
         finally:
-            used = record.prompt_tokens + record.completion_tokens
+            used = served * (record.prompt_tokens + record.completion_tokens)
             self._running -= rows
+            self._requests_seen += served
             self._tokens_seen += used
             self.ids.discard(record.public_id)
-            self._charge(0, used - tokens, clock())
+            self._charge(served - 1, used - tokens, clock())
 
     def headers(self, now: float) -> Headers:
         """`x-ratelimit-*` as OpenAI's clients know them; none for a key without such limits."""

@@ -45,6 +45,11 @@ class Row:
         """Up to the token that completed a stop."""
         return self._text.tokens
 
+    @property
+    def generated_tokens(self) -> int:
+        """Those, and what has come that nobody has read."""
+        return self._text.tokens if self._text.stop is not None else self.generation.completion_tokens
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The choice, piece by piece; the last one has its finish_reason. Raises what ended it badly."""
         async with contextlib.aclosing(aiter(self.generation)) as deltas:

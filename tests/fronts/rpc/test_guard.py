@@ -231,6 +231,34 @@ async def test_a_keys_own_limit_is_resource_exhausted_with_the_time_to_wait(keys
         assert w.idle()
 
 
+@in_loop
+async def test_a_key_over_its_limit_is_told_so_on_a_full_worker_and_takes_no_place_in_line(keys: Path) -> None:
+    async with worker(forever, running=1, waiting=0, api_keys=keys) as w:
+        stream = w.mlx.stub.Generate(w.mlx.request(max_tokens=4000), metadata=bearer("slow"))
+        await anext(aiter(stream))
+        for wire in (w.mlx, w.vllm):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await read(wire.stub.Generate(wire.request("r2"), metadata=bearer("slow")))
+            assert dict(raised.value.trailing_metadata())["treadle-error"] == "rate_limit_exceeded"
+        assert w.engine.gate.statistics()["refused"] == {"rate_limit_exceeded": 2}
+        assert w.engine.gate.statistics()["promises"]["open"] == 0
+        stream.cancel()
+        await until(w.idle)
+
+
+@in_loop
+async def test_a_call_that_waits_in_vain_costs_its_key_nothing(keys: Path) -> None:
+    async with worker(forever, running=1, waiting=1, max_wait_s=0.05, api_keys=keys) as w:
+        stream = w.mlx.stub.Generate(w.mlx.request(max_tokens=4000), metadata=bearer("alice"))
+        await anext(aiter(stream))
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await read(w.mlx.stub.Generate(w.mlx.request("r2"), metadata=bearer("slow")))
+            assert dict(raised.value.trailing_metadata())["treadle-error"] == "text_generation_busy"
+        stream.cancel()
+        await until(w.idle)
+
+
 @pytest.mark.usefixtures("far")
 @in_loop
 async def test_guessing_keys_is_slowed(keys: Path) -> None:

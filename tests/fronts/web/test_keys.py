@@ -172,6 +172,98 @@ async def test_a_refusal_for_lack_of_room_costs_a_key_nothing(keys: Path) -> Non
         assert usage["slow"] == {"key": "slow", "running": 0, "requests": 0, "tokens": 0, "refused": 0}
 
 
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """`few` may have two requests a minute, `one` a single sequence, `rich` what it likes."""
+    path = tmp_path / "mixed.toml"
+    add(path, Key("few", digest(b"few-key"), limits=KeyLimits(2, 1000, None)))
+    add(path, Key("one", digest(b"one-key"), limits=KeyLimits(None, None, 1)))
+    add(path, Key("rich", digest(b"rich-key")))
+    return path
+
+
+def starts(f: Front, name: str) -> Client:
+    body = b'{"prompt": "hi", "stream": true, "max_tokens": 4000}'
+    return Client("POST", "/v1/completions", body, key(name)).start(f.app)
+
+
+async def leaves(f: Front, *clients: Client) -> None:
+    for client in clients:
+        client.leave()
+    await f.step(3)
+    await asyncio.gather(*(client.task for client in clients if client.task), return_exceptions=True)
+
+
+@in_loop
+async def test_a_request_that_is_displaced_or_waits_in_vain_costs_its_key_nothing(mixed: Path) -> None:
+    async with front(forever, pump=False, running=1, waiting=1, api_keys=mixed) as f:
+        first = starts(f, "few")
+        await f.step(2)
+        for _ in range(3):
+            waits = starts(f, "few")
+            await f.step(2)
+            other = starts(f, "rich")
+            await f.step(2)
+            assert (waits.status, waits.json["error"]["code"]) == (503, "text_generation_busy")
+            await leaves(f, other)
+        (usage,) = (await f.get("/v1/status", headers=key("few"))).json["keys"]
+        assert (usage["running"], usage["requests"], usage["tokens"]) == (1, 0, 0)
+        left = starts(f, "few")
+        await f.step(2)
+        assert left.status is None, "one of the two a minute is left, and it waits"
+        await leaves(f, first, left)
+        assert f.idle()
+
+
+@in_loop
+async def test_a_key_over_its_limit_is_told_so_on_a_full_server_and_takes_no_place_in_line(mixed: Path) -> None:
+    async with front(forever, pump=False, running=1, waiting=0, api_keys=mixed) as f:
+        first = starts(f, "one")
+        await f.step(2)
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            over = await Client("POST", path, b"{}", key("one")).run(f.app)
+            assert (over.status, over.json["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert "x-treadle-ticket" not in over.headers
+        admission = f.engine.gate.statistics()
+        assert admission["promises"]["open"] == 0
+        assert admission["refused"] == {"rate_limit_exceeded": 2}
+        assert (await Client("POST", "/v1/completions", b"{}", key("rich")).run(f.app)).status == 503
+        await leaves(f, first)
+
+
+@in_loop
+async def test_a_key_over_its_limit_displaces_nobody(mixed: Path) -> None:
+    """It is known only from its body that it asks for more sequences than its key may have."""
+    async with front(forever, pump=False, running=1, waiting=3, api_keys=mixed) as f:
+        rich = [starts(f, "rich") for _ in range(4)]
+        await f.step(2)
+        body = {"prompt": "hi", "n": 2, "temperature": 1}
+        never = await f.post("/v1/completions", body, headers=key("one"))
+        assert (never.status, never.json["error"]["param"]) == (400, "n")
+        await f.step(2)
+        assert [client.status for client in rich] == [200, None, None, None]
+        assert f.engine.gate.statistics()["refused"] == {}
+        await leaves(f, *rich)
+
+
+@in_loop
+async def test_tokens_that_a_client_left_unread_are_charged(mixed: Path) -> None:
+    """Who takes a stream without reading it, and leaves, has used what was generated."""
+    async with front(forever, pump=False, running=1, api_keys=mixed) as f:
+        stream = starts(f, "few")
+        await f.step(2)
+        stream.readable.clear()
+        await f.step(50)
+        generated = next(iter(f.engine._live.values()))[0].completion_tokens
+        assert generated >= 50
+        stream.leave()
+        await f.step(3)
+        assert stream.task is not None
+        await asyncio.gather(stream.task, return_exceptions=True)
+        (usage,) = (await f.get("/v1/status", headers=key("few"))).json["keys"]
+        assert usage["tokens"] >= 2 + generated
+
+
 @in_loop
 async def test_guessing_keys_is_slowed_and_told(keys: Path) -> None:
     async with front(api_keys=keys, host="0.0.0.0") as f:

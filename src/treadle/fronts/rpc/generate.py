@@ -1,8 +1,8 @@
 """A generation request from its message to its last one, for both wires.
 
-The order is HTTP's: check what is cheap, reserve a place (or be refused), tokenize, check lengths, submit, wait until
-the scheduler has admitted it, and only then send anything: what is refused before the first message can be tried again
-elsewhere, what is refused after it can't.
+The order is HTTP's: check the key's limits and what is cheap, reserve a place (or be refused), tokenize, check lengths,
+submit, wait until the scheduler has admitted it, and only then send anything: what is refused before the first message
+can be tried again elsewhere, what is refused after it can't.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Worker:
         error: TreadleError | None = None
         code = "OK"
         try:
+            caller_of().account.check(self.clock())
             self._check_length(request)
             arrival = call_arrival(caller_of().sharer, context.invocation_metadata(), request.request_id, _raw(request))
             self.engine.check_room(arrival)
@@ -131,13 +132,13 @@ class Worker:
     ) -> None:
         record.public_id = ask.request_id
         caller = caller_of()
-        caller.account.check(self.clock())
         model = self.texts.model()
         limits = limits_of(model, self.engine.capabilities, self.settings.max_tokens)
         checked = with_stops(check(ask.wanted, limits), model, chat=False, hide_special=ask.skip_special_tokens)
         size = _size(ask, model, limits)
         with (
             self.calls.live(ask.request_id, caller.tenant) as call,
+            caller.account.serve(record, rows=checked.n, tokens=size, clock=self.clock),
             self.engine.reserve(
                 rows=checked.n,
                 prompt_tokens=size * checked.n,
@@ -147,7 +148,6 @@ class Worker:
                 tag=ask.request_id,
                 arrival=arrival,
             ) as reservation,
-            caller.account.serve(record, rows=checked.n, tokens=size, clock=self.clock),
         ):
             run = _Run(self, ask, checked, limits, model, reservation, call, record, caller)
             await run.answer(context, writer)
@@ -184,7 +184,11 @@ class _Run:
                 for generation, choice in zip(generations, choices, strict=True)
             )
         finally:
-            self.record.completion_tokens = sum(choice.completion_tokens for choice in choices)
+            used = (
+                choice.completion_tokens if choice.ended else generation.completion_tokens  # some were not read
+                for generation, choice in zip(generations, choices, strict=True)
+            )
+            self.record.completion_tokens = sum(used)
             self.record.cached_tokens = choices[0].cached_tokens
 
     async def _begin(self) -> list[Generation]:

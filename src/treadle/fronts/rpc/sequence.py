@@ -37,6 +37,7 @@ class Choice:
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
+    ended: bool = False
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt: Tokens[int] = ()
@@ -44,6 +45,7 @@ class Choice:
 
     def count(self, part: Part) -> None:
         self.completion_tokens += len(part.tokens)
+        self.ended = bool(part.finish_reason)
 
     def keep(self, part: Part) -> None:
         """Hold on to it, for an answer in one message."""

@@ -70,7 +70,9 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_exception)
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
-    app.add_middleware(Turnstile, check_room=engine.check_room, arrival_of=server.arrival_of, paths=GENERATION)
+    app.add_middleware(
+        Turnstile, door=door, check_room=engine.check_room, arrival_of=server.arrival_of, paths=GENERATION
+    )
     hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)
     app.add_middleware(Guard, door=door, hosts=hosts, origins=origins)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ....config import Settings
 from ....core.line import Arrival
@@ -26,7 +26,7 @@ from ....errors import EngineUnavailable, InsufficientScope, ModelNotFound, Rate
 from ....telemetry.access import RequestRecord
 from ....text import StopSet, TextStream, TextView
 from ...bodies import is_small, parse_json
-from ...callers import Caller, Doorkeeper
+from ...callers import Doorkeeper
 from ...rows import Piece, Row, together
 from ...sharers import web_arrival
 from ...sizes import UNKNOWN_MESSAGE_BYTES, body_bytes
@@ -96,11 +96,9 @@ class Answer:
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, caller = self._server, caller_of(scope)
-        send = _with_limits(send, caller, server.clock)
+        server = self._server
         try:
-            caller.account.check(server.clock())
-            with Body(server.bodies, caller.sharer) as body:
+            with Body(server.bodies, caller_of(scope).sharer) as body:
                 await read_body(receive, scope["headers"], body, limit=server.body_bytes())
                 await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
         except (RateLimited, InsufficientScope) as error:
@@ -137,6 +135,7 @@ class Answer:
         public_id = ask.id_prefix + server.new_id()
         record.public_id, record.rows = public_id, checked.n * ask.prompts
         with (
+            caller.account.serve(record, rows=record.rows, tokens=size, clock=server.clock),
             server.engine.reserve(
                 rows=record.rows,
                 prompt_tokens=size * checked.n,
@@ -146,7 +145,6 @@ class Answer:
                 tag=public_id,
                 arrival=server.arrival_of(scope),
             ) as reservation,
-            caller.account.serve(record, rows=record.rows, tokens=size, clock=server.clock),
         ):
             head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
             salt = server.door.salts.salt(caller.tenant, checked.cache_salt)
@@ -159,19 +157,6 @@ class Answer:
         server = self._server
         model = server.texts.model()
         return await read_aside(server.texts.pool, self._ask.kind, body, server.limits(model), sharer)
-
-
-def _with_limits(send: Send, caller: Caller, clock: Callable[[], float]) -> Send:
-    """`send`, with the `x-ratelimit-*` headers of a key that has such limits."""
-    if not caller.account.headers(clock()):
-        return send
-
-    async def told(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *caller.account.headers(clock())]
-        await send(message)
-
-    return told
 
 
 @dataclass
@@ -306,5 +291,6 @@ class _Run:
             self.record.ttft_s = self.server.clock() - self.record.started
 
     def _note_usage(self, rows: Sequence[Row]) -> None:
-        self.record.completion_tokens = sum(row.completion_tokens for row in rows)
+        """Tokens that the client left unread were generated for it too."""
+        self.record.completion_tokens = sum(row.generated_tokens for row in rows)
         self.record.cached_tokens = self._cached_tokens(rows)
