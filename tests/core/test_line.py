@@ -8,7 +8,8 @@ import random
 import pytest
 
 from treadle.core import line as line_module
-from treadle.core.line import DOOR_S, EARLY_S, GRACE_S, LATE_S, NEWCOMER, Arrival, Line, Ticket
+from treadle.core import parties as parties_module
+from treadle.core.line import DOOR_S, EARLY_S, GRACE_S, LATE_S, MOST_SWEPT, NEWCOMER, Arrival, Line, Ticket
 
 
 def line(**held: int) -> Line:
@@ -124,7 +125,7 @@ def test_a_place_is_kept_for_a_while_and_the_order_for_longer() -> None:
     late = ask(repeat=True)
     assert found(it, late, 20.0) is not None
     it.sweep(12.1 + LATE_S)
-    assert not any((it._tickets, it._alike, it._parties, it._dues))
+    assert empty(it)
     assert found(it, ask(repeat=True), 80.0) is None
 
 
@@ -141,7 +142,7 @@ def test_those_who_never_come_back_count_for_less_and_less() -> None:
     for i in range(40):
         refuse(it, ask(i + 1, repeat=False))
         refuse(it, ask(i + 1000))
-    it.sweep(12.2)
+    sweep_all(it, 12.2)
     sdk = refuse(it, ask(5000, repeat=False), now=13.0, back=20.0)
     refuse(it, ask(5001), now=13.0, back=20.0)
     assert it.rows_ahead(ask(6000)) < 0.2
@@ -237,12 +238,123 @@ def test_the_books_agree_whatever_happens(seed: int) -> None:
             refuse(it, arrival, now=now, back=now + chance.uniform(0.1, 30.0), rows=rows)
         arrivals.append(arrival)
         assert it.rows_ahead(arrival) >= 0
-        listed = [ticket for party in it._parties.values() for ticket in party.tickets]
+        parties = it._parties._parties.values()
+        listed = [ticket for party in parties for ticket in party.tickets]
         assert len(listed) == len(it._dues) == len(it)
+        assert {ticket for *_, ticket in it._ends} == {*it._tickets.values()}
+        assert len(it._ends) == len(it._tickets)
+        assert {*it._lapsed} == {ticket for ticket in it._tickets.values() if not ticket.in_line}
         assert all(ticket.in_line and ticket.id in it._tickets for ticket in listed)
-        for party in it._parties.values():
+        for party in parties:
             assert party.rows == sum(ticket.rows for ticket in party.tickets)
             assert [t.order for t in party.tickets] == sorted(t.order for t in party.tickets)
-    it.sweep(now + 100.0)
-    it.sweep(now + 200.0)
-    assert not any((it._tickets, it._alike, it._parties, it._dues, it._ends))
+    sweep_all(it, now + 200.0)
+    assert empty(it)
+
+
+def sweep_all(it: Line, now: float) -> None:
+    while it._ends and it._ends[0][0] <= now:
+        it.sweep(now)
+
+
+def test_tickets_that_end_together_are_looked_after_a_few_at_a_time_and_hold_nothing() -> None:
+    it = line()
+    for i in range(3 * MOST_SWEPT):
+        refuse(it, ask(i + 1, repeat=False, sharer=f"s{i % 5}"))
+    newcomer = ask(9999, repeat=False)
+    assert len([*it.needs(newcomer, 99.0, 11.0)]) == 5, "the first of each sharer"
+    it.sweep(20.0)
+    assert (len(it), it.lapsed) == (2 * MOST_SWEPT, MOST_SWEPT)
+    assert [*it.needs(newcomer, 99.0, 20.0)] == []
+    sweep_all(it, 20.0)
+    assert (len(it), it.lapsed) == (0, 3 * MOST_SWEPT)
+
+
+def empty(it: Line) -> bool:
+    parties = it._parties
+    of_parties = (parties._parties, parties._many, parties._sizes, parties._index._levels, parties._index._sums)
+    return not any((it._tickets, it._alike, it._dues, it._ends, it._lapsed, *of_parties))
+
+
+@pytest.mark.parametrize("few", [0, 2, 32])
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_ahead_are_counted_as_defined_with_any_number_of_tickets(
+    seed: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parties_module, "FEW", few)
+    chance, held = random.Random(seed), dict.fromkeys("abcdef", 0)
+    it = Line(held.__getitem__, lambda: f"t{chance.random()}")
+    each = chance.choice((1, 3))
+    for i in range(120):
+        sharer = chance.choice("aaabcdef")
+        if chance.random() < 0.3:
+            held[sharer] = chance.randrange(5)
+            it.moved(sharer)
+        arrival = ask(i + 1, sharer=sharer, repeat=False)
+        ahead = it.rows_ahead(arrival)
+        assert ahead == pytest.approx(sum(t.rows for t in all_ahead(it, held, arrival)))
+        ticket = refuse(it, arrival, rows=each)
+        assert it.rows_ahead(arrival) == pytest.approx(ahead)
+        if chance.random() < 0.3:
+            other = chance.choice([*it._tickets.values()])
+            again = ask(other.fingerprint, sharer=other.sharer, name=other.id)
+            it.recognise(again, 5.0)
+            assert it.rows_ahead(again) == pytest.approx(sum(t.rows for t in all_ahead(it, held, again)))
+            if other is not ticket:
+                it.admit(again, 5.0)
+
+
+def all_ahead(it: Line, held: dict[str, int], arrival: Arrival) -> list[Ticket]:
+    """The definition: lower levels first, on one level the earlier."""
+    tickets = sorted((t for t in it._tickets.values() if t.in_line), key=lambda t: t.order)
+    mine = held[arrival.sharer] + sum(t.rows for t in tickets if t.sharer == arrival.sharer and t.order < arrival.order)
+    levels, found = dict(held), []
+    for ticket in tickets:
+        level = levels[ticket.sharer]
+        levels[ticket.sharer] += ticket.rows
+        same = ticket.sharer == arrival.sharer
+        if ticket.order < arrival.order if same else (level, ticket.order) < (mine, arrival.order):
+            found.append(ticket)
+    return found
+
+
+def test_the_line_is_looked_after_by_one_entry_a_ticket() -> None:
+    """Those who are refused again and again, or come in, leave nothing behind."""
+    it = line()
+    for i in range(50):
+        for k in range(10):
+            refuse(it, ask(k + 1, repeat=i > 0), now=float(i), back=i + 30.0)
+    assert len(it._ends) == len(it._tickets) == 10
+    for k in range(10):
+        again = ask(k + 1, repeat=True)
+        it.recognise(again, 60.0)
+        it.admit(again, 60.0)
+    assert empty(it)
+
+
+def test_a_crowd_of_sharers_with_one_ticket_each_does_not_drop_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "MOST_TICKETS", 4)
+    it = line()
+    tickets = [refuse(it, ask(1, sharer=name)) for name in "abcd"]
+    late = ask(1, sharer="e")
+    it.recognise(late, 0.0)
+    assert it.place(late, 1, 0, 0.0) is None
+    assert all(ticket.in_line for ticket in tickets)
+
+
+def test_the_sharer_with_the_most_is_the_one_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "MOST_TICKETS", 4)
+    it = line()
+    for ticket in [refuse(it, ask(i + 1, sharer="a")) for i in range(4)][1:]:
+        it.recognise(again := ask(name=ticket.id, sharer="a"), 1.0)
+        it.admit(again, 1.0)
+    others = [refuse(it, ask(i + 1, sharer=name)) for i, name in enumerate("bcc")]
+    refuse(it, ask(1, sharer="d"))
+    assert [ticket.in_line for ticket in others] == [True, True, False]
+
+
+def test_of_many_alike_requests_the_first_are_compared() -> None:
+    it = line()
+    tickets = [refuse(it, ask(repeat=False, via=i + 1), back=10.0 + i) for i in range(line_module.MOST_ALIKE + 10)]
+    assert found(it, ask(repeat=True, via=999), 5.0) is tickets[0]
+    assert found(it, ask(repeat=True, via=len(tickets)), 5.0) is tickets[-1], "the same connection is known at once"

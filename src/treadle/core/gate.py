@@ -104,6 +104,7 @@ class Gate:
         self._books.accepted += rows
         self._line.admit(arrival, now)
         self._shares.enter(visit)
+        self._line.moved(arrival.sharer)
         self._places.forecast.enter(visit)
         return visit
 
@@ -145,6 +146,7 @@ class Gate:
         """End the wait of `visit`; its client keeps its place in arrival order."""
         assert visit.give_way is not None
         self._shares.displace(visit)
+        self._line.moved(visit.arrival.sharer)
         self._places.displaced += visit.rows
         visit.give_way(self.postpone(visit, Refusal.DISPLACED, now))
 
@@ -177,6 +179,7 @@ class Gate:
         self._places.tokens -= part
         self._books.ended[outcome] += 1
         self._shares.leave(visit)
+        self._line.moved(visit.arrival.sharer)
         self._places.forecast.leave(visit, now, answered=outcome not in UNANSWERED)
 
     def stepped(self, ratio: float) -> None:

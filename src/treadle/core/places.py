@@ -104,7 +104,7 @@ class Places:
         places, room = self._free(arrival, now) - rows, self.limits.tokens - self.tokens - tokens
         idle = self.taken + rows <= self.limits.running
         needed, wanted = 0.0, 0.0
-        for due, claimed, ticket in self._line.needs(arrival, now + (IDLE_S if idle else forecast.service_s)):
+        for due, claimed, ticket in self._line.needs(arrival, now + (IDLE_S if idle else forecast.service_s), now):
             needed += claimed + _margin(ticket.rows)
             wanted += claimed / ticket.rows * ticket.tokens
             if needed > places + forecast.departures(due, now) and not (idle and self._can_queue(ticket, rows, now)):

@@ -1,0 +1,236 @@
+"""Sharers' tickets in line, and how many rows are expected ahead of a request.
+
+A ticket's level is the rows that its sharer has inside plus those of the sharer's earlier tickets. Tickets of sharers
+that have FEW or less are kept in an index by level. A sharer with more is taken as a row of alike tickets, so that a
+change of its level costs nothing; there are never many such.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .tickets import Arrival, Ticket
+
+FEW = 32
+NEWEST = 0.1  # weight of each new observation in the part of tickets that are claimed
+
+
+@dataclass(slots=True)
+class Rows:
+    """Expected rows: `known` ones, and `guesses` of requests whose number of rows is not known."""
+
+    known: float = 0.0
+    guesses: float = 0.0
+
+    def add(self, other: Rows, times: float = 1.0) -> None:
+        self.known += times * other.known
+        self.guesses += times * other.guesses
+
+
+@dataclass(slots=True, eq=False)
+class Party:
+    """One sharer's tickets in line, in arrival order; `claimed` by whether their clients say what is a repeat. `level`
+    is the one of its first ticket."""
+
+    tickets: list[Ticket] = field(default_factory=list)
+    rows: int = 0
+    level: int = 0
+    claimed: dict[bool, float] = field(default_factory=lambda: {False: 1.0, True: 1.0})
+    sums: dict[bool, Rows] = field(default_factory=lambda: {False: Rows(), True: Rows()})
+    listed: list[tuple[int, int, Rows]] = field(default_factory=list)  # in the index: level, order, rows
+
+    def count(self, ticket: Ticket, sign: int) -> None:
+        self.rows += sign * ticket.rows
+        self.sums[ticket.counts].add(_asked(ticket), sign)
+
+    def learn(self, ticket: Ticket, claimed: float) -> None:
+        self.claimed[ticket.counts] += NEWEST * (claimed - self.claimed[ticket.counts])
+
+    def expected(self) -> Rows:
+        """The rows of all its tickets."""
+        rows = Rows()
+        for counts, part in self.claimed.items():
+            rows.add(self.sums[counts], part)
+        return rows
+
+    def part_earlier(self, order: int) -> float:
+        """The part of the tickets that came before `order`. Each counts as the mean of all, as a line may be thousands
+        of tickets long."""
+        return bisect_left(self.tickets, order, key=_order) / len(self.tickets) if self.tickets else 0.0
+
+    def part_below(self, level: float, order: int) -> float:
+        """The part of the tickets whose level is below `level`, or the same and their order below `order`; as if all
+        asked for as many rows."""
+        count, each = len(self.tickets), self.rows / len(self.tickets)
+        place = (level - self.level) / each
+        before = min(count, max(0, math.ceil(place)))
+        return (before + (before == place and before < count and self.tickets[before].order < order)) / count
+
+    def entries(self) -> list[tuple[int, int, Rows]]:
+        found, level = [], self.level
+        for ticket in self.tickets:
+            rows = Rows()
+            rows.add(_asked(ticket), self.claimed[ticket.counts])
+            found.append((level, ticket.order, rows))
+            level += ticket.rows
+        return found
+
+
+class Index:
+    """Rows by level and order."""
+
+    def __init__(self) -> None:
+        self._levels: list[int] = []
+        self._orders: dict[int, list[int]] = {}
+        self._sums: dict[int, Rows] = {}
+
+    def add(self, level: int, order: int, rows: Rows) -> None:
+        if level not in self._orders:
+            insort(self._levels, level)
+            self._orders[level], self._sums[level] = [], Rows()
+        insort(self._orders[level], order)
+        self._sums[level].add(rows)
+
+    def remove(self, level: int, order: int, rows: Rows) -> None:
+        orders = self._orders[level]
+        del orders[bisect_left(orders, order)]
+        self._sums[level].add(rows, -1)
+        if not orders:
+            self._levels.remove(level)
+            del self._orders[level], self._sums[level]
+
+    def before(self, level: float, order: int) -> Rows:
+        """Rows of lower levels, and of those at `level` the part that came before `order`."""
+        rows = Rows()
+        for at in self._levels[: bisect_left(self._levels, level)]:
+            rows.add(self._sums[at])
+        if orders := self._orders.get(int(level)) if level == int(level) else None:
+            rows.add(self._sums[int(level)], bisect_left(orders, order) / len(orders))
+        return rows
+
+
+class Parties:
+    """All sharers with tickets. `held` says how many rows a sharer has inside."""
+
+    def __init__(self, held: Callable[[str], int]) -> None:
+        self._held = held
+        self._parties: dict[str, Party] = {}
+        self._index = Index()
+        self._many: dict[str, Party] = {}
+        self._sizes: dict[int, dict[str, None]] = {}  # sharers by their number of tickets
+        self._most = 0  # no sharer has more
+
+    def __len__(self) -> int:
+        return len(self._parties)
+
+    def add(self, ticket: Ticket) -> None:
+        """`ticket` is in line."""
+        party = self._parties.setdefault(ticket.sharer, Party())
+        self._unlist(ticket.sharer, party)
+        insort(party.tickets, ticket, key=_order)
+        party.count(ticket, 1)
+        self._list(ticket.sharer, party)
+
+    def remove(self, sharer: str, tickets: Iterable[Ticket], claimed: float | None = None) -> None:
+        """`tickets` of `sharer` have left the line, `claimed` (1) or not (0); None where that says nothing."""
+        party = self._parties[sharer]
+        self._unlist(sharer, party)
+        for ticket in tickets:
+            del party.tickets[bisect_left(party.tickets, ticket.order, key=_order)]
+            party.count(ticket, -1)
+            if claimed is not None:
+                party.learn(ticket, claimed)
+        self._list(sharer, party)
+
+    def claimed_late(self, ticket: Ticket) -> None:
+        """`ticket`, which had left the line, was claimed after all."""
+        party = self._parties.get(ticket.sharer)
+        if party is not None:
+            self._unlist(ticket.sharer, party)
+            party.learn(ticket, 1.0)
+            self._list(ticket.sharer, party)
+
+    def moved(self, sharer: str) -> None:
+        """A sharer has more or fewer rows inside."""
+        party = self._parties.get(sharer)
+        if party is not None:
+            self._unlist(sharer, party)
+            self._list(sharer, party)
+
+    def forget(self, sharer: str) -> None:
+        """Forget a sharer that has no ticket in line."""
+        party = self._parties.get(sharer)
+        if party is not None and not party.tickets:
+            self._unlist(sharer, party)
+            del self._parties[sharer]
+
+    def newest_of_most(self, sharer: str) -> Ticket | None:
+        """The newest ticket of whom has the most, where that is more than `sharer` will have with one more."""
+        while self._most and not self._sizes.get(self._most):
+            self._most -= 1
+        own = self._parties.get(sharer)
+        if self._most <= (0 if own is None else len(own.tickets)) + 1:
+            return None
+        return self._parties[next(iter(self._sizes[self._most]))].tickets[-1]
+
+    def weight(self, ticket: Ticket, usual_rows: float) -> float:
+        """The rows that `ticket` is expected to claim."""
+        rows = usual_rows if ticket.guessed else ticket.rows
+        return rows * self._parties[ticket.sharer].claimed[ticket.counts]
+
+    def level(self, arrival: Arrival) -> float:
+        own = self._parties.get(arrival.sharer)
+        return self._held(arrival.sharer) + (0.0 if own is None else own.rows * own.part_earlier(arrival.order))
+
+    def rows_ahead(self, arrival: Arrival, usual_rows: float) -> float:
+        """Rows that tickets ahead of `arrival` are expected to claim."""
+        own, rows = self._parties.get(arrival.sharer), Rows()
+        if own is not None:
+            rows.add(own.expected(), own.part_earlier(arrival.order))
+        if len(self._parties) > (own is not None):
+            self._add_others(rows, arrival, own)
+        return max(0.0, rows.known + usual_rows * rows.guesses)
+
+    def _add_others(self, rows: Rows, arrival: Arrival, own: Party | None) -> None:
+        level, order = self.level(arrival), arrival.order
+        listed = [] if own is None else own.listed
+        for entry in listed:
+            self._index.remove(*entry)
+        rows.add(self._index.before(level, order))
+        for entry in listed:
+            self._index.add(*entry)
+        for party in self._many.values():
+            if party is not own:
+                rows.add(party.expected(), party.part_below(level, order))
+
+    def _list(self, sharer: str, party: Party) -> None:
+        party.level, count = self._held(sharer), len(party.tickets)
+        self._sizes.setdefault(count, {})[sharer] = None
+        self._most = max(self._most, count)
+        if count > FEW:
+            self._many[sharer] = party
+            return
+        party.listed = party.entries()
+        for entry in party.listed:
+            self._index.add(*entry)
+
+    def _unlist(self, sharer: str, party: Party) -> None:
+        sizes = self._sizes.get(len(party.tickets), {})
+        sizes.pop(sharer, None)
+        if not sizes:
+            self._sizes.pop(len(party.tickets), None)
+        self._many.pop(sharer, None)
+        for entry in party.listed:
+            self._index.remove(*entry)
+        party.listed = []
+
+
+def _asked(ticket: Ticket) -> Rows:
+    return Rows(guesses=1.0) if ticket.guessed else Rows(known=float(ticket.rows))
+
+
+def _order(ticket: Ticket) -> int:
+    return ticket.order
