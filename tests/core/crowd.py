@@ -66,7 +66,9 @@ class Crowd:
         jitter: float = 0.1,
         seed: int = 0,
         after: Callable[[Client, float], Client | None] = lambda client, now: None,
+        outage: tuple[float, float, float] | None = None,
     ) -> None:
+        """`outage`: the engine is away from a time, for so many seconds, and is first expected for so many."""
         self.running, self.max_wait_s, self.jitter, self.after = running, max_wait_s, jitter, after
         by_forecast = waiting is None
         limits = GateLimits(running, running if waiting is None else waiting, max_wait_s, tokens, by_forecast)
@@ -81,6 +83,11 @@ class Crowd:
         self._queue: list[tuple[int, Visit, Client]] = []
         self._prints = itertools.count(1)
         self._held: Counter[str] = Counter()
+        self._outage = outage
+        self._away = False
+        if outage is not None:
+            self._at(outage[0], self._goes_away)
+            self._at(outage[0] + outage[1], self._is_back)
         for client in clients:
             self._joins(client)
 
@@ -138,8 +145,8 @@ class Crowd:
                 certain=client.certain,
                 arrival=arrival,
             )
-        except Busy as busy:
-            self._refused(client, busy, now)
+        except (Busy, EngineUnavailable) as error:
+            self._refused(client, error, now)
             return
         client.entered = now
         for _ in range(client.rows):
@@ -168,7 +175,8 @@ class Crowd:
     def _waited(self, visit: Visit, client: Client, now: float) -> None:
         if not visit.began and any(entry[1] is visit for entry in self._queue):
             self._take_back(visit, "expired", now)
-            self._refused(client, self.gate.postpone(visit, Refusal.WAIT_OVER, now), now)
+            reason = Refusal.ENGINE_UNAVAILABLE if self._away else Refusal.WAIT_OVER
+            self._refused(client, self.gate.postpone(visit, reason, now), now)
             self._start(now)
 
     def _take_back(self, visit: Visit, outcome: str, now: float) -> None:
@@ -177,7 +185,7 @@ class Crowd:
             self._at(now, lambda now: self.gate.leave(visit, outcome, now))
 
     def _start(self, now: float) -> None:
-        while self._queue and sum(self._held.values()) < self.running:
+        while self._queue and not self._away and sum(self._held.values()) < self.running:
             entry = min(self._queue, key=lambda entry: (not entry[1].began, self._held[entry[2].sharer], entry[0]))
             self._queue.remove(entry)
             _, visit, client = entry
@@ -186,9 +194,33 @@ class Crowd:
             self.gate.started(visit, 0.0, now)
             took_s = client.service_s * self.chance.uniform(1 - self.jitter, 1 + self.jitter)
             self.busy_s += took_s
-            self._at(now + took_s, lambda now, visit=visit, client=client: self._ends(visit, client, now))  # type: ignore[misc]
+            self._at(now + took_s, lambda now, visit=visit, client=client, at=now: self._ends(visit, client, at, now))  # type: ignore[misc]
 
-    def _ends(self, visit: Visit, client: Client, now: float) -> None:
+    def _goes_away(self, now: float) -> None:
+        assert self._outage is not None
+        self._away, expected = True, now + self._outage[2]
+        for entry in self.gate._places.forecast._visits:
+            entry.interrupted = True
+        late = lambda: max(1.0, expected - self._now if expected > self._now else self._now - expected)  # noqa: E731
+        self.gate.close(EngineUnavailable("restarting"), back_s=late, now=now)
+
+    def _is_back(self, now: float) -> None:
+        self._away = False
+        self.gate.open_(self.gate.limits, now)
+        self._start(now)
+
+    def _lost_s(self, began: float, now: float) -> float:
+        """How much of that time the engine was away."""
+        if self._outage is None:
+            return 0.0
+        start, length, _ = self._outage
+        return max(0.0, min(now, start + length) - max(began, start))
+
+    def _ends(self, visit: Visit, client: Client, began: float, now: float, made_up_s: float = 0.0) -> None:
+        lost_s = self._lost_s(began, now)
+        if lost_s > made_up_s:
+            self._at(now + lost_s - made_up_s, lambda now: self._ends(visit, client, began, now, lost_s))
+            return
         self._held[client.sharer] -= 1
         self.gate.leave(visit, "stop", now)
         self._start(now)

@@ -76,15 +76,19 @@ def test_closing_refuses_with_the_error_given_and_lets_those_inside_leave() -> N
 def test_while_it_is_closed_retry_after_counts_down_to_when_it_should_open() -> None:
     """C2: who comes later during a restart is not told to wait for the whole of it."""
     it = gate()
-    left = iter([8.0, 2.5, 1.0])
-    it.close(EngineUnavailable("restarting"), back_s=lambda: next(left))
+    clock = [12.0]
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 20.0 - clock[0], now=12.0)
 
     def told(now: float) -> float | None:
+        clock[0] = now
         with pytest.raises(EngineUnavailable) as refusal:
             it.check_room(now)
         return refusal.value.retry_after_s
 
-    assert [told(now) for now in (12.0, 17.5, 19.9)] == [8.0, 2.5, 1.0]
+    assert [told(now) for now in (12.0, 17.5, 19.0)] == pytest.approx([8.0, 2.5, 1.0], rel=0.04)
+    with pytest.raises(EngineUnavailable) as refusal:
+        it.check_open(19.0)
+    assert (refusal.value.retry_after_s, refusal.value.ticket) == (1.0, ""), "nobody is known who comes back"
 
 
 def test_each_refusal_is_an_error_of_its_own() -> None:

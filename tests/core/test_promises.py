@@ -59,6 +59,29 @@ def test_waits_beyond_what_sdks_obey_are_confirmed_at_each_return() -> None:
     assert max(late) <= 2 * LONGEST_PROMISE_S, "nobody starves: two returns more than first come, first served"
 
 
+@pytest.mark.parametrize(
+    ("expected_s", "attempts", "part", "late_s"),
+    [(10.0, 3, 0.9, 3.0), (4.0, 5, 0.7, 10.0)],
+    ids=["as expected", "longer"],
+)
+@pytest.mark.parametrize("at", [1.0, 10.0])
+@pytest.mark.parametrize("counts", [True, False], ids=["sdk", "plain"])
+def test_promises_are_kept_over_an_outage(
+    at: float, expected_s: float, attempts: int, part: float, late_s: float, counts: bool
+) -> None:
+    """Who comes back while the engine is away keeps its place, and is told when that will be."""
+    outage_s = 10.0
+    crowd = Crowd(burst(64, counts=counts), running=4, outage=(at, outage_s, expected_s)).run()
+    assert len(crowd.served) == 64
+    assert max(crowd.sent()) <= attempts
+    told = [(told, client.entered - when) for client in crowd.served for when, told in client.told if when >= at]  # type: ignore[operator]
+    assert sum(abs(told - true) <= 0.5 * true for told, true in told) >= part * len(told)
+    began = [client.began or 0.0 for client in crowd.clients]
+    assert max(when - (2.0 * i / 4 + outage_s) for i, when in enumerate(began)) <= late_s, "nobody is overtaken by many"
+    assert crowd.goodput(0, max(began) - outage_s) >= 0.95
+    assert crowd.gate.statistics()["promises"]["lapsed"] == 0
+
+
 def test_requests_of_several_rows_do_not_starve_beside_singles() -> None:
     """D12: 1 of 101 before."""
     chance = random.Random(1)
@@ -169,6 +192,79 @@ def test_who_comes_when_told_may_wait_for_longer_and_beside_those_without_a_prom
     visit = it.enter(rows=1, tokens=1, now=back, arrival=Arrival(fingerprint=1, repeat=True))
     assert visit.max_wait_s == pytest.approx(promise.retry_after_s)
     assert it.rows == 3
+
+
+def test_who_comes_while_the_engine_is_away_is_told_when_it_is_back_and_gets_a_place_then() -> None:
+    it = gate(running=2, waiting=0)
+    started = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(started, 0.0, 0.0)
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 6.0, now=4.0)
+    told = []
+    for i in range(3):
+        with pytest.raises(EngineUnavailable, match="restarting") as refusal:
+            it.check_room(4.0, Arrival(fingerprint=i + 1, repeat=False))
+        assert refusal.value.ticket
+        told.append(refusal.value.retry_after_s)
+    assert told[:2] == [pytest.approx(6.0, rel=0.05), pytest.approx(12.0, rel=0.05)], "the other slot has 6 s to go"
+    assert it.statistics()["promises"]["open"] == 3
+    with pytest.raises(EngineUnavailable):
+        it.enter(rows=1, tokens=1, now=5.0, arrival=Arrival(fingerprint=1, repeat=True))
+    assert it.statistics()["promises"]["open"] == 3, "it has its ticket"
+    it.open_(it.limits, 10.0)
+    refused(it, 10.0, Arrival(fingerprint=99, repeat=False), rows=2)
+    it.enter(rows=1, tokens=1, now=11.2, arrival=Arrival(fingerprint=1, repeat=True))
+    assert it.statistics()["promises"] == {"open": 3, "kept": 1, "lapsed": 0}
+
+
+def test_a_server_that_has_served_nobody_tells_all_when_it_will_be_loaded() -> None:
+    it = Gate(GateLimits(2, 2, 4.0), EngineUnavailable("loading"))
+    it.close(EngineUnavailable("loading"), back_s=lambda: 3.0, now=0.0)
+    for i in range(20):
+        with pytest.raises(EngineUnavailable) as refusal:
+            it.check_room(0.0, Arrival(fingerprint=i + 1, repeat=False))
+        assert refusal.value.retry_after_s == pytest.approx(3.0, rel=0.05)
+
+
+def test_nobody_fails_to_come_back_while_the_engine_is_away() -> None:
+    """A load balancer sends nothing to a server that is not ready."""
+    it = gate(running=1, waiting=0)
+    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(visit, 0.0, 0.0)
+    refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 5.0, now=5.0)
+    with pytest.raises(EngineUnavailable):
+        it.check_room(20.0, Arrival(fingerprint=2, repeat=False))
+    it.open_(it.limits, 60.0)
+    refused(it, 61.0, Arrival(fingerprint=3, repeat=False))
+    assert it.statistics()["promises"] == {"open": 3, "kept": 0, "lapsed": 0}
+    it.leave(visit, "stop", 65.0)
+    it.enter(rows=1, tokens=1, now=65.5, arrival=Arrival(fingerprint=1, repeat=True))
+    assert it.statistics()["promises"]["kept"] == 1
+
+
+def test_tokens_come_free_later_by_the_outage() -> None:
+    it = gate(running=4, waiting=0, tokens=100)
+    visit = it.enter(rows=1, tokens=90, now=0.0, service_s=10.0, certain=True)
+    it.started(visit, 0.0, 0.0)
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 8.0, now=4.0)
+    with pytest.raises(EngineUnavailable) as refusal:
+        it.enter(rows=1, tokens=50, now=4.0, arrival=Arrival(fingerprint=1, repeat=False))
+    assert refusal.value.retry_after_s == pytest.approx(14.0, rel=0.05)
+
+
+def test_one_that_was_inside_keeps_its_place_when_the_engine_goes_away() -> None:
+    it = gate(running=1, waiting=2)
+    visits = [it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
+    it.started(visits[0], 0.0, 0.0)
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 5.0, now=2.0)
+    with pytest.raises(EngineUnavailable) as refusal:
+        it.check_open(2.0, visits[1])
+    assert refusal.value.ticket
+    again = it.postpone(visits[1], Refusal.ENGINE_UNAVAILABLE, 2.0)
+    assert (again.ticket, again.retry_after_s) == (refusal.value.ticket, refusal.value.retry_after_s)
+    it.close(EngineUnavailable("failed"))
+    lost = it.postpone(visits[1], Refusal.ENGINE_UNAVAILABLE, 3.0)
+    assert (type(lost), lost.ticket, lost.message) == (EngineUnavailable, "", "failed")
 
 
 def test_a_request_of_many_tokens_does_not_starve_beside_small_ones() -> None:

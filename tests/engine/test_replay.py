@@ -11,6 +11,7 @@ import pytest
 from tests.engine.test_client import HANG_S, Scene, read
 from tests.support.aio import in_loop
 from tests.support.owners import WAIT_S, FakeOwner, settle
+from treadle.core.forecast import FIRST_GUESS_S
 from treadle.core.messages import Cancel, CancelReason, FinishReason, Output, Submit, TokenLogprob
 from treadle.engine import deaths as deaths_module
 from treadle.engine import supervisor as supervisor_module
@@ -490,7 +491,9 @@ async def test_a_wait_that_ends_during_an_outage_is_told_when_the_engine_is_expe
         await another(scene, ready=False)
         with pytest.raises(EngineUnavailable, match="restarting") as refused:
             await asyncio.wait_for(waiting.admitted(), WAIT_S)
-        assert refused.value.retry_after_s == scene.client.supervisor.outage.left_s()
+        left_s, told_s = scene.client.supervisor.outage.left_s(), refused.value.retry_after_s
+        assert left_s < told_s < left_s + 3 * FIRST_GUESS_S, "then it is the turn of those before it"
+        assert refused.value.ticket, "its place in line is kept"
         assert scene.client.busy == 1, "nobody has it: its place is free"
         scene.owner.ready()
         assert ids(scene.owner) == [running.id]

@@ -29,7 +29,9 @@ from .turns import START
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "EngineClient": ("report", "_numbers", "observers", "clock"),
-    "Gate": ("_forecast", "_books", "_on_refused"),
+    "Gate": ("_books", "_on_refused"),
+    "Line": ("_tickets", "_new_id"),
+    "Ticket": ("id",),
     "Visit": ("started", "service_s", "certain"),
     "Generation": ("submitted", "wait_s", "last_token"),
     "Supervisor": ("load_s",),

@@ -80,6 +80,8 @@ class Forecast:
         self._slots: list[float] = []  # a heap: when each slot comes free after the turns that are listed
         self._turns: list[float] = []  # when a slot comes free for the row at each place of the line
         self._made = float("-inf")
+        self._away_since: float | None = None
+        self._back_s: Callable[[], float] = lambda: 0.0
 
     # Rows come and go --------------------------------------------------------------------------------------------
 
@@ -116,6 +118,22 @@ class Forecast:
         self.slots = slots
         self.pace = 1.0
         self._made = float("-inf")
+
+    def pause(self, now: float, back_s: Callable[[], float]) -> None:
+        """The engine is away: no row goes on until it is back, in about `back_s()` seconds."""
+        if self._away_since is None:
+            self._away_since = now
+        self._back_s = back_s
+        self._made = float("-inf")
+
+    def resume(self, now: float) -> float | None:
+        """The engine is back: rows go on where they were. Returns since when it was away; None if it was not."""
+        since, self._away_since = self._away_since, None
+        if since is not None:
+            for visit in self._visits:
+                visit.started = [at + now - since for at in visit.started]
+        self._made = float("-inf")
+        return since
 
     def step(self, ratio: float) -> None:
         """A step took `ratio` of what it took in the warm-up, with all slots taken."""
@@ -160,6 +178,15 @@ class Forecast:
                 break
         return last
 
+    def opens_at(self, now: float) -> float:
+        """When the engine is expected to take work: now, where it is not away."""
+        return sum(self._as_of(now))
+
+    @property
+    def knows(self) -> bool:
+        """Whether anything is known of how long rows take."""
+        return self._seen > 0
+
     @property
     def gap_s(self) -> float:
         """Mean time between two departures of a full server."""
@@ -180,12 +207,19 @@ class Forecast:
         """Forecast all slots anew, unless that was done a moment ago."""
         if 0 <= now - self._made < REFRESH_S:
             return
-        held, self.waiting = self._slots_held(now)
-        self._ends = sorted(held)
-        self._slots = [*[now] * (self.slots - len(held)), *self._ends]  # ascending is a heap
+        as_of, later_s = self._as_of(now)
+        held, self.waiting = self._slots_held(as_of)
+        self._ends = sorted(at + later_s for at in held)
+        self._slots = [*[as_of + later_s] * (self.slots - len(held)), *self._ends]  # ascending is a heap
         self._turns = []
         self.service_s = max(SHORTEST_S, self._mean_s * self.pace * self._share)
         self._made = now
+
+    def _as_of(self, now: float) -> tuple[float, float]:
+        """The time as of which rows are looked at, and by how much later than that all of it comes."""
+        if self._away_since is None:
+            return now, 0.0
+        return self._away_since, now + self._back_s() - self._away_since
 
     def _slots_held(self, now: float) -> tuple[list[float], int]:
         """When each taken slot comes free, and how many rows wait. Rows that nothing is heard of yet, and for which
@@ -207,9 +241,10 @@ class Forecast:
                     yield visit
 
     def _token_ends(self, now: float) -> Iterator[tuple[float, int]]:
+        as_of, later_s = self._as_of(now)
         for visit in self._visits:
             for at in visit.started:
-                yield self._end_of(visit, at, now), visit.tokens // visit.rows
+                yield self._end_of(visit, at, as_of) + later_s, visit.tokens // visit.rows
 
     def _end_of(self, visit: Visit, began: float, now: float) -> float:
         """When a row of `visit` that began then is expected to leave."""

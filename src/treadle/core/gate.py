@@ -5,7 +5,8 @@ never because a client left. Nobody waits here: `enter` and `correct` admit or r
 `/v1/status` shows (D3).
 
 A refused request gets a ticket (`line`): a place that is kept for it. `Retry-After` is when that place is expected to
-be there (`places`, `forecast`). With more demand than room each sharer holds an equal part (`shares`). With
+be there (`places`, `forecast`). Tickets outlive an outage of the engine: who comes back meanwhile keeps its place, and
+is told when that will be there. With more demand than room each sharer holds an equal part (`shares`). With
 `by_forecast` a request that could only wait in vain is refused at once instead of after its longest wait.
 """
 
@@ -62,16 +63,21 @@ class Gate:
     def limits(self) -> GateLimits:
         return self._places.limits
 
-    def open_(self, limits: GateLimits) -> None:
+    def open_(self, limits: GateLimits, now: float = 0.0) -> None:
         self._places.limits = limits
         self._places.forecast.reset(limits.running)
         self._closed = None
+        since = self._places.forecast.resume(now)
+        if since is not None:
+            self._line.shift(since, now)
 
-    def close(self, error: TreadleError, *, back_s: Callable[[], float] | None = None) -> None:
-        """Refuse everyone with `error`. `back_s` says in how many seconds it is expected to open again, for
-        `Retry-After`."""
+    def close(self, error: TreadleError, *, back_s: Callable[[], float] | None = None, now: float = 0.0) -> None:
+        """Refuse everyone with `error`. `back_s` says in how many seconds it is expected to open again: until then
+        nobody inside goes on, and those who are refused get tickets. Without it none will be of use."""
         self._closed = error
         self._back_s = back_s
+        if back_s is not None:
+            self._places.forecast.pause(now, back_s)
 
     # Coming and going --------------------------------------------------------------------------------------------
 
@@ -88,14 +94,16 @@ class Gate:
         """Take `rows` places and about `tokens` tokens for `arrival`. A row is expected to hold its slot for
         `service_s` seconds (0: unknown), `certain` if the request itself allows no more.
 
-        Raises the closing error, InvalidRequest for what could never fit, or Busy with `retry_after_s` and `ticket`.
+        Raises InvalidRequest for what could never fit; Busy, or the closing error where it opens again, with
+        `retry_after_s` and `ticket`.
         """
-        self.check_open(now)
+        arrival = arrival or Arrival()
+        if self._closed is not None:
+            raise self._turned_back(self._closed, arrival, rows, tokens, now)
         if rows > self.limits.places:
             raise self._never(rows)
         if self.limits.tokens:
             tokens = min(tokens, self.limits.tokens)
-        arrival = arrival or Arrival()
         self._let_in(arrival, rows, tokens, now)
         visit = Visit(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
         visit.max_wait_s = self._places.patience_s(arrival, now)
@@ -108,16 +116,18 @@ class Gate:
         self._places.forecast.enter(visit)
         return visit
 
-    def check_open(self, now: float) -> None:
-        """Raise the closing error while the door is closed."""
+    def check_open(self, now: float, visit: Visit | None = None) -> None:
+        """Raise the closing error while the door is closed. `visit`, which was let in before, keeps its place in
+        arrival order."""
         if self._closed is not None:
-            raise self._refusal(self._closed)
+            raise self._shut(self._closed) if visit is None else self.postpone(visit, Refusal(self._closed.code), now)
 
     def check_room(self, now: float, arrival: Arrival | None = None) -> None:
         """Raise what `enter` would raise for the smallest request, or for the one that `arrival` has a ticket of: the
         closing error, or Busy where it finds no place. Takes nothing."""
-        self.check_open(now)
         arrival = arrival or Arrival()
+        if self._closed is not None:
+            raise self._turned_back(self._closed, arrival, None, 0, now)
         self._meet(arrival, now)
         ticket = arrival.ticket
         rows, tokens = (ticket.rows, ticket.tokens) if ticket else (1, 0)
@@ -194,22 +204,48 @@ class Gate:
         self._books.refused[reason.value] += 1
         self._on_refused(reason)
 
-    def postpone(self, visit: Visit, reason: Refusal, now: float) -> Busy:
-        """The error for a row of `visit` that had a place and got no slot. Its request keeps its place in arrival
-        order; all rows of one visit are told the same."""
+    def postpone(self, visit: Visit, reason: Refusal, now: float) -> TreadleError:
+        """The error for a row of `visit` that had a place and got no slot: Busy, or the closing error where the engine
+        is away. Its request keeps its place in arrival order; all rows of one visit are told the same."""
+        if self._closed is not None and self._back_s is None:
+            return self._shut(self._closed)
         ticket = visit.arrival.ticket
         if ticket is None or not ticket.in_line:
             return self._busy(reason, visit.arrival, visit.asked, visit.tokens, now)
         self.refuse(reason)
-        return _busy(reason, self.limits, ticket, ticket.back - now)
+        return self._told(reason, ticket, ticket.back - now)
 
-    def _busy(self, reason: Refusal, arrival: Arrival, rows: int | None, tokens: int, now: float) -> Busy:
+    def _busy(self, reason: Refusal, arrival: Arrival, rows: int | None, tokens: int, now: float) -> TreadleError:
         """The error of a refused `arrival` for `rows` rows (None: not known), whose ticket is in line from now on."""
         self.refuse(reason)
         ticket = self._line.place(arrival, rows, tokens, now)
-        return _busy(reason, self.limits, ticket, self._places.promise(ticket, arrival, rows or 1, tokens, now))
+        return self._told(reason, ticket, self._places.promise(ticket, arrival, rows or 1, tokens, now))
 
-    def _refusal(self, closed: TreadleError) -> TreadleError:
+    def _told(self, reason: Refusal, ticket: Ticket | None, wait_s: float) -> TreadleError:
+        """The refusal, with when to come again and the ticket that keeps the place."""
+        error: TreadleError
+        if self._closed is not None and reason == self._closed.code:
+            error = type(self._closed)(self._closed.message, retry_after_s=wait_s)
+        else:
+            why = REASONS[reason].format(max_wait_s=self.limits.max_wait_s)
+            error = Busy(f"the server is busy: {why}; try again in about {wait_s:.1f} s", retry_after_s=wait_s)
+        error.ticket = "" if ticket is None else ticket.id
+        return error
+
+    def _turned_back(
+        self, closed: TreadleError, arrival: Arrival, rows: int | None, tokens: int, now: float
+    ) -> TreadleError:
+        """The closing error for who comes; with a ticket where it opens again."""
+        if self._back_s is None:
+            return self._shut(closed)
+        self._line.recognise(arrival, now)
+        ticket = arrival.ticket
+        if rows is None and ticket is not None:
+            rows, tokens = None if ticket.guessed else ticket.rows, ticket.tokens
+        return self._busy(Refusal(closed.code), arrival, rows, tokens, now)
+
+    def _shut(self, closed: TreadleError) -> TreadleError:
+        """The closing error, for whom a place can't be kept."""
         self.refuse(Refusal(closed.code))
         retry_after_s = closed.retry_after_s if self._back_s is None else self._back_s()
         return type(closed)(closed.message, retry_after_s=retry_after_s)
@@ -247,11 +283,3 @@ class Gate:
             "promises": {"open": len(line), "kept": line.kept, "lapsed": line.lapsed},
             **self._books.statistics(),
         }
-
-
-def _busy(reason: Refusal, limits: GateLimits, ticket: Ticket | None, wait_s: float) -> Busy:
-    """The refusal, with when to come again and the ticket that keeps the place."""
-    why = REASONS[reason].format(max_wait_s=limits.max_wait_s)
-    error = Busy(f"the server is busy: {why}; try again in about {wait_s:.1f} s", retry_after_s=wait_s)
-    error.ticket = "" if ticket is None else ticket.id
-    return error

@@ -141,7 +141,7 @@ class Line:
 
     def promise(self, ticket: Ticket, *, due: float, back: float, now: float) -> None:
         """Put `ticket` into line: its client was told to come at `back`."""
-        ticket.due, ticket.back = due, back
+        ticket.due, ticket.back, ticket.turn, ticket.told = due, back, back, now
         ticket.until = back + GRACE_S + GRACE * (back - now)
         self._parties.add(ticket)
         insort(self._dues, (ticket.due, ticket.order, ticket))
@@ -234,6 +234,21 @@ class Line:
         for ticket in tickets:
             self._lapsed[ticket] = None
             self._look_at(ticket, ticket.until + LATE_S)
+
+    def shift(self, since: float, now: float) -> None:
+        """The engine was away since then: tickets from before are due later by as long. Of those that were told when
+        to come meanwhile none is due before now. Nobody who was not let in may be said not to have come."""
+        for ticket in self._tickets.values():
+            if not ticket.in_line:
+                continue
+            if ticket.told <= since:
+                ticket.due += now - since
+                ticket.turn += now - since
+                ticket.until += now - since
+            else:
+                ticket.due, ticket.until = max(ticket.due, now), max(ticket.until, now + GRACE_S)
+            self._look_at(ticket, ticket.until)
+        self._dues = sorted((ticket.due, ticket.order, ticket) for *_, ticket in self._dues)
 
     def _look_at(self, ticket: Ticket, when: float | None) -> None:
         if ticket.looked_at is not None:

@@ -126,7 +126,8 @@ class Places:
         forecast, limits = self.forecast, self.limits
         ahead = self._waiting_ahead(arrival, now) + round(self._line.rows_ahead(arrival))
         early = min(limits.waiting // 2, int(EARLY_WAIT * limits.max_wait_s / forecast.gap_s))
-        due = forecast.slot_at(max(0, ahead + rows - 1 - early + _margin(rows)), now)
+        place = max(0, ahead + rows - 1 - early + _margin(rows))
+        due = forecast.slot_at(place, now) if forecast.knows else forecast.opens_at(now)
         missing = tokens + self.tokens - limits.tokens
         if limits.tokens and missing > 0:
             due = max(due, forecast.tokens_at(missing, now))
@@ -150,7 +151,7 @@ class Places:
 def _in_time(arrival: Arrival, now: float) -> Ticket | None:
     """The ticket of an arrival that comes when it was told to."""
     ticket = arrival.ticket
-    return ticket if ticket is not None and ticket.back - EARLY_S <= now <= ticket.until else None
+    return ticket if ticket is not None and ticket.turn - EARLY_S <= now <= ticket.until else None
 
 
 def _margin(rows: int) -> int:

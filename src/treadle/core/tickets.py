@@ -10,8 +10,8 @@ NEWCOMER = 2**62
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A refused request's place in line. `due` is when its place is expected, `back` when its client was told to come,
-    at most as late, `since` when it was first refused; all in seconds of the gate's clock. `via` is the connection that
-    it came on last."""
+    at most as late, `turn` that time and the outage since, `told` when it was told that, `since` when it was first
+    refused; all in seconds of the gate's clock. `via` is the connection that it came on last."""
 
     id: str
     order: int
@@ -23,8 +23,10 @@ class Ticket:
     tokens: int = 0
     via: int = 0
     since: float = 0.0
+    told: float = 0.0
     due: float = 0.0
     back: float = 0.0
+    turn: float = 0.0
     until: float = 0.0
     in_line: bool = False
     looked_at: float | None = None  # when the line next looks at it

@@ -105,7 +105,7 @@ class EngineClient:
         self.supervisor = Supervisor(launch, self, patience or Patience(), clock)
         self._away: TreadleError | None = EngineUnavailable("the engine is loading its model")
         self.gate = Gate(limits, self._away, self._tell_refused)
-        self.gate.close(self._away, back_s=self.supervisor.outage.left_s)
+        self.gate.close(self._away, back_s=self.supervisor.outage.left_s, now=clock())
         self.quarantine = Quarantine(clock)
         self.replay = Replay(self._send_sequence, self._withdraw)
         self._live: dict[str, tuple[Generation, Visit]] = {}
@@ -174,8 +174,8 @@ class EngineClient:
         `arrival`, whose sharer goes first, is what a refused client is recognised by when it comes back. Decides at
         once.
 
-        Raises Busy with `retry_after_s` and `ticket`, EngineUnavailable or ServerStopping with `retry_after_s`;
-        InvalidRequest for what can't ever fit.
+        Raises Busy, or EngineUnavailable where an engine follows, with `retry_after_s` and `ticket`; ServerStopping
+        with `retry_after_s`; InvalidRequest for what can't ever fit.
         """
         tokens = prompt_tokens + rows * self._completion(completion_tokens, prompt_tokens // rows)
         answer = self._answer_tokens(completion_tokens, least_tokens)
@@ -270,8 +270,10 @@ class EngineClient:
     def _refuse(self, generation: Generation) -> None:
         """End a wait that the owner did not end: it is away, says nothing, or is stuck in a step."""
         _, visit = self._live[generation.id]
-        if self._away is not None or self._silent_since(generation.submitted):
-            error: TreadleError = self._unavailable()
+        if self._away is not None:
+            error = self.gate.postpone(visit, Refusal.ENGINE_UNAVAILABLE, self.clock())
+        elif self._silent_since(generation.submitted):
+            error = EngineUnavailable("the engine does not answer", retry_after_s=self.supervisor.hang_left_s())
             self.gate.refuse(Refusal.ENGINE_UNAVAILABLE)
         else:
             error = self.gate.postpone(visit, Refusal.WAIT_OVER, self.clock())
@@ -291,12 +293,6 @@ class EngineClient:
         if any(generation.started is not None for generation, _ in self._live.values()):
             return False
         return last is None or last < when
-
-    def _unavailable(self) -> EngineUnavailable:
-        """The error for a request whose wait ended without an engine, with when to come again."""
-        if self._away is not None:
-            return EngineUnavailable(self._away.message, retry_after_s=self.supervisor.outage.left_s())
-        return EngineUnavailable("the engine does not answer", retry_after_s=self.supervisor.hang_left_s())
 
     def _leave(self, visit: Visit, outcome: str) -> None:
         self.gate.leave(visit, outcome, self.clock())
@@ -341,7 +337,7 @@ class EngineClient:
             self._restarts_told += 1
             self._tell(lambda observer: observer.restarted())
         if not self._draining:
-            self.gate.open_(self._limits(capabilities))
+            self.gate.open_(self._limits(capabilities), self.clock())
         if self.replay.held:
             log.warning("replaying %d sequences that the lost engine had not ended", self.replay.held)
         self.replay.back()
@@ -380,7 +376,7 @@ class EngineClient:
     def on_away(self, waiting: EngineUnavailable) -> None:
         self._away = waiting
         if not self._draining:
-            self.gate.close(waiting, back_s=self.supervisor.outage.left_s)
+            self.gate.close(waiting, back_s=self.supervisor.outage.left_s, now=self.clock())
 
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
         self._owed = None
@@ -519,7 +515,7 @@ class Reservation:
             raise self._displaced
         if len(requests) > self._unused:
             raise InvalidRequest(f"{len(requests)} sequences, but {self._unused} were reserved")
-        client.gate.check_open(client.clock())
+        client.gate.check_open(client.clock(), self._visit)
         client._check_harmless(requests)
         group = f"{next(client._numbers):x}"
         waited_s = client.clock() - self._visit.entered
