@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 
@@ -46,6 +47,18 @@ def test_sdks_at_their_defaults_are_all_answered_at_three_times_the_slots(measur
     """R2, D12: on a fresh server, also where the warm-up measured less or more than is true."""
     crowd = Crowd(burst(48, service_s=service_s, measured=measured, attempts=SDK_ATTEMPTS), running=16).run()
     assert not any(client.gave_up for client in crowd.clients)
+
+
+@pytest.mark.parametrize("clients", [48, 160, 320])
+@pytest.mark.parametrize("service_s", [0.5, 1.0, 1.5, 2.0, 2.5])
+def test_no_client_sends_more_than_promises_of_a_minute_take(clients: int, service_s: float) -> None:
+    """The bound: a client that comes so late in line waits inside for `max_wait_s`, and before that for promises."""
+    crowd = Crowd(burst(clients, service_s=service_s), running=4).run()
+    begins = [max(0.0, (i - 3) * service_s / 4) for i in range(clients)]
+    least = sorted(1 + max(0, math.ceil((at - crowd.max_wait_s) / LONGEST_PROMISE_S)) for at in begins)
+    assert crowd.sent()[-1] <= least[-1]
+    assert statistics.median(crowd.sent()) <= max(2, statistics.median(least))
+    assert crowd.goodput(0, begins[-1]) >= 0.97
 
 
 def test_waits_beyond_what_sdks_obey_are_confirmed_at_each_return() -> None:

@@ -6,6 +6,7 @@ free is given to whoever comes, unless a ticket is due at once whose rows could 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .forecast import Forecast, Visit
@@ -20,6 +21,7 @@ AGAIN = 0.25  # part of the time since its first refusal that a request is told 
 LONGEST_AGAIN_S = 5.0
 SPREAD = 0.1  # part of the longest promise over which those are spread who get no better one
 GOLDEN = 0.618034
+SURE = 0.01  # part of a wait by which it may turn out longer and still take no more promises
 EARLY_WAIT = 0.5  # part of the longest wait that who comes back in time is expected to spend in the queue
 PATIENCE = 1.0  # part of the time since its first refusal that a request may wait in the queue when it came back
 LONGEST_PATIENCE_S = 30.0
@@ -90,7 +92,7 @@ class Places:
         due = self._due(arrival, rows, tokens, now)
         wait_s = due - now
         if ticket is None or wait_s > LONGEST_PROMISE_S:
-            wait_s = min(wait_s, self._latest())
+            wait_s = min(wait_s, self._latest(wait_s))
         if ticket is not None:
             self._line.promise(ticket, due=due, back=now + wait_s, now=now)
         return wait_s
@@ -141,11 +143,13 @@ class Places:
         self.forecast.refresh(now)
         return self._shares.waiting_ahead(arrival.sharer, self.forecast.waiting)
 
-    def _latest(self) -> float:
-        """The longest promise, or somewhat less: steps of the golden ratio spread any number of clients evenly, who
-        would else come back as one crowd."""
+    def _latest(self, wait_s: float) -> float:
+        """The longest promise of a wait of `wait_s`, or somewhat less: steps of the golden ratio spread any number of
+        clients evenly, who would else come back as one crowd. Never so much less that it takes one more promise."""
         self._beyond = (self._beyond + GOLDEN) % 1.0
-        return LONGEST_PROMISE_S * (1 - SPREAD * self._beyond)
+        others = math.ceil(wait_s / LONGEST_PROMISE_S) - 1
+        spare_s = max(0.0, (others + 1) * LONGEST_PROMISE_S - (1 + SURE) * wait_s)
+        return LONGEST_PROMISE_S - self._beyond * min(SPREAD * LONGEST_PROMISE_S, spare_s)
 
 
 def _in_time(arrival: Arrival, now: float) -> Ticket | None:
