@@ -353,6 +353,24 @@ def test_the_sharer_with_the_most_is_the_one_of_now(monkeypatch: pytest.MonkeyPa
     assert [ticket.in_line for ticket in others] == [True, True, False]
 
 
+def test_tickets_do_not_lapse_while_the_engine_is_away_and_are_due_later_by_as_long() -> None:
+    it = line()
+    over = refuse(it, ask(1, repeat=False), back=5.0)
+    it.sweep(8.0)
+    early = refuse(it, ask(2, repeat=False), now=8.0, back=10.0)
+    it.hold()
+    later = refuse(it, ask(3, repeat=False), now=12.0, back=13.0)
+    it.sweep(40.0)
+    assert (over.in_line, early.in_line, later.in_line, it.lapsed) == (False, True, False, 2)
+    late = refuse(it, ask(4, repeat=False), now=40.0, back=41.0)
+    it.shift(9.0, 50.0)
+    assert (early.due, early.back, early.turn, early.until) == (51.0, 10.0, 51.0, pytest.approx(52.6))
+    assert (late.due, late.until) == (50.0, 50.0 + GRACE_S)
+    assert [ticket for *_, ticket in it._dues] == [late, early]
+    sweep_all(it, 52.7)
+    assert (len(it), it.lapsed) == (0, 4)
+
+
 def test_of_many_alike_requests_the_first_are_compared() -> None:
     it = line()
     tickets = [refuse(it, ask(repeat=False, via=i + 1), back=10.0 + i) for i in range(line_module.MOST_ALIKE + 10)]

@@ -255,6 +255,27 @@ def test_nobody_fails_to_come_back_while_the_engine_is_away() -> None:
     assert it.statistics()["promises"]["kept"] == 1
 
 
+def test_who_got_a_ticket_in_an_outage_and_stays_away_loses_it() -> None:
+    """Or those who ask again and again, and can not be known, would make the line longer than it is."""
+    it = gate(running=1, waiting=0)
+    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True)
+    it.started(visit, 0.0, 0.0)
+    early = refused(it, 0.5, Arrival(fingerprint=1, repeat=False))
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 1.0, now=1.0)
+    it.close(EngineUnavailable("restarting again"), back_s=lambda: 1.0, now=2.0)
+    told = []
+    for i in range(200):
+        with pytest.raises(EngineUnavailable) as refusal:
+            it.check_room(2.0 + i, Arrival())
+        told.append(refusal.value.retry_after_s or 0.0)
+    assert it.statistics()["promises"]["lapsed"] >= 150
+    assert max(told) < 15.0
+    it.open_(it.limits, 203.0)
+    it.leave(visit, "stop", 203.5)
+    it.enter(rows=1, tokens=1, now=204.0, arrival=Arrival(ticket_id=early.ticket))
+    assert it.statistics()["promises"]["kept"] == 1
+
+
 def test_tokens_come_free_later_by_the_outage() -> None:
     it = gate(running=4, waiting=0, tokens=100)
     visit = it.enter(rows=1, tokens=90, now=0.0, service_s=10.0, certain=True)

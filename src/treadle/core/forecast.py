@@ -119,12 +119,14 @@ class Forecast:
         self.pace = 1.0
         self._made = float("-inf")
 
-    def pause(self, now: float, back_s: Callable[[], float]) -> None:
-        """The engine is away: no row goes on until it is back, in about `back_s()` seconds."""
-        if self._away_since is None:
+    def pause(self, now: float, back_s: Callable[[], float]) -> bool:
+        """The engine is away: no row goes on until it is back, in about `back_s()` seconds. Whether that is news."""
+        news = self._away_since is None
+        if news:
             self._away_since = now
         self._back_s = back_s
         self._made = float("-inf")
+        return news
 
     def resume(self, now: float) -> float | None:
         """The engine is back: rows go on where they were. Returns since when it was away; None if it was not."""

@@ -76,8 +76,8 @@ class Gate:
         nobody inside goes on, and those who are refused get tickets. Without it none will be of use."""
         self._closed = error
         self._back_s = back_s
-        if back_s is not None:
-            self._places.forecast.pause(now, back_s)
+        if back_s is not None and self._places.forecast.pause(now, back_s):
+            self._line.hold()
 
     # Coming and going --------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Gate:
         """The closing error for who comes; with a ticket where it opens again."""
         if self._back_s is None:
             return self._shut(closed)
-        self._line.recognise(arrival, now)
+        self._meet(arrival, now)
         ticket = arrival.ticket
         if rows is None and ticket is not None:
             rows, tokens = None if ticket.guessed else ticket.rows, ticket.tokens

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -235,9 +236,16 @@ class Line:
             self._lapsed[ticket] = None
             self._look_at(ticket, ticket.until + LATE_S)
 
+    def hold(self) -> None:
+        """The engine is away: the tickets that there are do not lapse until `shift`. Those who get one from now on are
+        told when it is back, and lapse as ever where they do not come."""
+        for ticket in self._tickets.values():
+            if ticket.in_line:
+                self._look_at(ticket, math.inf)
+
     def shift(self, since: float, now: float) -> None:
         """The engine was away since then: tickets from before are due later by as long. Of those that were told when
-        to come meanwhile none is due before now. Nobody who was not let in may be said not to have come."""
+        to come meanwhile none is due before now."""
         for ticket in self._tickets.values():
             if not ticket.in_line:
                 continue
