@@ -38,6 +38,7 @@ class Client:
     counts: bool = True
     fingerprint: int = 0
     via: int = 0
+    late_s: float = 0.0  # it comes back by up to so much later than it was told
     fresh: bool = False  # each attempt is another request
     sent: int = 0
     told: list[tuple[float, float]] = field(default_factory=list)
@@ -163,7 +164,9 @@ class Crowd:
             client.gave_up = True
             self._follow(client, now)
             return
-        self._at(now + client.next_s(error.retry_after_s) + TRAVEL_S, lambda now: self._comes(client, now))
+        late_s = self.chance.uniform(0.0, client.late_s) if client.late_s else 0.0
+        back = now + client.next_s(error.retry_after_s) + TRAVEL_S + late_s
+        self._at(back, lambda now: self._comes(client, now))
 
     def _displaced(self, visit: Visit, client: Client, error: TreadleError) -> None:
         told = error.retry_after_s

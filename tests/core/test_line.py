@@ -120,11 +120,11 @@ def test_a_place_is_kept_for_a_while_and_the_order_for_longer() -> None:
     refuse(it, ask(repeat=False))
     it.sweep(10.0 + GRACE_S)
     assert len(it) == 1
-    it.sweep(12.1)
+    it.sweep(12.6)
     assert (len(it), it.lapsed) == (0, 1)
     late = ask(repeat=True)
     assert found(it, late, 20.0) is not None
-    it.sweep(12.1 + LATE_S)
+    it.sweep(12.6 + LATE_S)
     assert empty(it)
     assert found(it, ask(repeat=True), 80.0) is None
 
@@ -142,7 +142,7 @@ def test_those_who_never_come_back_count_for_less_and_less() -> None:
     for i in range(40):
         refuse(it, ask(i + 1, repeat=False))
         refuse(it, ask(i + 1000))
-    sweep_all(it, 12.2)
+    sweep_all(it, 12.6)
     sdk = refuse(it, ask(5000, repeat=False), now=13.0, back=20.0)
     refuse(it, ask(5001), now=13.0, back=20.0)
     assert it.rows_ahead(ask(6000)) < 0.2
@@ -364,10 +364,10 @@ def test_tickets_do_not_lapse_while_the_engine_is_away_and_are_due_later_by_as_l
     assert (over.in_line, early.in_line, later.in_line, it.lapsed) == (False, True, False, 2)
     late = refuse(it, ask(4, repeat=False), now=40.0, back=41.0)
     it.shift(9.0, 50.0)
-    assert (early.due, early.back, early.turn, early.until) == (51.0, 10.0, 51.0, pytest.approx(52.6))
+    assert (early.due, early.back, early.turn, early.until) == (51.0, 10.0, 51.0, pytest.approx(52.7))
     assert (late.due, late.until) == (50.0, 50.0 + GRACE_S)
     assert [ticket for *_, ticket in it._dues] == [late, early]
-    sweep_all(it, 52.7)
+    sweep_all(it, 52.8)
     assert (len(it), it.lapsed) == (0, 4)
 
 

@@ -49,6 +49,15 @@ def test_sdks_at_their_defaults_are_all_answered_at_three_times_the_slots(measur
     assert not any(client.gave_up for client in crowd.clients)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_clients_that_are_late_after_a_long_wait_find_their_places(seed: int) -> None:
+    """Busy machines of clients, or of the server."""
+    crowd = Crowd(burst(320, service_s=1.7, measured=0.8, late_s=6.0), running=4, seed=seed).run()
+    assert len(crowd.served) == 320
+    assert max(crowd.sent()) <= SDK_ATTEMPTS + 2
+    assert crowd.kept() >= 0.8
+
+
 @pytest.mark.parametrize("clients", [48, 160, 320])
 @pytest.mark.parametrize("service_s", [0.5, 1.0, 1.5, 2.0, 2.5])
 def test_no_client_sends_more_than_promises_of_a_minute_take(clients: int, service_s: float) -> None:

@@ -27,7 +27,8 @@ from .tickets import Ticket as Ticket
 
 MOST_TICKETS = 4096
 GRACE_S = 1.5  # past the time told: `Retry-After` is rounded up to whole seconds, and the request has to travel
-GRACE = 0.05  # the same as a part of the time told
+GRACE = 0.1  # the same as a part of the time since its first refusal
+LONGEST_GRACE_S = 6.0
 LATE_S = 60.0
 EARLY_S = 0.25  # before the time told, where only the time tells a repeat from another client's first request
 DOOR_S = 10.0  # between a request's headers and its body, while its ticket is not given to another
@@ -143,7 +144,7 @@ class Line:
     def promise(self, ticket: Ticket, *, due: float, back: float, now: float) -> None:
         """Put `ticket` into line: its client was told to come at `back`."""
         ticket.due, ticket.back, ticket.turn, ticket.told = due, back, back, now
-        ticket.until = back + GRACE_S + GRACE * (back - now)
+        ticket.until = back + min(GRACE_S + GRACE * (back - ticket.since), LONGEST_GRACE_S)
         self._parties.add(ticket)
         insort(self._dues, (ticket.due, ticket.order, ticket))
         ticket.in_line = True
