@@ -34,7 +34,7 @@ EARLY_S = 0.25  # before the time told, where only the time tells a repeat from 
 DOOR_S = 10.0  # between a request's headers and its body, while its ticket is not given to another
 NEWEST_ROWS = 0.02  # the same in the mean number of rows of a request
 MOST_SWEPT = 16  # tickets whose time is over that one refusal looks after
-MOST_ALIKE = 64  # tickets of the same request that are compared with one that comes
+MOST_ALIKE = 256  # tickets of the same request that are compared with one that comes
 
 
 class Line:
@@ -82,17 +82,17 @@ class Line:
         return ticket if ticket is not None and ticket.sharer == arrival.sharer else None
 
     def _like(self, arrival: Arrival, now: float) -> Ticket | None:
-        """The ticket of the same request, of several the one that came on the same connection, else the earliest of
-        those that are due. Where neither the client nor the connection tells a repeat from another client's first
-        request, time has to."""
+        """The ticket of the same request; of several that came on the same connection, else of all, the one that was
+        told to come closest to now, as the others are of clients that are still to come. Where neither the client nor
+        the connection tells a repeat from another client's first request, time has to."""
         if arrival.repeat is False or not arrival.fingerprint:
             return None
         if arrival.via and (same := self._waiting(arrival, arrival.via, now)):
-            return _first(same, now)
+            return _nearest(same, now)
         found = self._waiting(arrival, 0, now)
         if arrival.repeat is None:
             found = [ticket for ticket in found if ticket.back <= now + EARLY_S]
-        return _first(found, now)
+        return _nearest(found, now)
 
     def _waiting(self, arrival: Arrival, via: int, now: float) -> list[Ticket]:
         """Tickets of the same request that are not at the door, the first that were issued."""
@@ -284,5 +284,5 @@ class Line:
         self._parties.forget(ticket.sharer)
 
 
-def _first(tickets: Iterable[Ticket], now: float) -> Ticket | None:
-    return min(tickets, key=lambda ticket: (ticket.back > now + EARLY_S, ticket.order), default=None)
+def _nearest(tickets: Iterable[Ticket], now: float) -> Ticket | None:
+    return min(tickets, key=lambda ticket: (abs(now - ticket.back), ticket.order), default=None)
