@@ -85,6 +85,8 @@ def _end_is_allowed(world: World, caller: Caller, label: str) -> None:
     end, spent = caller.ends[label], world.spent
     if end == "done" or (end == "RequestCancelled" and label in caller.taken_back):
         return
+    if end == "ServerStopping" and spent["drain"] and not spent["stop"]:
+        end = "EngineUnavailable"  # its wait ended with the engine away: a later one would be refused as well
     if end == "StepFailed":
         twice = spent["raises"] + spent["raises late"] >= 2
         require(twice or bool(spent["fails"]), f"{label} is failed for one step that raised")
