@@ -32,7 +32,7 @@ LONGEST_GRACE_S = 6.0
 LATE_S = 60.0
 EARLY_S = 0.25  # before the time told, where only the time tells a repeat from another client's first request
 DOOR_S = 10.0  # between a request's headers and its body, while its ticket is not given to another
-NEWEST_ROWS = 0.02  # the same in the mean number of rows of a request
+NEWEST_ROWS = 0.02  # share of the newest request in the mean number of rows of a request
 MOST_SWEPT = 16  # tickets whose time is over that one refusal looks after
 MOST_ALIKE = 256  # tickets of the same request that are compared with one that comes
 
