@@ -371,11 +371,14 @@ def test_tickets_do_not_lapse_while_the_engine_is_away_and_are_due_later_by_as_l
     assert (len(it), it.lapsed) == (0, 4)
 
 
-def test_of_alike_requests_the_one_that_was_told_to_come_now_is_taken() -> None:
+def test_of_alike_requests_the_first_that_is_due_is_taken() -> None:
+    """Clients come when told or later; a ticket whose grace is over is taken where none is due."""
     it = line()
-    tickets = [refuse(it, ask(repeat=False), back=10.0 + i) for i in range(5)]
-    assert found(it, ask(repeat=True), 13.02) is tickets[3]
-    assert found(it, ask(), 12.1) is tickets[2]
+    tickets = [refuse(it, ask(repeat=False), back=10.0 + 2 * i) for i in range(5)]
+    assert found(it, ask(repeat=True), 12.4) is tickets[0]
+    assert found(it, ask(repeat=True), 13.0) is tickets[1]
+    assert found(it, ask(), 16.1) is tickets[2]
+    assert found(it, ask(repeat=True), 30.0) is tickets[4]
 
 
 def test_of_many_alike_requests_the_first_are_compared() -> None:

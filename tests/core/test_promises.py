@@ -49,10 +49,11 @@ def test_sdks_at_their_defaults_are_all_answered_at_three_times_the_slots(measur
     assert not any(client.gave_up for client in crowd.clients)
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.5])
 @pytest.mark.parametrize("counts", [True, False], ids=["sdk", "plain"])
-def test_clients_whose_requests_look_alike_do_not_take_each_others_places(counts: bool) -> None:
+def test_clients_whose_requests_look_alike_do_not_take_each_others_places(counts: bool, late_s: float) -> None:
     """As from one program with prompts of one length, on a new connection each time."""
-    crowd = Crowd(burst(320, service_s=1.3, counts=counts, fingerprint=7), running=4).run()
+    crowd = Crowd(burst(320, service_s=1.3, counts=counts, fingerprint=7, late_s=late_s), running=4).run()
     assert statistics.median(crowd.sent()) <= 2
     assert max(crowd.sent()) <= SDK_ATTEMPTS + 1
     assert sum(sent > SDK_ATTEMPTS for sent in crowd.sent()) <= 10

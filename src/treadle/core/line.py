@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from .parties import Parties
@@ -82,17 +82,17 @@ class Line:
         return ticket if ticket is not None and ticket.sharer == arrival.sharer else None
 
     def _like(self, arrival: Arrival, now: float) -> Ticket | None:
-        """The ticket of the same request; of several that came on the same connection, else of all, the one that was
-        told to come closest to now, as the others are of clients that are still to come. Where neither the client nor
-        the connection tells a repeat from another client's first request, time has to."""
+        """The ticket of the same request, of several the likeliest of those that came on the same connection, else of
+        all. Where neither the client nor the connection tells a repeat from another client's first request, time has
+        to."""
         if arrival.repeat is False or not arrival.fingerprint:
             return None
         if arrival.via and (same := self._waiting(arrival, arrival.via, now)):
-            return _nearest(same, now)
+            return _most_likely(same, now)
         found = self._waiting(arrival, 0, now)
         if arrival.repeat is None:
             found = [ticket for ticket in found if ticket.back <= now + EARLY_S]
-        return _nearest(found, now)
+        return _most_likely(found, now)
 
     def _waiting(self, arrival: Arrival, via: int, now: float) -> list[Ticket]:
         """Tickets of the same request that are not at the door, the first that were issued."""
@@ -284,5 +284,11 @@ class Line:
         self._parties.forget(ticket.sharer)
 
 
-def _nearest(tickets: Iterable[Ticket], now: float) -> Ticket | None:
+def _most_likely(tickets: Sequence[Ticket], now: float) -> Ticket | None:
+    """The ticket of a client that comes now, of `tickets` of alike requests. Clients come when told, or somewhat later:
+    it is the one that was told to come first of those that are due, and where none is due the nearest to now. To take
+    the nearest in any case would now and then take that of a client still to come, which then finds another's."""
+    due = [ticket for ticket in tickets if ticket.back <= now + EARLY_S and now <= ticket.until]
+    if due:
+        return min(due, key=lambda ticket: (ticket.back, ticket.order))
     return min(tickets, key=lambda ticket: (abs(now - ticket.back), ticket.order), default=None)
