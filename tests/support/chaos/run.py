@@ -29,7 +29,8 @@ from .rpc import RpcClient
 from .server import KEY, Server, Usage
 
 STUCK_S = 150.0
-EXPLAINED_IN = 30  # tries to see an answer again that differs
+EXPLAINED_IN = 100  # tries to see an answer again that differs
+BESIDE = 10  # requests beside it at most: more than there are slots, as full steps round otherwise than others
 REST_S = 20.0
 OBEYS_S = 0.5  # how long who was refused stays away, at most
 LINGERS_S = 0.1
@@ -210,7 +211,7 @@ class Chaos:
         for number in range(EXPLAINED_IN):
             beside = [
                 asyncio.create_task(self._alone(chance.choice(self.plan.recipes), "http"))
-                for _ in range(chance.randint(0, 6))
+                for _ in range(chance.randint(0, BESIDE))
             ]
             await asyncio.sleep(0.1 * chance.random())
             salt = chance.choice((parting.request.salt, f"explain-{number}"))
