@@ -119,7 +119,7 @@ async def test_after_a_kill_by_an_operator_everything_goes_on_at_once():
 
 
 @in_loop
-async def test_a_poison_is_found_and_refused_and_the_others_go_on():
+async def test_a_poison_is_found_and_refused_and_the_others_go_on(caplog):
     """D4: two restarts."""
     scene = await Scene(running=4).begin()
     with scene.reserve() as first, scene.reserve() as second, scene.reserve() as foe:
@@ -149,6 +149,16 @@ async def test_a_poison_is_found_and_refused_and_the_others_go_on():
     status = scene.client.status()["engine"]
     assert (status["deaths_explained"], status["quarantined"], status["quarantine_size"]) == (2, 1, 1)
     await scene.client.stop()
+    assert [line for record in caplog.records if "observer" not in (line := record.getMessage())] == [
+        "engine lost (the engine process ended: killed by SIGABRT); starting it again in 0.0 s (restart 1); running "
+        "requests pause until then, new ones get 503; a request that does this again is found and refused",
+        "the engine is ready again (restart 1); sequences that go on with it: 3",
+        "request req-1 took the engine down and is quarantined (deaths: 2); it and the same request again get 422 "
+        "request_quarantined, for 60 min or until the server is restarted; report it with the lines above",
+        "engine lost (the engine process ended: killed by SIGABRT); starting it again in 0.0 s (restart 2); running "
+        "requests pause until then, new ones get 503; a request that does this again is found and refused",
+        "the engine is ready again (restart 2); sequences that go on with it: 2",
+    ]
 
 
 @in_loop
@@ -574,7 +584,7 @@ async def test_starts_that_fail_for_good_end_what_was_held():
 
 
 @in_loop
-async def test_a_sequence_that_is_killed_each_time_it_is_alone_is_given_up():
+async def test_a_sequence_that_is_killed_each_time_it_is_alone_is_given_up(caplog):
     """Without a proof: the same request is taken again."""
     scene = await Scene().begin()
     with scene.reserve() as reservation:
@@ -589,6 +599,9 @@ async def test_a_sequence_that_is_killed_each_time_it_is_alone_is_given_up():
     assert scene.free
     assert scene.client.quarantine.condemned == 0
     await scene.client.stop()
+    assert all("memory ran out" in record.getMessage() for record in caplog.records if "lost" in record.getMessage())
+    (line,) = [record.getMessage() for record in caplog.records if "engine_died" in record.getMessage()]
+    assert "memory ran out" in line
 
 
 @in_loop

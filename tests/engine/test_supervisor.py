@@ -269,7 +269,7 @@ async def test_an_owner_that_failed_and_does_not_end_is_killed():
 
 
 @in_loop
-async def test_three_failed_restarts_in_a_row_are_the_end():
+async def test_three_failed_restarts_in_a_row_are_the_end(caplog):
     """B7: it says that it is dead."""
     scene = Scene()
     (await scene.begin()).end()
@@ -283,6 +283,9 @@ async def test_three_failed_restarts_in_a_row_are_the_end():
     assert "for good" in waiting.message
     with pytest.raises(StartFailed, match="reason 2"):
         await scene.supervisor.ready()
+    told = [record.getMessage() for record in caplog.records]
+    assert told[1] == "the engine did not start (reason 0); starting it again in 0.0 s (restart 2)"
+    assert told[-1] == "the engine has failed for good: reason 2"
 
 
 @in_loop

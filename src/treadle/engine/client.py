@@ -47,7 +47,7 @@ from .jobs import Jobs
 from .observer import Observer
 from .owner import kv_tokens
 from .patience import Patience
-from .quarantine import Quarantine, quarantined
+from .quarantine import EXPIRY_S, Quarantine, quarantined
 from .replay import Replay
 from .status import status_of
 from .supervisor import EngineState, Supervisor
@@ -333,13 +333,14 @@ class EngineClient:
     def on_ready(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
         self._away = None
+        if self._restarts_told < self.supervisor.restarts:
+            restart, held = self.supervisor.restarts, self.replay.held
+            log.warning("the engine is ready again (restart %d); sequences that go on with it: %d", restart, held)
         while self._restarts_told < self.supervisor.restarts:  # more than one where starts have failed
             self._restarts_told += 1
             self._tell(lambda observer: observer.restarted())
         if not self._draining:
             self.gate.open_(self._limits(capabilities), self.clock())
-        if self.replay.held:
-            log.warning("replaying %d sequences that the lost engine had not ended", self.replay.held)
         self.replay.back()
 
     def on_death(self, death: Death) -> int:
@@ -348,7 +349,7 @@ class EngineClient:
         self.jobs.lost(EngineDied(f"the engine was lost while this job ran ({death.reason})"))
         live = [generation for generation, _ in self._live.values()]
         verdict = self.replay.died(death, live, self.clock())
-        explained = 0 if verdict is None else self._judge(verdict)
+        explained = 0 if verdict is None else self._judge(verdict, death)
         for generation, visit in list(self._live.values()):
             visit.interrupted = True
             if generation.begun:
@@ -357,16 +358,22 @@ class EngineClient:
                 self._cancel(generation, generation.cancelled)
         return explained
 
-    def _judge(self, verdict: Verdict) -> int:
+    def _judge(self, verdict: Verdict, death: Death) -> int:
         """End the sequence at fault, and all like it; how many deaths that explains."""
         guilty, _ = self._live[verdict.id]
         if not verdict.proven:
-            log.error("request %s was alone at each of several kills of the engine and is given up", guilty.tag)
             killed = "the engine was killed from outside each time it ran this request alone (SIGKILL: out of memory?)"
+            log.error("request %s ends with engine_died: %s; %s", guilty.tag, killed, death.cause.hint)
             self._drop(guilty, "lost", EngineDied(killed))
             return verdict.deaths
         mark = self.quarantine.add(guilty.request)
-        log.error("request %s took the engine down %d times; it is quarantined", guilty.tag, verdict.deaths)
+        log.error(
+            "request %s took the engine down and is quarantined (deaths: %d); it and the same request again get 422 "
+            "request_quarantined, for %g min or until the server is restarted; report it with the lines above",
+            guilty.tag,
+            verdict.deaths,
+            EXPIRY_S / 60,
+        )
         self._tell(lambda observer: observer.quarantined())
         for generation, _ in list(self._live.values()):
             if self.quarantine.fingerprint(generation.request) == mark:

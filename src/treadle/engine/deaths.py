@@ -28,6 +28,13 @@ class Cause(StrEnum):
     HANG = "hang"  # killed by the supervisor, as no step ended
     KILLED = "killed"  # by SIGKILL, or stopped, from outside: an operator, a debugger, or the system short of memory
 
+    @property
+    def hint(self) -> str:
+        """What an operator can do about it."""
+        if self is Cause.KILLED:
+            return "if nobody killed or stopped its process, memory ran out: see dmesg, and give the engine less memory"
+        return "a request that does this again is found and refused"
+
 
 @dataclass(frozen=True)
 class Death:

@@ -71,6 +71,6 @@ class Quarantine:
 def quarantined() -> Quarantined:
     """The error that a guilty request ends with, and all later ones like it."""
     return Quarantined(
-        "this request took the engine down each time it ran, also alone: it is quarantined and not computed again; "
-        "send another prompt or other sampling, and report it with the server's log"
+        f"the engine's process died or hung whenever it ran this request: it is quarantined, and refused for "
+        f"{EXPIRY_S / 60:g} minutes; send another prompt or other sampling, and report it with the server's log"
     )

@@ -168,10 +168,18 @@ class Supervisor:
                 return
             self.restarts += 1
             backoff_s = self._away()
-            log.warning("engine lost (%s); restart %d in %.1f s", self._said, self.restarts, backoff_s)
+            self._log_loss(was_ready, backoff_s)
             await asyncio.sleep(backoff_s)
             if self._over():
                 return
+
+    def _log_loss(self, was_ready: bool, backoff_s: float) -> None:
+        again = f"starting it again in {backoff_s:.1f} s (restart {self.restarts})"
+        if was_ready:
+            effect = "running requests pause until then, new ones get 503"
+            log.warning("engine lost (%s); %s; %s; %s", self._said, again, effect, self._cause.hint)
+        else:
+            log.warning("the engine did not start (%s); %s", self._said, again)
 
     def _over(self) -> bool:
         return self.state in (EngineState.STOPPING, EngineState.FAILED)
@@ -261,7 +269,7 @@ class Supervisor:
 
     async def _put_down(self, why: str) -> None:
         """Kill an owner that hangs or can't be trusted; one that does not end even then is the end of the engine."""
-        log.error("engine %s", why)
+        log.error("killing the engine: %s", why)
         self._said = why
         assert self._owner is not None
         killed = self._owner.kill()
@@ -343,8 +351,9 @@ class Supervisor:
         return backoff_s
 
     def _fail(self, reason: str) -> None:
+        what = "the engine did not start" if self.state is EngineState.STARTING else "the engine has failed for good"
         self._become(EngineState.FAILED, reason)
-        log.error("the engine has failed for good: %s", reason)
+        log.error("%s: %s", what, reason)
         error = EngineUnavailable(f"the engine has failed for good: {reason if self._plain else 'see its log'}")
         self._listener.on_lost(EngineDied(error.message), error)
 

@@ -116,7 +116,7 @@ class Metrics:
             "treadle_replayed", "Sequences of a lost engine that went on with the next one", registry=registry
         )
         self._quarantined = Counter(
-            "treadle_quarantined", "Requests found to take the engine down, and refused from then on", registry=registry
+            "treadle_quarantined", "Requests that were found to take the engine down", registry=registry
         )
         for cause in DEATHS:
             self._deaths.labels(cause)
