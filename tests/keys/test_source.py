@@ -75,12 +75,29 @@ async def test_a_broken_file_changes_nothing_and_is_told_once(tmp_path: Path, ca
             await source.look(aside)
         assert source.ring.find(b"a") is not None
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert all("the keys read before stay valid" in line for line in told)
+    head = "the keys file can't be used, so the keys read before stay valid until it is mended: "
+    assert all(line.startswith((f"{head}the keys file {path}", f"{head}{path}")) for line in told)
+    assert "does not exist" in told[1]
     add(path, Key("bob", digest(b"b")))
     await source.look(aside)
     assert source.ring.find(b"a") is None
     assert source.ring.find(b"b") is not None
+
+
+@in_loop
+async def test_a_file_that_comes_back_as_it_was_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a line the error before would be the log's last word."""
+    caplog.set_level("INFO")
+    path = tmp_path / "keys.toml"
+    add(path, Key("alice", digest(b"a")))
+    source = KeySource(None, path)
+    path.rename(tmp_path / "away")
+    await source.look(aside)
+    (tmp_path / "away").rename(path)
+    for _ in range(2):
+        await source.look(aside)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert caplog.records[-1].getMessage() == "keys file read again"
 
 
 @in_loop

@@ -44,7 +44,8 @@ class Guesses:
         wait_s = entry.bucket.seconds_until(1.0, now)
         if wait_s > 0:
             raise TooManyWrongKeys(
-                f"{MOST_WRONG} wrong API keys a minute have come from this address: mend the key and try again later",
+                f"{MOST_WRONG} wrong API keys a minute have come from this address, so right ones are refused too: "
+                "mend the client that sends the wrong key, and try again later",
                 retry_after_s=wait_s,
             )
 

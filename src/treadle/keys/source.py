@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import ConfigError, spell
 from .file import read
 from .ring import Key, Keyring, single_key
 
@@ -45,7 +45,8 @@ class KeySource:
         except ConfigError as error:
             if error.message != self._complaint:
                 self._complaint = error.message
-                log.error("the keys file is not used as it is now, the keys read before stay valid: %s", error.message)
+                why = spell(error.message, {"api_keys": "the keys file"})
+                log.error("the keys file can't be used, so the keys read before stay valid until it is mended: %s", why)
             return
         if keys is not None:
             self._complaint = ""
@@ -71,10 +72,10 @@ class KeySource:
         return keys
 
     def _changed(self) -> tuple[Key, ...] | None:
-        """The file's keys where it is another one than before, else None."""
+        """The file's keys where it is another one than before, or can be used again, else None."""
         assert self._path is not None
         stamp = self._now()
-        if stamp == self._stamp and stamp:
+        if stamp == self._stamp and stamp and not self._complaint:
             return None
         keys = read(self._path)
         self._stamp = stamp
