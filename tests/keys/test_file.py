@@ -137,7 +137,15 @@ def test_what_can_t_be_added_or_removed_changes_nothing(tmp_path: Path) -> None:
         remove(path, "alice")
     assert path.read_text() == dotted
     with pytest.raises(ConfigError, match="can't write"):
-        add(tmp_path / "none" / "keys.toml", Key("alice", A))
+        add(path / "keys.toml", Key("alice", A))
+
+
+def test_a_file_in_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
+    """~/.config/treadle of a new user."""
+    path = tmp_path / "config" / "treadle" / "keys.toml"
+    add(path, Key("alice", A))
+    assert [key.name for key in read(path)] == ["alice"]
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def parse(text: str, source: str) -> tuple[Key, ...]:
 
 
 def add(path: Path, key: Key) -> None:
-    """Append `key` to the file, which is made where there is none, for its owner alone. Raises ConfigError for a name
-    or a key that the file has."""
+    """Append `key` to the file, which is made where there is none, with its folders, for its owner alone. Raises
+    ConfigError for a name or a key that the file has."""
     check_name(key.name)
     held = read(path) if path.exists() else ()
     text = block(key)
@@ -63,6 +63,7 @@ def add(path: Path, key: Key) -> None:
     if any(known.name == key.name for known in held):
         raise _wrong(path, f"has a key named '{key.name}': remove it first, or choose another name")
     try:
+        _make_folder(path.parent)
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
@@ -79,6 +80,12 @@ def remove(path: Path, name: str) -> None:
     if parse(text, str(path)) != tuple(key for key in held if key.name != name):
         raise _wrong(path, f"writes the key '{name}' in a form that is not edited here: take it out by hand")
     _replace(path, text)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def block(key: Key) -> str:
