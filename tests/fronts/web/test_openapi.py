@@ -14,6 +14,7 @@ from tests.fronts.web.server import front
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
 from treadle.fronts.web.openai.limits import at_most
+from treadle.fronts.web.site.docs import ERRORS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -84,6 +85,23 @@ async def test_answers_are_documented_with_their_types() -> None:
     for path in ("/health", "/health/live", "/health/ready"):
         assert {"200", "503"} <= set(paths[path]["get"]["responses"])
         assert all("content" not in answer for answer in paths[path]["head"]["responses"].values())
+
+
+@in_loop
+async def test_every_error_that_generation_ends_with_is_documented() -> None:
+    paths = (await document())["paths"]
+    possible = {str(error.http_status) for error in ERRORS} - {"405"}
+    for path in (CHAT, TEXT):
+        responses = paths[path]["post"]["responses"]
+        assert possible <= set(responses)
+        assert "x-should-retry" in responses["422"]["headers"]
+
+
+@in_loop
+async def test_every_part_of_the_status_is_documented() -> None:
+    async with front() as f:
+        told = set((await f.get("/v1/status")).json)
+        assert told == set(fields((await f.get("/openapi.json")).json, "Status"))
 
 
 @in_loop

@@ -28,6 +28,7 @@ FAILURES = {
     "405": "The path takes other methods: `Allow` names them",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
+    "422": "The engine died or hung whenever it ran this request: it is refused for an hour",
     "429": "The API key's own limit is reached, or too many wrong keys came from this address: try again after "
     "Retry-After seconds",
     "431": "The headers are too large",
@@ -35,7 +36,7 @@ FAILURES = {
     "503": "No room, or not ready: try again after Retry-After seconds",
 }
 ALWAYS = ("401", "403", "405", "429", "431", "500")
-BODY_FAILURES = ("400", "404", "408", "413", "503")
+BODY_FAILURES = ("400", "404", "408", "413", "422", "503")
 
 
 def openapi_schema(app: FastAPI) -> Schema:
@@ -90,6 +91,7 @@ RETRY: Schema = {
 HEADERS: dict[str, Schema] = {
     "401": {"www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}}},
     "405": {"allow": {"required": True, "schema": STRING}},
+    "422": {"x-should-retry": {"required": True, "schema": {"type": "string", "const": "false"}}},
     "429": RETRY,
     "503": RETRY,
 }
@@ -147,7 +149,7 @@ def _get_and_head(path: str, summary: str) -> Schema:
 def _complete(path: str, operation: Schema, *, bodies: bool) -> None:
     """Put in what the route's code does not tell: answers and failures."""
     responses = operation["responses"]
-    responses.pop("422", None)
+    responses.pop("422", None)  # FastAPI's own
     if path in GOOD:
         description, content = GOOD[path]
         responses["200"] = {"description": description, "content": content}
@@ -242,10 +244,12 @@ SERVER: dict[str, Schema] = {
             "engine": OBJECT,
             "capabilities": OBJECT_OR_NULL,
             "event_loop_lag": {"type": "object", "additionalProperties": {"type": "number"}},
+            "text": OBJECT,
             "prefix_cache": OBJECT,
             "keys": listed(OBJECT),
             "connections": {"type": "object", "additionalProperties": OBJECT},
             "bodies": OBJECT,
+            "log": OBJECT,
         },
     ),
 }

@@ -53,7 +53,7 @@ ERRORS: dict[type[TreadleError], str] = {
     RequestTooLarge: "The request's body is over the server's limit.",
     StepFailed: "The engine could not compute this request; others go on.",
     EngineDied: "The engine was lost while the request ran, and can't go on with it. Don't repeat it unseen.",
-    Quarantined: "The request took the engine down again and again: it is refused from now on.",
+    Quarantined: "The engine died or hung whenever it ran this request: it is refused for an hour.",
     TreadleError: "A fault of the server: its log says which.",
     Busy: "No room: every slot and every place in the queue is taken, or the wait was too long.",
     EngineUnavailable: "The model is loading, or the engine is being restarted.",
