@@ -133,10 +133,10 @@ def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(folder: Path
     [
         ("spin", b"", "chat template took more than 0.3 s"),
         ("eat", b"", "tokenizer needs more memory"),
-        ("panic", b"", "tokenizer broke down on this request"),
-        ("die", str(int(signal.SIGSEGV)).encode(), "tokenizer broke down on this request"),
-        ("die", str(int(signal.SIGABRT)).encode(), "tokenizer broke down on this request"),
-        ("die", str(int(signal.SIGKILL)).encode(), "tokenizer broke down on this request"),
+        ("panic", b"", "tokenizer crashed on this request"),
+        ("die", str(int(signal.SIGSEGV)).encode(), "tokenizer crashed on this request"),
+        ("die", str(int(signal.SIGABRT)).encode(), "tokenizer crashed on this request"),
+        ("die", str(int(signal.SIGKILL)).encode(), "tokenizer crashed on this request"),
     ],
 )
 def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone(
@@ -338,7 +338,32 @@ def test_a_fork_server_that_hangs_is_killed_and_started_again(
 
     run(main)
     told = [record.getMessage() for record in caplog.records if "fork server" in record.getMessage()]
-    assert told == ["the text fork server started no worker within 1 s and was killed; starting it again (restart 1)"]
+    how = "the text fork server started no worker within 1 s and was killed"
+    effect = "new requests get 503 until it is back, running answers go on"
+    assert told == [f"{how}; starting it again in 0.0 s (restart 1); {effect}"]
+
+
+def test_while_the_fork_server_hangs_a_lost_workers_piece_goes_to_another_that_is_idle(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew_module, "REPORT_S", 0.1)
+
+    async def main() -> None:
+        async with crew_of(folder, workers=2) as crew:
+            mark = tmp_path / "go"
+            piece = asyncio.create_task(crew.run("hold", b"", str(mark).encode()))
+            await until(lambda: crew.statistics()["idle"] == 1, "it runs")
+            (busy,) = (member.pid for member in crew._members.values() if member.piece is not None)
+            pid = crew.statistics()["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            os.kill(busy, signal.SIGKILL)
+            mark.touch()
+            try:
+                await asyncio.wait_for(piece, process_module.FORK_S / 2)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+    run(main)
 
 
 def test_a_fork_server_that_hangs_right_after_its_start_ends_the_start(

@@ -324,22 +324,26 @@ class Crew:
         loop = asyncio.get_running_loop()
         piece.expiry = loop.call_later(self.max_wait_s, self._expire, piece)
         self._queue.put_back(piece.sharer, piece)
+        self._feed()
 
     def _blame(self, piece: Piece, gone: Gone | None, late: bool) -> None:
         stage = (gone.stage if gone else "") or "text work"
         if late or (gone is not None and gone.signal == signal.SIGPROF):
             how = f"took more than {piece.order.cpu_s:.1f} s of processor time on this request"
         else:
-            how = "broke down on this request"
+            how = "crashed on this request"
         self.tally.killed[stage] += 1
         self.on_killed(stage)
-        self._warn(f"{stage} {how}; its request was refused and its process replaced")
+        self._warn(
+            f"{stage} {how}, which got 400; its process was replaced; if ordinary requests do this, use another "
+            "template or model"
+        )
         self._settle(piece, InvalidRequest(f"{stage} {how}: send fewer or shorter messages"))
 
     def _warn(self, what: str) -> None:
         if self._clock() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = self._clock()
-            log.warning("%s (%d since the start)", what, sum(self.tally.killed.values()))
+            log.warning("%s (since the start: %d)", what, sum(self.tally.killed.values()))
 
     def _settle(self, piece: Piece, outcome: bytes | TreadleError) -> None:
         if piece.result.done():
@@ -421,7 +425,9 @@ class Crew:
             while deaths <= MOST_QUICK_DEATHS and not await self._restarted(deaths):
                 deaths += 1
             if deaths > MOST_QUICK_DEATHS:
-                self.reason = f"the text processes ended {MOST_QUICK_DEATHS} times in a row, and are given up"
+                self.reason = (
+                    f"the text processes ended again after {MOST_QUICK_DEATHS} restarts in a row, and are given up"
+                )
                 self._away = EngineUnavailable(self.reason)
                 self._failure.set()
                 return
@@ -433,7 +439,10 @@ class Crew:
         self.reason = "the text processes ended and are started again"
         self._away = EngineUnavailable(self.reason, retry_after_s=max(1.0, backoff_s + self._load_s))
         how = "ended" if self._server is None else self._server.ending
-        log.warning("the text fork server %s; starting it again (restart %d)", how, self.tally.restarts)
+        again = f"starting it again in {backoff_s:.1f} s (restart {self.tally.restarts})"
+        log.warning(
+            "the text fork server %s; %s; new requests get 503 until it is back, running answers go on", how, again
+        )
         for member in list(self._members.values()):
             if not member.gone.done():
                 member.gone.set_result(Gone(member.number, signal.SIGKILL, ""))

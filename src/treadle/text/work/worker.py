@@ -60,7 +60,7 @@ class Worker:
         except Exception as error:
             return self._failed(f"failed on this request ({_line(error)})", ModelError), b""
         except BaseException:  # a panic of a native library: its words help nobody
-            return self._failed("broke down on this request", InvalidRequest), b""
+            return self._failed("crashed on this request", InvalidRequest), b""
         finally:
             limits.bound_cpu(0.0)
             self._enter(IDLE)
