@@ -341,6 +341,7 @@ class Server:
 
     async def _run(self, shutdown: asyncio.Event) -> int:
         from .fronts.callers import Doorkeeper
+        from .fronts.text import ServerHealth
         from .fronts.web.app import create_app, model_names
         from .fronts.web.serving import WebServer
         from .telemetry import Telemetry
@@ -354,7 +355,7 @@ class Server:
         spare = Spare()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics], spare)
         texts = Texts(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), telemetry.metrics)
-        telemetry.metrics.watch(engine)
+        telemetry.metrics.watch(ServerHealth(engine, texts))
         door.tell(engine.gate.refuse)
         telemetry.metrics.watch_keys(door)
         connections = self._connections(engine, telemetry)

@@ -138,8 +138,8 @@ def test_a_scrape_shows_the_engines_state_as_it_is_then() -> None:
     assert b"treadle_engine_state" in metrics.render()
 
 
-def test_every_state_of_the_engine_is_shown_and_no_other() -> None:
-    assert sorted(STATES) == sorted({*(state.value for state in EngineState), "draining"})
+def test_every_state_of_the_server_is_shown_and_no_other() -> None:
+    assert sorted(STATES) == sorted({*(state.value for state in EngineState), "draining", "blocked"})
 
 
 def test_the_text_says_what_prometheus_own_writer_says() -> None:

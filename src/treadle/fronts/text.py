@@ -52,6 +52,17 @@ def health_of(engine: EngineClient, texts: Texts) -> Health:
     return health
 
 
+class ServerHealth:
+    """`health_of` a server, for metrics."""
+
+    def __init__(self, engine: EngineClient, texts: Texts) -> None:
+        self._engine = engine
+        self._texts = texts
+
+    def health(self) -> Health:
+        return health_of(self._engine, self._texts)
+
+
 def unready_error(health: Health) -> EngineUnavailable:
     """The error with which a server in this state refuses requests."""
     reason = health.reason or f"the engine is {health.state}"

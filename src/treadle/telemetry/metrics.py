@@ -22,7 +22,7 @@ SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
 LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 DEATHS = ("crash", "hang", "killed")
-STATES = ("starting", "ready", "restarting", "draining", "stopping", "stopped", "failed")
+STATES = ("starting", "ready", "restarting", "draining", "stopping", "stopped", "failed", "blocked")
 
 
 class HealthLike(Protocol):
@@ -37,7 +37,7 @@ class HealthLike(Protocol):
 
 
 class HealthSource(Protocol):
-    """Anything that knows how the engine is, cheaply: the engine client."""
+    """Anything that knows how the server is, cheaply."""
 
     def health(self) -> HealthLike: ...
 
@@ -234,7 +234,7 @@ class Metrics:
         self._lag.observe(lag_s)
 
     def watch(self, source: HealthSource) -> None:
-        """Show the engine's live, ready and state at every scrape."""
+        """Show the server's live, ready and state at every scrape."""
         self.registry.register(_HealthCollector(source))
 
     def watch_keys(self, source: KeySource) -> None:
@@ -307,7 +307,7 @@ class _HealthCollector(Collector):
         health = self._source.health()
         yield GaugeMetricFamily("treadle_live", "1 while the process can serve", value=float(health.live))
         yield GaugeMetricFamily("treadle_ready", "1 while new requests are taken", value=float(health.ready))
-        state = GaugeMetricFamily("treadle_engine_state", "1 for the state the engine is in", labels=["state"])
+        state = GaugeMetricFamily("treadle_engine_state", "1 for the state the server is in", labels=["state"])
         for name in dict.fromkeys((*STATES, health.state)):
             state.add_metric([name], float(name == health.state))
         yield state

@@ -16,6 +16,7 @@ from treadle.core.messages import Submit
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
+from treadle.fronts.text import ServerHealth
 from treadle.fronts.web.app import create_app
 from treadle.telemetry import Telemetry
 
@@ -92,7 +93,7 @@ async def front(
     telemetry = Telemetry()
     engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s), observers=[telemetry.metrics])
     texts = BytesTexts(bytes_text(context, default_sampling))
-    telemetry.metrics.watch(engine)
+    telemetry.metrics.watch(ServerHealth(engine, texts))
     app = create_app(engine, texts, Settings(**{"served_model_name": "m", **settings}), telemetry)
     await engine.start()
     try:

@@ -42,6 +42,10 @@ async def test_health_is_not_ready_before_the_tokenizer_is_loaded() -> None:
         assert (await f.get("/health/live")).status == 200
         status = (await f.get("/v1/status")).json
         assert (status["ready"], status["state"]) == (False, "starting")
+        metrics = (await f.get("/metrics")).body.decode()
+        assert "treadle_ready 0.0" in metrics
+        assert 'treadle_engine_state{state="starting"} 1.0' in metrics
+        assert 'treadle_engine_state{state="blocked"} 0.0' in metrics
 
 
 @in_loop
