@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
@@ -188,3 +190,22 @@ async def test_a_body_for_which_there_is_no_memory_is_among_the_refusals() -> No
     with pytest.raises(Busy):
         budget.take("alice", 11)
     assert told == [Refusal.BODY_BYTES]
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+@in_loop
+async def test_each_metric_and_each_field_of_the_status_is_in_the_documents() -> None:
+    """And no metric is there that the server does not have."""
+    named = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
+    async with front() as f:
+        await f.chat()
+        status = (await f.get("/v1/status")).json
+        families = re.findall(r"^# TYPE (\w+)", (await f.get("/metrics")).body.decode(), re.MULTILINE)
+    fields = {name for part in ("admission", "engine", "bodies", "log") for name in status[part]}
+    assert {*status, *fields, *families} <= named
+    elsewhere = ("treadle_key_", "treadle_connections", "treadle_grpc_calls")  # with keys, in a whole server
+    assert {name for name in named - set(families) if name.startswith("treadle_")} == {
+        name for name in named if name.startswith(elsewhere)
+    }
