@@ -77,6 +77,14 @@ def test_a_clients_storm_of_refusals_is_two_lines(log: pytest.LogCaptureFixture)
     assert told(log)[1:] == [("refused", {"status": 503, "error": BUSY, "refused": 812, "in_s": 10.0})]
 
 
+def test_each_request_that_had_run_has_its_line(log: pytest.LogCaptureFixture) -> None:
+    """Those that a shutdown ends with a 503 are no refusals."""
+    lines = AccessLines()
+    for _ in range(3):
+        lines.write(refused(error="server_stopping", public_id="cmpl-1", rows=1, completion_tokens=7, wait_s=0.0), 12.0)
+    assert [fields["completion_tokens"] for _, fields in told(log)] == [7, 7, 7]
+
+
 def test_a_storm_that_lasts_is_a_line_each_window_and_one_that_is_over_is_forgotten(
     log: pytest.LogCaptureFixture,
 ) -> None:

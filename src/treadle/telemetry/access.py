@@ -99,7 +99,8 @@ class AccessLines:
         refusal at DEBUG."""
         failed = record.status >= 400 and not record.probe
         level = logging.INFO if record.method in ("POST", GRPC) or failed else logging.DEBUG
-        if record.status in REFUSED and failed and self._is_repeat(record, now):
+        refused = record.status in REFUSED and failed and record.wait_s is None  # not: it ran, and was cut off
+        if refused and self._is_repeat(record, now):
             level = logging.DEBUG
         if log.isEnabledFor(level):
             self._log(level, "request", record.fields(now), record.client)
