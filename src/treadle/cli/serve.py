@@ -149,7 +149,7 @@ class Announcer:
 
     def draining(self, running: int, drain_s: float) -> None:
         self.close()
-        self._print(f"Shutting down: {running} running, up to {drain_s:g} s (again to end at once)")
+        self._print(f"Shutting down: {running} sequences to finish, up to {drain_s:g} s (again to end at once)")
 
     def stopped(self) -> None:
         self._print("Stopped")
