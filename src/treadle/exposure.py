@@ -50,8 +50,8 @@ def check(settings: Settings) -> None:
         _check_grpc(settings)
 
 
-def check_open(host: str, *, has_key: bool, no_auth: bool) -> None:
-    """The rule for an HTTP server at `host`. Raises ConfigError."""
+def check_open(host: str, *, has_key: bool, no_auth: bool, keys_file: bool = True) -> None:
+    """The rule for an HTTP server at `host`; `keys_file`: its keys may be in a file. Raises ConfigError."""
     if has_key and no_auth:
         raise ConfigError(
             "--no-auth and an API key contradict each other: leave one out (--api-key, --api-keys, or "
@@ -62,9 +62,10 @@ def check_open(host: str, *, has_key: bool, no_auth: bool) -> None:
     if local and no_auth:
         raise ConfigError(f"--no-auth does nothing on {host}, where no key is needed: leave it out", param="no_auth")
     if not (local or has_key or no_auth):
+        ways = "--api-key, or --api-keys" if keys_file else "--api-key"
         raise ConfigError(
-            f"--host {host} opens the server to the network without a key: set TREADLE_API_KEY (or --api-key, or "
-            "--api-keys), or give --no-auth to let everyone in",
+            f"--host {host} opens the server to the network without a key: set TREADLE_API_KEY (or {ways}), or give "
+            "--no-auth to let everyone in",
             param="host",
         )
 

@@ -123,6 +123,7 @@ def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", "--api-key", "schlüssel"], ": --api-key (or TREADLE_API_KEY) must be 1 to 512 visible ASCII"),
         (["serve", "--api-keys", "/no/keys.toml"], ": --api-keys (or TREADLE_API_KEYS) /no/keys.toml does not exist"),
         (["serve", ""], ": MODEL is empty: give a folder"),
+        (["fleet", "--host", "0.0.0.0"], "set TREADLE_API_KEY (or --api-key), or give --no-auth"),
         (["fleet", "--port", "99999"], ": --port 99999: give 1 to 65535"),
         (["fleet", "--drain", "-1"], ": --drain -1: give 0 or more seconds"),
         (["doctor", "--threads"], "requires an argument"),
