@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -205,3 +206,59 @@ def test_a_fleet_whose_workers_want_another_key_says_so_and_ends(tiny: Tiny, tmp
     )
     assert ended.returncode == 1
     assert "worker 1 asks for an API key that the fleet does not have: set TREADLE_API_KEY" in ended.stderr
+
+
+POISON = 77
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_poison_counts_against_its_keys_limits(start: Start, tiny: Tiny, tmp_path: Path, wire: str) -> None:
+    """It ran, though the engine died before it said so: else its key could take the engine down without an end."""
+    path = tmp_path / "keys.toml"
+    mallory = keys(path, "add", "mallory", "--requests-per-minute", "1")
+    boss = {"x-api-key": keys(path, "add", "boss", "--scope", "admin")}
+    server = start(
+        *(tiny("llama"), "--api-keys", str(path), "--grpc-port", "0", "--grpc-auth"),
+        module="tests.support.poison",
+        env={"TREADLE_API_KEY": "", "TREADLE_TEST_POISON": json.dumps({"token": POISON})},
+    )
+
+    def ready() -> bool:
+        return server.http.get(f"{server.url}/health/ready", headers=boss).is_success
+
+    def send(last: int) -> str:
+        return _complete(server, [5, POISON, last], mallory) if wire == "http" else _generate(server, last, mallory)
+
+    until("ready", ready, 60)
+    assert send(6) == "request_quarantined"
+    until("ready again", ready, 60)
+    assert send(7) == "rate_limit_exceeded"
+    usage = {
+        entry["key"]: entry["requests"]
+        for entry in server.http.get(f"{server.url}/v1/status", headers=boss).json()["keys"]
+    }
+    assert usage == {"mallory": 1, "boss": 0}
+
+
+def _complete(server: Serve, prompt: list[int], key: str) -> str:
+    """The code of the error that it ends with."""
+    body = {"prompt": prompt, "max_tokens": 4}
+    answer = server.http.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": key})
+    code: str = answer.json()["error"]["code"]
+    return code
+
+
+def _generate(server: Serve, last: int, key: str) -> str:
+    """The same over gRPC."""
+    request = vllm_engine_pb2.GenerateRequest(
+        request_id=f"r{last}",
+        tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[5, POISON, last]),
+        sampling_params=vllm_engine_pb2.SamplingParams(max_tokens=4),
+    )
+    address = grpc_url(server).rpartition("/")[2]
+    with grpc.insecure_channel(address) as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        answers = stub.Generate(request, metadata=(("x-api-key", key),), timeout=60)
+        with pytest.raises(grpc.RpcError) as raised:
+            list(answers)
+    return str(dict(raised.value.trailing_metadata())["treadle-error"])

@@ -97,7 +97,7 @@ class Account:
     def serve(self, record: RequestRecord, *, rows: int, tokens: int, clock: Any) -> Iterator[None]:
         """Charge a request for as long as the block runs: one request and about `tokens` for its prompt at the
         beginning, the rest of what it used at the end. Where the block raises that the server turned it away, and no
-        sequence of it ran, it has used nothing. Raises like `check`."""
+        sequence of it ran (`record.ran`), it has used nothing. Raises like `check`."""
         now = clock()
         self.check(now, rows)
         self._running += rows
@@ -107,7 +107,7 @@ class Account:
         try:
             yield
         except TURNED_AWAY:
-            served = int(record.wait_s is not None or record.completion_tokens > 0)
+            served = int(record.ran)
             raise
         finally:
             used = served * (record.prompt_tokens + record.completion_tokens)

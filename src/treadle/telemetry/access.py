@@ -47,6 +47,7 @@ class RequestRecord:
     ttft_s: float | None = None
     error: str = ""
     key: str = ""  # the API key's name
+    ran: bool = False  # a sequence of it ran, or may have run when the engine died
 
     @property
     def probe(self) -> bool:

@@ -206,7 +206,10 @@ class _Run:
             raise RequestCancelled("the request was aborted")
         generations = self.reservation.submit(requests)
         self.call.hold(self.reservation)
-        await generations[0].admitted()
+        try:
+            await generations[0].admitted()
+        finally:
+            self.record.ran = any(generation.runs for generation in generations)
         self.record.wait_s = generations[0].wait_s
         return generations
 

@@ -200,7 +200,10 @@ class _Run:
         generations = self.reservation.submit(requests)
         stops = StopSet(self.checked.stop)
         rows = [Row(generation, self._text(stops)) for generation in generations]
-        await generations[0].admitted()
+        try:
+            await generations[0].admitted()
+        finally:
+            self.record.ran = any(generation.runs for generation in generations)
         self.record.wait_s = generations[0].wait_s
         return rows
 
