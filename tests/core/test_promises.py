@@ -211,6 +211,17 @@ def test_a_place_that_nobody_claims_goes_back_to_the_line() -> None:
     assert it.statistics()["promises"] == {"open": 0, "kept": 0, "lapsed": 1}
 
 
+def test_tickets_that_nobody_claims_count_as_lapsed_though_nobody_comes_any_more() -> None:
+    it = gate(running=1, waiting=0)
+    full(it)
+    for client in range(1, 100):
+        refused(it, 0.0, Arrival(fingerprint=client))
+    assert it.statistics(1.0)["promises"] == {"open": 99, "kept": 0, "lapsed": 0}
+    assert it.statistics(1000.0)["promises"] == {"open": 0, "kept": 0, "lapsed": 99}
+    refused(it, 1000.0, Arrival(fingerprint=100))
+    assert it.statistics(1000.0)["promises"] == {"open": 1, "kept": 0, "lapsed": 99}
+
+
 def test_who_comes_when_told_may_wait_for_longer_and_beside_those_without_a_promise() -> None:
     it = gate(running=1, waiting=1, by_forecast=True)
     first = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)

@@ -269,9 +269,8 @@ class Gate:
     def tokens(self) -> int:
         return self._places.tokens
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self, now: float = 0.0) -> dict[str, Any]:
         """Plain values: limits, what is taken, and every outcome since the start, rows counted one by one."""
-        line = self._line
         return {
             "capacity": self.limits.running,
             "max_waiting": self.limits.waiting,
@@ -280,6 +279,6 @@ class Gate:
             "rows": self.rows,
             "sharers": len(self._shares),
             "tokens_reserved": self.tokens,
-            "promises": {"open": len(line), "kept": line.kept, "lapsed": line.lapsed},
+            "promises": self._line.statistics(now),
             **self._books.statistics(),
         }

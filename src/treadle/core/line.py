@@ -229,6 +229,13 @@ class Line:
         for tickets in lapsed.values():
             self._lapse(tickets)
 
+    def statistics(self, now: float) -> dict[str, int]:
+        """Tickets that hold a place, and what became of the others. Those whose time is over count as lapsed, also
+        before `sweep` gets to them."""
+        ended = self._ends[: bisect_right(self._ends, (now, NEWCOMER))]
+        over = sum(ticket.in_line for *_, ticket in ended)
+        return {"open": len(self) - over, "kept": self.kept, "lapsed": self.lapsed + over}
+
     def _lapse(self, tickets: list[Ticket]) -> None:
         """Tickets of one sharer were not claimed."""
         self._leave_line(tickets, 0.0)

@@ -27,7 +27,7 @@ def status_of(client: EngineClient, generations: Sequence[Generation]) -> dict[s
         "reason": health.reason,
         "path": path,
         "admission": {
-            **client.gate.statistics(),
+            **client.gate.statistics(now),
             "running": len(generations) - len(waits),
             "waiting": len(waits),
             "oldest_wait_s": round(max(waits, default=0.0), 6),
