@@ -1,4 +1,4 @@
-"""Other programs that this one starts: a port for them, their last words, and their end."""
+"""Other programs that this one starts: a port for them, their last words, whether they stand still, and their end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+from pathlib import Path
 
 LAST_LINES = 4
 LAST_CHARS = 600
@@ -25,6 +26,15 @@ def last_words(said: str) -> str:
     """The end of what a program printed, in one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return " | ".join(lines[-LAST_LINES:])[-LAST_CHARS:]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger. False where there is no /proc to tell it (macOS)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return fields.rpartition(")")[2].split()[0] in "Tt"
 
 
 async def ended_within(process: subprocess.Popen[bytes], grace_s: float) -> None:

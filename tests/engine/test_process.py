@@ -30,10 +30,11 @@ from treadle.engine.child import Channel, settling, transmit
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.outbox import Outbox
 from treadle.engine.patience import Patience
-from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments, is_stopped
+from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
 from treadle.engine.roster import allocate
 from treadle.engine.wire import HEADER, frame, from_owner
 from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
+from treadle.processes import is_stopped
 
 WAIT_S = 30.0  # a child imports its world on a busy core
 REQUEST = Submit(id="", prompt=(1, 2), max_tokens=8)

@@ -186,6 +186,25 @@ def test_a_worker_that_stands_still_is_replaced(folder: Path, tmp_path: Path, mo
     run(main)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc tells that a process is stopped")
+def test_a_worker_that_was_stopped_from_outside_costs_no_answer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP, a debugger: its piece is no more to blame than with SIGKILL."""
+    monkeypatch.setattr(crew_module, "LEAST_ELAPSED_S", 1.0)
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            (stopped,) = crew.statistics()["worker_pids"]
+            os.kill(stopped, signal.SIGSTOP)
+            assert await crew.run("echo", b"x") == b"x"
+            assert crew.statistics()["worker_pids"] != [stopped]
+            assert not crew.tally.killed
+            await until(lambda: not alive(stopped), "it ends")
+
+    run(main)
+
+
 def test_a_worker_that_keeps_much_memory_is_replaced_by_a_small_one(folder: Path) -> None:
     async def main() -> None:
         async with crew_of(folder) as crew:

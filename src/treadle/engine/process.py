@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from .. import streams
 from ..core.messages import ToOwner
 from ..descriptors import Spare
 from ..environment import without_secrets
+from ..processes import is_stopped
 from .handle import OnExit, OnMessage
 from .roster import Roster, allocate, shared
 from .wire import HEADER, frame, from_owner
@@ -157,15 +157,6 @@ def frame_of_arguments(arguments: Any) -> bytes:
     """The first frame: plain values, as they are."""
     body = msgspec.msgpack.encode(arguments)
     return HEADER.pack(len(body)) + body
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger. False where there is no /proc to tell it (macOS)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return fields.rpartition(")")[2].split()[0] in "Tt"
 
 
 def describe_exit(code: int) -> str:

@@ -29,6 +29,7 @@ from ...errors import (
     TreadleError,
     from_code,
 )
+from ...processes import is_stopped
 from ..table import unpack
 from ..view import TextView
 from .messages import Done, Failed, Gone, Load, Order, Speeds, from_worker
@@ -277,12 +278,13 @@ class Crew:
         began = self._clock()
         piece.attempts += 1
         try:
-            async with asyncio.timeout(max(LEAST_ELAPSED_S, ELAPSED_SLACK * piece.order.cpu_s)):
+            async with asyncio.timeout(_elapsed_bound_s(piece)):
                 await member.channel.write(piece.order, piece.payload)
                 message, payload = await member.channel.read(from_worker)
         except TimeoutError:
+            late = not is_stopped(member.pid)  # by a signal from outside
             self._kill(member)
-            await self._lost(member, piece, late=True)
+            await self._lost(member, piece, late=late)
             return
         except (EOFError, OSError, msgspec.MsgspecError):
             self._kill(member)
@@ -328,7 +330,9 @@ class Crew:
 
     def _blame(self, piece: Piece, gone: Gone | None, late: bool) -> None:
         stage = (gone.stage if gone else "") or "text work"
-        if late or (gone is not None and gone.signal == signal.SIGPROF):
+        if late:
+            how = f"took more than {_elapsed_bound_s(piece):.1f} s on this request"
+        elif gone is not None and gone.signal == signal.SIGPROF:
             how = f"took more than {piece.order.cpu_s:.1f} s of processor time on this request"
         else:
             how = "crashed on this request"
@@ -513,3 +517,7 @@ def _error_of(message: Failed) -> TreadleError:
     error = from_code(message.code, message.message)
     error.param = message.param
     return error
+
+
+def _elapsed_bound_s(piece: Piece) -> float:
+    return max(LEAST_ELAPSED_S, ELAPSED_SLACK * piece.order.cpu_s)
