@@ -13,7 +13,7 @@ from treadle.core.gate import Gate, GateLimits
 from treadle.core.line import Arrival
 from treadle.core.places import LONGEST_PROMISE_S, SPREAD
 from treadle.core.refusals import Refusal
-from treadle.errors import Busy, EngineUnavailable
+from treadle.errors import Busy, EngineUnavailable, TreadleError
 
 SDK_ATTEMPTS = 3  # of the official SDKs at their defaults: one, and two retries
 
@@ -220,6 +220,29 @@ def test_tickets_that_nobody_claims_count_as_lapsed_though_nobody_comes_any_more
     assert it.statistics(1000.0)["promises"] == {"open": 0, "kept": 0, "lapsed": 99}
     refused(it, 1000.0, Arrival(fingerprint=100))
     assert it.statistics(1000.0)["promises"] == {"open": 1, "kept": 0, "lapsed": 99}
+
+
+def test_a_claimed_ticket_gives_its_order_to_nobody_else() -> None:
+    """A visit is displaced while its prompt is tokenized, and an alike request claims its ticket before its client
+    hears of it. Both are refused while the engine is away, and due at once when it is back."""
+    it = gate(running=1, waiting=2, tokens=100)
+    running = it.enter(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True, arrival=Arrival("c"))
+    it.started(running, 0.0, 0.0)
+    it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 1))
+    displaced = it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 2))
+    told: list[TreadleError] = []
+    displaced.give_way = told.append
+    it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("b"))
+    assert len(told) == 1
+    it.leave(running, "stop", 1.0)
+    other = it.enter(rows=1, tokens=1, now=5.0, arrival=Arrival("a", 2))
+    assert other.arrival.order == displaced.arrival.order
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 1.0, now=6.0)
+    with pytest.raises(Busy, match="tokens"):
+        it.correct(displaced, tokens=100, now=7.0)
+    it.postpone(other, Refusal.WAIT_OVER, 7.0)
+    it.open_(it.limits, 60.0)
+    assert it.statistics(60.0)["promises"]["open"] == 2
 
 
 def test_who_comes_when_told_may_wait_for_longer_and_beside_those_without_a_promise() -> None:

@@ -154,7 +154,7 @@ class Line:
     def _issue(self, arrival: Arrival, now: float) -> Ticket | None:
         if len(self._tickets) >= MOST_TICKETS and not self._make_room(arrival.sharer):
             return None
-        if arrival.order == NEWCOMER:
+        if arrival.order == NEWCOMER or arrival.ticket is not None:  # another request claimed its ticket, and the order
             arrival.order = self._next_order()
         if arrival.since is None:
             arrival.since = now
