@@ -9,6 +9,7 @@ import statistics
 import pytest
 
 from tests.core.crowd import Client, Crowd
+from treadle.core import line as line_module
 from treadle.core.gate import Gate, GateLimits
 from treadle.core.line import Arrival
 from treadle.core.places import LONGEST_PROMISE_S, SPREAD
@@ -243,6 +244,27 @@ def test_a_claimed_ticket_gives_its_order_to_nobody_else() -> None:
     it.postpone(other, Refusal.WAIT_OVER, 7.0)
     it.open_(it.limits, 60.0)
     assert it.statistics(60.0)["promises"]["open"] == 2
+
+
+def test_who_displaces_another_may_lose_its_own_ticket_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is full, and the ticket of who comes late is the first that gives way."""
+    monkeypatch.setattr(line_module, "MOST_TICKETS", 1)
+    it = gate(running=1, waiting=1)
+    running = it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 1))
+    it.started(running, 0.0, 0.0)
+    waiting = it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 2))
+    told: list[TreadleError] = []
+    waiting.give_way = told.append
+    it.close(EngineUnavailable("restarting"), back_s=lambda: 1.0, now=1.0)
+    with pytest.raises(EngineUnavailable) as away:
+        it.enter(rows=1, tokens=1, now=1.0, arrival=Arrival("b", 3))
+    it.open_(it.limits, 2.0)
+    it.check_room(30.0, Arrival("c"))  # its time is over by now
+    visit = it.enter(rows=1, tokens=1, now=30.0, arrival=Arrival("b", 3, ticket_id=away.value.ticket))
+    assert len(told) == 1
+    for each in (running, waiting, visit):
+        it.leave(each, "stop", 31.0)
+    assert it.rows == it.tokens == 0
 
 
 def test_who_comes_when_told_may_wait_for_longer_and_beside_those_without_a_promise() -> None:

@@ -105,11 +105,11 @@ class Line:
 
     def admit(self, arrival: Arrival, now: float) -> None:
         """`arrival` is inside: its ticket is used up."""
-        if arrival.ticket is not None:
-            self._claim(arrival.ticket)
-            self.kept += now <= arrival.ticket.until
-            self._forget(arrival.ticket)
-            arrival.ticket = None
+        ticket, arrival.ticket = arrival.ticket, None
+        if ticket is not None and ticket.id in self._tickets:  # else the one of who was displaced for it took its room
+            self._claim(ticket)
+            self.kept += now <= ticket.until
+            self._forget(ticket)
         if arrival.order == NEWCOMER:
             arrival.order = self._next_order()
 
