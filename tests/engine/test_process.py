@@ -211,17 +211,18 @@ async def one(client: EngineClient, request: Submit, sharer: str = "") -> list[i
         return [token async for delta in generation for token in delta.tokens]
 
 
-async def end_of_a_poison_in_a_crowd(client: EngineClient) -> Any:
+async def end_of_a_poison_in_a_crowd(client: EngineClient, tokens: int = 30) -> Any:
     """The poison's tokens, or its error; the innocents beside it get what they would have got."""
+    innocents = [msgspec.structs.replace(request, max_tokens=tokens) for request in INNOCENTS]
     client.admission = Admission(8, 8, 30.0)
     await start(client)
     async with asyncio.timeout(2 * WAIT_S):
-        crowd = [asyncio.create_task(one(client, request)) for request in INNOCENTS]
+        crowd = [asyncio.create_task(one(client, request)) for request in innocents]
         await settle()
         foe = asyncio.create_task(one(client, POISON))
         answers = await asyncio.gather(*crowd)
         (end,) = await asyncio.gather(foe, return_exceptions=True)
-    assert answers == [[plain(request, i) for i in range(30)] for request in INNOCENTS]
+    assert answers == [[plain(request, i) for i in range(tokens)] for request in innocents]
     return end
 
 
@@ -276,9 +277,9 @@ async def test_a_poison_takes_two_deaths_whoever_waits_beside_it(poison):
 
 @in_loop
 async def test_a_poison_that_acts_beside_others_alone_is_found_or_ends_alone():
-    """D4: either way nobody else pays for it with more than a pause."""
-    async with engine(max_running=8, poison={"token": 66, "beside": True}) as client:
-        end = await end_of_a_poison_in_a_crowd(client)
+    """D4: either way nobody else pays for it with more than a pause. The others are long, so that it meets them."""
+    async with engine(max_running=8, poison={"token": 66, "beside": True}, can={"context": 100_000}) as client:
+        end = await end_of_a_poison_in_a_crowd(client, tokens=2000)
         assert isinstance(end, Quarantined) or end == [plain(POISON, i) for i in range(40)]
         assert 1 <= client.supervisor.deaths.total <= 4
 
