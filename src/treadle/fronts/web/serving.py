@@ -23,6 +23,7 @@ class WebServer:
     def __init__(self, app: Any, *, stall_s: float = 30.0, connections: Connections | None = None) -> None:
         """`connections` counts and limits the clients; without it there is no limit."""
         logging.getLogger("asyncio").addFilter(_is_of_use)
+        logging.getLogger("uvicorn.error").addFilter(_is_a_fault)
         config = uvicorn.Config(
             app,
             http=type("Protocol", (GuardedProtocol,), {"stall_s": stall_s}),
@@ -60,6 +61,13 @@ def _is_of_use(record: logging.LogRecord) -> bool:
     """Not the line that asyncio writes for each write to a connection whose client has just left. Looking before each
     write would cost every token."""
     return record.msg != "socket.send() raised exception."
+
+
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """Not what uvicorn says of requests that it cuts off at the end of the grace, one traceback each: their lines in
+    the access log say so."""
+    cut = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not cut and "graceful shutdown exceeded" not in record.msg
 
 
 class _Uvicorn(uvicorn.Server):
