@@ -123,9 +123,10 @@ class Attack:
         return None
 
     async def poison(self) -> None:
-        """A request that kills whatever computes it."""
+        """A request that kills whatever computes it: another one each time, as it is refused from then on."""
         began = time.monotonic()
-        body = {"prompt": list(KILLS), "max_tokens": 4}
+        number = len(self.windows)
+        body = {"prompt": [*KILLS, 10 + number % 100, 10 + number // 100], "max_tokens": 4}
         status, answer = await self.server.door.post("/v1/completions", body, RESTARTS_AT_MOST_S)
         if status == 503:
             return  # it never ran
@@ -133,6 +134,13 @@ class Attack:
         if wanted not in answer.decode():
             self.wrong(f"poison: answered {status} {answer[:200]!r}, wanted {wanted}")
         await self.recovers("poison", began, RESTARTS_AT_MOST_S)
+        if self.survives_death:
+            await self.unharmed("poison, sent again", lambda: self.refused_for_ever(body))
+
+    async def refused_for_ever(self, body: Mapping[str, object]) -> None:
+        status, answer = await self.server.door.post("/v1/completions", body, RESTARTS_AT_MOST_S)
+        if status != 503 and REFUSED_FOR_EVER not in answer.decode():
+            self.wrong(f"poison, sent again: answered {status} {answer[:200]!r}, wanted {REFUSED_FOR_EVER}")
 
     # What must not cost anybody anything ---------------------------------------------------------------------------
 
