@@ -1,4 +1,4 @@
-"""What MLX says of this machine, asked in a short-lived child: MLX may crash or hang there, and the doctor lives on.
+"""Facts about this machine from MLX, asked in a short-lived child: where MLX crashes or hangs, the doctor lives on.
 
     python -m treadle.cli.probe QUESTION
 

@@ -1,4 +1,4 @@
-"""What `/v1/status` shows of the engine (D3), as plain values, without asking the engine: it may hang."""
+"""The engine's part of `/v1/status` (D3) as plain values, without asking the engine: it may hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet runs: the command lines of its workers and of the gateway, and who gets which cores or GPU."""
+"""Plan of a fleet: the command lines of its workers and of the gateway, and the cores or GPU that each gets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whose share a request counts against, and what it is recognised by when its client comes back: in one place for HTTP
-and gRPC.
+"""The sharer that a request counts against, and the marks by which it is recognised when its client comes back, for
+HTTP and gRPC.
 
 A sharer is an API key where the server asks for keys, else the peer's address: all of this machine are one, and so are
 the addresses of one /64 network of IPv6, of which any client may have as many as it likes. A client that was refused

@@ -1,4 +1,4 @@
-"""What a freshly loaded model does with rows, found out by running it once: logits, cache sizes, batching."""
+"""Probe of a freshly loaded model: runs it once to learn its logits, cache sizes and batching."""
 
 from __future__ import annotations
 

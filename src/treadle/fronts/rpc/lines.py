@@ -1,4 +1,4 @@
-"""What grpc.aio itself logs: at most a line each TELL_EVERY_S, and never the value of a client's metadata.
+"""Filter of grpc.aio's own log: at most a line each TELL_EVERY_S, and never the value of a client's metadata.
 
 It writes a line with a traceback for each value that is not UTF-8, keys among them, and for some calls whose client
 leaves: as many as clients like.

@@ -1,5 +1,5 @@
-"""What the server says of itself: health, status, metrics and the models it serves. None of it asks the engine. And
-the one order that it takes: to drop the cached prompts."""
+"""Routes about the server: health, status, metrics and the models it serves, none of which asks the engine; and the
+order to drop the cached prompts."""
 
 from __future__ import annotations
 
