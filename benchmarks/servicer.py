@@ -21,10 +21,15 @@ from pathlib import Path
 PROGRAMS = Path(__file__).resolve().parent.parent / ".peers" / "smg-servicer" / "bin"
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def free_ports(besides: int) -> tuple[int, int]:
+    """Two different ports that nobody listens on now."""
+    with socket.socket() as one, socket.socket() as other, socket.socket() as spare:
+        ports = []
+        for sock in (one, other, spare):
+            sock.bind(("127.0.0.1", 0))
+            ports.append(int(sock.getsockname()[1]))
+    first, second, *_ = (port for port in ports if port != besides)
+    return first, second
 
 
 def answers(port: int) -> bool:
@@ -40,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     if not (PROGRAMS / "smg").is_file():
         sys.exit("the servicer is not installed: python benchmarks/peers.py install smg-servicer")
-    grpc = free_port()
+    grpc, metrics = free_ports(besides=options.port)
     members: list[subprocess.Popen[bytes]] = []
 
     def stop(*_: object) -> None:
@@ -57,7 +62,7 @@ def main() -> None:
             sys.exit(f"the worker ended with {members[0].returncode}")
         time.sleep(0.2)
     gateway = [PROGRAMS / "smg", "launch", "--host", "127.0.0.1", "--port", str(options.port)]
-    gateway += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    gateway += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
     members.append(subprocess.Popen([*gateway, "--worker-urls", f"grpc://127.0.0.1:{grpc}"]))
     while all(member.poll() is None for member in members):
         time.sleep(0.2)

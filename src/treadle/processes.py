@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 LAST_LINES = 4
@@ -17,9 +18,19 @@ LOOK_S = 0.05
 
 def free_port() -> int:
     """A port of this host that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
+    """`count` different ports of this host that nobody listens on now, none of them among `besides`."""
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < count:
+            sock = held.enter_context(socket.socket())
+            sock.bind(("127.0.0.1", 0))
+            if (port := int(sock.getsockname()[1])) not in besides:
+                ports.append(port)
+        return ports
 
 
 def last_words(said: str) -> str:

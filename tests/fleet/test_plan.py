@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from treadle import processes
 from treadle.errors import ConfigError
 from treadle.fleet import plan as plans
 from treadle.fleet.plan import FleetPlan, Share, gateway_of, lacks_gateway, shares, workers_of
@@ -71,6 +73,21 @@ def test_every_worker_has_ports_of_its_own_and_the_gateway_knows_them() -> None:
     assert gateway[-2:] == [worker.grpc for worker in workers]
     assert gateway[gateway.index("--log-level") + 1] == "warn"
     assert gateway[gateway.index("--policy") + 1] == "round_robin"
+
+
+def test_no_port_is_given_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that nobody listens on yet, the gateway's own among them, is one that the system may name."""
+
+    class Names(socket.socket):
+        def getsockname(self) -> tuple[str, int]:
+            return "127.0.0.1", next(named)
+
+    named = iter(range(8000, 8100))
+    monkeypatch.setattr(processes.socket, "socket", Names)
+    given = plan(port=8001)
+    assert given.ports == [8000, 8002, 8003, 8004, 8005]
+    command = gateway_of(given, workers_of(given))._command
+    assert command[command.index("--prometheus-port") + 1] == "8005"
 
 
 def test_the_gateway_and_the_workers_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

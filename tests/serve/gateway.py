@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from tests.serve.server import START_S, Serve, until
-from treadle.processes import free_port
+from treadle.processes import free_ports
 
 SMG = Path(sys.executable).with_name("smg")
 GRPC = re.compile(r"(grpc://\S+)")
@@ -30,12 +30,12 @@ class Gateway:
     """Use as a context manager: the gateway has ended at its end."""
 
     def __init__(self, log: Path, *workers: str, options: tuple[str, ...] = ()) -> None:
-        port = free_port()
+        port, metrics_port = free_ports(2)
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(timeout=60, trust_env=False, base_url=self.url)
         self._log = log
         command = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
         command += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"]
         command += ["--health-failure-threshold", "1", "--health-success-threshold", "1", *options]
         with log.open("wb") as out:

@@ -17,7 +17,7 @@ from ..config import check_api_key
 from ..environment import KEY_VARIABLE, KEYS_VARIABLE, SECRETS
 from ..errors import ConfigError, spelled
 from ..installation import Problem, install_command
-from ..processes import free_port
+from ..processes import free_ports
 from .member import Member
 
 GATEWAY = "smg"
@@ -78,6 +78,11 @@ class FleetPlan:
             return self.api_key
         return secrets.token_urlsafe(32)
 
+    @functools.cached_property
+    def ports(self) -> list[int]:
+        """The ports that the fleet chooses: two for each worker (HTTP, gRPC), and one for the gateway's metrics."""
+        return free_ports(2 * self.replicas + 1, besides={self.port})
+
     @property
     def _workers_have_keys(self) -> bool:
         given = any(option.partition("=")[0] == KEYS_FLAG for option in self.worker_options)
@@ -133,7 +138,7 @@ def shares(replicas: int, pin: bool) -> list[Share]:
 
 
 def _worker(plan: FleetPlan, index: int, share: Share) -> Worker:
-    http, grpc = free_port(), free_port()
+    http, grpc = plan.ports[2 * index : 2 * index + 2]
     command = [sys.executable, "-m", "treadle", "serve", plan.model, "--host", "127.0.0.1", "--port", str(http)]
     command += ["--grpc-port", str(grpc), "--drain", f"{plan.drain_s:g}", *plan.worker_options]
     variables = {} if share.gpu is None else {"CUDA_VISIBLE_DEVICES": str(share.gpu)}
@@ -150,7 +155,7 @@ def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
         raise ConfigError(str(lacks_gateway()))
     command = [*_keyed(program), "launch"] if plan.api_key is not None else [program, "launch"]
     command += ["--host", plan.host, "--port", str(plan.port), "--policy", plan.policy]
-    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(plan.ports[-1])]
     command += ["--health-check-interval-secs", str(HEALTH_EVERY_S), "--health-failure-threshold", "1"]
     command += ["--health-success-threshold", "1", "--worker-startup-check-interval", str(HEALTH_EVERY_S)]
     command += ["--shutdown-grace-period-secs", f"{plan.drain_s:.0f}", *plan.gateway_options]

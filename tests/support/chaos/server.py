@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from treadle.processes import free_ports
 
 from .connection import Door
 from .engine import FOLDER
@@ -30,15 +31,6 @@ STOP_S = 60.0
 KEY = "chaos-key"
 OWN_FILES = 4096
 PIPE_BYTES = 4096  # of the log: one that is not read is full soon
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now."""
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in socks:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in socks]
 
 
 @dataclass(frozen=True)
