@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from treadle.runner import blas
-from treadle.runner.threads import machine_busy_s
+from treadle.runner.device import blas
+from treadle.runner.device.blas_threads import machine_busy_s
 
 LAYERS, HIDDEN, INTERMEDIATE, HEAD = 18, 640, 2048, 65_536
 ROWS = (1, 8, 64)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from treadle.runner import blas
+from treadle.runner.device import blas
 
 blas.prepare()
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from treadle.bench import shown
+from treadle.bench import formatting
 from treadle.bench.ratios import Row, rows
-from treadle.bench.sample import Result
+from treadle.bench.samples import Result
 from treadle.bench.store import load
 
 USUAL = {
@@ -38,7 +38,9 @@ def lines(result: Result, wanted: tuple[str, ...]) -> list[str]:
         first = workload
         for name in figures:
             if name in found and not empty(found[name]):
-                out.append(f"| {first} | {shown.name(found[name].figure)} | {' | '.join(cells(found[name], names))} |")
+                out.append(
+                    f"| {first} | {formatting.name(found[name].figure)} | {' | '.join(cells(found[name], names))} |"
+                )
                 first = ""
     return out
 
@@ -49,7 +51,7 @@ def empty(row: Row) -> bool:
 
 
 def cells(row: Row, names: list[str]) -> list[str]:
-    return [shown.over_rounds(row.values.get(name), row.figure.unit) for name in names]
+    return [formatting.over_rounds(row.values.get(name), row.figure.unit) for name in names]
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ PEERS = ROOT / ".peers"
 FIND_OPENBLAS = """
 import os
 from pathlib import Path
-from treadle.runner import blas
+from treadle.runner.device import blas
 report = blas.prepare()
 if report.warning:
     raise SystemExit(report.warning)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 
 from treadle.core.gate import Gate, GateLimits
-from treadle.core.line import Arrival
+from treadle.core.virtual_queue import Arrival
 from treadle.errors import Busy, EngineUnavailable
 
 SERVICE_S = 10.0

@@ -28,7 +28,7 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: dict[str, Any] = {}
-    monkeypatch.setattr("treadle.runner.blas.prepare", lambda threads: None)
+    monkeypatch.setattr("treadle.runner.device.blas.prepare", lambda threads: None)
     monkeypatch.setattr("treadle.runner.build.build", lambda folder, **given: built.update(given))
     monkeypatch.setattr("treadle.telemetry.logs.configure", lambda *given: None)
     spec = owner_spec(Settings(**GIVEN), ModelFolder(tmp_path, "m", Source.FOLDER, {}))

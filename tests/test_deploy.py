@@ -17,7 +17,7 @@ from typer.main import get_command
 from treadle.cli.app import app
 from treadle.compose import STOP_GRACE_S
 from treadle.config import Settings
-from treadle.fronts.sizes import MOST_BODY_BYTES
+from treadle.fronts.size_limits import MOST_BODY_BYTES
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 LEAST_STOP_S = Settings().drain_s + STOP_GRACE_S

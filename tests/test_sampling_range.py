@@ -11,9 +11,9 @@ import pytest
 
 from treadle.core.messages import Submit
 from treadle.errors import InvalidRequest
-from treadle.fronts.validate import Limits, Wanted, check, submits
-from treadle.runner.edits import edit
-from treadle.runner.sampling import SamplingRow, draw
+from treadle.fronts.validate import Limits, RawParams, build_submits, check
+from treadle.runner.sampling.logits_processors import process_logits
+from treadle.runner.sampling.sampler import SamplingRow, draw
 
 VOCABULARY = 300
 LIMITS = Limits(vocabulary=VOCABULARY, context=64)
@@ -44,10 +44,10 @@ def requests(seed: int) -> Submit | None:
     values = {name: rnd.choice(EXTREMES[name]) for name in names}
     bias = {str(rnd.randrange(VOCABULARY)): rnd.choice(BIASES) for _ in range(rnd.choice([0, 0, 3]))}
     try:
-        checked = check(Wanted(**values, logit_bias=bias, max_tokens=3), LIMITS)  # type: ignore[arg-type]
+        checked = check(RawParams(**values, logit_bias=bias, max_tokens=3), LIMITS)  # type: ignore[arg-type]
     except InvalidRequest:
         return None
-    return submits(checked, [[1, 2, 3]], LIMITS, lambda: seed)[0]
+    return build_submits(checked, [[1, 2, 3]], LIMITS, lambda: seed)[0]
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -57,7 +57,7 @@ def test_whatever_the_validator_takes_the_runner_can_draw(kind: int) -> None:
     logits = mx.array(KINDS[kind][None].astype(np.float32))
     for request in taken:
         row = SamplingRow(request, (4, 4, 5), VOCABULARY)
-        edited = np.array(edit(logits, [row.edits], [3]))
+        edited = np.array(process_logits(logits, [row.edits], [3]))
         assert not np.isnan(edited).any(), request.sampling
         assert edited.max() > -np.inf, request.sampling
         (token,), _ = draw(logits, [row], [3]).settle()
@@ -68,5 +68,5 @@ def test_whatever_the_validator_takes_the_runner_can_draw(kind: int) -> None:
 def test_a_repetition_penalty_near_nothing_is_taken_as_the_least_that_can_be_computed() -> None:
     """The defect: 500 for numbers from 0 to 1e-9."""
     for value in (TINY, 1e-300, 1e-12, 1e-9):
-        checked = check(Wanted(repetition_penalty=value), LIMITS)
-        SamplingRow(submits(checked, [[1]], LIMITS, lambda: 0)[0], (), VOCABULARY)
+        checked = check(RawParams(repetition_penalty=value), LIMITS)
+        SamplingRow(build_submits(checked, [[1]], LIMITS, lambda: 0)[0], (), VOCABULARY)

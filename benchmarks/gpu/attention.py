@@ -26,10 +26,21 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.gpu.timing import seconds  # noqa: E402
 
-from treadle.runner.paged.kernels import Kernels  # noqa: E402
-from treadle.runner.paged.pool import Pool  # noqa: E402
-from treadle.runner.paged.work import COUNT, COUNTERS, FEW, FIRST, PAGES, POSITION, Tiles, few_tiles, is_few, many_tiles  # noqa: E402
-from treadle.runner.uploads import Uploads  # noqa: E402
+from treadle.runner.device.staging import Staging  # noqa: E402
+from treadle.runner.kv.paged.kernels import Kernels  # noqa: E402
+from treadle.runner.kv.paged.pool import Pool  # noqa: E402
+from treadle.runner.kv.paged.tiling import (  # noqa: E402
+    COUNT,
+    COUNTERS,
+    FEW,
+    FIRST,
+    PAGES,
+    POSITION,
+    Tiles,
+    few_tiles,
+    is_few,
+    many_tiles,
+)
 
 BANDWIDTH = 4.3e12
 PAGE = 32
@@ -78,7 +89,7 @@ class Case:
         few = is_few(int(self.segments[:, COUNT].max()), self.kernels.rep)
         heads = {"rep": self.kernels.rep, "heads": self.kernels.heads, "window": window}
         made = few_tiles(self.segments, **heads) if few else many_tiles(self.segments, **heads, dim=self.kernels.dim)
-        return replace(made, items=Uploads().put(made.items)[0])
+        return replace(made, items=Staging().put(made.items)[0])
 
     def attend(self, tiles: Tiles, written: Any, pool: int = 0, window: int = 0) -> Any:
         return self.kernels.attend(

@@ -27,9 +27,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.gpu.steps import USUAL, Rows, alone, first_difference  # noqa: E402
 
-from treadle.runner.loader import load  # noqa: E402
-from treadle.runner.model import LoadedModel  # noqa: E402
-from treadle.runner.text import TextRunner  # noqa: E402
+from treadle.runner.loading.loader import load  # noqa: E402
+from treadle.runner.loading.model import LoadedModel  # noqa: E402
+from treadle.runner.model_runner import ModelRunner  # noqa: E402
 
 LENGTHS = (5, 40, 333, 7, 64, 700, 17, 2)
 COMMON: dict[str, Any] = {
@@ -109,7 +109,7 @@ def _loudness(name: str, config: dict[str, Any]) -> float:
 
 def greedy(model: LoadedModel, count: int) -> str:
     """How many rows' tokens are mlx-lm's own, and of the others how far apart the two best logits were at most."""
-    runner = TextRunner(model)
+    runner = ModelRunner(model)
     rows = Rows(runner, LENGTHS, 200, vocabulary=model.vocabulary)
     rows.run(count)
     rows.release()
@@ -125,7 +125,7 @@ def greedy(model: LoadedModel, count: int) -> str:
 
 def sampled(model: LoadedModel, count: int) -> str:
     """How many rows that draw pick alone what they pick together."""
-    runner = TextRunner(model)
+    runner = ModelRunner(model)
     rows = Rows(runner, LENGTHS, 4096, USUAL, vocabulary=model.vocabulary)
     rows.run(count)
     rows.release()

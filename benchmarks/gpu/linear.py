@@ -24,8 +24,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.gpu.timing import seconds  # noqa: E402
 
-from treadle.runner.cuda import CudaKernel, NewKernel  # noqa: E402
-from treadle.runner.fused.few_rows import FewRows  # noqa: E402
+from treadle.runner.device.cuda import CudaKernel, NewKernel  # noqa: E402
+from treadle.runner.fused.skinny_gemm import SkinnyGemm  # noqa: E402
 
 BANDWIDTH = 4.3e12
 GROUP = 64
@@ -57,7 +57,7 @@ def check(cases: int, kernel: NewKernel = CudaKernel, dtypes: Sequence[Any] = (m
         bits, group, dtype = dice.choice([8, 4]), dice.choice([64, 128]), dice.choice(dtypes)
         outputs, inputs, rows = dice.randint(16, 6000), 8 * group * dice.randint(1, 9), dice.randint(1, MOST_ROWS)
         some = weights(outputs, inputs, bits, dtype, group)
-        few = FewRows(*some, bits, group, kernel)
+        few = SkinnyGemm(*some, bits, group, kernel)
         for _ in range(2):
             x = mx.random.normal((rows, inputs)).astype(dtype)
             wanted = exact(x, some, bits, group)
@@ -75,7 +75,7 @@ def times(outputs: int, inputs: int, bits: int, rows: Sequence[int], kernel: New
     size = outputs * inputs * (bits / 8 + 4 / GROUP)
     copies = max(2, min(12, int(3e8 // size)))
     some = [weights(outputs, inputs, bits, mx.bfloat16) for _ in range(copies)]
-    ours = [FewRows(*one, bits, GROUP, kernel) for one in some]
+    ours = [SkinnyGemm(*one, bits, GROUP, kernel) for one in some]
 
     def theirs(x: Any, i: int) -> Any:
         return mx.quantized_matmul(x, *some[i % copies], transpose=True, group_size=GROUP, bits=bits)

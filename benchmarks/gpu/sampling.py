@@ -25,8 +25,8 @@ from benchmarks.gpu.timing import seconds  # noqa: E402
 from tests.support.distribution import expected  # noqa: E402
 
 from treadle.core.messages import Sampling, Submit  # noqa: E402
-from treadle.runner.draw_kernel import DrawKernel  # noqa: E402
-from treadle.runner.sampling import SamplingRow, draw  # noqa: E402
+from treadle.runner.sampling.sampler import SamplingRow, draw  # noqa: E402
+from treadle.runner.sampling.sampling_kernel import SamplingKernel  # noqa: E402
 
 CASES = {
     "temperature": Sampling(temperature=1.0),
@@ -48,14 +48,14 @@ def rows_of(sampling: Sampling, vocabulary: int, count: int) -> list[SamplingRow
     return [SamplingRow(Submit(id="", prompt=(0,), max_tokens=1, sampling=sampling), (), vocabulary)] * count
 
 
-def check(kernel: DrawKernel, vocabulary: int, draws: int, dtype: Any = mx.bfloat16) -> bool:
+def check(kernel: SamplingKernel, vocabulary: int, draws: int, dtype: Any = mx.bfloat16) -> bool:
     """Whether what it draws is what it should be, in every case; says what it found."""
     some = [made(vocabulary, spread, 1) for spread in (1.0, 3.0)]
     found = [_check(kernel, name, logits, draws, dtype) for name in CASES for logits in some]
     return all(found)
 
 
-def _check(kernel: DrawKernel, name: str, logits: npt.NDArray[np.float32], draws: int, dtype: Any) -> bool:
+def _check(kernel: SamplingKernel, name: str, logits: npt.NDArray[np.float32], draws: int, dtype: Any) -> bool:
     sampling, batch = CASES[name], 64
     same = mx.repeat(mx.array(logits).astype(dtype)[None], batch, axis=0)
     rows, tokens, again = rows_of(sampling, len(logits), batch), [], False
@@ -85,7 +85,7 @@ def chi_square(wanted: npt.NDArray[np.float64], seen: npt.NDArray[np.int64]) -> 
     return float(chi), 1 + 5 * float(np.sqrt(2 / len(wanted)))
 
 
-def time_ms(sampling: Sampling, kernel: DrawKernel | None, vocabulary: int, count: int) -> float:
+def time_ms(sampling: Sampling, kernel: SamplingKernel | None, vocabulary: int, count: int) -> float:
     logits = mx.array(np.stack([made(vocabulary, 2.0, i) for i in range(count)])).astype(mx.bfloat16)
     rows, places = rows_of(sampling, vocabulary, count), list(range(count))
     mx.eval(logits)
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4096)
     parser.add_argument("--no-times", action="store_true")
     options = parser.parse_args()
-    kernel = DrawKernel(options.vocabulary, mx.bfloat16)
+    kernel = SamplingKernel(options.vocabulary, mx.bfloat16)
     right = check(kernel, options.vocabulary, options.draws)
     if options.no_times or not right:
         sys.exit(not right)

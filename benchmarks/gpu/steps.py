@@ -27,13 +27,13 @@ from mlx_lm.models import cache, qwen3
 
 from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
-from treadle.runner import own as owned
-from treadle.runner.draw_kernel import draw_kernel
-from treadle.runner.landing import landing
-from treadle.runner.memory import KvCost
+from treadle.runner.device.memory import KvCost
+from treadle.runner.device.readback import readback
+from treadle.runner.loading import own_backend as owned
+from treadle.runner.loading.model import LoadedModel
 from treadle.runner.mlxlm import connect
-from treadle.runner.model import LoadedModel
-from treadle.runner.text import TextRunner
+from treadle.runner.model_runner import ModelRunner
+from treadle.runner.sampling.sampling_kernel import sampling_kernel
 
 BANDWIDTH = 4.3e12
 GREEDY = Sampling()
@@ -96,8 +96,8 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
         own=own,
         kv_dtype="bfloat16",
         keeps_prefixes=True,
-        draws=draw_kernel(args.vocab_size, mx.bfloat16),
-        lands=landing(),
+        draws=sampling_kernel(args.vocab_size, mx.bfloat16),
+        lands=readback(),
     )
 
 
@@ -111,7 +111,7 @@ class Rows:
 
     def __init__(
         self,
-        runner: TextRunner,
+        runner: ModelRunner,
         lengths: Sequence[int],
         chunk: int,
         sampling: Sampling = GREEDY,
@@ -211,7 +211,7 @@ def first_difference(found: Sequence[int], expected: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), len(expected))
 
 
-def fidelity(module: Any, runner: TextRunner, lengths: Sequence[int], count: int) -> None:
+def fidelity(module: Any, runner: ModelRunner, lengths: Sequence[int], count: int) -> None:
     rows = Rows(runner, lengths, 200)
     rows.run(count)
     rows.release()
@@ -238,7 +238,7 @@ def peak() -> Iterator[list[float]]:
 
 
 def ours(model: LoadedModel, lengths: Sequence[int], steps: int, sampling: Sampling) -> float:
-    runner = TextRunner(model)
+    runner = ModelRunner(model)
     rows = Rows(runner, lengths, 4096, sampling)
     rows.run(1)
     rows.run(max(rows.position) + steps)
@@ -289,7 +289,7 @@ def main() -> None:
     kinds = [way for way in options.ways if way != "generator"]
     if not options.no_fidelity:
         for kind in kinds:
-            runner = TextRunner(loaded(module, kind, 1 << 14, options.kv_bits))
+            runner = ModelRunner(loaded(module, kind, 1 << 14, options.kv_bits))
             fidelity(module, runner, (5, 40, 333, 7, 64, 1000, 17, 2), 24)
             runner._body.close()  # type: ignore[attr-defined]
             del runner

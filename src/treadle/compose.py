@@ -29,15 +29,15 @@ from .engine.client import Admission, EngineClient
 from .engine.handle import OwnerHandle
 from .engine.observer import Observer
 from .engine.owner import OwnerLimits
-from .engine.patience import Patience
 from .engine.process import ProcessOwner
 from .engine.supervisor import EngineState
 from .engine.thread import ThreadOwner
+from .engine.timeouts import Timeouts
 from .errors import ConfigError, EngineUnavailable, StartFailed, spelled
 from .exposure import Reach, check, reach_of
 
 if TYPE_CHECKING:
-    from .fronts.callers import Doorkeeper
+    from .fronts.authentication import Authenticator
     from .fronts.connections import ConnectionLimits, Connections
     from .fronts.rpc.server import RpcServer
     from .models.folder import ModelFolder
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OWNER_ENTRY = "treadle.compose:owner_of"
-FOLDER_CHECK = "treadle.models.trust:check"
-TEXT_JOBS = "treadle.fronts.textjobs:JOBS"
+FOLDER_CHECK = "treadle.models.folder_checks:check"
+TEXT_JOBS = "treadle.fronts.text_jobs:JOBS"
 LOADING_BYTES = 4 << 30
 WORKER_BYTES = 1 << 30
 STOP_GRACE_S = 5.0
@@ -126,10 +126,10 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
     """Builds the text runner on the thread that calls it. BLAS is chosen before anything of MLX is imported."""
 
     def build(progress: Progress) -> Runner:
-        from .runner import blas
+        from .runner.device import blas
 
         report = blas.prepare(spec.threads)
-        from .runner.require import require_mlx
+        from .runner.device.require_mlx import require_mlx
 
         require_mlx()
         from .runner.build import build as build_runner
@@ -177,7 +177,7 @@ def engine_for(
             settings.max_wait_s,
             by_forecast=settings.max_waiting is None,
         ),
-        Patience(settings.hang_after_s, settings.start_timeout_s),
+        Timeouts(settings.hang_after_s, settings.start_timeout_s),
         observers=observers,
     )
 
@@ -249,9 +249,9 @@ class Texts:
     """The text side of a server: processes that may be killed, each with limits of time and memory."""
 
     def __init__(self, settings: Settings, on_refused: Callable[[], None], metrics: Metrics) -> None:
-        from .text.work.crew import Crew
+        from .text.work.worker_pool import WorkerPool
 
-        self.pool = Crew(
+        self.pool = WorkerPool(
             workers=text_workers(),
             max_wait_s=settings.max_wait_s,
             on_refused=on_refused,
@@ -340,7 +340,7 @@ class Server:
             return await self._run(shutdown)
 
     async def _run(self, shutdown: asyncio.Event) -> int:
-        from .fronts.callers import Doorkeeper
+        from .fronts.authentication import Authenticator
         from .fronts.text import ServerHealth
         from .fronts.web.app import create_app, model_names
         from .fronts.web.serving import WebServer
@@ -349,7 +349,7 @@ class Server:
         settings = self.settings
         check(settings)
         check_cheaply(settings)
-        door = Doorkeeper.of(settings)
+        door = Authenticator.of(settings)
         sock = listen(settings.host, settings.port)
         telemetry = Telemetry(log_client=settings.log_client, watchdog=self._watchdog)
         spare = Spare()
@@ -409,7 +409,7 @@ class Server:
         return books
 
     def _rpc(
-        self, engine: EngineClient, texts: Texts, telemetry: Telemetry, door: Doorkeeper, connections: Connections
+        self, engine: EngineClient, texts: Texts, telemetry: Telemetry, door: Authenticator, connections: Connections
     ) -> RpcServer:
         from .fronts.rpc.server import RpcServer
         from .fronts.web.app import model_names

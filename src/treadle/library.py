@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from .compose import LocalTexts, aside, engine_for, require_installed
 from .config import Settings
-from .core.line import Arrival
+from .core.virtual_queue import Arrival
 from .engine.client import EngineClient
 from .errors import InvalidRequest, spelled
+from .fronts.chat_messages import asks_to_continue, read_turns
 from .fronts.rows import Piece, Row
 from .fronts.text import limits_of, with_stops
-from .fronts.turns import asks_to_continue, read_turns
-from .fronts.validate import Wanted, check, submits
+from .fronts.validate import RawParams, build_submits, check
 from .models.resolve import resolve
 from .text import TextModel, TextStream
 
@@ -171,7 +171,7 @@ class Engine:
         ) as reservation:
             ids = await self._texts.pool.run(_token_ids, model, prompt)
             salt = checked.cache_salt or ""
-            (request,) = submits(checked, [ids], limits, lambda: secrets.randbits(63), salt=salt)
+            (request,) = build_submits(checked, [ids], limits, lambda: secrets.randbits(63), salt=salt)
             reservation.correct(prompt_tokens=len(ids), completion_tokens=request.max_tokens)
             (generation,) = reservation.submit([request])
             row = Row(generation, TextStream(model, checked.stop, min_tokens=checked.min_tokens))
@@ -190,16 +190,16 @@ def _estimate(prompt: Prompt, model: TextModel) -> int:
     return len(prompt) if isinstance(prompt, Sequence) else 1
 
 
-def _wanted(sampling: Mapping[str, Any]) -> Wanted:
+def _wanted(sampling: Mapping[str, Any]) -> RawParams:
     stop = sampling.get("stop")
     wanted = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
-    known = [one.name for one in fields(Wanted)]
+    known = [one.name for one in fields(RawParams)]
     if unknown := wanted.keys() - set(known):
         name = min(unknown)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
         raise InvalidRequest(f"unknown sampling argument '{name}'{hint}", param=name)
-    return Wanted(**wanted)
+    return RawParams(**wanted)
 
 
 def _is_chat(prompt: Prompt) -> bool:

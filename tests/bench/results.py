@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.bench.sample import Control, Machine, Result, Round, Sample, TargetInfo, WorkloadInfo
+from treadle.bench.samples import Control, Machine, Result, Round, Sample, TargetInfo, WorkloadInfo
 
 
 def sample(ttft_s: float = 0.4, gap_s: float = 0.1, pieces: int = 4, **given: Any) -> Sample:

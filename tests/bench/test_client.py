@@ -15,7 +15,7 @@ from tests.support.aio import in_loop
 from treadle.bench.client import Client
 from treadle.bench.errors import BenchError
 from treadle.bench.plan import Message, Request
-from treadle.bench.sample import Sample
+from treadle.bench.samples import Sample
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

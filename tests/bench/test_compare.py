@@ -9,7 +9,7 @@ import pytest
 
 from treadle.bench.compare import Check, Comparison, compare
 from treadle.bench.errors import BenchError
-from treadle.bench.sample import Result, Sample
+from treadle.bench.samples import Result, Sample
 
 from .results import burst, info, refused, result, round_of, sample
 

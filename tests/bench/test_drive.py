@@ -14,7 +14,7 @@ from tests.support.fake_time import in_fake_time
 from treadle.bench.drive import Drive, in_background, undisturbed, watch_own_lag
 from treadle.bench.measures import figures, particular
 from treadle.bench.plan import Message, Moment, Request, Workload
-from treadle.bench.sample import Round, Sample
+from treadle.bench.samples import Round, Sample
 from treadle.bench.workloads import build
 
 HELLO = (Message("user", "hello"),)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu import attention, linear, sampling
 
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
-from treadle.runner.draw_kernel import DrawKernel
+from treadle.runner.sampling.sampling_kernel import SamplingKernel
 
 
 class Half(ReferenceKernels):
@@ -48,7 +48,7 @@ def test_products_that_are_off_are_named(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_draws_that_are_right_are_found_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sampling.check(DrawKernel(600, mx.float32, ReferenceKernel), 600, 1024, mx.float32)
+    assert sampling.check(SamplingKernel(600, mx.float32, ReferenceKernel), 600, 1024, mx.float32)
     assert "WRONG" not in capsys.readouterr().out
 
 
@@ -61,5 +61,5 @@ class Early(ReferenceKernel):
 
 
 def test_draws_that_are_off_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not sampling.check(DrawKernel(600, mx.float32, Early), 600, 1024, mx.float32)
+    assert not sampling.check(SamplingKernel(600, mx.float32, Early), 600, 1024, mx.float32)
     assert "WRONG" in capsys.readouterr().out

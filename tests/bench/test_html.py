@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from treadle.bench.html import page
-from treadle.bench.sample import Result, TargetInfo
+from treadle.bench.samples import Result, TargetInfo
 
 from .results import burst, refused, result, round_of, sample
 

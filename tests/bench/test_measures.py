@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.bench.measures import figures, particular, quantile, spread
-from treadle.bench.sample import Round, Sample
+from treadle.bench.samples import Round, Sample
 
 
 def sample(id_: str = "1", **given: Any) -> Sample:

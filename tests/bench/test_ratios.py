@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.bench.ratios import Range, Row, rows, targets, telling, values, verdict
-from treadle.bench.sample import Control, Result
+from treadle.bench.samples import Control, Result
 
 from .results import burst, refused, result, round_of, sample
 

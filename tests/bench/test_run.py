@@ -14,7 +14,7 @@ from tests.support.aio import in_loop
 from tests.support.fake_openai import fake_server
 from treadle.bench.errors import BenchError
 from treadle.bench.run import Plan, run
-from treadle.bench.sample import Round, Sample
+from treadle.bench.samples import Round, Sample
 from treadle.bench.workloads import build, digest
 
 

@@ -13,7 +13,7 @@ from benchmarks import comparable, peers, tiny_model
 
 from tests.support.tiny import EOS, IM_END, make_tiny
 from treadle.bench.servers import split_environment, with_port
-from treadle.models import safetensors_file, trust
+from treadle.models import folder_checks, safetensors_file
 
 
 def run(monkeypatch: pytest.MonkeyPatch, main: object, *arguments: str) -> None:
@@ -26,14 +26,14 @@ def run(monkeypatch: pytest.MonkeyPatch, main: object, *arguments: str) -> None:
 
 
 def test_the_tiny_model_says_printable_ascii_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from treadle.runner.loader import load
-    from treadle.runner.text import TextRunner
+    from treadle.runner.loading.loader import load
+    from treadle.runner.model_runner import ModelRunner
 
     from ..runner.drive import Drive
-    from ..runner.test_text import submit
+    from ..runner.test_model_runner import submit
 
     run(monkeypatch, tiny_model.main, str(tmp_path / "tiny"))
-    runner = TextRunner(load(tmp_path / "tiny"))
+    runner = ModelRunner(load(tmp_path / "tiny"))
     said = Drive(runner, [submit(str(i), (i, 7, 9), 60) for i in range(4)]).run()
     tokens = {token for row in said.values() for token in row}
     assert tokens <= set(tiny_model.PRINTABLE)
@@ -72,7 +72,7 @@ def test_an_endless_copy_ends_at_a_token_without_use(monkeypatch: pytest.MonkeyP
     model = make_tiny(tmp_path / "tiny", added=("<think>", "<unused7>"))
     (model / "generation_config.json").write_text('{"eos_token_id": [1, 2], "stop_strings": ["User:"], "top_k": 3}')
     run(monkeypatch, comparable.main, str(model), str(tmp_path / "endless"), "--endless")
-    config = trust.check(tmp_path / "endless")
+    config = folder_checks.check(tmp_path / "endless")
     assert config["eos_token_id"] not in (EOS, IM_END)
     assert json.loads((tmp_path / "endless" / "generation_config.json").read_text()) == {
         "eos_token_id": config["eos_token_id"],
@@ -81,7 +81,7 @@ def test_an_endless_copy_ends_at_a_token_without_use(monkeypatch: pytest.MonkeyP
     tokenizer = json.loads((tmp_path / "endless" / "tokenizer_config.json").read_text())
     assert tokenizer["eos_token"] == "<unused7>"
     assert (tmp_path / "endless" / "model.safetensors").resolve() == model / "model.safetensors"
-    assert trust.check(model)["eos_token_id"] == [EOS, IM_END]  # the model itself is left as it was
+    assert folder_checks.check(model)["eos_token_id"] == [EOS, IM_END]  # the model itself is left as it was
 
 
 # peers.py

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from treadle.bench.compare import compare
-from treadle.bench.sample import TargetInfo
+from treadle.bench.samples import TargetInfo
 from treadle.bench.tables import LiveTable, comparison_table, result_table
 
 from .results import burst, refused, result, round_of, sample

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from treadle.cli import app
-from treadle.cli.foreign import CURES
+from treadle.cli.foreign_options import CURES
 from treadle.config import Settings
 
 NOT_SETTINGS = {"config", "check", "brief", "as_json"}

@@ -19,8 +19,8 @@ from rich.console import Console
 from tests.support.tiny import make_tiny
 from treadle.cli.check import Bounds, check_model, first_difference
 from treadle.cli.check_report import CheckReport, Outcome
+from treadle.cli.engine_trial import Ran, prompt_of
 from treadle.cli.findings import Finding, Findings, Mark
-from treadle.cli.trial import Ran, prompt_of
 from treadle.config import Settings
 from treadle.text import TextModel
 

@@ -13,7 +13,7 @@ import pytest
 import treadle
 from tests.support.tiny import make_tiny
 from treadle.cli import doctor
-from treadle.cli.probe import Answer, Question
+from treadle.cli.device_probe import Answer, Question
 from treadle.config import Settings
 from treadle.errors import StartFailed
 from treadle.installation import install_command

@@ -10,7 +10,7 @@ from treadle import installation
 from treadle.cli import machine
 from treadle.cli.findings import Finding, Mark, count
 from treadle.installation import Problem
-from treadle.runner.cgroups import Group
+from treadle.runner.device.cgroups import Group
 
 
 def test_every_finding_names_itself_and_nothing_fails_here() -> None:

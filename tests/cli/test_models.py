@@ -19,7 +19,7 @@ from tests.support.hub import COMMIT, HubServer, files_of, wait_for_partial
 from tests.support.tiny import make_tiny
 from treadle.cli.models import _agrees, show
 from treadle.installation import Problem
-from treadle.models.places import repository
+from treadle.models.cache_paths import repository
 
 MODEL = "owner/tiny"
 COMMAND = [sys.executable, "-m", "treadle"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from treadle.cli.logged import LoggedAnnouncer, logged_end
+from treadle.cli.json_announcer import LoggedAnnouncer, logged_end
 from treadle.cli.serve import Announcer
 from treadle.compose import Say
 from treadle.config import Settings

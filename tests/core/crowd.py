@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from treadle.core.forecast import Visit
+from treadle.core.forecast import Lease
 from treadle.core.gate import Gate, GateLimits
-from treadle.core.line import Arrival
 from treadle.core.refusals import Refusal
+from treadle.core.virtual_queue import Arrival
 from treadle.errors import Busy, EngineUnavailable, TreadleError
 
 TRAVEL_S = 0.02  # from a client to the gate
@@ -81,7 +81,7 @@ class Crowd:
         self.busy_s = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
-        self._queue: list[tuple[int, Visit, Client]] = []
+        self._queue: list[tuple[int, Lease, Client]] = []
         self._prints = itertools.count(1)
         self._held: Counter[str] = Counter()
         self._outage = outage
@@ -168,21 +168,21 @@ class Crowd:
         back = now + client.next_s(error.retry_after_s) + TRAVEL_S + late_s
         self._at(back, lambda now: self._comes(client, now))
 
-    def _displaced(self, visit: Visit, client: Client, error: TreadleError) -> None:
+    def _displaced(self, visit: Lease, client: Client, error: TreadleError) -> None:
         told = error.retry_after_s
         assert told is not None
         now = self._now
         self._take_back(visit, "cancelled", now)
         self._refused(client, error, now)
 
-    def _waited(self, visit: Visit, client: Client, now: float) -> None:
+    def _waited(self, visit: Lease, client: Client, now: float) -> None:
         if not visit.began and any(entry[1] is visit for entry in self._queue):
             self._take_back(visit, "expired", now)
             reason = Refusal.ENGINE_UNAVAILABLE if self._away else Refusal.WAIT_OVER
             self._refused(client, self.gate.postpone(visit, reason, now), now)
             self._start(now)
 
-    def _take_back(self, visit: Visit, outcome: str, now: float) -> None:
+    def _take_back(self, visit: Lease, outcome: str, now: float) -> None:
         for entry in [entry for entry in self._queue if entry[1] is visit]:
             self._queue.remove(entry)
             self._at(now, lambda now: self.gate.leave(visit, outcome, now))
@@ -219,7 +219,7 @@ class Crowd:
         start, length, _ = self._outage
         return max(0.0, min(now, start + length) - max(began, start))
 
-    def _ends(self, visit: Visit, client: Client, began: float, now: float, made_up_s: float = 0.0) -> None:
+    def _ends(self, visit: Lease, client: Client, began: float, now: float, made_up_s: float = 0.0) -> None:
         lost_s = self._lost_s(began, now)
         if lost_s > made_up_s:
             self._at(now + lost_s - made_up_s, lambda now: self._ends(visit, client, began, now, lost_s))

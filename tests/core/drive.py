@@ -24,8 +24,8 @@ from treadle.core.messages import (
 )
 from treadle.core.messages import EngineStatistics as Statistics
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
-from treadle.core.row import Row
 from treadle.core.scheduler import WORTH_WAITING, Scheduler, SchedulerLimits
+from treadle.core.sequence import Sequence
 from treadle.core.states import State
 
 VOCABULARY = 1000
@@ -348,7 +348,7 @@ class Bench:
         assert all(alike(row.request, lead.request) >= row.awaits for row, lead in waiting)
         self.waits += len(waiting)
 
-    def _worth(self, row: Row, lead: Row, joined: list[Row]) -> bool:
+    def _worth(self, row: Sequence, lead: Sequence, joined: list[Sequence]) -> bool:
         """Whether `lead`, one of those who have `joined`, still computes enough that `row` begins with."""
         if lead.state is not State.PREFILL or lead.request.prompt_logprobs is not None:
             return False
@@ -357,7 +357,7 @@ class Bench:
         kept = [min(alike(row.request, other.request), self._settled(other)) for other in others]
         return self._settled(lead) < shared and shared - max(lead.reused, *kept, 0) >= WORTH_WAITING
 
-    def _settled(self, row: Row) -> int:
+    def _settled(self, row: Sequence) -> int:
         return self.runner.rows[row.id].settled if row.id in self.runner.rows else 0
 
     def release(self, ids: tuple[str, ...]) -> None:

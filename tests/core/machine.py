@@ -1,8 +1,8 @@
 """A machine that is a formula, and the engine's loop around it: a host that builds steps, a device that computes them.
 
 Seconds here are simulated. As in `engine/loop.py` a step is built while the one before it is computed, and a step's
-seconds are what `runner/text.py` takes them for: until its end, from its start or the end of the one before it. Where
-building takes longer than computing, the seconds of a step are those in which the next one was built.
+seconds are what `runner/model_runner.py` takes them for: until its end, from its start or the end of the one before
+it. Where building takes longer than computing, the seconds of a step are those in which the next one was built.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from treadle.core.messages import Output, Submit
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
-from treadle.runner.flat import Piece
-from treadle.runner.sizes import PROMPT_SIZES
-from treadle.runner.times import StepTimes
+from treadle.runner.forward.batch_buckets import PROMPT_SIZES
+from treadle.runner.forward.ragged import RowSegment
+from treadle.runner.forward.step_times import StepTimes
 
 HICCUPS = 250
 
@@ -149,12 +149,12 @@ class Served:
             self.sent[output.id].done |= output.finish is not None
 
 
-def pieces(plan: StepPlan) -> list[Piece]:
+def pieces(plan: StepPlan) -> list[RowSegment]:
     """What each row computes in a step, as the runner sees it."""
     tokens = {chunk.id: chunk.tokens for chunk in plan.prefill}
     picks = {decode.id for decode in plan.decode}
     return [
-        Piece(id_, (*tokens.get(id_, ()), *(0,) * (id_ in picks)), 0, picks=id_ in picks)
+        RowSegment(id_, (*tokens.get(id_, ()), *(0,) * (id_ in picks)), 0, picks=id_ in picks)
         for id_ in {**tokens, **dict.fromkeys(picks)}
     ]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.core.forecast import ENOUGH_ANSWERS, SHORTEST_S, TURNS, Forecast, Visit
+from treadle.core.forecast import ENOUGH_ANSWERS, SHORTEST_S, TURNS, Forecast, Lease
 from treadle.core.gate import Gate, GateLimits
-from treadle.core.line import Arrival
+from treadle.core.virtual_queue import Arrival
 from treadle.errors import Busy, EngineUnavailable
 
 
@@ -29,7 +29,7 @@ def forecast(slots: int = 2, service_s: float = 10.0, rows: int = 2) -> Forecast
     """With `rows` that began at 0."""
     it = Forecast(slots)
     for _ in range(rows):
-        visit = Visit(1, 1, 0.0, service_s=service_s, certain=True)
+        visit = Lease(1, 1, 0.0, service_s=service_s, certain=True)
         it.enter(visit)
         it.start(visit, 0.0)
     return it
@@ -37,7 +37,7 @@ def forecast(slots: int = 2, service_s: float = 10.0, rows: int = 2) -> Forecast
 
 def test_places_in_line_get_the_slots_in_the_order_in_which_they_come_free() -> None:
     it = forecast(rows=1)
-    later = Visit(1, 1, 4.0, service_s=10.0, certain=True)
+    later = Lease(1, 1, 4.0, service_s=10.0, certain=True)
     it.enter(later)
     it.start(later, 4.0)
     assert [waits(it, place, 4.0) for place in range(4)] == pytest.approx([6.0, 10.0, 16.0, 20.0])
@@ -47,11 +47,11 @@ def test_a_slot_that_comes_free_early_is_taken_again_before_one_that_is_held_for
     """Requests of mixed lengths: the line does not wait for the slowest slot."""
     it = forecast(rows=1, service_s=100.0)
     for _ in range(60):
-        short = Visit(1, 1, 0.0, service_s=2.0, certain=True)
+        short = Lease(1, 1, 0.0, service_s=2.0, certain=True)
         it.enter(short)
         short.rows = 0
         it.leave(short, 0.0, answered=False)
-    now = Visit(1, 1, 0.0, service_s=2.0, certain=True)
+    now = Lease(1, 1, 0.0, service_s=2.0, certain=True)
     it.enter(now)
     it.start(now, 0.0)
     assert waits(it, 3, 0.0) < 30.0
@@ -64,7 +64,7 @@ def test_what_lived_through_an_outage_teaches_nothing() -> None:
         visit.interrupted, visit.rows = True, 0
         it.leave(visit, 600.0, answered=True)
     for _ in range(2):
-        it.enter(one := Visit(1, 1, 600.0, service_s=10.0, certain=True))
+        it.enter(one := Lease(1, 1, 600.0, service_s=10.0, certain=True))
         it.start(one, 600.0)
     assert waits(it, 0, 600.0) == pytest.approx(before)
 
@@ -77,7 +77,7 @@ def test_departures_are_those_of_slots_that_are_taken() -> None:
 def test_tokens_come_free_with_the_rows_that_hold_them() -> None:
     it = Forecast(2)
     for service_s, tokens in ((10.0, 100), (20.0, 50)):
-        visit = Visit(1, tokens, 0.0, service_s=service_s, certain=True)
+        visit = Lease(1, tokens, 0.0, service_s=service_s, certain=True)
         it.enter(visit)
         it.start(visit, 0.0)
     assert [it.tokens_freed(until, 0.0) for until in (9.0, 10.0, 20.0)] == [0, 100, 150]
@@ -87,7 +87,7 @@ def test_tokens_come_free_with_the_rows_that_hold_them() -> None:
 
 def test_rows_that_wait_are_in_line_before_those_who_are_refused() -> None:
     it = forecast()
-    it.enter(Visit(1, 1, 0.0, service_s=10.0, certain=True))
+    it.enter(Lease(1, 1, 0.0, service_s=10.0, certain=True))
     it.refresh(0.0)
     assert it.waiting == 1
 
@@ -110,12 +110,12 @@ def test_slower_steps_than_in_the_warm_up_stretch_what_is_expected() -> None:
 def test_answers_that_end_early_shorten_what_is_expected() -> None:
     it = forecast(slots=1, rows=0)
     for i in range(60):
-        visit = Visit(1, 1, 10.0 * i, service_s=10.0)
+        visit = Lease(1, 1, 10.0 * i, service_s=10.0)
         it.enter(visit)
         it.start(visit, visit.entered)
         visit.rows = 0
         it.leave(visit, visit.entered + 2.0, answered=True)
-    visit = Visit(1, 1, 1000.0, service_s=10.0)
+    visit = Lease(1, 1, 1000.0, service_s=10.0)
     it.enter(visit)
     it.start(visit, 1000.0)
     assert waits(it, 0, 1000.0) == pytest.approx(2.0, rel=0.01)
@@ -123,12 +123,12 @@ def test_answers_that_end_early_shorten_what_is_expected() -> None:
 
 def test_without_step_times_the_first_answer_replaces_the_guess() -> None:
     it = Forecast(1)
-    visit = Visit(1, 1, 0.0)
+    visit = Lease(1, 1, 0.0)
     it.enter(visit)
     it.start(visit, 0.0)
     visit.rows = 0
     it.leave(visit, 7.0, answered=True)
-    visit = Visit(1, 1, 7.0)
+    visit = Lease(1, 1, 7.0)
     it.enter(visit)
     it.start(visit, 7.0)
     assert waits(it, 0, 7.0) == pytest.approx(7.0)
@@ -136,7 +136,7 @@ def test_without_step_times_the_first_answer_replaces_the_guess() -> None:
 
 def test_a_row_that_never_held_a_slot_teaches_nothing() -> None:
     it = forecast(slots=1, rows=1)
-    visit = Visit(1, 1, 0.0, service_s=10.0)
+    visit = Lease(1, 1, 0.0, service_s=10.0)
     it.enter(visit)
     visit.rows = 0
     it.leave(visit, 4.0, answered=False)
@@ -151,7 +151,7 @@ def test_far_places_are_not_forecast_one_by_one() -> None:
 
 def test_rows_that_take_no_time_at_all_still_leave_one_after_another() -> None:
     it = Forecast(1)
-    visit = Visit(1, 1, 0.0)
+    visit = Lease(1, 1, 0.0)
     it.enter(visit)
     it.start(visit, 0.0)
     visit.rows = 0
@@ -175,14 +175,14 @@ def test_answers_of_unknown_length_let_others_wait_until_enough_of_them_were_see
     it = Forecast(1)
     now = 0.0
     for _ in range(ENOUGH_ANSWERS):
-        visit = Visit(1, 1, now, service_s=100.0)
+        visit = Lease(1, 1, now, service_s=100.0)
         it.enter(visit)
         it.start(visit, now)
         assert not it.hopeless(0, now, 4.0)
         visit.rows = 0
         now += 100.0
         it.leave(visit, now, answered=True)
-    visit = Visit(1, 1, now, service_s=100.0)
+    visit = Lease(1, 1, now, service_s=100.0)
     it.enter(visit)
     it.start(visit, now)
     assert it.hopeless(0, now, 4.0)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from treadle.core.books import WAIT_BUCKETS_S
-from treadle.core.forecast import FIRST_GUESS_S, Visit
+from treadle.core.forecast import FIRST_GUESS_S, Lease
 from treadle.core.gate import Gate, GateLimits
-from treadle.core.line import Arrival
+from treadle.core.gate_counters import WAIT_BUCKETS_S
 from treadle.core.refusals import Refusal
+from treadle.core.virtual_queue import Arrival
 from treadle.errors import (
     Busy,
     EngineUnavailable,
@@ -36,7 +36,7 @@ def gate(running: int = 2, waiting: int = 1, tokens: int = 0) -> Gate:
 SAME = 1  # a fingerprint: one client that comes again and again
 
 
-def enter(it: Gate, rows: int = 1, tokens: int = 10, now: float = 0.0) -> Visit:
+def enter(it: Gate, rows: int = 1, tokens: int = 10, now: float = 0.0) -> Lease:
     return it.enter(rows=rows, tokens=tokens, now=now, arrival=Arrival(fingerprint=SAME, repeat=True))
 
 
@@ -321,7 +321,7 @@ def test_the_books_are_exact_under_any_sequence(seed: int) -> None:
     limits = GateLimits(chance.randint(1, 5), chance.randint(0, 5), 4.0, tokens=chance.choice((0, 200)))
     it = Gate(limits, EngineUnavailable("closed"))
     it.open_(limits)
-    inside: list[Visit] = []
+    inside: list[Lease] = []
     entered = left = refused = 0
     for now in range(600):
         try:

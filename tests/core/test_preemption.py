@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.core.drive import Bench
-from treadle.core import room
+from treadle.core import block_budget
 from treadle.core.messages import FinishReason
 from treadle.core.scheduler import STUCK_PLANS
 
@@ -15,7 +15,7 @@ from treadle.core.scheduler import STUCK_PLANS
 @pytest.fixture(autouse=True)
 def _greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is expected to generate much, so that rows come in which do not fit in the end."""
-    monkeypatch.setattr(room, "EXPECTED", 1)
+    monkeypatch.setattr(block_budget, "EXPECTED", 1)
 
 
 def names(bench: Bench) -> list[str]:
@@ -183,7 +183,7 @@ def test_what_can_never_fit_alone_is_refused() -> None:
 
 
 def test_a_row_comes_in_where_there_is_room_for_what_is_expected_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "EXPECTED", 20)
+    monkeypatch.setattr(block_budget, "EXPECTED", 20)
     bench = Bench(block=4, blocks=8)
     bench.submit("first", prompt=8, max_tokens=4)
     bench.step()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.drive import Bench
-from treadle.core.composer import MOST_SCORED
 from treadle.core.messages import Finish, FinishReason
+from treadle.core.plan_builder import MOST_SCORED
 from treadle.core.scheduler import WORTH_WAITING
 
 LONG = tuple(range(200))

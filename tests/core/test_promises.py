@@ -9,11 +9,11 @@ import statistics
 import pytest
 
 from tests.core.crowd import Client, Crowd
-from treadle.core import line as line_module
+from treadle.core import virtual_queue as line_module
+from treadle.core.admission_capacity import LONGEST_PROMISE_S, SPREAD
 from treadle.core.gate import Gate, GateLimits
-from treadle.core.line import Arrival
-from treadle.core.places import LONGEST_PROMISE_S, SPREAD
 from treadle.core.refusals import Refusal
+from treadle.core.virtual_queue import Arrival
 from treadle.errors import Busy, EngineUnavailable, TreadleError
 
 SDK_ATTEMPTS = 3  # of the official SDKs at their defaults: one, and two retries

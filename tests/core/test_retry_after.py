@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from treadle.core.forecast import FIRST_GUESS_S, Visit
+from treadle.core.admission_capacity import LONGEST_PROMISE_S
+from treadle.core.forecast import FIRST_GUESS_S, Lease
 from treadle.core.gate import Gate, GateLimits
-from treadle.core.line import Arrival
-from treadle.core.places import LONGEST_PROMISE_S
+from treadle.core.virtual_queue import Arrival
 from treadle.errors import Busy, EngineUnavailable
 
 
@@ -36,9 +36,9 @@ class Server:
         self.gate = Gate(limits, EngineUnavailable("loading"))
         self.gate.open_(limits)
         self.chance = random.Random(self.seed)
-        self._events: list[tuple[float, int, str, Visit | Arrival | None]] = []
+        self._events: list[tuple[float, int, str, Lease | Arrival | None]] = []
         self._numbers = itertools.count()
-        self._queue: list[Visit] = []
+        self._queue: list[Lease] = []
         self._busy = 0
 
     def arrivals(self, start: float, seconds: float, load: float) -> Server:
@@ -53,10 +53,10 @@ class Server:
             now, _, what, visit = heapq.heappop(self._events)
             if what == "arrives":
                 self._arrives(now, obey, visit)
-            elif what == "ends" and isinstance(visit, Visit):
+            elif what == "ends" and isinstance(visit, Lease):
                 self._busy -= 1
                 self._leaves(visit, "stop", now)
-            elif isinstance(visit, Visit) and visit in self._queue:
+            elif isinstance(visit, Lease) and visit in self._queue:
                 self._queue.remove(visit)
                 self._leaves(visit, "expired", now)
         return self
@@ -64,7 +64,7 @@ class Server:
     def enter(self, now: float) -> None:
         self._arrives(now, obey=False)
 
-    def _arrives(self, now: float, obey: bool, before: Visit | Arrival | None = None) -> None:
+    def _arrives(self, now: float, obey: bool, before: Lease | Arrival | None = None) -> None:
         came = before.fingerprint if isinstance(before, Arrival) else next(self._numbers) + 1
         arrival = Arrival(fingerprint=came, repeat=before is not None)
         try:
@@ -79,7 +79,7 @@ class Server:
         self._push(now + self.max_wait_s, "waited", visit)
         self._start(now)
 
-    def _leaves(self, visit: Visit, outcome: str, now: float) -> None:
+    def _leaves(self, visit: Lease, outcome: str, now: float) -> None:
         self.gate.leave(visit, outcome, now)
         if outcome == "stop":
             self.free.append(now)
@@ -92,7 +92,7 @@ class Server:
             took = self.service_s * self.chance.uniform(1 - self.jitter, 1 + self.jitter)
             self._push(now + took, "ends", self._queue.pop(0))
 
-    def _push(self, at: float, what: str, visit: Visit | Arrival | None = None) -> None:
+    def _push(self, at: float, what: str, visit: Lease | Arrival | None = None) -> None:
         heapq.heappush(self._events, (at, next(self._numbers), what, visit))
 
     def broken(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.drive import Bench, expected
-from treadle.core.early import EARLY_CANCEL_S, REMEMBERED_IDS
+from treadle.core.early_cancels import EARLY_CANCEL_S, REMEMBERED_IDS
 from treadle.core.messages import (
     Cancel,
     CancelReason,

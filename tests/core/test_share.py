@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.core.pace import MIN_CHUNK, share
+from treadle.core.prefill_budget import MIN_CHUNK, share
 
 budgets = st.integers(min_value=0, max_value=2000)
 needs = st.lists(st.integers(min_value=1, max_value=3000), max_size=40)

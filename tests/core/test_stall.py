@@ -28,7 +28,7 @@ from tests.core.machine import (
     stall,
     unloaded,
 )
-from treadle.core.pace import DEBT, LEAST_SHARE, SAVINGS, Bill, PrefillPace
+from treadle.core.prefill_budget import DEBT, LEAST_SHARE, SAVINGS, Charge, PrefillBudget
 
 MACHINES = {
     "small": SMALL,
@@ -141,9 +141,9 @@ def test_a_crowd_that_decodes_waits_no_two_steps_for_those_who_come() -> None:
 # What is paid, and when
 
 
-def paced(decode_s: float = 0.01) -> PrefillPace:
+def paced(decode_s: float = 0.01) -> PrefillBudget:
     """Rows decode; a chunk of n tokens costs n tenths of a millisecond."""
-    pace = PrefillPace(512)
+    pace = PrefillBudget(512)
     for tokens in (32, 64, 32):
         pace.observe(pace.bill(tokens, beside=True), prefill_s=1e-4 * tokens, decode_s=decode_s)
     for _ in range(20):
@@ -151,7 +151,7 @@ def paced(decode_s: float = 0.01) -> PrefillPace:
     return pace
 
 
-def step(pace: PrefillPace, tokens: int = 0, prefill_s: float = 0.0, behind: Bill | None = None) -> None:
+def step(pace: PrefillBudget, tokens: int = 0, prefill_s: float = 0.0, behind: Charge | None = None) -> None:
     pace.observe(pace.bill(tokens, beside=True), prefill_s=prefill_s, decode_s=0.01, behind=behind)
 
 
@@ -183,7 +183,7 @@ def test_what_the_step_before_waits_for_a_chunk_is_paid_with_it() -> None:
         pace.observe(pace.bill(0, beside=True), prefill_s=0.0, decode_s=0.01 + longer_s, behind=behind)
         pace.observe(behind, prefill_s=0.0064, decode_s=0.01)
 
-    def idle(pace: PrefillPace) -> int:
+    def idle(pace: PrefillBudget) -> int:
         steps = 0
         while not pace.budget(prefilling=1, decoding=4):
             step(pace)

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.aio import in_loop
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
-from treadle.core.line import Arrival
 from treadle.core.messages import (
     Cancel,
     CancelReason,
@@ -23,11 +22,12 @@ from treadle.core.messages import (
     Submit,
     TokenLogprob,
 )
+from treadle.core.virtual_queue import Arrival
 from treadle.engine import deaths as deaths_module
 from treadle.engine import supervisor as supervisor_module
 from treadle.engine.client import EXPECTED_COMPLETION, USUAL_COMPLETION, Admission, EngineClient, Reservation
 from treadle.engine.generation import MAX_UNREAD_TOKENS, Delta, Generation
-from treadle.engine.patience import Patience
+from treadle.engine.timeouts import Timeouts
 from treadle.errors import (
     Busy,
     EngineDied,
@@ -78,7 +78,7 @@ class Scene:
         self.client = EngineClient(
             self.yard,
             Admission(running, waiting, max_wait_s),
-            Patience(HANG_S, 100.0),
+            Timeouts(HANG_S, 100.0),
             observers=[Faulty(), self.notes],
             clock=self.clock,
         )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.faults import Faults, FaultyRunner, plain
-from treadle.core import room
+from treadle.core import block_budget
 from treadle.core.messages import (
     Cancel,
     CancelJob,
@@ -624,7 +624,7 @@ def test_a_job_finds_no_step_in_flight_and_comes_after_what_those_had_to_say():
 @pytest.fixture
 def greedy(monkeypatch):
     """Few tokens are expected of rows, so that more come in than fit in the end."""
-    monkeypatch.setattr(room, "EXPECTED", 1)
+    monkeypatch.setattr(block_budget, "EXPECTED", 1)
 
 
 @pytest.mark.usefixtures("greedy")

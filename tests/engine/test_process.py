@@ -26,13 +26,13 @@ from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
 from treadle.descriptors import Spare
 from treadle.engine import deaths as deaths_module
 from treadle.engine import process as process_module
-from treadle.engine.child import Channel, settling, transmit
+from treadle.engine.child import Channel, freeze_gc_when_ready, transmit
 from treadle.engine.client import Admission, EngineClient
+from treadle.engine.framing import HEADER, frame, from_owner
 from treadle.engine.outbox import Outbox
-from treadle.engine.patience import Patience
 from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
 from treadle.engine.roster import allocate
-from treadle.engine.wire import HEADER, frame, from_owner
+from treadle.engine.timeouts import Timeouts
 from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
 from treadle.processes import is_stopped
 
@@ -49,7 +49,7 @@ def quick(monkeypatch):
 
 @asynccontextmanager
 async def engine(*, hang_after_s: float = 30.0, **arguments: Any) -> AsyncIterator[EngineClient]:
-    client = EngineClient(lambda: ProcessOwner(ENTRY, arguments), Admission(4, 4, 30.0), Patience(hang_after_s, WAIT_S))
+    client = EngineClient(lambda: ProcessOwner(ENTRY, arguments), Admission(4, 4, 30.0), Timeouts(hang_after_s, WAIT_S))
     try:
         yield client
     finally:
@@ -638,7 +638,7 @@ def test_once_it_is_ready_garbage_is_not_looked_for_in_what_is_loaded(monkeypatc
     told: list[str] = []
     monkeypatch.setattr("gc.collect", lambda: told.append("collected"))
     monkeypatch.setattr("gc.freeze", lambda: told.append("kept"))
-    send = settling(lambda message: told.append(type(message).__name__))
+    send = freeze_gc_when_ready(lambda message: told.append(type(message).__name__))
     ready = Ready(capabilities=None, pid=1, load_s=0.0)
     for message in (Loading(stage="weights"), ready, Failed(code="engine_died", message="")):
         send(message)

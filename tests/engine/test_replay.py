@@ -14,11 +14,11 @@ from tests.support.owners import WAIT_S, FakeOwner, settle
 from treadle.core.forecast import FIRST_GUESS_S
 from treadle.core.messages import Cancel, CancelReason, FinishReason, Output, Submit, TokenLogprob
 from treadle.engine import deaths as deaths_module
+from treadle.engine import queue_timeout as waits_module
 from treadle.engine import supervisor as supervisor_module
-from treadle.engine import waits as waits_module
 from treadle.engine.generation import MAX_UNREAD_TOKENS, Generation
-from treadle.engine.patience import Patience
 from treadle.engine.replay import in_flight
+from treadle.engine.timeouts import Timeouts
 from treadle.errors import Busy, EngineDied, EngineUnavailable, Quarantined, RequestCancelled, ServerStopping
 
 CRASH, KILL = "killed by SIGABRT", "killed by SIGKILL"
@@ -533,7 +533,7 @@ async def test_an_idle_engine_that_hangs_is_unavailable_to_its_first_request(mon
     """D21: not busy. When to come again counts the rest of its patience, and a load."""
     monkeypatch.setattr(waits_module, "SLACK_S", 0.1)
     scene = Scene(max_wait_s=0.02, deaf=True)
-    scene.client.supervisor._patience = Patience(1e6, 100.0)
+    scene.client.supervisor._patience = Timeouts(1e6, 100.0)
     scene.client.supervisor._heartbeat.hang_after_s = 1e6
     await scene.begin()
     scene.clock.now += 1.0

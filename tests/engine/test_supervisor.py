@@ -15,8 +15,8 @@ from treadle.core.messages import Capabilities, Failed, FromOwner, Loading, Read
 from treadle.engine import deaths, heartbeat
 from treadle.engine import supervisor as module
 from treadle.engine.deaths import Cause, Death
-from treadle.engine.patience import Patience
 from treadle.engine.supervisor import EngineState, Supervisor
+from treadle.engine.timeouts import Timeouts
 from treadle.errors import EngineDied, EngineUnavailable, ModelError, ServerStopping, StartFailed, TreadleError
 
 HANG_S = 0.04
@@ -61,7 +61,7 @@ class Scene:
     def __init__(self, *, clock: Callable[[], float] | None = None, **owner: Any) -> None:
         self.clock, self.ear = Clock(), Ear()
         self.yard = Yard(lambda: FakeOwner(**owner))
-        self.supervisor = Supervisor(self.yard, self.ear, Patience(HANG_S, 100.0), clock or self.clock)
+        self.supervisor = Supervisor(self.yard, self.ear, Timeouts(HANG_S, 100.0), clock or self.clock)
 
     async def begin(self, *, ready: bool = True) -> FakeOwner:
         self.supervisor.begin()
@@ -146,7 +146,7 @@ async def test_a_launch_that_raises_is_a_failed_start():
     def launch() -> Any:
         raise ModelError("the folder is gone")
 
-    supervisor = Supervisor(launch, Ear(), Patience(), Clock())
+    supervisor = Supervisor(launch, Ear(), Timeouts(), Clock())
     with pytest.raises(StartFailed, match="the folder is gone"):
         await asyncio.wait_for(supervisor.start(), WAIT_S)
     await asyncio.wait_for(supervisor.stop(), WAIT_S)
@@ -157,7 +157,7 @@ async def test_a_launch_that_raises_is_a_failed_start():
 async def test_an_owner_that_is_not_ready_in_time_is_killed():
     """C1, C4."""
     scene = Scene()
-    scene.supervisor._patience = Patience(HANG_S, 5.0)
+    scene.supervisor._patience = Timeouts(HANG_S, 5.0)
     owner = await scene.begin(ready=False)
     owner.say(Loading(stage="warming up"))
     scene.clock.now += 5.1
@@ -224,7 +224,7 @@ async def test_an_owner_that_dies_is_replaced():
 async def test_a_death_is_noticed_in_the_turn_in_which_it_is_told():
     """B7: no wake-up is lost between two looks, however far they are apart."""
     scene = Scene()
-    scene.supervisor._patience = Patience(1e6, 1e6)
+    scene.supervisor._patience = Timeouts(1e6, 1e6)
     for _ in range(20):
         owner = await scene.begin() if not scene.yard.launched else await scene.yard.next()
         owner.ready()
@@ -644,7 +644,7 @@ async def until(found: Callable[[], bool]) -> None:
 async def test_a_reload_that_hangs_is_given_up_by_the_load_that_was_measured():
     """D13: not by the bound of the first start, which may be half an hour."""
     scene = Scene()
-    scene.supervisor._patience = Patience(HANG_S, 1800.0)
+    scene.supervisor._patience = Timeouts(HANG_S, 1800.0)
     owner = await scene.begin(ready=False)
     owner.ready(load_s=20.0)
     owner.end()
@@ -664,7 +664,7 @@ async def test_a_reload_that_hangs_is_given_up_by_the_load_that_was_measured():
 
 @pytest.mark.parametrize(("measured_s", "bound_s"), [(None, 1800.0), (1.0, 60.0), (20.0, 100.0), (1e6, 1800.0)])
 def test_how_long_a_load_may_go_on_without_another_stage(measured_s: float | None, bound_s: float):
-    assert Patience().load_s(measured_s) == bound_s
+    assert Timeouts().load_s(measured_s) == bound_s
 
 
 # Retry-After -------------------------------------------------------------------------------------------------------

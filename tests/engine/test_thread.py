@@ -17,15 +17,15 @@ from treadle.engine import supervisor as supervisor_module
 from treadle.engine import thread as thread_module
 from treadle.engine.client import Admission, EngineClient
 from treadle.engine.owner import OwnerLimits
-from treadle.engine.patience import Patience
 from treadle.engine.thread import ThreadOwner
+from treadle.engine.timeouts import Timeouts
 from treadle.errors import EngineUnavailable, ModelError, RequestCancelled, StartFailed, TreadleError
 from treadle.runner.base import RunnerBroken
 
 LIMITS = OwnerLimits(max_running=3, prefill_tokens=64)
 
 
-def engine(build: Any, patience: Patience | None = None) -> EngineClient:
+def engine(build: Any, patience: Timeouts | None = None) -> EngineClient:
     return EngineClient(lambda: ThreadOwner(build, LIMITS), Admission(3, 8, 30.0), patience)
 
 
@@ -195,7 +195,7 @@ async def test_a_hung_thread_is_the_end_and_everyone_is_answered(monkeypatch):
     """C4, B7: it can't be killed; health says so."""
     monkeypatch.setattr(supervisor_module, "KILL_GRACE_S", 0.05)
     gate = Gate()
-    client = engine(builds(before_step=lambda step: gate.hold()), Patience(hang_after_s=0.1))
+    client = engine(builds(before_step=lambda step: gate.hold()), Timeouts(hang_after_s=0.1))
     await asyncio.wait_for(client.start(), WAIT_S)
     with reserve(client, 2) as reservation:
         generations = reservation.submit([ask(), ask()])

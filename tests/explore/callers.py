@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.core.drive import Shape, expected
-from treadle.core import room
+from treadle.core import block_budget
 from treadle.core.messages import FinishReason
 from treadle.engine.client import EngineClient, Reservation
 from treadle.engine.generation import Generation
@@ -74,7 +74,7 @@ class Scenario:
     thread: bool = False
     turns: bool = False
     frozen_ends: bool = False
-    growth: int = room.EXPECTED
+    growth: int = block_budget.EXPECTED
     deaths_end: bool = not REPLAYS
     budget: Mapping[str, int] = field(default_factory=dict)
 

@@ -30,13 +30,13 @@ from .turns import START
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "EngineClient": ("report", "_numbers", "observers", "clock"),
     "Gate": ("_books", "_on_refused"),
-    "Line": ("_tickets", "_new_id"),
+    "VirtualQueue": ("_tickets", "_new_id"),
     "Ticket": ("id",),
-    "Visit": ("started", "service_s", "certain"),
+    "Lease": ("started", "service_s", "certain"),
     "Generation": ("submitted", "wait_s", "last_token"),
     "Supervisor": ("load_s",),
     "Scheduler": ("_pace", "_counts"),
-    "Composer": ("_pace", "_counts"),
+    "PlanBuilder": ("_pace", "_counts"),
     "EngineLoop": ("_step", "_memory", "_clock", "_beat"),
     "Pending": ("wait_s",),
     "Output": ("wait_s",),
@@ -46,7 +46,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 }
 HIDDEN = {
     *("World", "Watch", "Condition", "Roster"),
-    *("Admission", "Capabilities", "GateLimits", "OwnerLimits", "Patience", "SchedulerLimits", "Shape"),
+    *("Admission", "Capabilities", "GateLimits", "OwnerLimits", "Timeouts", "SchedulerLimits", "Shape"),
 }
 """Classes of the tests' own records, whose attributes that matter are walked by themselves, of locks, and of what is
 the same in all states of a scenario."""

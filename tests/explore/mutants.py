@@ -18,8 +18,8 @@ import msgspec
 from treadle.core.gate import Gate
 from treadle.core.messages import StepReport
 from treadle.core.queue import Queue
-from treadle.core.row import Row
 from treadle.core.scheduler import Scheduler
+from treadle.core.sequence import Sequence
 from treadle.engine import client as client_module
 from treadle.engine import outbox as outbox_module
 from treadle.engine.client import EngineClient, Health, Reservation
@@ -90,7 +90,7 @@ def _keeps_unused(was: Callable[..., None]) -> Callable[..., None]:
 
 
 def _loses_tokens(was: Callable[..., None]) -> Callable[..., None]:
-    def forget(self: Row) -> None:
+    def forget(self: Sequence) -> None:
         was(self)
         self.tokens.clear()
 
@@ -137,7 +137,7 @@ def _stays_open(was: Callable[..., None]) -> Callable[..., None]:
 
 
 def _expires_all(was: Callable[..., Any]) -> Callable[..., Any]:
-    def expired(self: Queue, now: float) -> list[Row]:
+    def expired(self: Queue, now: float) -> list[Sequence]:
         return [row for row in self.waiting if now - row.arrived >= row.request.max_wait_s]
 
     return expired
@@ -155,7 +155,7 @@ def _blames_all(was: Callable[..., Any]) -> Callable[..., Any]:
 def _overtakes(was: Callable[..., None]) -> Callable[..., None]:
     """A row that is preempted or rewound says its last token again."""
 
-    def take(self: Row, token: int) -> Any:
+    def take(self: Sequence, token: int) -> Any:
         finish = was(self, token)
         return None if len(self.tokens) == 1 and finish is not None else finish
 
@@ -168,8 +168,8 @@ MUTANTS = (
     Mutant("a cancelled row keeps its place", EngineClient, "_leave", _leaks_cancelled, "one"),
     Mutant("tokens stay taken in the gate", Gate, "leave", _leaks_tokens, "one"),
     Mutant("what was reserved and not used stays taken", Reservation, "__exit__", _keeps_unused, "one"),
-    Mutant("a rewound row loses its tokens", Row, "rewind", _loses_tokens, "faults"),
-    Mutant("a preempted row loses its tokens", Row, "_forget", _loses_tokens, "memory"),
+    Mutant("a rewound row loses its tokens", Sequence, "rewind", _loses_tokens, "faults"),
+    Mutant("a preempted row loses its tokens", Sequence, "_forget", _loses_tokens, "memory"),
     Mutant("the runner is not told who has ended", Scheduler, "departed", _keeps_departed, "one"),
     Mutant("a request is submitted twice", EngineClient, "_send", _sends_twice, "one"),
     Mutant("the mailbox loses messages", Mailbox, "take", _takes_the_last, "two"),
@@ -182,10 +182,10 @@ MUTANTS = (
         "who hangs up is no suspect", Replay, "accuses", lambda was: lambda self, generation: False, "poison leaves"
     ),
     Mutant("waits of a group that has begun end", Queue, "expired", _expires_all, "waits"),
-    Mutant("waits do not end where the engine hangs", client_module, "bound_wait", _nothing, "two"),
+    Mutant("waits do not end where the engine hangs", client_module, "enforce_queue_timeout", _nothing, "two"),
     Mutant("a hang is not noticed", Supervisor, "_overdue", lambda was: lambda self, *began: "", "one"),
     Mutant("all rows are blamed for a step", Scheduler, "recover", _blames_all, "lookahead"),
-    Mutant("a row runs on past its end", Row, "take", _overtakes, "two"),
+    Mutant("a row runs on past its end", Sequence, "take", _overtakes, "two"),
     Mutant(
         "a stop waits for an engine that hangs",
         Supervisor,

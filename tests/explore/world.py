@@ -12,9 +12,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
-from treadle.core import room
+from treadle.core import block_budget
 from treadle.core.messages import CancelReason, Submit
-from treadle.engine.client import Admission, EngineClient, Patience
+from treadle.engine.client import Admission, EngineClient, Timeouts
 from treadle.engine.generation import Generation
 from treadle.errors import (
     Busy,
@@ -48,7 +48,7 @@ class World:
         self.lookahead, self.context = scenario.shape.lookahead, CONTEXT
         self.launch_fails = False
         self.poisoned = 0  # engines that a poison took down
-        self._growth, room.EXPECTED = room.EXPECTED, scenario.growth
+        self._growth, block_budget.EXPECTED = block_budget.EXPECTED, scenario.growth
         self.events = TurnLoop()
         asyncio._set_running_loop(self.events)
         self.trail: list[str] = []
@@ -62,7 +62,7 @@ class World:
         self.client = EngineClient(
             self._launch,
             Admission(scenario.slots, scenario.waiting, MAX_WAIT_S),
-            Patience(hang_after_s=HANG_AFTER_S, start_timeout_s=START_TIMEOUT_S),
+            Timeouts(hang_after_s=HANG_AFTER_S, start_timeout_s=START_TIMEOUT_S),
             observers=(self.ends,),
             clock=self.clock,
         )
@@ -91,7 +91,7 @@ class World:
         """Unwind everything that waits."""
         self.events.close()
         asyncio._set_running_loop(None)
-        room.EXPECTED = self._growth
+        block_budget.EXPECTED = self._growth
 
     # Actions -----------------------------------------------------------------------------------------------------
 

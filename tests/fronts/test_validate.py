@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from treadle.core.messages import Sampling
 from treadle.errors import ContextLengthExceeded, InvalidRequest
-from treadle.fronts.validate import Limits, Wanted, check, check_prompt_ids, submits
+from treadle.fronts.validate import Limits, RawParams, build_submits, check, check_prompt_ids
 
 LIMITS = Limits(vocabulary=100, context=50, eos_token_ids=(7,))
 
@@ -40,7 +40,7 @@ REFUSED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), REFUSED, ids=lambda v: repr(v)[:30])
 def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check(Wanted(**{name: value}), LIMITS)
+        check(RawParams(**{name: value}), LIMITS)
     assert caught.value.param == name
     assert name in caught.value.message
     assert len(caught.value.message) < 300
@@ -48,7 +48,7 @@ def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
 
 def test_the_edges_are_in_range() -> None:
     checked = check(
-        Wanted(
+        RawParams(
             temperature=2,
             top_p=1,
             top_k=-1,
@@ -69,44 +69,44 @@ def test_the_edges_are_in_range() -> None:
 
 
 def test_silence_takes_openais_defaults() -> None:
-    assert check(Wanted(), LIMITS).sampling == Sampling(temperature=1.0)
+    assert check(RawParams(), LIMITS).sampling == Sampling(temperature=1.0)
 
 
 def test_silence_takes_the_models_own_defaults_and_a_client_overrides_them() -> None:
     limits = Limits(vocabulary=100, context=50, sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
-    assert check(Wanted(), limits).sampling == Sampling(temperature=0.6, top_k=20, top_p=0.95)
-    assert check(Wanted(temperature=0, top_k=0, top_p=1), limits).sampling == Sampling()
+    assert check(RawParams(), limits).sampling == Sampling(temperature=0.6, top_k=20, top_p=0.95)
+    assert check(RawParams(temperature=0, top_k=0, top_p=1), limits).sampling == Sampling()
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
-    assert check(Wanted(temperature=1e-300), LIMITS).sampling.temperature == 0.0
+    assert check(RawParams(temperature=1e-300), LIMITS).sampling.temperature == 0.0
 
 
 def test_top_k_of_the_whole_vocabulary_is_off() -> None:
-    assert check(Wanted(top_k=100), LIMITS).sampling.top_k == 0
+    assert check(RawParams(top_k=100), LIMITS).sampling.top_k == 0
 
 
 def test_eos_ends_a_sequence_unless_it_is_ignored() -> None:
-    assert check(Wanted(stop_token_ids=[3, 3]), LIMITS).stop_token_ids == (7, 3)
-    assert check(Wanted(stop_token_ids=[3], ignore_eos=True), LIMITS).stop_token_ids == (3,)
+    assert check(RawParams(stop_token_ids=[3, 3]), LIMITS).stop_token_ids == (7, 3)
+    assert check(RawParams(stop_token_ids=[3], ignore_eos=True), LIMITS).stop_token_ids == (3,)
 
 
 def test_the_servers_cap_is_named() -> None:
     with pytest.raises(InvalidRequest, match="allows 10"):
-        check(Wanted(max_tokens=11), Limits(vocabulary=100, context=50, max_tokens=10))
+        check(RawParams(max_tokens=11), Limits(vocabulary=100, context=50, max_tokens=10))
 
 
 def test_without_a_limit_a_request_gets_what_cap_and_context_leave() -> None:
-    rows = submits(check(Wanted(), LIMITS), [[1] * 45], LIMITS, lambda: 0)
+    rows = build_submits(check(RawParams(), LIMITS), [[1] * 45], LIMITS, lambda: 0)
     assert rows[0].max_tokens == 5
     capped = Limits(vocabulary=100, context=50, max_tokens=3)
-    assert submits(check(Wanted(), capped), [[1] * 45], capped, lambda: 0)[0].max_tokens == 3
+    assert build_submits(check(RawParams(), capped), [[1] * 45], capped, lambda: 0)[0].max_tokens == 3
 
 
-@pytest.mark.parametrize(("prompt", "wanted"), [(50, Wanted()), (51, Wanted()), (40, Wanted(max_tokens=11))])
-def test_what_does_not_fit_the_context_is_refused(prompt: int, wanted: Wanted) -> None:
+@pytest.mark.parametrize(("prompt", "wanted"), [(50, RawParams()), (51, RawParams()), (40, RawParams(max_tokens=11))])
+def test_what_does_not_fit_the_context_is_refused(prompt: int, wanted: RawParams) -> None:
     with pytest.raises(ContextLengthExceeded, match="50"):
-        submits(check(wanted, LIMITS), [[1] * prompt], LIMITS, lambda: 0)
+        build_submits(check(wanted, LIMITS), [[1] * prompt], LIMITS, lambda: 0)
 
 
 @pytest.mark.parametrize("prompt", [[], [100], [-1], [1, 2**63]])
@@ -117,12 +117,12 @@ def test_foreign_and_missing_token_ids_are_refused(prompt: list[int]) -> None:
 
 
 def test_one_row_for_each_choice_of_each_prompt() -> None:
-    rows = submits(check(Wanted(n=2), LIMITS), [[1], [2]], LIMITS, lambda: 0)
+    rows = build_submits(check(RawParams(n=2), LIMITS), [[1], [2]], LIMITS, lambda: 0)
     assert [row.prompt for row in rows] == [(1,), (1,), (2,), (2,)]
 
 
 def test_a_seed_gives_each_choice_its_own_and_each_prompt_the_same() -> None:
-    rows = submits(check(Wanted(n=2, seed=5), LIMITS), [[1], [2]], LIMITS, lambda: 0)
+    rows = build_submits(check(RawParams(n=2, seed=5), LIMITS), [[1], [2]], LIMITS, lambda: 0)
     seeds = [row.sampling.seed for row in rows]
     assert seeds[0] == 5
     assert seeds[:2] == seeds[2:]
@@ -131,27 +131,27 @@ def test_a_seed_gives_each_choice_its_own_and_each_prompt_the_same() -> None:
 
 def test_without_a_seed_every_row_draws_one() -> None:
     draw = count(40)
-    rows = submits(check(Wanted(n=2), LIMITS), [[1]], LIMITS, lambda: next(draw))
+    rows = build_submits(check(RawParams(n=2), LIMITS), [[1]], LIMITS, lambda: next(draw))
     assert [row.sampling.seed for row in rows] == [40, 41]
 
 
 def test_the_prompt_alone_may_be_all_where_the_front_allows_it() -> None:
-    checked = check(Wanted(max_tokens=0, prompt_logprobs=1), LIMITS, least_tokens=0)
-    (row,) = submits(checked, [[1] * 50], LIMITS, lambda: 0, salt="s")
+    checked = check(RawParams(max_tokens=0, prompt_logprobs=1), LIMITS, least_tokens=0)
+    (row,) = build_submits(checked, [[1] * 50], LIMITS, lambda: 0, salt="s")
     assert (row.max_tokens, row.prompt_logprobs, row.salt) == (0, 1, "s")
     with pytest.raises(ContextLengthExceeded):
-        submits(checked, [[1] * 51], LIMITS, lambda: 0)
+        build_submits(checked, [[1] * 51], LIMITS, lambda: 0)
 
 
 def test_more_scores_than_can_be_kept_are_refused() -> None:
     limits = Limits(vocabulary=100, context=50_000)
     for n, top, tokens, fits in ((1, 19, 50_000, True), (1, 20, 50_000, False), (2, 19, 25_001, False)):
-        checked = check(Wanted(max_tokens=0, prompt_logprobs=top, n=n), limits, least_tokens=0)
+        checked = check(RawParams(max_tokens=0, prompt_logprobs=top, n=n), limits, least_tokens=0)
         if fits:
-            assert len(submits(checked, [[1] * tokens], limits, lambda: 0)) == n
+            assert len(build_submits(checked, [[1] * tokens], limits, lambda: 0)) == n
             continue
         with pytest.raises(InvalidRequest, match="1000000") as caught:
-            submits(checked, [[1] * tokens], limits, lambda: 0)
+            build_submits(checked, [[1] * tokens], limits, lambda: 0)
         assert caught.value.param == "prompt_logprobs"
 
 
@@ -166,7 +166,7 @@ anything = st.one_of(
 def test_any_value_is_either_taken_or_refused_with_its_name(name: str, value: Any) -> None:
     refusal = None
     try:
-        submits(check(Wanted(**{name: value}), LIMITS), [[1]], LIMITS, lambda: 0)
+        build_submits(check(RawParams(**{name: value}), LIMITS), [[1]], LIMITS, lambda: 0)
     except InvalidRequest as error:
         refusal = error
     assert refusal is None or refusal.param in (name, "min_tokens", "max_tokens")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tests.models import ggufs
 from treadle.errors import ModelError
 from treadle.installation import install_command
-from treadle.models import cache, demo, trust
+from treadle.models import cache, demo, folder_checks
 
 
 class Package(SimpleNamespace):
@@ -142,7 +142,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_the_real_one_is_whole_and_trusted(real: Path) -> None:
-    config = trust.check(real)
+    config = folder_checks.check(real)
     assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (18, 640, 262144)
     assert (real / "model.safetensors").stat().st_size == 536_223_040
     assert json.loads((real / "generation_config.json").read_text())["eos_token_id"] == [1, 106]

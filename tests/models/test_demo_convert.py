@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from tests.models import ggufs
-from treadle.models import safetensors_file, trust
+from treadle.models import folder_checks, safetensors_file
 from treadle.models.demo_convert import convert, to_bfloat16
 from treadle.models.demo_tokenizer import CHAT_TEMPLATE
 from treadle.text.folder import FolderFacts
@@ -56,7 +56,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_the_result_passes_the_checks_of_any_model_folder(converted: Path) -> None:
-    config = trust.check(converted)
+    config = folder_checks.check(converted)
     assert config["model_type"] == "gemma3_text"
     assert (config["num_hidden_layers"], config["hidden_size"], config["head_dim"]) == (ggufs.LAYERS, ggufs.HIDDEN, 32)
     assert json.loads((converted / "generation_config.json").read_text())["eos_token_id"] == [1, 106]

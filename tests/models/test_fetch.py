@@ -19,7 +19,7 @@ from tests.support.hub import HubServer, etag_of, files_of, wait_for_partial
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
 from treadle.models import fetch, hub
-from treadle.models.places import locks_of, repository
+from treadle.models.cache_paths import locks_of, repository
 from treadle.models.transfer import Transfer
 
 MODEL = "owner/tiny"

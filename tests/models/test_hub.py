@@ -11,8 +11,8 @@ import pytest
 from tests.support.hub import COMMIT, HubServer, files_of
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
-from treadle.models import fetch, hub, trust
-from treadle.models.places import repository
+from treadle.models import fetch, folder_checks, hub
+from treadle.models.cache_paths import repository
 from treadle.models.transfer import Transfer
 
 MODEL = "owner/tiny"
@@ -35,7 +35,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_download_is_a_model_folder(tmp_path: Path) -> None:
     with HubServer(MODEL, files(tmp_path)) as fake:
         folder = hub.download(MODEL, silent, cache_dir=tmp_path / "hub", endpoint=fake.url)
-    assert trust.check(folder)["model_type"] == "llama"
+    assert folder_checks.check(folder)["model_type"] == "llama"
 
 
 def test_code_and_pickles_are_not_even_fetched(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from tests.support.hub import COMMIT, HubServer, files_of
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
 from treadle.models import architectures, demo, hub, in_use, inventory
+from treadle.models.cache_paths import locks_of, repository
 from treadle.models.inventory import State
-from treadle.models.places import locks_of, repository
 
 MODEL = "owner/tiny"
 

@@ -14,7 +14,7 @@ from tests.poison.hostile import cases, spoil
 from tests.poison.starts import start
 from tests.support.tiny import make_tiny
 from treadle.errors import ModelError
-from treadle.models import trust
+from treadle.models import folder_checks
 
 CASES = cases()
 CHECKED = [name for name, case in CASES.items() if case.get("by") == "check"]
@@ -44,7 +44,7 @@ def test_refused_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
     folder = make_tiny(tmp_path / "model")
     spoil(folder, CASES[name])
     with pytest.raises(ModelError) as caught:
-        trust.check(folder)
+        folder_checks.check(folder)
     said = caught.value.message
     assert "\n" not in said
     assert not [word for word in CASES[name]["says"] if word not in said], said

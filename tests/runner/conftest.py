@@ -8,9 +8,9 @@ import pytest
 
 from tests.runner.families import make_family
 from tests.support.tiny import Architecture, make_tiny
-from treadle.runner.loader import load
-from treadle.runner.model import LoadedModel
-from treadle.runner.text import TextRunner
+from treadle.runner.loading.loader import load
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.model_runner import ModelRunner
 
 Tiny = Callable[..., LoadedModel]
 
@@ -45,6 +45,6 @@ def either(request: pytest.FixtureRequest, tiny: Tiny) -> Tiny:
 
 
 @pytest.fixture
-def runner(either: Tiny) -> TextRunner:
+def runner(either: Tiny) -> ModelRunner:
     """A runner over the tiny llama, on both paths."""
-    return TextRunner(either("llama"))
+    return ModelRunner(either("llama"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from treadle.core.messages import Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan, StepResult
-from treadle.runner.text import TextRunner
+from treadle.runner.model_runner import ModelRunner
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Choice:
 class Drive:
     """Builds plans for some sequences and applies the results."""
 
-    def __init__(self, runner: TextRunner, requests: Sequence[Submit]) -> None:
+    def __init__(self, runner: ModelRunner, requests: Sequence[Submit]) -> None:
         self.runner = runner
         self.live = {request.id: Going(request) for request in requests}
         self.all = dict(self.live)
@@ -101,7 +101,7 @@ class Drive:
         return {id_: row.tokens for id_, row in self.all.items()}
 
 
-def run_alone(runner: TextRunner, request: Submit) -> list[int]:
+def run_alone(runner: ModelRunner, request: Submit) -> list[int]:
     return Drive(runner, [request]).run()[request.id]
 
 

@@ -8,13 +8,13 @@ from treadle.core.messages import Cancel, FinishReason, FromOwner, Output, StepR
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, scheduler_for
-from treadle.runner.text import TextRunner
+from treadle.runner.model_runner import ModelRunner
 
 
 class Looped:
     """`now` is its clock, one second a step."""
 
-    def __init__(self, runner: TextRunner, *, max_running: int = 5, prefill_tokens: int = 32) -> None:
+    def __init__(self, runner: ModelRunner, *, max_running: int = 5, prefill_tokens: int = 32) -> None:
         self.runner = runner
         self.now = 0.0
         self.outputs: dict[str, list[Output]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from treadle.core.messages import Submit
-from treadle.runner.model import LoadedModel
+from treadle.runner.loading.model import LoadedModel
 
 
 def reference(model: LoadedModel, request: Submit, guess: Sequence[int] = ()) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from treadle.installation import install_command
-from treadle.runner import blas
+from treadle.runner.device import blas
 
 on_linux_cpu = pytest.mark.skipif(
     sys.platform != "linux" or blas._has_mlx_cuda(), reason="MLX brings its own BLAS everywhere else"
@@ -25,7 +25,7 @@ on_linux_cpu = pytest.mark.skipif(
 REPORT = """
 import json, sys
 from pathlib import Path
-from treadle.runner import blas
+from treadle.runner.device import blas
 report = blas.prepare({threads}, Path(sys.argv[1]))
 {then}
 print(json.dumps({{"name": report.name, "threads": report.threads, "warning": report.warning, "who": blas.which_blas(),

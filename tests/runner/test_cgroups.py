@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from treadle.runner import cgroups, memory
-from treadle.runner.cgroups import Group, limited_groups
+from treadle.runner.device import cgroups, memory
+from treadle.runner.device.cgroups import Group, limited_groups
 
 V2_MOUNT = "31 23 0:28 {top} {place} rw,relatime - cgroup2 cgroup2 rw,nsdelegate"
 V1_MOUNT = "35 31 0:32 {top} {place} rw,relatime shared:9 - cgroup cgroup rw,memory"
@@ -138,7 +138,7 @@ def real_group() -> Iterator[Path]:
 
 
 def test_a_process_in_a_real_group_sees_its_limit(real_group: Path) -> None:
-    code = "import sys; sys.stdin.read(); from treadle.runner.memory import *; "
+    code = "import sys; sys.stdin.read(); from treadle.runner.device.memory import *; "
     code += "print(host_total_bytes(), host_available_bytes())"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -11,14 +11,14 @@ from zipfile import ZipFile
 
 import pytest
 
-from treadle.runner.cuda import CudaKernel, included, text, whole_graphs
+from treadle.runner.device.cuda import CudaKernel, included, text, whole_graphs
 
-FILES = ("numbers.cuh", "draw.cuh")
+FILES = ("device/numbers.cuh", "sampling/draw.cuh")
 
 
 def test_files_are_included_from_where_they_lie() -> None:
     found = re.findall(r'#include "([^"]+)"\n', included(*FILES))
-    assert [Path(name).name for name in found] == list(FILES)
+    assert all(Path(path).as_posix().endswith(f"/runner/{name}") for path, name in zip(found, FILES, strict=True))
     assert "".join(Path(name).read_text() for name in found) == text(*FILES)
     assert included() == ""
 
@@ -32,8 +32,8 @@ def zipped(tmp_path: Path) -> Any:
 
 def odd(tmp_path: Path) -> Any:
     folder = tmp_path / 'a "b"'
-    folder.mkdir()
     for name in FILES:
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text(name))
     return folder
 

@@ -12,7 +12,7 @@ from tests.runner.drive import Drive, run_alone, seeded_choices
 from tests.runner.families import FAMILIES
 from tests.runner.reference import reference, references
 from treadle.core.messages import Submit
-from treadle.runner.text import TextRunner
+from treadle.runner.model_runner import ModelRunner
 
 ARCHITECTURES = ["llama", "qwen3", "gemma3", "qwen3_moe", "gpt_oss", "smollm3"]
 
@@ -34,7 +34,7 @@ def test_any_schedule_gives_what_mlx_lm_gives(either: Tiny, architecture: str, s
     model = either(architecture)
     assert model.batched, model.details
     some = requests(seed)
-    runner = TextRunner(model)
+    runner = ModelRunner(model)
     together = Drive(runner, some).run(seeded_choices(seed))
     assert together == references(model, some, together)
     assert runner.statistics().kv_bytes == 0
@@ -44,7 +44,7 @@ def test_any_schedule_gives_what_mlx_lm_gives(either: Tiny, architecture: str, s
 def test_alone_gives_what_mlx_lm_gives(either: Tiny, architecture: str) -> None:
     model = either(architecture)
     for request in requests(9, count=5):
-        alone = run_alone(TextRunner(model), request)
+        alone = run_alone(ModelRunner(model), request)
         assert alone == reference(model, request, alone)
 
 
@@ -52,7 +52,7 @@ def test_alone_gives_what_mlx_lm_gives(either: Tiny, architecture: str) -> None:
 def test_a_model_whose_caches_cannot_merge_gives_the_same(tiny: Tiny, architecture: str) -> None:
     model = tiny(architecture, own=False)
     some = requests(3)
-    one_by_one = Drive(TextRunner(replace(model, batched=False)), some).run(seeded_choices(3))
+    one_by_one = Drive(ModelRunner(replace(model, batched=False)), some).run(seeded_choices(3))
     assert one_by_one == references(model, some, one_by_one)
 
 
@@ -64,7 +64,7 @@ def test_every_kind_of_cache_gives_what_mlx_lm_gives(tiny: Tiny, family: str) ->
     assert model.batched is (family != "llama4"), model.details
     assert (model.own is not None) is (family in ("smollm3", "gpt_oss")), model.details
     some = requests(1, count=6)
-    together = Drive(TextRunner(model), some).run(seeded_choices(1))
+    together = Drive(ModelRunner(model), some).run(seeded_choices(1))
     assert together == references(model, some, together)
 
 

@@ -16,11 +16,12 @@ from tests.runner.drive import run_alone
 from tests.support.tiny import make_tiny
 from treadle.core.messages import Submit
 from treadle.errors import ConfigError, ModelError
-from treadle.runner import loader, memory
-from treadle.runner.blas import BlasReport
 from treadle.runner.build import build
-from treadle.runner.loader import load
-from treadle.runner.text import TextRunner
+from treadle.runner.device import memory
+from treadle.runner.device.blas import BlasReport
+from treadle.runner.loading import loader
+from treadle.runner.loading.loader import load
+from treadle.runner.model_runner import ModelRunner
 from treadle.units import size
 
 
@@ -113,7 +114,7 @@ def test_quantized_models_run_and_are_unpacked_on_the_cpu_when_there_is_room(
     assert (model.weight_bytes == 4 * model.parameters) is room
     request = Submit(id="a", prompt=(10, 20, 30), max_tokens=8)
     logits = np.array(model.module(mx.array([request.prompt]))[0, -1])
-    assert run_alone(TextRunner(model), request)[0] == int(logits.argmax())
+    assert run_alone(ModelRunner(model), request)[0] == int(logits.argmax())
 
 
 def test_other_devices_keep_the_models_dtype(folder: Path, tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_several_weight_files_are_one_model(folder: Path, tmp_path: Path) -> Non
     for i, part in enumerate((names[:5], names[5:])):
         mx.save_safetensors(str(split / f"model-{i}.safetensors"), {name: weights[name] for name in part})
     request = Submit(id="a", prompt=(1, 2), max_tokens=5)
-    assert run_alone(TextRunner(load(split)), request) == run_alone(TextRunner(load(folder)), request)
+    assert run_alone(ModelRunner(load(split)), request) == run_alone(ModelRunner(load(folder)), request)
 
 
 @pytest.mark.parametrize(

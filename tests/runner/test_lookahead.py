@@ -19,14 +19,14 @@ from tests.runner.reference import reference
 from tests.support import cuda
 from treadle.core.messages import FinishReason, Sampling, Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
-from treadle.runner import sampling
-from treadle.runner.draw_kernel import DrawKernel
-from treadle.runner.model import LoadedModel
-from treadle.runner.stock.layout import StockLayout
-from treadle.runner.text import TextRunner
+from treadle.runner.kv.contiguous.backend import ContiguousLayout
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.model_runner import ModelRunner
+from treadle.runner.sampling import sampler
+from treadle.runner.sampling.sampling_kernel import SamplingKernel
 
 
-class AheadLayout(StockLayout):
+class AheadLayout(ContiguousLayout):
     lookahead = 1
 
 
@@ -86,7 +86,7 @@ def _numbers(one: TokenLogprob) -> list[float]:
 def test_every_request_is_what_it_is_in_lock_step(tiny: Tiny, architecture: str, seed: int) -> None:
     model = tiny(architecture)
     some = requests(random.Random(seed))
-    step, run = Looped(TextRunner(model)), Looped(TextRunner(ahead(model)))
+    step, run = Looped(ModelRunner(model)), Looped(ModelRunner(ahead(model)))
     assert run.runner.capabilities().lookahead == 1
     step.run(*some)
     run.run(*some)
@@ -102,11 +102,11 @@ def test_a_pick_that_changes_late_changes_what_was_built_on_it(
     """A nucleus that is wider than its candidates is drawn again when the next step is under way."""
     model = tiny("gemma3")
     some = requests(random.Random(7), kinds)
-    step = Looped(TextRunner(model))
+    step = Looped(ModelRunner(model))
     step.run(*some)
-    monkeypatch.setattr(sampling, "CANDIDATES", 4)
+    monkeypatch.setattr(sampler, "CANDIDATES", 4)
     relaunched = _count(monkeypatch)
-    run = Looped(TextRunner(ahead(model)))
+    run = Looped(ModelRunner(ahead(model)))
     run.run(*some)
     assert relaunched
     for request in some:
@@ -118,10 +118,10 @@ def test_a_kernel_picks_the_same_ahead_as_in_lock_step(tiny: Tiny, room: int, mo
     """Also where it leaves rows to be drawn again, when the next step is under way, and where numbers are uploaded."""
     monkeypatch.setattr(cuda, "SORTED", room)
     model = tiny("llama")
-    model = replace(model, draws=DrawKernel(model.vocabulary, mx.float32, cuda.ReferenceKernel))
+    model = replace(model, draws=SamplingKernel(model.vocabulary, mx.float32, cuda.ReferenceKernel))
     some = requests(random.Random(11))
     relaunched = _count(monkeypatch)
-    step, run = Looped(TextRunner(model)), Looped(TextRunner(replace(ahead(model), device="cuda")))
+    step, run = Looped(ModelRunner(model)), Looped(ModelRunner(replace(ahead(model), device="cuda")))
     step.run(*some)
     run.run(*some)
     assert bool(relaunched) == (room == 2)
@@ -131,18 +131,18 @@ def test_a_kernel_picks_the_same_ahead_as_in_lock_step(tiny: Tiny, room: int, mo
 
 def _count(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Counts the steps that were computed again."""
-    real, seen = TextRunner._go_on, []
+    real, seen = ModelRunner._go_on, []
 
-    def counting(self: TextRunner, step: Any, redrawn: bool) -> None:
+    def counting(self: ModelRunner, step: Any, redrawn: bool) -> None:
         if redrawn and len(self._started) > 1:
             seen.append(True)
         real(self, step, redrawn)
 
-    monkeypatch.setattr(TextRunner, "_go_on", counting)
+    monkeypatch.setattr(ModelRunner, "_go_on", counting)
     return seen
 
 
-class LateFault(TextRunner):
+class LateFault(ModelRunner):
     """Raises at the start and at the end of steps now and then."""
 
     dice = random.Random(0)
@@ -166,7 +166,7 @@ def test_steps_that_raise_ahead_change_nobodys_tokens(tiny: Tiny, architecture: 
     model = tiny(architecture)
     dice = random.Random(seed)
     some = requests(dice)
-    step = Looped(TextRunner(model))
+    step = Looped(ModelRunner(model))
     step.run(*some)
     runner = LateFault(ahead(model), clock=partial(next, count(0.0, 0.01)))  # each time the same plans
     runner.dice = dice
@@ -195,8 +195,8 @@ def test_a_row_whose_id_came_back_is_left_alone_when_a_step_is_computed_again(
 ) -> None:
     """The contract lets a row leave while two steps are in flight, and its id come back at once."""
     model = tiny()
-    monkeypatch.setattr(sampling, "CANDIDATES", 2)
-    runner = TextRunner(ahead(model))
+    monkeypatch.setattr(sampler, "CANDIDATES", 2)
+    runner = ModelRunner(ahead(model))
     wide = Submit(id="wide", prompt=(5,), max_tokens=9, sampling=KINDS["nucleus"])
     gone, back = (Submit(id="a", prompt=prompt, max_tokens=9) for prompt in ((1, 2, 3), (9, 8, 7, 6)))
     wanted = reference(model, back)

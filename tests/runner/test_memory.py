@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from treadle.errors import ConfigError
-from treadle.runner import memory
-from treadle.runner.cgroups import Group
+from treadle.runner.device import memory
+from treadle.runner.device.cgroups import Group
 
 MEMINFO = "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:   4000 kB\n"
 
@@ -61,7 +61,7 @@ def test_a_budget_that_other_programs_hold_now_is_taken_with_a_warning(
     monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 << 30, "free_memory": 10 << 30})
     monkeypatch.setattr(mx, "get_active_memory", lambda: 2 << 30)
     monkeypatch.setattr(mx, "get_cache_memory", lambda: 0)
-    with caplog.at_level("WARNING", logger="treadle.runner.memory"):
+    with caplog.at_level("WARNING", logger="treadle.runner.device.memory"):
         assert memory.kv_budget(40 << 30, "cuda") == 40 << 30
     assert "only 10.0 GiB are free now" in caplog.text
 

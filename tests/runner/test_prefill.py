@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from treadle.core.messages import Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
-from treadle.runner.flat import Piece
-from treadle.runner.prefill import MAX_PADDED, MAX_SHARED_TOKENS, passes
-from treadle.runner.text import TextRunner
+from treadle.runner.forward.ragged import RowSegment
+from treadle.runner.kv.padded.prefill import MAX_PADDED, MAX_SHARED_TOKENS, passes
+from treadle.runner.model_runner import ModelRunner
 
 from .conftest import Tiny
 
 
-def chunk(name: str, start: int, length: int) -> Piece:
-    return Piece(id=name, start=start, tokens=tuple(range(1, length + 1)))
+def chunk(name: str, start: int, length: int) -> RowSegment:
+    return RowSegment(id=name, start=start, tokens=tuple(range(1, length + 1)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 600), st.integers(1, 600)), max_size=12))
@@ -32,7 +32,7 @@ def test_each_chunk_is_in_one_pass_and_a_shared_pass_is_short_and_even(sizes: li
         assert len(group) == 1 or max(c.start + len(c.tokens) for c in group) <= MAX_SHARED_TOKENS
 
 
-def steps(runner: TextRunner, prompts: dict[str, tuple[int, ...]], cut: int) -> dict[str, list[int]]:
+def steps(runner: ModelRunner, prompts: dict[str, tuple[int, ...]], cut: int) -> dict[str, list[int]]:
     """Prefill all prompts in two steps, the first `cut` tokens and the rest, then decode 12 tokens each."""
     admits = tuple(Admit(request=Submit(id=name, prompt=prompt, max_tokens=12)) for name, prompt in prompts.items())
     first = tuple(PrefillChunk(id=n, start=0, tokens=p[:cut]) for n, p in prompts.items())
@@ -58,9 +58,9 @@ def test_prompts_read_in_one_pass_give_the_tokens_of_prompts_read_alone(tiny: Ti
     """Greedy, token for token, with a sliding window shorter than the prompts (gemma3)."""
     model = tiny(family, own=False)
     assert model.shares_prefill
-    shared = steps(TextRunner(model), PROMPTS, 4)
+    shared = steps(ModelRunner(model), PROMPTS, 4)
     alone = {
-        name: steps(TextRunner(replace(model, shares_prefill=False)), {name: prompt}, 4)[name]
+        name: steps(ModelRunner(replace(model, shares_prefill=False)), {name: prompt}, 4)[name]
         for name, prompt in PROMPTS.items()
     }
     assert shared == alone
@@ -68,7 +68,7 @@ def test_prompts_read_in_one_pass_give_the_tokens_of_prompts_read_alone(tiny: Ti
 
 def test_a_bad_prompt_among_those_of_a_pass_fails_alone(either: Tiny) -> None:
     model = either("llama")
-    runner = TextRunner(model)
+    runner = ModelRunner(model)
     good, bad = (
         Submit(id="good", prompt=(1, 2, 3, 4), max_tokens=12),
         Submit(id="bad", prompt=(1, 2, 3, 4), max_tokens=12),
@@ -81,7 +81,7 @@ def test_a_bad_prompt_among_those_of_a_pass_fails_alone(either: Tiny) -> None:
     result = runner.execute(plan)
     assert [failure.id for failure in result.failures] == ["bad"]
     decode = (DecodeRow(id="good", token=4, position=0),)
-    alone = steps(TextRunner(model), {"good": good.prompt}, 1)["good"]
+    alone = steps(ModelRunner(model), {"good": good.prompt}, 1)["good"]
     assert runner.execute(StepPlan(step=2, decode=decode)).rows[0].tokens[0] == alone[0]
 
 
@@ -93,6 +93,6 @@ def test_passes_that_are_padded_for_cuda_give_the_same_tokens(tiny: Tiny, family
     padded = replace(model, device="cuda")
     assert (padded.prefill_quantum, padded.pad_to) == (256, 64)
     assert (model.prefill_quantum, model.pad_to) == (0, 1)
-    runner = TextRunner(padded)
+    runner = ModelRunner(padded)
     runner.warm_up()
-    assert steps(runner, PROMPTS, 4) == steps(TextRunner(model), PROMPTS, 4)
+    assert steps(runner, PROMPTS, 4) == steps(ModelRunner(model), PROMPTS, 4)

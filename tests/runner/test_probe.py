@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 from tests.runner.conftest import Tiny
+from treadle.runner.loading.probe import probe
 from treadle.runner.mlxlm import connect
-from treadle.runner.probe import probe
 
 
 class Changed:

@@ -14,8 +14,8 @@ from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
 from tests.runner.reference import reference
 from treadle.core.messages import FinishReason, Submit, TokenLogprob
-from treadle.runner.model import LoadedModel
-from treadle.runner.text import TextRunner
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.model_runner import ModelRunner
 
 
 def log_softmax(model: LoadedModel, tokens: tuple[int, ...]) -> npt.NDArray[np.float64]:
@@ -47,7 +47,7 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
 def test_they_are_the_models_own(either: Tiny, architecture: str, length: int) -> None:
     """In chunks of 32, beside another row, and the tokens after the prompt are what they are without."""
     model = either(architecture)
-    loop = Looped(TextRunner(model))
+    loop = Looped(ModelRunner(model))
     request = Submit(id="a", prompt=prompt_of(length), max_tokens=5, prompt_logprobs=3)
     beside = Submit(id="b", prompt=prompt_of(50, 1), max_tokens=9)
     tokens = loop.run(request, beside)
@@ -62,7 +62,7 @@ def test_a_request_for_no_tokens_computes_its_prompt_and_ends(
     either: Tiny, length: int, options: dict[str, Any]
 ) -> None:
     model = either()
-    runner = TextRunner(model)
+    runner = ModelRunner(model)
     loop = Looped(runner)
     prompt = prompt_of(length)
     assert loop.run(Submit(id="a", prompt=prompt, max_tokens=0, **options)) == {"a": []}
@@ -77,7 +77,7 @@ def test_a_request_for_no_tokens_computes_its_prompt_and_ends(
 
 def test_a_prompt_that_is_kept_already_is_scored_whole(tiny: Tiny) -> None:
     model = tiny()
-    loop = Looped(TextRunner(model), prefill_tokens=512)
+    loop = Looped(ModelRunner(model), prefill_tokens=512)
     prompt = prompt_of(100)
     loop.run(Submit(id="first", prompt=prompt, max_tokens=3))
     loop.run(Submit(id="scored", prompt=prompt, max_tokens=3, prompt_logprobs=1))

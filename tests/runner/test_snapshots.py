@@ -18,10 +18,10 @@ from tests.runner.reference import reference, references
 from tests.runner.test_with_scheduler import POISON, Poisonous
 from treadle.core.messages import FinishReason, Submit
 from treadle.core.plan import Admit, PrefillChunk, StepPlan
+from treadle.runner.kv.padded.snapshots import BLOCK, NODE_BYTES, Snapshots
+from treadle.runner.loading.model import LoadedModel
 from treadle.runner.mlxlm import connect
-from treadle.runner.model import LoadedModel
-from treadle.runner.snapshots import BLOCK, NODE_BYTES, Snapshots
-from treadle.runner.text import TextRunner
+from treadle.runner.model_runner import ModelRunner
 
 SNAPSHOT_FAMILIES = ["mamba", "qwen3_next", "falcon_h1", "deepseek_v3", "llama4"]
 CUTS = ["deepseek_v3"]
@@ -39,7 +39,7 @@ def request(id_: str, prompt: Sequence[int], max_tokens: int = 12, **options: An
 def loop_of(model: LoadedModel) -> Looped:
     assert model.own is None
     assert model.keeps_prefixes
-    return Looped(TextRunner(model), prefill_tokens=512)
+    return Looped(ModelRunner(model), prefill_tokens=512)
 
 
 # What is reused -----------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_a_conversation_goes_on_where_its_last_turn_ended(tiny: Tiny, family: st
 def test_who_comes_while_the_prompt_is_read_finds_where_they_part(tiny: Tiny, family: str) -> None:
     """The second waits for it, and the first leaves a snapshot there."""
     model = tiny(family)
-    loop = Looped(TextRunner(model), prefill_tokens=100)
+    loop = Looped(ModelRunner(model), prefill_tokens=100)
     trunk = some_tokens(4, 210)
     first, second, third = (request(f"r{i}", trunk + some_tokens(10 + i, 300)) for i in range(3))
     loop.submit(first)
@@ -109,7 +109,7 @@ def test_what_those_who_come_together_share_is_computed_once(tiny: Tiny, family:
     """P9: they wait for the first, which leaves one snapshot to all of them, however its chunks fall. It may have gone
     on from an earlier one itself."""
     model = tiny(family, own=False)
-    loop = Looped(TextRunner(model), prefill_tokens=90)
+    loop = Looped(ModelRunner(model), prefill_tokens=90)
     trunk = some_tokens(4, 310)
     loop.run(request("before", trunk[: reused + 1], max_tokens=1))
     kept = loop.runner.statistics().prefix.stored
@@ -126,7 +126,7 @@ def test_what_those_who_come_together_share_is_computed_once(tiny: Tiny, family:
 def test_a_mark_that_comes_late_is_where_the_prompts_part(tiny: Tiny) -> None:
     """Behind the last whole block that they share, and before they do not any more."""
     model = tiny("qwen3_next")
-    loop = Looped(TextRunner(model), prefill_tokens=30)
+    loop = Looped(ModelRunner(model), prefill_tokens=30)
     trunk = some_tokens(4, 230)
     first, second = (request(f"r{i}", trunk + some_tokens(10 + i, 30)) for i in range(2))
     loop.submit(first)
@@ -179,7 +179,7 @@ def test_an_answer_that_is_scored_is_right_and_leaves_the_same(tiny: Tiny, famil
 
 def test_a_request_leaves_few_snapshots(tiny: Tiny) -> None:
     """However long its prompt, and in however many chunks: at the end, where it parts from others, and when it goes."""
-    runner = TextRunner(tiny("mamba"))
+    runner = ModelRunner(tiny("mamba"))
     loop = Looped(runner, prefill_tokens=50)
     loop.run(request("a", some_tokens(7, 900), max_tokens=40))
     assert runner.statistics().prefix.held == 896 + 939
@@ -191,7 +191,7 @@ def test_a_request_leaves_few_snapshots(tiny: Tiny) -> None:
 def test_what_is_kept_and_running_stays_within_the_budget(tiny: Tiny, family: str) -> None:
     model = tiny(family)
     budget = 5 * (model.kv.row_bytes + 300 * model.kv.token_bytes)
-    runner = TextRunner(tiny(family, memory=budget))
+    runner = ModelRunner(tiny(family, memory=budget))
     loop = Looped(runner, max_running=2, prefill_tokens=128)
     for i in range(6):
         loop.submit(request(f"r{i}", some_tokens(i, 250), max_tokens=6), request(f"s{i}", some_tokens(i, 150)))
@@ -207,7 +207,7 @@ def test_what_is_kept_and_running_stays_within_the_budget(tiny: Tiny, family: st
 
 def test_a_budget_below_one_snapshot_keeps_none(tiny: Tiny) -> None:
     model = tiny("qwen3_next")
-    runner = TextRunner(tiny("qwen3_next", memory=model.kv.row_bytes + 150 * model.kv.token_bytes))
+    runner = ModelRunner(tiny("qwen3_next", memory=model.kv.row_bytes + 150 * model.kv.token_bytes))
     loop = Looped(runner, max_running=1)
     asked = request("a", some_tokens(9, 130))
     for _ in range(2):
@@ -216,7 +216,7 @@ def test_a_budget_below_one_snapshot_keeps_none(tiny: Tiny) -> None:
 
 
 def test_what_is_kept_can_be_given_up_and_takes_no_memory_then(tiny: Tiny) -> None:
-    runner = TextRunner(tiny("qwen3_next"))
+    runner = ModelRunner(tiny("qwen3_next"))
     loop = Looped(runner, prefill_tokens=512)
     loop.run(request("warm", some_tokens(1, 300)))
     runner.forget_prefixes()
@@ -237,7 +237,7 @@ def test_what_is_kept_can_be_given_up_and_takes_no_memory_then(tiny: Tiny) -> No
 def test_a_row_that_failed_leaves_nothing(tiny: Tiny) -> None:
     """Some of its layers may have gone on, and others not."""
     model = tiny("qwen3_next")
-    runner = TextRunner(replace(model, module=FailsAt(model.module, 3)))
+    runner = ModelRunner(replace(model, module=FailsAt(model.module, 3)))
     prompt = some_tokens(1, 400)
     asked = request("a", prompt)
     for start in (0, 100):
@@ -272,7 +272,7 @@ class FailsAt:
 def test_who_is_released_half_way_leaves_what_it_has(tiny: Tiny) -> None:
     """A client that left, and comes again with the same."""
     model = tiny("mamba")
-    loop = Looped(TextRunner(model), prefill_tokens=100)
+    loop = Looped(ModelRunner(model), prefill_tokens=100)
     loop.submit(request("a", some_tokens(1, 400)))
     loop.step()
     loop.step()
@@ -286,13 +286,13 @@ def test_who_is_released_half_way_leaves_what_it_has(tiny: Tiny) -> None:
 
 def test_warming_up_leaves_nothing_behind(tiny: Tiny) -> None:
     """C2"""
-    runner = TextRunner(tiny("qwen3_next"))
+    runner = ModelRunner(tiny("qwen3_next"))
     runner.warm_up()
     assert runner.statistics().prefix.held_bytes == 0
 
 
 def test_without_a_prefix_cache_nothing_is_kept(tiny: Tiny) -> None:
-    runner = TextRunner(tiny("mamba", prefix_cache=False))
+    runner = ModelRunner(tiny("mamba", prefix_cache=False))
     assert not runner.capabilities().prefix_cache
     loop = Looped(runner)
     for id_ in "ab":
@@ -374,7 +374,7 @@ def test_rows_that_join_add_nothing_to_the_budget(tiny: Tiny) -> None:
     """F6: each is marked where its way parts from others', before a pass comes, and also where none does."""
     model = tiny("mamba")
     memory = 12 * (model.kv.row_bytes + 256 * model.kv.token_bytes)
-    runner = TextRunner(tiny("mamba", memory=memory))
+    runner = ModelRunner(tiny("mamba", memory=memory))
     loop = Looped(runner)
     for i in range(12):
         loop.run(request(f"r{i}", some_tokens(i, 3 * BLOCK), max_tokens=2))
@@ -492,7 +492,7 @@ def test_whatever_happens_each_sequence_is_mlx_lms_own(tiny: Tiny, family: str, 
     model = tiny(family)
     memory = 12 * (model.kv.row_bytes + 256 * model.kv.token_bytes)
     small = tiny(family, memory=memory)
-    runner = TextRunner(replace(small, module=Poisonous(small.module, random.Random(seed))))
+    runner = ModelRunner(replace(small, module=Poisonous(small.module, random.Random(seed))))
     loop = Looped(runner, max_running=4, prefill_tokens=dice.choice([40, 100, 512]))
     waiting, asked, cancelled = conversations(dice, 14), [], set()
     waiting.insert(3, request("guilty", (*waiting[0].prompt[:100], POISON), max_tokens=5))

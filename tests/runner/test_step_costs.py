@@ -13,8 +13,8 @@ from tests.runner.conftest import Tiny
 from tests.support.owners import CAN
 from treadle.core.messages import Capabilities
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
-from treadle.runner.step_costs import StepCosts, measure
-from treadle.runner.text import TextRunner
+from treadle.runner.loading.step_costs import StepCosts, measure
+from treadle.runner.model_runner import ModelRunner
 
 
 class Clocked:
@@ -100,7 +100,7 @@ def test_what_raises_half_way_leaves_nothing_behind(tiny: Tiny, monkeypatch: pyt
     assert not runner.held
 
 
-def test_a_warmed_up_runner_tells_what_steps_take(runner: TextRunner) -> None:
+def test_a_warmed_up_runner_tells_what_steps_take(runner: ModelRunner) -> None:
     assert (runner.capabilities().decode_step_s, runner.capabilities().prompt_token_s) == (0.0, 0.0)
     runner.warm_up()
     assert runner.capabilities().decode_step_s > 0

@@ -19,8 +19,8 @@ from tests.runner.looped import Looped
 from tests.runner.parting import PARTING
 from tests.runner.reference import reference, references
 from treadle.core.messages import Capabilities, FinishReason, Sampling, Submit
-from treadle.runner.model import LoadedModel
-from treadle.runner.text import TextRunner
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.model_runner import ModelRunner
 
 POISON = 250
 OWN = ["llama", "qwen3", "gemma3", "qwen3_moe", "gpt_oss", "smollm3"]
@@ -94,12 +94,12 @@ def test_whatever_happens_each_sequence_is_what_it_is_alone(either: Tiny, archit
     """B4, B5, B7: cancels and raising steps change nobody else's tokens, and nothing is left behind."""
     dice = random.Random(seed)
     model = either(architecture)
-    runner = TextRunner(replace(model, module=Poisonous(model.module, random.Random(seed))))
+    runner = ModelRunner(replace(model, module=Poisonous(model.module, random.Random(seed))))
     loop = Looped(runner)
     requests = _requests(dice, 14)
     requests.insert(5, Submit(id="guilty", prompt=(1, 2, POISON), max_tokens=5, max_wait_s=1e9))
     cancelled = _at_random(loop, requests, dice)
-    alone = TextRunner(model)
+    alone = ModelRunner(model)
     for request in requests:
         got, end = loop.tokens(request.id), loop.finish(request.id)
         if end is FinishReason.LENGTH:
@@ -112,7 +112,7 @@ def test_whatever_happens_each_sequence_is_what_it_is_alone(either: Tiny, archit
     assert not runner._rows
 
 
-class SmallBlocks(TextRunner):
+class SmallBlocks(ModelRunner):
     """Gives out `blocks` blocks of 8 tokens, so that rows outgrow them soon."""
 
     blocks = 23
@@ -148,7 +148,7 @@ def test_greedy_is_mlx_lms_own_whatever_is_cached_or_preempted(tiny: Tiny, archi
 def test_rows_that_outgrow_the_memory_end_as_if_they_had_not(tiny: Tiny, architecture: str) -> None:
     """Three rows come to three blocks each, and there are six."""
     model = tiny(architecture)
-    runner = TextRunner(tiny(architecture, memory=_memory(model, 6, rows=3), max_running=3))
+    runner = ModelRunner(tiny(architecture, memory=_memory(model, 6, rows=3), max_running=3))
     assert runner.capabilities().kv_blocks == 6
     loop = Looped(runner, max_running=3, prefill_tokens=512)
     requests = [Submit(id=f"r{i}", prompt=(i + 1, 7 * i) * 125, max_tokens=270, max_wait_s=1e9) for i in range(3)]
@@ -166,7 +166,7 @@ def _memory(model: LoadedModel, blocks: int, rows: int) -> int:
 def test_prompts_are_reused_wherever_they_part(tiny: Tiny, architecture: str) -> None:
     """F6: the same again, one that goes on, and those that part inside a block, at a border, and after the window."""
     model = tiny(architecture)
-    runner = TextRunner(model)
+    runner = ModelRunner(model)
     loop = Looped(runner, prefill_tokens=512)
     for name, (prompt, reused) in PARTING.items():
         request = Submit(id=name, prompt=prompt, max_tokens=12)
@@ -179,7 +179,7 @@ def test_prompts_are_reused_wherever_they_part(tiny: Tiny, architecture: str) ->
 def test_a_conversation_is_reused_turn_by_turn(tiny: Tiny, architecture: str) -> None:
     """Each turn finds its last one's prompt and answer, but for the last token, which nothing was computed from."""
     model = tiny(architecture)
-    loop = Looped(TextRunner(model), prefill_tokens=512)
+    loop = Looped(ModelRunner(model), prefill_tokens=512)
     dice = random.Random(1)
     prompt, known = tuple(dice.randrange(256) for _ in range(50)), 0
     for turn in range(4):
@@ -193,7 +193,7 @@ def test_a_conversation_is_reused_turn_by_turn(tiny: Tiny, architecture: str) ->
 
 def test_those_of_another_salt_find_nothing(tiny: Tiny) -> None:
     """One tenant cannot learn what another one asked: not by what is reused, nor by what it is told."""
-    loop = Looped(TextRunner(tiny()), prefill_tokens=512)
+    loop = Looped(ModelRunner(tiny()), prefill_tokens=512)
     prompt = tuple(range(97))
     for id_, salt, cached in [("a", "x", 0), ("b", "y", 0), ("c", "", 0), ("d", "x", 96), ("e", "y", 96)]:
         loop.run(Submit(id=id_, prompt=prompt, max_tokens=3, salt=salt))
@@ -201,7 +201,7 @@ def test_those_of_another_salt_find_nothing(tiny: Tiny) -> None:
 
 
 def test_without_a_prefix_cache_nothing_is_kept(tiny: Tiny) -> None:
-    runner = TextRunner(tiny(prefix_cache=False))
+    runner = ModelRunner(tiny(prefix_cache=False))
     assert not runner.capabilities().prefix_cache
     loop = Looped(runner)
     for id_ in "ab":
@@ -212,7 +212,7 @@ def test_without_a_prefix_cache_nothing_is_kept(tiny: Tiny) -> None:
 
 def test_what_is_kept_stays_within_the_budget_beside_the_rows(tiny: Tiny) -> None:
     model = tiny()
-    runner = TextRunner(tiny(memory=_memory(model, 4, rows=2), max_running=2))
+    runner = ModelRunner(tiny(memory=_memory(model, 4, rows=2), max_running=2))
     budget = runner.capabilities().kv_budget_bytes
     loop = Looped(runner, max_running=2, prefill_tokens=512)
     for i in range(8):

@@ -14,7 +14,7 @@ import pytest
 from tests.serve.conftest import Start, Tiny
 from tests.serve.server import Serve
 from tests.support.tiny import Architecture
-from treadle.runner.loader import load
+from treadle.runner.loading.loader import load
 
 ARCHITECTURES: list[Architecture] = ["gemma3", "qwen3"]
 LENGTHS = (1, 2, 7, 19, 33, 64, 150, 700)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from tests.explore.turns import TurnLoop
 from treadle.core.messages import Submit
 from treadle.engine import generation as generation_module
-from treadle.engine.client import Admission, EngineClient, Patience
+from treadle.engine.client import Admission, EngineClient, Timeouts
 from treadle.engine.generation import Generation
 from treadle.errors import Busy, EngineUnavailable, TreadleError
 
@@ -119,7 +119,7 @@ class Days:
             self.client = EngineClient(
                 self._launch,
                 Admission(slots, 2 * slots, MAX_WAIT_S, by_forecast=True),
-                Patience(hang_after_s=HANG_AFTER_S),
+                Timeouts(hang_after_s=HANG_AFTER_S),
                 clock=self._events.time,
             )
             self.client.begin()

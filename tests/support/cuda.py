@@ -15,10 +15,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from treadle.runner.chip import Chip
-from treadle.runner.cuda import CudaKernel
-from treadle.runner.paged.kernels import Kernels
-from treadle.runner.paged.work import MANY
+from treadle.runner.device.cuda import CudaKernel
+from treadle.runner.device.properties import DeviceProperties
+from treadle.runner.kv.paged.kernels import Kernels
+from treadle.runner.kv.paged.tiling import MANY
 
 LOWEST = -1e30
 
@@ -386,7 +386,7 @@ class ReferenceKernel(CudaKernel):
     def __init__(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str, *, shared_memory: int = 0, **_: Any
     ) -> None:
-        assert shared_memory <= Chip().shared
+        assert shared_memory <= DeviceProperties().shared
         self.name = name
         self._inputs = inputs
         self._outputs = outputs

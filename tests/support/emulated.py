@@ -29,9 +29,9 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.emulated_text import translated
-from treadle.runner.chip import Chip
-from treadle.runner.cuda import CudaKernel, _short, text
-from treadle.runner.paged.kernels import Kernels
+from treadle.runner.device.cuda import CudaKernel, _short, text
+from treadle.runner.device.properties import DeviceProperties
+from treadle.runner.kv.paged.kernels import Kernels
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -182,7 +182,7 @@ class EmulatedKernel(CudaKernel):
         files: Sequence[str] = (),
         shared_memory: int = 0,
     ) -> None:
-        assert shared_memory <= Chip().shared
+        assert shared_memory <= DeviceProperties().shared
         self.name = name
         self._inputs = inputs
         self._outputs = outputs

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from treadle.config import LOG_FORMATS
-from treadle.telemetry.lag import LoopLag
 from treadle.telemetry.logs import FORMATTERS, adopt, configure, stamp
+from treadle.telemetry.loop_lag import LoopLag
 
 LOGGERS = ("", "treadle", "uvicorn.error")
 MOMENT = 1_795_334_753.1239  # 2026-11-22T08:05:53.123Z

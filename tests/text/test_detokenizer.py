@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from treadle.text import Detokenizer, TextModel
-from treadle.text.pieces import BytePieces
+from treadle.text.token_bytes import BytePieces
 from treadle.text.window import WindowPieces
 
 from . import builders

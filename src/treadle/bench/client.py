@@ -14,7 +14,7 @@ import msgspec
 
 from .errors import BenchError
 from .plan import Request
-from .sample import Outcome, Sample
+from .samples import Outcome, Sample
 from .wire import PATHS, AnswerReader, Endpoint, body_of, error_of
 
 REFUSED = (429, 503)

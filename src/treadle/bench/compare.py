@@ -10,7 +10,7 @@ import msgspec
 from . import ratios
 from .errors import BenchError
 from .ratios import Figure, Range
-from .sample import Result
+from .samples import Result
 
 TOLERATED: dict[str, float] = {
     "TTFT p50": 1.10,

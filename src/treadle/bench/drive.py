@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
 
 from .plan import Moment, Request, Workload
-from .sample import Sample
+from .samples import Sample
 
 LAG_EVERY_S = 0.01
 AHEAD = 10

@@ -8,7 +8,7 @@ import msgspec
 
 from .measures import spread
 from .ratios import Figure, Row, row_of
-from .sample import Machine
+from .samples import Machine
 
 FORMAT = 1
 OURS, THEIRS = "treadle", "mlx-lm"

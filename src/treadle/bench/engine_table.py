@@ -8,8 +8,8 @@ from rich.text import Text
 
 from ..units import size
 from .engine_figures import OURS, THEIRS, Agreement, Batch, EngineResult
+from .formatting import ratio_over_rounds, value
 from .ratios import Range, Row, verdict
-from .shown import ratio_over_rounds, value
 
 STYLES = {"better": "green", "worse": "red", "even": ""}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..units import size
-from . import ratios, shown
+from . import formatting, ratios
 from .plots import against_concurrency, distribution, shade
 from .ratios import Range, Row, Verdict
-from .sample import Result, Round, Sample, TargetInfo
+from .samples import Result, Round, Sample, TargetInfo
 from .sections import Grid, Section, Sweep, sections
 from .style import STYLE
 from .svg import text
@@ -40,7 +40,7 @@ def page(result: Result) -> str:
     least, most = BARS_A_PLOT
     page_ = _Page(result, shades, max(least, min(most, BARS_A_PAGE // max(1, timelines))))
     body = [page_.head(), page_.glance(found), *(page_.section(f"w{i}", part) for i, part in enumerate(found))]
-    title = f"treadle bench: {', '.join(shown.plain(target.name, 40) for target in result.targets)}"
+    title = f"treadle bench: {', '.join(formatting.plain(target.name, 40) for target in result.targets)}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -93,7 +93,7 @@ class _Page:
             link = f'<a href="#w{i}">{text(section.name, MOST_LINK)}</a>'
             for row in section.rows:
                 if _is_at_a_glance(section.name, row):
-                    rows.append((f"{link}<small>{shown.name(row.figure)}</small>", row))
+                    rows.append((f"{link}<small>{formatting.name(row.figure)}</small>", row))
                     link = "<span></span>"
         if not rows:
             return "<section><h2>At a glance</h2><p>Nothing was measured.</p></section>"
@@ -245,17 +245,17 @@ def _cell(row: Row, name: str) -> str:
     over, unit = row.values.get(name), row.figure.unit
     if over is None:
         return '<td class="cell">–</td>'
-    between = shown.between(over, unit).strip()
+    between = formatting.between(over, unit).strip()
     spread = f"<small>{between}</small> " if between else ""
     chip = _chip(row, row.ratios[name]) if name in row.ratios else ""
-    return f'<td class="cell"><b>{shown.value(over.median, unit)}</b> {spread}{chip}</td>'
+    return f'<td class="cell"><b>{formatting.value(over.median, unit)}</b> {spread}{chip}</td>'
 
 
 def _chip(row: Row, over: Range) -> str:
     """A ratio and its verdict, in a sign, a word and a colour."""
     verdict = ratios.verdict(over, row.figure.better)
     word = "" if verdict == "even" else f" {verdict}"
-    return f'<span class="chip {verdict}">{SIGNS[verdict]} {shown.ratio(over.median)}{word}</span>'
+    return f'<span class="chip {verdict}">{SIGNS[verdict]} {formatting.ratio(over.median)}{word}</span>'
 
 
 def _figure(title: str, about: str, svg: str) -> str:

@@ -19,9 +19,9 @@ from ..core.messages import Failed, FinishReason, FromOwner, RunnerStatistics, S
 from ..engine.loop import EngineLoop
 from ..engine.mailbox import Mailbox
 from ..engine.owner import OwnerLimits, kv_tokens, scheduler_for
-from ..runner import blas
 from ..runner.base import RunnerBroken
-from ..runner.require import require_mlx
+from ..runner.device import blas
+from ..runner.device.require_mlx import require_mlx
 from .engine_figures import FORMAT, OURS, THEIRS, Batch, EngineResult, Record, agreement, batch_of
 from .errors import BenchError
 from .machine import this_machine
@@ -124,9 +124,9 @@ class Engines:
     def __init__(self, folder: Path, name: str, bench: EngineBench, say: Say) -> None:
         report = blas.prepare(bench.threads)
         require_mlx()
-        from ..runner.loader import load
-        from ..runner.text import TextRunner
-        from ..runner.threads import ThreadGovernor
+        from ..runner.device.blas_threads import ThreadGovernor
+        from ..runner.loading.loader import load
+        from ..runner.model_runner import ModelRunner
 
         if report.warning:
             say(report.warning)
@@ -135,7 +135,7 @@ class Engines:
         self._before_step: Callable[[], None] = lambda: None
         if report.set_threads is not None:
             self._before_step = ThreadGovernor(report.set_threads, report.threads).before_step
-        self._runner = TextRunner(self.model, before_step=self._before_step)
+        self._runner = ModelRunner(self.model, before_step=self._before_step)
         self._reports: list[FromOwner] = []
         try:
             self._runner.warm_up()

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from . import shown
+from . import formatting
 from .measures import quantile
-from .sample import Round, Sample
+from .samples import Round, Sample
 
 REFRESHES_PER_S = 3
 HEADINGS = ("", "round", "done", "answers", "TTFT p50", "tok/s", "time")
@@ -28,7 +28,7 @@ class _Tally:
 
     def __init__(self, workload: str, target: str, number: int, total: int, began: float) -> None:
         self.workload = workload
-        self.target = shown.plain(target, 40)
+        self.target = formatting.plain(target, 40)
         self.number = number
         self.total = total
         self.began = began
@@ -55,8 +55,8 @@ class _Tally:
             f"{self.number}",
             f"{sum(outcomes.values()):,}/{self.total:,}",
             ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "–",
-            shown.value(quantile(self._ttft_s, 0.5) if self._ttft_s else None, "s"),
-            shown.digits(self._tokens / ran_s) if ran_s > 0 else "–",
+            formatting.value(quantile(self._ttft_s, 0.5) if self._ttft_s else None, "s"),
+            formatting.digits(self._tokens / ran_s) if ran_s > 0 else "–",
             f"{now - self.began if self.took_s is None else self.took_s:,.0f} s",
         ]
 
@@ -113,7 +113,7 @@ class LiveTable:
         tallies, now = list(self._tallies.values()), self._clock()
         if not tallies:
             return Text(f"getting the targets ready: {now - self._began:,.0f} s")
-        table = Table(title=Text(shown.plain(tallies[0].workload, 60)), title_justify="left", show_edge=False)
+        table = Table(title=Text(formatting.plain(tallies[0].workload, 60)), title_justify="left", show_edge=False)
         for i, heading in enumerate(HEADINGS):
             table.add_column(heading, justify="right" if i in (1, 2, 4, 5, 6) else "left", no_wrap=True)
         for tally in tallies:
@@ -123,6 +123,6 @@ class LiveTable:
 
 def _line(tally: _Tally, round_: Round) -> str:
     target, number, done, answers, ttft, rate, took = tally.cells(tally.began)
-    crash = f"; it ended: {shown.plain(round_.crash, 160)}" if round_.crash else ""
-    place = f"{shown.plain(tally.workload, 60)}, {target}, round {number}"
+    crash = f"; it ended: {formatting.plain(round_.crash, 160)}" if round_.crash else ""
+    place = f"{formatting.plain(tally.workload, 60)}, {target}, round {number}"
     return f"{place}: {done} ({answers}), TTFT p50 {ttft}, {rate} tok/s, {took}{crash}"

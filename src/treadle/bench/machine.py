@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from ..installation import version
-from .sample import Machine
+from .samples import Machine
 
 CPUINFO = Path("/proc/cpuinfo")
 

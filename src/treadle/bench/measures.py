@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from .sample import Round, Sample
+from .samples import Round, Sample
 
 
 class Spread(msgspec.Struct, frozen=True):

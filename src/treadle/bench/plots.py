@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from . import shown
+from . import formatting
 from .measures import quantile
 from .ratios import Range, Row
 from .svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Scale, axes, drawing, even_ticks, number, seconds_axis
@@ -51,8 +51,8 @@ def _steps(ordered: Sequence[float], x: Scale) -> str:
 def _said(heard: Mapping[str, Sequence[float]]) -> str:
     """The plot in words."""
     return "; ".join(
-        f"{shown.plain(name, 60)}: {len(v):,} values, p50 {shown.seconds(quantile(v, 0.5))}, "
-        f"p99 {shown.seconds(quantile(v, 0.99))}, max {shown.seconds(v[-1])}"
+        f"{formatting.plain(name, 60)}: {len(v):,} values, p50 {formatting.seconds(quantile(v, 0.5))}, "
+        f"p99 {formatting.seconds(quantile(v, 0.99))}, max {formatting.seconds(v[-1])}"
         for name, v in heard.items()
     )
 
@@ -75,8 +75,8 @@ def against_concurrency(
         points = [(c, row.values[name]) for c, row in swept if name in row.values]
         if points:
             parts.append(_curve(points, shade_, x.scale, y.scale))
-            at = (f"{shown.value(over.median, swept[0][1].figure.unit)} at {c}" for c, over in points)
-            said.append(f"{shown.plain(name, 60)}: {', '.join(at)}")
+            at = (f"{formatting.value(over.median, swept[0][1].figure.unit)} at {c}" for c, over in points)
+            said.append(f"{formatting.plain(name, 60)}: {', '.join(at)}")
     return drawing(key, HEIGHT, title, "; ".join(said), parts)
 
 
@@ -90,7 +90,7 @@ def _upwards(low: float, high: float, unit: str) -> Axis:
     if unit == "s":
         return seconds_axis(low * 0.9, high * 1.05, FLOOR, TOP, "", upwards=True)
     ticks = even_ticks(high)
-    return Axis(Scale(0, max(high, ticks[-1]), FLOOR, TOP), [(v, shown.short(v)) for v in ticks], unit)
+    return Axis(Scale(0, max(high, ticks[-1]), FLOOR, TOP), [(v, formatting.short(v)) for v in ticks], unit)
 
 
 def _curve(points: Sequence[tuple[int, Range]], shade_: str, x: Scale, y: Scale) -> str:

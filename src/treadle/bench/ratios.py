@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from .measures import Figures, Spread, figures, particular, spread
-from .sample import Result, Round
+from .samples import Result, Round
 
 Better = Literal["lower", "higher", "neither"]
 Verdict = Literal["better", "worse", "even"]

@@ -15,7 +15,7 @@ from .errors import BenchError
 from .machine import this_machine
 from .measures import spread
 from .plan import Workload
-from .sample import Control, Result, Round, Sample, WorkloadInfo
+from .samples import Control, Result, Round, Sample, WorkloadInfo
 from .servers import Target, program_name, started
 from .store import FORMAT
 from .wire import Endpoint

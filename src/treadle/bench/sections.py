@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from . import ratios, shown
+from . import formatting, ratios
 from .ratios import Row
-from .sample import Result, Round, WorkloadInfo
+from .samples import Result, Round, WorkloadInfo
 
 SWEEP = "sweep c="
 SWEPT = ("tok/s", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "good answers")
@@ -40,7 +40,7 @@ class Section(msgspec.Struct, frozen=True):
     @property
     def grids(self) -> list[Grid]:
         told = ratios.telling(self.rows)
-        return [Grid(self.name, "", self.targets, [(shown.name(row.figure), row) for row in told])] if told else []
+        return [Grid(self.name, "", self.targets, [(formatting.name(row.figure), row) for row in told])] if told else []
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Sweep(msgspec.Struct, frozen=True):
 
     def _grid(self, figure: str) -> Grid:
         found = self.swept(figure)
-        title = f"sweep: {shown.name(found[0][1].figure)}"
+        title = f"sweep: {formatting.name(found[0][1].figure)}"
         return Grid(title, "concurrency", self.targets, [(f"{c}", row) for c, row in found])
 
 
@@ -105,13 +105,13 @@ def _remarks(rounds: Sequence[Round], names: Sequence[str]) -> Iterable[str]:
     """What kept answers from being whole, by target, and servers that ended."""
     for name in names:
         own = [round_ for round_ in rounds if round_.target == name]
-        target = shown.plain(name, MOST_NAME)
+        target = formatting.plain(name, MOST_NAME)
         causes = Counter((s.outcome, s.reason) for r in own for s in r.samples if s.outcome != "ok")
         for (outcome, reason), count in causes.most_common(MOST_REASONS):
-            cause = f": {shown.plain(reason, MOST_REASON)}" if reason else ""
+            cause = f": {formatting.plain(reason, MOST_REASON)}" if reason else ""
             yield f"{target}: {count:,} × {outcome}{cause}"
         if len(causes) > MOST_REASONS:
             yield f"{target}: {len(causes) - MOST_REASONS:,} more reasons, each rarer"
         for round_ in own:
             if round_.crash:
-                yield f"{target}: ended in round {round_.number}: {shown.plain(round_.crash, MOST_REASON)}"
+                yield f"{target}: ended in round {round_.number}: {formatting.plain(round_.crash, MOST_REASON)}"

@@ -18,7 +18,7 @@ from ..processes import ended_within, free_port, last_words, signal_group
 from .client import Client
 from .errors import BenchError
 from .plan import Message, Request
-from .sample import Sample, TargetInfo
+from .samples import Sample, TargetInfo
 from .wire import Endpoint
 
 PORT = re.compile(r"(?<!\S)--port(?:=|\s+)(\d+)")

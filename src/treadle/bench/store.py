@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import BenchError
-from .sample import Result
+from .samples import Result
 
 FORMAT = 1
 

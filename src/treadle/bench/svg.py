@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from . import shown
+from . import formatting
 
 WIDTH = 520
 LEFT, RIGHT, TOP, BOTTOM = 64, 26, 14, 50
@@ -54,7 +54,7 @@ def number(value: float) -> str:
 
 def text(value: str, most: int = 0) -> str:
     """What came from outside, fit to stand in a page."""
-    return escape(shown.plain(value, most))
+    return escape(formatting.plain(value, most))
 
 
 def drawing(key: str, height: float, title: str, description: str, parts: Iterable[str]) -> str:

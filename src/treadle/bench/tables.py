@@ -8,11 +8,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from . import shown
+from . import formatting
 from .compare import Check, Comparison
 from .live import LiveTable
 from .ratios import Range, Row, verdict
-from .sample import Result
+from .samples import Result
 from .sections import Grid, Section, Sweep, sections
 
 __all__ = ["LiveTable", "comparison_table", "result_table"]
@@ -41,19 +41,19 @@ def _heading(section: Section | Sweep) -> Text:
     rounds = len({round_.number for round_ in section.rounds})
     open_ = f", {info.concurrency} at a time" if info.concurrency else ""
     said = f"{info.requests:,} request{'s' * (info.requests != 1)} a round{open_}; rounds: {rounds}"
-    return Text.assemble((shown.plain(section.name, 80), "bold"), f"  {said}")
+    return Text.assemble((formatting.plain(section.name, 80), "bold"), f"  {said}")
 
 
 def _how_to_read(result: Result) -> str:
     text = "Median over the rounds (least..most). ↓ lower is better, ↑ higher is better."
     if len(result.targets) > 1:
-        first = shown.plain(result.targets[0].name, MOST_NAME)
+        first = formatting.plain(result.targets[0].name, MOST_NAME)
         text += f" Ratios are to {first} in the same round: + better, − worse, else rounds disagree or are within 2 %."
     return text
 
 
 def _remark(text: str) -> Text:
-    return Text(f"  {shown.plain(text)}", style="yellow")
+    return Text(f"  {formatting.plain(text)}", style="yellow")
 
 
 class _GridTable:
@@ -75,7 +75,7 @@ class _GridTable:
             table.title = Text(self._grid.title)
         table.add_column(self._grid.corner, justify="right" if self._grid.corner else "left")
         for i, name in enumerate(targets):
-            table.add_column(Text(shown.plain(name, MOST_NAME)), justify="right")
+            table.add_column(Text(formatting.plain(name, MOST_NAME)), justify="right")
             if i:
                 table.add_column("ratio", justify="right")
         for label, row in self._grid.rows:
@@ -85,7 +85,7 @@ class _GridTable:
 
 def _cells(row: Row, targets: Sequence[str]) -> Iterator[Text]:
     for i, name in enumerate(targets):
-        yield Text(shown.over_rounds(row.values.get(name), row.figure.unit))
+        yield Text(formatting.over_rounds(row.values.get(name), row.figure.unit))
         if i:
             yield _ratio(row, row.ratios.get(name))
 
@@ -94,7 +94,7 @@ def _ratio(row: Row, over: Range | None) -> Text:
     if over is None:
         return Text("")
     mark, style = VERDICTS[verdict(over, row.figure.better)]
-    return Text(shown.ratio_over_rounds(over) + mark, style=style)
+    return Text(formatting.ratio_over_rounds(over) + mark, style=style)
 
 
 # Comparisons ------------------------------------------------------------------------------------------------------
@@ -112,10 +112,12 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         place = (check.workload, check.target)
         if place != last:
             table.add_section()
-            table.add_row(Text(f"{shown.plain(check.workload, 30)}, {shown.plain(check.target, 30)}", style="bold"))
+            table.add_row(
+                Text(f"{formatting.plain(check.workload, 30)}, {formatting.plain(check.target, 30)}", style="bold")
+            )
         table.add_row(*_checked(check))
         last = place
-    notes = [Text(f"note: {shown.plain(note)}", style="yellow") for note in comparison.notes]
+    notes = [Text(f"note: {formatting.plain(note)}", style="yellow") for note in comparison.notes]
     return Group(table, *notes, _verdict(comparison))
 
 
@@ -125,11 +127,11 @@ def _says_something(check: Check) -> bool:
 
 def _checked(check: Check) -> Iterator[Text]:
     unit = check.figure.unit
-    yield Text(f"  {shown.name(check.figure)}")
-    yield Text(shown.value(check.a, unit))
-    yield Text(shown.value(check.b, unit))
-    yield Text("–" if check.ratio is None else shown.ratio(check.ratio))
-    yield Text("" if check.limit is None else shown.ratio(check.limit))
+    yield Text(f"  {formatting.name(check.figure)}")
+    yield Text(formatting.value(check.a, unit))
+    yield Text(formatting.value(check.b, unit))
+    yield Text("–" if check.ratio is None else formatting.ratio(check.ratio))
+    yield Text("" if check.limit is None else formatting.ratio(check.limit))
     yield Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
 
 
@@ -138,6 +140,8 @@ def _verdict(comparison: Comparison) -> Text:
     failed = [check for check in limited if not check.passed]
     if not failed:
         return Text(f"PASS: {len(limited)} figures are within their limits", style="bold green")
-    what = "; ".join(f"{shown.plain(c.workload, 40)}, {shown.plain(c.target, 40)}: {c.figure.name}" for c in failed[:5])
+    what = "; ".join(
+        f"{formatting.plain(c.workload, 40)}, {formatting.plain(c.target, 40)}: {c.figure.name}" for c in failed[:5]
+    )
     more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
     return Text(f"FAIL: {len(failed)} of {len(limited)} figures are over their limit ({what}{more})", style="bold red")

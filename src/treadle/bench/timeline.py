@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from . import shown
-from .sample import Outcome, Round, Sample
+from . import formatting
+from .samples import Outcome, Round, Sample
 from .svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Scale, axes, drawing, number, seconds_axis, text
 
 TALLEST, LOWEST, HEIGHT = 15.0, 2.4, 260.0
@@ -94,12 +94,12 @@ def mark(outcome: str, x: float, y: float, r: float) -> str:
 def _told(sample: Sample) -> str:
     """A bar in words."""
     wait = sample.sent_s - sample.due_s
-    waited = f", {shown.seconds(wait)} in the client" if wait > 0.001 else ""
-    first = "" if sample.ttft_s is None else f", TTFT {shown.seconds(sample.ttft_s)}"
-    reason = f" ({shown.plain(sample.reason, 60)})" if sample.reason else ""
-    role = "" if sample.role == "all" else f", {shown.plain(sample.role, 24)}"
-    total = shown.seconds(sample.end_s)
-    return f"{shown.plain(sample.id, 24)}{role}: {sample.outcome}{reason}{waited}{first}, {total} in all"
+    waited = f", {formatting.seconds(wait)} in the client" if wait > 0.001 else ""
+    first = "" if sample.ttft_s is None else f", TTFT {formatting.seconds(sample.ttft_s)}"
+    reason = f" ({formatting.plain(sample.reason, 60)})" if sample.reason else ""
+    role = "" if sample.role == "all" else f", {formatting.plain(sample.role, 24)}"
+    total = formatting.seconds(sample.end_s)
+    return f"{formatting.plain(sample.id, 24)}{role}: {sample.outcome}{reason}{waited}{first}, {total} in all"
 
 
 def _labelled(drawn: Sequence[Sample]) -> bool:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from .errors import BenchError
+from .lorem import text
 from .plan import Message, Moment, Request, Workload
-from .words import text
 
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SWEEP_ABOUT = "the same requests by 1, 2, 4 ... `most` clients at once: throughput against concurrency"

@@ -58,7 +58,7 @@ def _say_usage(error: BaseException) -> int:
     message = error.format_message()  # type: ignore[attr-defined]
     context = error.ctx  # type: ignore[attr-defined]
     if context is not None and context.info_name in SERVING and (refused := getattr(error, "option_name", "")):
-        from .foreign import cure
+        from .foreign_options import cure
 
         message = cure(refused, sys.argv[1:], _typed(context)) or message
     return _say(f"{message.rstrip('.')}; see {_typed(context)} --help", 2) if message else 2

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .bench_engine import engine_command
-from .bench_told import told
+from .bench_errors import run_cli
 
 if TYPE_CHECKING:
     from ..bench.plan import Workload
-    from ..bench.sample import Result
+    from ..bench.samples import Result
 
 app = typer.Typer(
     name="bench",
@@ -136,7 +136,7 @@ def compare_command(
         _console().print(comparison_table(comparison))
         return 0 if comparison.passed else 1
 
-    raise typer.Exit(told(judge))
+    raise typer.Exit(run_cli(judge))
 
 
 @app.command("report")
@@ -147,7 +147,7 @@ def report_command(
     """Show a result again, or write its page."""
     from ..bench.store import load
 
-    raise typer.Exit(told(lambda: _show(load(result), html)))
+    raise typer.Exit(run_cli(lambda: _show(load(result), html)))
 
 
 @app.command("workloads")
@@ -248,7 +248,7 @@ def _run(work: Callable[[Any, Any], Coroutine[Any, Any, Result]], json: Path | N
             result = asyncio.run(_until_signal(work(live, keep)))
         return _show(result, html)
 
-    return told(go)
+    return run_cli(go)
 
 
 async def _until_signal(work: Coroutine[Any, Any, Result]) -> Result:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .bench_told import told
+from .bench_errors import run_cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def engine_command(
         _show(_measure(model, batch, json, prompt, tokens, rounds, seed, prefill_tokens, threads))
         return 0
 
-    raise typer.Exit(told(go))
+    raise typer.Exit(run_cli(go))
 
 
 def _measure(model: str, batch: str, json: Path | None, *options: Any) -> EngineResult:

@@ -25,8 +25,8 @@ from ..errors import RequestCancelled, TreadleError, spell
 from ..models import resolve
 from ..text import TextModel
 from .check_report import CheckReport, Outcome
+from .engine_trial import Ran, Trial, prompt_of, together
 from .findings import Mark
-from .trial import Ran, Trial, prompt_of, together
 
 LENGTHS = (3, 8, 17, 33, 64, 130, 257, 520)
 FIDELITY_TOKENS = 24

@@ -15,12 +15,12 @@ from rich.console import Console
 from .. import installation
 from ..config import Settings
 from ..errors import StartFailed
-from ..runner import blas
+from ..runner.device import blas
 from ..units import size
-from . import machine, whereabouts
+from . import machine, model_location
+from .device_probe import Answer, Ask, Question, ask
 from .findings import Finding, Findings, Mark, count, show
-from .probe import Answer, Ask, Question, ask
-from .whereabouts import MODEL, Whereabouts
+from .model_location import MODEL, ModelLocation
 
 ENGINE = "MLX"
 _AT = {
@@ -90,7 +90,7 @@ def examine(settings: Settings, ask: Ask = ask) -> Findings:
     """Everything that can be found out without reading a model's weights. The hub is asked only of a model that is not
     on this disk, and not with `offline`."""
     with tempfile.TemporaryDirectory(prefix="treadle-doctor-") as scratch:
-        place = whereabouts.find(settings, Path(scratch))
+        place = model_location.find(settings, Path(scratch))
         answer = ask(_question(settings, place))
         return Findings(
             (
@@ -104,7 +104,7 @@ def examine(settings: Settings, ask: Ask = ask) -> Findings:
         )
 
 
-def _question(settings: Settings, place: Whereabouts) -> Question:
+def _question(settings: Settings, place: ModelLocation) -> Question:
     return Question(
         folder=None if place.folder is None else str(place.folder),
         threads=settings.threads,
@@ -178,7 +178,7 @@ def _text(answer: Answer) -> list[Finding]:
     return [Finding(MODEL, "tokenizer", f"{value}, with a chat template", facts=part)]
 
 
-def _would_run(settings: Settings, place: Whereabouts, answer: Answer) -> list[Finding]:
+def _would_run(settings: Settings, place: ModelLocation, answer: Answer) -> list[Finding]:
     part = answer.parts.get("model")
     if place.folder is None or part is None:
         return _budget(settings, answer)

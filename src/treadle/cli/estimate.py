@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ModelError
-from ..models import safetensors_file, trust
+from ..models import folder_checks, safetensors_file
 from ..text.folder import FolderFacts
 from ..units import size
 
 if TYPE_CHECKING:
-    from .probe import Question
+    from .device_probe import Question
 
 _FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -44,12 +44,13 @@ class Estimate(msgspec.Struct, frozen=True):
 
 def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
     """What would run on a device of this `kind`. Raises ModelError, ConfigError, or whatever the model's class does."""
-    from ..runner import memory, mlxlm
-    from ..runner.stock import buffer
+    from ..runner import mlxlm
+    from ..runner.device import memory
+    from ..runner.kv.contiguous import buffer
 
     assert question.folder is not None
     folder = Path(question.folder)
-    config = trust.check(folder)
+    config = folder_checks.check(folder)
     library = mlxlm.connect()
     module, _ = library.load(folder)
     parameters = library.parameters(module)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from .. import installation
 from ..installation import version_of
-from ..runner import blas
-from ..runner.cgroups import limited_groups
+from ..runner.device import blas
+from ..runner.device.cgroups import limited_groups
 from ..units import size
 from .findings import Finding, Mark
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from ..config import Settings
 from ..errors import ConfigError, ModelError
 from ..installation import command
-from ..models import demo, hub, inventory, reasons, resolve
+from ..models import demo, hub, hub_errors, inventory, resolve
 from ..models.inventory import Entry, State
 from ..models.resolve import DEMO
 from ..units import size
@@ -175,7 +175,7 @@ def _to_remove(model: str) -> Entry:
         raise ModelError("the demo is not on this disk: there is nothing to remove")
     if os.path.isdir(Path(model).expanduser()):
         raise ModelError(f"'{model}' is a folder of yours, which Treadle never removes: do it yourself")
-    hint = reasons.nearest(model, hub.cache_folder()).replace(", which is cached", "")
+    hint = hub_errors.nearest(model, hub.cache_folder()).replace(", which is cached", "")
     raise ModelError(f"'{model}' is not in {hub.cache_folder()}{hint}: '{command()} models --all' lists what is")
 
 

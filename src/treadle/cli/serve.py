@@ -25,7 +25,7 @@ from ..telemetry.watchdog import STUCK_S, Watchdog
 from ..units import size
 from .files import connection_limits, raise_open_files
 from .findings import count
-from .logged import LoggedAnnouncer, logged_end
+from .json_announcer import LoggedAnnouncer, logged_end
 from .secrets import forget_key, warn_of_command_line
 from .signals import KILL_S, ShutdownSignals, end, within
 from .transfers import TransferView

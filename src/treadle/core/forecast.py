@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..errors import TreadleError
-from .line import Arrival
+from .virtual_queue import Arrival
 
 FIRST_GUESS_S = 1.0  # of a row's service time, where neither step times nor answers were measured
 SHORTEST_S = 0.001
@@ -33,7 +33,7 @@ TURNS = 8  # of each slot that are forecast one by one; further ones repeat the 
 
 
 @dataclass(slots=True, eq=False)
-class Visit:
+class Lease:
     """What one client request holds: `rows` not yet ended, their `tokens` together, and when rows of it got a slot.
 
     `service_s` is the expected time of one row in its slot, 0 where nothing is known; `certain` says that the expected
@@ -72,7 +72,7 @@ class Forecast:
         self.service_s = FIRST_GUESS_S  # the expected time of a row that comes next in its slot, likewise
         self._share = 1.0
         self._answers = 0
-        self._visits: dict[Visit, None] = {}
+        self._visits: dict[Lease, None] = {}
         self._seen = 0
         self._mean_s = FIRST_GUESS_S
         self._rows = 0
@@ -85,7 +85,7 @@ class Forecast:
 
     # Rows come and go --------------------------------------------------------------------------------------------
 
-    def enter(self, visit: Visit) -> None:
+    def enter(self, visit: Lease) -> None:
         """Rows of `visit` take slots, or places in the line."""
         self._rows += visit.rows
         self._visits[visit] = None
@@ -93,13 +93,13 @@ class Forecast:
         self._mean_s += max(NEWEST_VISIT, 1 / self._seen) * (visit.expected_s - self._mean_s)
         self._made = float("-inf")
 
-    def start(self, visit: Visit, now: float) -> None:
+    def start(self, visit: Lease, now: float) -> None:
         """A row of `visit` got its slot."""
         visit.started.append(now)
         visit.began = True
         self._made = float("-inf")
 
-    def leave(self, visit: Visit, now: float, *, answered: bool) -> None:
+    def leave(self, visit: Lease, now: float, *, answered: bool) -> None:
         """One row of `visit` has gone: the one that began first, as rows are not told apart. `answered`: it held its
         slot for as long as it wanted."""
         self._rows -= 1
@@ -141,7 +141,7 @@ class Forecast:
         """A step took `ratio` of what it took in the warm-up, with all slots taken."""
         self.pace += NEWEST * (ratio - self.pace)
 
-    def _learn(self, visit: Visit, took_s: float) -> None:
+    def _learn(self, visit: Lease, took_s: float) -> None:
         """Without a measured step time the expectation is a guess, which the first answer replaces."""
         share = took_s / (visit.expected_s * self.pace)
         self._answers += 1
@@ -235,7 +235,7 @@ class Forecast:
                 line += 1
         return held[: self.slots], line
 
-    def _unstarted(self) -> Iterator[Visit]:
+    def _unstarted(self) -> Iterator[Lease]:
         """Each visit as often as rows of it have not begun, in the order in which they came."""
         for visit in self._visits:
             if not visit.displaced:
@@ -248,10 +248,10 @@ class Forecast:
             for at in visit.started:
                 yield self._end_of(visit, at, as_of) + later_s, visit.tokens // visit.rows
 
-    def _end_of(self, visit: Visit, began: float, now: float) -> float:
+    def _end_of(self, visit: Lease, began: float, now: float) -> float:
         """When a row of `visit` that began then is expected to leave."""
         due = began + self._needs_s(visit)
         return due if due >= now else now + max(now - due, LATE * (now - began))
 
-    def _needs_s(self, visit: Visit) -> float:
+    def _needs_s(self, visit: Lease) -> float:
         return visit.expected_s * self.pace * self._share

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import Busy, InvalidRequest, TreadleError
-from .books import Books
-from .forecast import Visit
-from .line import Arrival, Line, Ticket
-from .places import GateLimits as GateLimits
-from .places import Places
+from .admission_capacity import AdmissionCapacity
+from .admission_capacity import GateLimits as GateLimits
+from .fair_share import Shares
+from .forecast import Lease
+from .gate_counters import GateCounters
 from .refusals import Refusal
-from .shares import Shares
+from .virtual_queue import Arrival, Ticket, VirtualQueue
 
 UNANSWERED = ("expired", "unused", "quarantined", "displaced", "lost")
 REASONS = {
@@ -55,9 +55,9 @@ class Gate:
         self._closed: TreadleError | None = closed
         self._back_s: Callable[[], float] | None = None
         self._shares = Shares()
-        self._line = Line(self._shares.held, new_id)
-        self._places = Places(limits, self._line, self._shares)
-        self._books = Books()
+        self._line = VirtualQueue(self._shares.held, new_id)
+        self._places = AdmissionCapacity(limits, self._line, self._shares)
+        self._books = GateCounters()
 
     @property
     def limits(self) -> GateLimits:
@@ -90,7 +90,7 @@ class Gate:
         service_s: float = 0.0,
         certain: bool = False,
         arrival: Arrival | None = None,
-    ) -> Visit:
+    ) -> Lease:
         """Take `rows` places and about `tokens` tokens for `arrival`. A row is expected to hold its slot for
         `service_s` seconds (0: unknown), `certain` if the request itself allows no more.
 
@@ -105,7 +105,7 @@ class Gate:
         if self.limits.tokens:
             tokens = min(tokens, self.limits.tokens)
         self._let_in(arrival, rows, tokens, now)
-        visit = Visit(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
+        visit = Lease(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
         visit.max_wait_s = self._places.patience_s(arrival, now)
         self._places.rows += rows
         self._places.tokens += tokens
@@ -116,7 +116,7 @@ class Gate:
         self._places.forecast.enter(visit)
         return visit
 
-    def check_open(self, now: float, visit: Visit | None = None) -> None:
+    def check_open(self, now: float, visit: Lease | None = None) -> None:
         """Raise the closing error while the door is closed. `visit`, which was let in before, keeps its place in
         arrival order."""
         if self._closed is not None:
@@ -152,7 +152,7 @@ class Gate:
         self._line.sweep(now)
         self._line.recognise(arrival, now)
 
-    def _displace(self, visit: Visit, now: float) -> None:
+    def _displace(self, visit: Lease, now: float) -> None:
         """End the wait of `visit`; its client keeps its place in arrival order."""
         assert visit.give_way is not None
         self._shares.displace(visit)
@@ -160,7 +160,7 @@ class Gate:
         self._places.displaced += visit.rows
         visit.give_way(self.postpone(visit, Refusal.DISPLACED, now))
 
-    def correct(self, visit: Visit, *, tokens: int, now: float) -> None:
+    def correct(self, visit: Lease, *, tokens: int, now: float) -> None:
         """Replace the estimate by what was counted. Raises like `enter`; the visit keeps its estimate then."""
         others = self.tokens - visit.tokens
         limit = self.limits.tokens
@@ -174,12 +174,12 @@ class Gate:
         self._places.tokens = others + tokens
         visit.tokens = tokens
 
-    def started(self, visit: Visit, wait_s: float, now: float) -> None:
+    def started(self, visit: Lease, wait_s: float, now: float) -> None:
         """A row of `visit` got its slot, after `wait_s` seconds in the queue."""
         self._places.forecast.start(visit, now)
         self._books.waited(wait_s)
 
-    def leave(self, visit: Visit, outcome: str, now: float) -> None:
+    def leave(self, visit: Lease, outcome: str, now: float) -> None:
         """One row of `visit` has ended: its place and its part of the tokens are free."""
         part = visit.tokens // visit.rows
         visit.rows -= 1
@@ -204,7 +204,7 @@ class Gate:
         self._books.refused[reason.value] += 1
         self._on_refused(reason)
 
-    def postpone(self, visit: Visit, reason: Refusal, now: float) -> TreadleError:
+    def postpone(self, visit: Lease, reason: Refusal, now: float) -> TreadleError:
         """The error for a row of `visit` that had a place and got no slot: Busy, or the closing error where the engine
         is away. Its request keeps its place in arrival order; all rows of one visit are told the same."""
         if self._closed is not None and self._back_s is None:

@@ -3,7 +3,7 @@
 To the owner: Submit, Cancel, RunJob, CancelJob, Ping, Stop.
 From the owner: Loading, Ready, Failed, StepReport, JobDone, Pong, Stopped.
 
-Each struct is tagged, so one decoder per direction reads a whole stream of them (see `engine/wire.py`).
+Each struct is tagged, so one decoder per direction reads a whole stream of them (see `engine/framing.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 
 
-class Plain(msgspec.Struct, frozen=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of every message: immutable and made of plain values."""
 
 
 # To the owner -------------------------------------------------------------------------------------------------
 
 
-class Sampling(Plain, frozen=True):
+class Sampling(Message, frozen=True):
     """How one request picks its tokens. The defaults are greedy and change nothing.
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are
@@ -40,7 +40,7 @@ class Sampling(Plain, frozen=True):
     seed: int = 0
 
 
-class Submit(Plain, frozen=True, tag=True):
+class Submit(Message, frozen=True, tag=True):
     """One sequence to generate.
 
     `id` is unique among everything the engine has not finished. `prompt` are token ids, at least one. `max_tokens`
@@ -89,14 +89,14 @@ class CancelReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-class Cancel(Plain, frozen=True, tag=True):
+class Cancel(Message, frozen=True, tag=True):
     """Take back one request. Idempotent; an unknown id is remembered for a while, in case its Submit comes later."""
 
     id: str
     reason: CancelReason = CancelReason.CLIENT
 
 
-class RunJob(Plain, frozen=True, tag=True):
+class RunJob(Message, frozen=True, tag=True):
     """Run one named piece of work on the owner, between steps. `args` are plain values."""
 
     id: str
@@ -104,17 +104,17 @@ class RunJob(Plain, frozen=True, tag=True):
     args: dict[str, Any] = {}
 
 
-class CancelJob(Plain, frozen=True, tag=True):
+class CancelJob(Message, frozen=True, tag=True):
     """Ask a job to stop at its next check."""
 
     id: str
 
 
-class Ping(Plain, frozen=True, tag=True):
+class Ping(Message, frozen=True, tag=True):
     """Ask the owner for a Pong between two steps: an idle owner says nothing by itself."""
 
 
-class Stop(Plain, frozen=True, tag=True):
+class Stop(Message, frozen=True, tag=True):
     """End the owner: every request that still lives gets its terminal event, then the owner unwinds."""
 
 
@@ -134,7 +134,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class Finish(Plain, frozen=True):
+class Finish(Message, frozen=True):
     """How a request ended. `code` and `message` belong to ERROR; `stop_token_id` to STOP by a token."""
 
     reason: FinishReason
@@ -143,7 +143,7 @@ class Finish(Plain, frozen=True):
     message: str = ""
 
 
-class TokenLogprob(Plain, frozen=True):
+class TokenLogprob(Message, frozen=True):
     """Natural-log probabilities at one position, from the model's raw logits: the chosen token's, and the top ones'
     as (token id, logprob), best first."""
 
@@ -151,7 +151,7 @@ class TokenLogprob(Plain, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Output(Plain, frozen=True):
+class Output(Message, frozen=True):
     """What one step did for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
 
     `wait_s` comes with `admitted`: how long the request waited for its slot, on the owner's clock.
@@ -179,7 +179,7 @@ class Sharing(StrEnum):
     HELD = "held"  # the same blocks: those count once
 
 
-class Capabilities(Plain, frozen=True):
+class Capabilities(Message, frozen=True):
     """What a runner can do, in plain values.
 
     `context` is the longest sequence in tokens. A running sequence of n tokens holds about `kv_row_bytes +
@@ -223,7 +223,7 @@ class Capabilities(Plain, frozen=True):
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 
 
-class PrefixStatistics(Plain, frozen=True):
+class PrefixStatistics(Message, frozen=True):
     """The prefix cache since the owner started: tokens that were looked up, tokens found, bytes copied to reuse them,
     tokens put in and evicted; and now: tokens held, with their bytes."""
 
@@ -236,7 +236,7 @@ class PrefixStatistics(Plain, frozen=True):
     held_bytes: int = 0
 
 
-class RunnerStatistics(Plain, frozen=True):
+class RunnerStatistics(Message, frozen=True):
     """Memory as the runner sees it, in bytes; `kv_bytes` is what running rows hold."""
 
     active_bytes: int = 0
@@ -246,7 +246,7 @@ class RunnerStatistics(Plain, frozen=True):
     prefix: PrefixStatistics = PrefixStatistics()
 
 
-class EngineStatistics(Plain, frozen=True):
+class EngineStatistics(Message, frozen=True):
     """The owner's own view after a step. Counters count since the owner started; times are in seconds. `preempted` are
     rows that gave up their cache memory for others; `cached_tokens` were reused instead of computed."""
 
@@ -270,13 +270,13 @@ class EngineStatistics(Plain, frozen=True):
     runner: RunnerStatistics = RunnerStatistics()
 
 
-class Loading(Plain, frozen=True, tag=True):
+class Loading(Message, frozen=True, tag=True):
     """The owner builds the runner: `stage` is a short phrase for people."""
 
     stage: str
 
 
-class Ready(Plain, frozen=True, tag=True):
+class Ready(Message, frozen=True, tag=True):
     """Built and warmed up: the owner takes work."""
 
     capabilities: Capabilities
@@ -284,7 +284,7 @@ class Ready(Plain, frozen=True, tag=True):
     load_s: float = 0.0
 
 
-class Failed(Plain, frozen=True, tag=True):
+class Failed(Message, frozen=True, tag=True):
     """The owner could not start, or can't go on: its state is not trusted. It ends itself after this. Sequences that
     live are not ended one by one: whoever hears Failed replays or ends them."""
 
@@ -292,7 +292,7 @@ class Failed(Plain, frozen=True, tag=True):
     message: str
 
 
-class StepReport(Plain, frozen=True, tag=True):
+class StepReport(Message, frozen=True, tag=True):
     """Everything one step has to say, in one message."""
 
     step: int
@@ -300,7 +300,7 @@ class StepReport(Plain, frozen=True, tag=True):
     statistics: EngineStatistics = EngineStatistics()
 
 
-class JobDone(Plain, frozen=True, tag=True):
+class JobDone(Message, frozen=True, tag=True):
     """The one terminal event of a job: a plain result, or an error."""
 
     id: str
@@ -309,11 +309,11 @@ class JobDone(Plain, frozen=True, tag=True):
     message: str = ""
 
 
-class Pong(Plain, frozen=True, tag=True):
+class Pong(Message, frozen=True, tag=True):
     """The answer to a Ping."""
 
 
-class Stopped(Plain, frozen=True, tag=True):
+class Stopped(Message, frozen=True, tag=True):
     """The owner has unwound; nothing follows."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Finish, Output, TokenLogprob
-from .row import Row
+from .sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class Outputs:
     """News by row, in the order in which rows came up. Rows, not ids: an id may come again at once."""
 
     def __init__(self) -> None:
-        self._pending: dict[Row, Pending] = {}
+        self._pending: dict[Sequence, Pending] = {}
 
-    def of(self, row: Row) -> Pending:
+    def of(self, row: Sequence) -> Pending:
         pending = self._pending.get(row)
         if pending is None:
             pending = self._pending[row] = Pending()

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .row import Row
+from .sequence import Sequence
 
 BEGUN = -(2**63)  # goes before every priority that a client may ask for
 
@@ -29,7 +29,7 @@ class _Group:
 class _Sharer:
     """`waiting` is a heap of (priority, order, row); `served` numbers the admissions, the last one of this sharer."""
 
-    waiting: list[tuple[int, int, Row]] = field(default_factory=list)
+    waiting: list[tuple[int, int, Sequence]] = field(default_factory=list)
     live: int = 0
     served: int = 0
 
@@ -43,7 +43,7 @@ class Queue:
         self._served = 0
         self._entries = 0  # in all heaps, with those that ended and are not swept yet
 
-    def enter(self, row: Row) -> None:
+    def enter(self, row: Sequence) -> None:
         """Count a new row in its group and for its sharer. One that is resumed has begun in an earlier life of the
         engine."""
         group = self._groups.setdefault(_key(row), _Group())
@@ -51,7 +51,7 @@ class Queue:
         group.started = group.started or row.request.resumed
         self._sharers.setdefault(row.request.sharer, _Sharer()).live += 1
 
-    def leave(self, row: Row) -> None:
+    def leave(self, row: Sequence) -> None:
         """A row has ended. Where it waits, its place is swept by the next `head` or `sweep`."""
         group = self._groups[_key(row)]
         group.live -= 1
@@ -63,12 +63,12 @@ class Queue:
             self._entries -= len(sharer.waiting)
             del self._sharers[row.request.sharer]
 
-    def push(self, row: Row) -> None:
+    def push(self, row: Sequence) -> None:
         priority = BEGUN if self._groups[_key(row)].started else row.request.priority
         heapq.heappush(self._sharers[row.request.sharer].waiting, (priority, row.order, row))
         self._entries += 1
 
-    def head(self, running: Iterable[Row] = ()) -> Row | None:
+    def head(self, running: Iterable[Sequence] = ()) -> Sequence | None:
         """The row that is next, if any waits, while `running` hold slots."""
         if not self._entries:
             return None
@@ -79,7 +79,7 @@ class Queue:
         held = Counter(row.request.sharer for row in running)
         return min(able, key=lambda sharer: _turn(sharer, held)).waiting[0][2]
 
-    def pop(self, row: Row) -> None:
+    def pop(self, row: Sequence) -> None:
         """`row`, the head, runs from now on, and with it its group has begun."""
         sharer = self._sharers[row.request.sharer]
         heapq.heappop(sharer.waiting)
@@ -92,7 +92,7 @@ class Queue:
             heapq.heapify(sharer.waiting)
         group.started = True
 
-    def expired(self, now: float) -> list[Row]:
+    def expired(self, now: float) -> list[Sequence]:
         """Those whose wait is over; none of a group that has begun (D2)."""
         if not self._entries:
             return []
@@ -114,7 +114,7 @@ class Queue:
                 heapq.heapify(sharer.waiting)
 
     @property
-    def waiting(self) -> list[Row]:
+    def waiting(self) -> list[Sequence]:
         return [row for sharer in self._sharers.values() for _, _, row in sharer.waiting if row.live]
 
     def check(self, live: int) -> bool:
@@ -131,5 +131,5 @@ def _turn(sharer: _Sharer, held: Counter[str]) -> tuple[int, int, int, int]:
     return priority, held[row.request.sharer], sharer.served, order
 
 
-def _key(row: Row) -> str:
+def _key(row: Sequence) -> str:
     return row.request.group or row.id

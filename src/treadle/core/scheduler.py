@@ -23,11 +23,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .composer import Composer, Reuse, nothing
-from .counts import Counts
-from .early import Absent
-from .ends import cancelled, failed, too_big
-from .memory import claims, give_way
+from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
+from .early_cancels import EarlyCancels
+from .finishes import cancelled, failed, too_big
 from .messages import (
     Cancel,
     EngineStatistics,
@@ -39,11 +37,13 @@ from .messages import (
     Submit,
 )
 from .outputs import Outputs
-from .pace import Bill, PrefillPace
 from .plan import RowTokens, StepPlan, StepResult
+from .plan_builder import PlanBuilder, Reuse, no_reuse
+from .preemption import decode_demand, select_victims
+from .prefill_budget import Charge, PrefillBudget
 from .queue import Queue
-from .room import Promises, Reservations, Room
-from .row import Row
+from .scheduler_counters import SchedulerCounters
+from .sequence import Sequence
 from .states import Event, State
 
 WORTH_WAITING = 64  # prompt tokens: fewer are sooner computed again than waited for
@@ -74,12 +74,12 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _InFlightStep:
     """A plan that is started or about to be, and the rows that its ids meant."""
 
     plan: StepPlan
-    rows: dict[str, Row]
-    bill: Bill
+    rows: dict[str, Sequence]
+    bill: Charge
 
 
 class Scheduler:
@@ -88,21 +88,21 @@ class Scheduler:
     `reuse` says how many tokens of a row that joins the runner holds already (`Runner.reuse`).
     """
 
-    def __init__(self, limits: SchedulerLimits, reuse: Reuse = nothing) -> None:
+    def __init__(self, limits: SchedulerLimits, reuse: Reuse = no_reuse) -> None:
         self.limits = limits
         worth = WORTH_WAITING if limits.prefix_cache else 0
-        self._rows: dict[str, Row] = {}
-        self._running: dict[str, Row] = {}
+        self._rows: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}
         self._queue = Queue()
-        self._absent = Absent()
-        self._flights: deque[_Flight] = deque()
+        self._absent = EarlyCancels()
+        self._flights: deque[_InFlightStep] = deque()
         self._departed: list[str] = []
         self._outputs = Outputs()
-        self._pace = PrefillPace(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
+        self._pace = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
         self._order = 0
         self._stuck = 0
-        self._counts = Counts()
-        self._composer = Composer(
+        self._counts = SchedulerCounters()
+        self._composer = PlanBuilder(
             reuse, self._pace, self._counts, self._outputs, worth_waiting=worth, sharing=limits.sharing
         )
 
@@ -113,7 +113,7 @@ class Scheduler:
         if request.id in self._rows:
             return
         self._order = request.arrival or self._order + 1
-        row = Row.of(request, order=self._order, now=now)
+        row = Sequence.of(request, order=self._order, now=now)
         self._rows[row.id] = row
         self._queue.enter(row)
         if (early := self._absent.submitted(row.id, now)) is not None:
@@ -155,13 +155,13 @@ class Scheduler:
         `room` are the blocks that no row holds. A plan with work is in flight from now on. One without, while others
         are, may mean that they have to be applied first.
         """
-        space = Room(self.limits.kv_block, room if self.limits.kv_blocks else None)
+        space = BlockBudget(self.limits.kv_block, room if self.limits.kv_blocks else None)
         running = self._running.values()
-        claimed = claims(running, self._counts.steps, space)
+        claimed = decode_demand(running, self._counts.steps, space)
         short = claimed.short(space)
         if self._flights and (short > 0 or self._on_trial()):
             return StepPlan(step=self._counts.steps + 1, release=self.departed())
-        if not self._preempt(give_way(running, short, space), now):
+        if not self._preempt(select_victims(running, short, space), now):
             self._admit_waiting(now, space)
         self._expire_waiting(now)
         release = tuple(self._departed)
@@ -286,7 +286,7 @@ class Scheduler:
         if not plan.idle:
             self._counts.steps += 1
             rows = {id_: self._running[id_] for id_ in _row_ids(plan)}
-            self._flights.append(_Flight(plan, rows, self._bill(plan)))
+            self._flights.append(_InFlightStep(plan, rows, self._bill(plan)))
         stuck = self._running and not (self._flights or plan.release)
         self._stuck = self._stuck + 1 if stuck else 0
         if self._stuck > STUCK_PLANS:
@@ -295,7 +295,7 @@ class Scheduler:
 
     # Who comes and goes --------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, now: float, space: Room) -> None:
+    def _admit_waiting(self, now: float, space: BlockBudget) -> None:
         running = self._running.values()
         if len(running) >= self.limits.max_running or self._queue.head(running) is None or self._on_trial():
             return  # in a suspect's trial a newcomer could be the one to blame
@@ -306,13 +306,13 @@ class Scheduler:
             self._queue.pop(row)
             self._start(row, now)
 
-    def _promises(self, space: Room) -> Promises | Reservations:
+    def _promises(self, space: BlockBudget) -> OptimisticAdmission | TokenReservations:
         running = self._running.values()
         if not self.limits.kv_blocks:
-            return Reservations(self.limits.kv_tokens, running)
-        return Promises(space, running, holding=self._composer.holding)
+            return TokenReservations(self.limits.kv_tokens, running)
+        return OptimisticAdmission(space, running, holding=self._composer.holding)
 
-    def _start(self, row: Row, now: float) -> None:
+    def _start(self, row: Sequence, now: float) -> None:
         row.on(Event.ADMIT)
         row.turn = self._counts.steps  # behind nobody who is served in this step
         self._running[row.id] = row
@@ -327,7 +327,7 @@ class Scheduler:
             self._end(row, Finish(reason=FinishReason.EXPIRED, code="text_generation_busy"))
         self._queue.sweep()
 
-    def _preempt(self, rows: list[Row], now: float) -> bool:
+    def _preempt(self, rows: list[Sequence], now: float) -> bool:
         """Send `rows` back to wait for their memory; whether there are any."""
         for row in rows:
             row.preempt(now)
@@ -337,7 +337,7 @@ class Scheduler:
             self._counts.preempted += 1
         return bool(rows)
 
-    def _end(self, row: Row, finish: Finish) -> None:
+    def _end(self, row: Sequence, finish: Finish) -> None:
         row.on(Event.END)
         self._outputs.of(row).finish = finish
         self._counts.ended(finish.reason)
@@ -347,9 +347,9 @@ class Scheduler:
             self._departed.append(row.id)
         self._queue.leave(row)
 
-    def _void(self, plan: StepPlan) -> dict[Row, None]:
+    def _void(self, plan: StepPlan) -> dict[Sequence, None]:
         """Take `plan` and those after it out of flight; their rows, each once."""
-        rows: dict[Row, None] = {}
+        rows: dict[Sequence, None] = {}
         while True:
             flight = self._flights.pop()
             self._pace.void(flight.bill)
@@ -359,17 +359,17 @@ class Scheduler:
 
     # What became of a step -----------------------------------------------------------------------------------------
 
-    def _bill(self, plan: StepPlan) -> Bill:
+    def _bill(self, plan: StepPlan) -> Charge:
         chunks = {chunk.id: len(chunk.tokens) for chunk in plan.prefill}
         return self._pace.bill(sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode))
 
-    def _observe(self, flight: _Flight, result: StepResult) -> None:
+    def _observe(self, flight: _InFlightStep, result: StepResult) -> None:
         behind = self._flights[0].bill if self._flights else None
         self._pace.observe(flight.bill, prefill_s=result.prefill_s, decode_s=result.decode_s, behind=behind)
         self._counts.prefill_s += result.prefill_s
         self._counts.decode_s += result.decode_s
 
-    def _filled(self, row: Row, cached: int) -> None:
+    def _filled(self, row: Sequence, cached: int) -> None:
         """A step has brought what is cached of `row` to `cached` tokens."""
         if not row.live:
             return
@@ -378,7 +378,7 @@ class Scheduler:
         if row.request.max_tokens == 0 and cached == row.known - 1:
             self._end(row, Finish(reason=FinishReason.LENGTH))
 
-    def _gain(self, row: Row, gained: RowTokens) -> None:
+    def _gain(self, row: Sequence, gained: RowTokens) -> None:
         tokens = gained.tokens
         row.suspect = False
         row.ahead -= 1

@@ -28,11 +28,11 @@ import msgspec
 from .. import streams
 from ..core.messages import Failed, FromOwner, JobDone, Ready, Stop, ToOwner
 from ..runner.base import RunnerFactory
+from .framing import HEADER, frame, to_owner
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .owner import OwnerLimits, Send, run_owner, why
 from .roster import Roster, shared
-from .wire import HEADER, frame, to_owner
 
 ORPHAN_GRACE_S = 1.0
 EXIT_CLEAN, EXIT_FAILED, EXIT_STUCK = 0, 3, 4
@@ -105,14 +105,14 @@ def serve(channel: Channel, build: RunnerFactory, limits: OwnerLimits, roster: R
     sender = threading.Thread(target=transmit, args=(channel, outbox), name="sender", daemon=True)
     sender.start()
     try:
-        clean = run_owner(build, limits, mailbox, settling(outbox.put), roster=roster)
+        clean = run_owner(build, limits, mailbox, freeze_gc_when_ready(outbox.put), roster=roster)
     finally:
         outbox.close()
         sender.join()
     return EXIT_CLEAN if clean else EXIT_FAILED
 
 
-def settling(send: Send) -> Send:
+def freeze_gc_when_ready(send: Send) -> Send:
     """`send`, before which, once the owner is ready, everything that is loaded leaves Python's collection of garbage:
     to go through it takes 40 to 70 ms, in which no row gains a token."""
 

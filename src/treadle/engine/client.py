@@ -21,10 +21,9 @@ from typing import Any
 
 import msgspec
 
-from ..core.ends import cancelled
-from ..core.forecast import Visit
+from ..core.finishes import cancelled
+from ..core.forecast import Lease
 from ..core.gate import Gate, GateLimits
-from ..core.line import Arrival
 from ..core.messages import (
     Cancel,
     CancelJob,
@@ -39,6 +38,7 @@ from ..core.messages import (
     Submit,
 )
 from ..core.refusals import Refusal
+from ..core.virtual_queue import Arrival
 from ..errors import EngineDied, EngineUnavailable, InvalidRequest, Quarantined, ServerStopping, TreadleError
 from .deaths import Death
 from .generation import Generation
@@ -46,13 +46,13 @@ from .handle import Launch
 from .jobs import Jobs
 from .observer import Observer
 from .owner import kv_tokens
-from .patience import Patience
 from .quarantine import EXPIRY_S, Quarantine, quarantined
+from .queue_timeout import SLACK_S, enforce_queue_timeout
 from .replay import Replay
 from .status import status_of
 from .supervisor import EngineState, Supervisor
 from .suspects import Verdict
-from .waits import SLACK_S, bound_wait
+from .timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class EngineClient:
         self,
         launch: Launch,
         admission: Admission,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         *,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -102,13 +102,13 @@ class EngineClient:
         self.jobs = Jobs(self._send_job)
         self.clock = clock
         limits = GateLimits(admission.max_running, admission.max_waiting, admission.max_wait_s)
-        self.supervisor = Supervisor(launch, self, patience or Patience(), clock)
+        self.supervisor = Supervisor(launch, self, patience or Timeouts(), clock)
         self._away: TreadleError | None = EngineUnavailable("the engine is loading its model")
         self.gate = Gate(limits, self._away, self._tell_refused)
         self.gate.close(self._away, back_s=self.supervisor.outage.left_s, now=clock())
         self.quarantine = Quarantine(clock)
         self.replay = Replay(self._send_sequence, self._withdraw)
-        self._live: dict[str, tuple[Generation, Visit]] = {}
+        self._live: dict[str, tuple[Generation, Lease]] = {}
         self._numbers = itertools.count(1)
         self._arrivals = itertools.count(1)
         self._owed: float | None = None
@@ -219,7 +219,7 @@ class EngineClient:
         )
         return max(expected, min(least, limit))
 
-    def _submit(self, request: Submit, visit: Visit, kind: str, tag: str) -> Generation:
+    def _submit(self, request: Submit, visit: Lease, kind: str, tag: str) -> Generation:
         generation = Generation(request, kind=kind, tag=tag, now=self.clock(), cancel=self._cancel)
         self.replay.submit(generation)
         self._live[request.id] = (generation, visit)
@@ -265,7 +265,7 @@ class EngineClient:
 
     def _bound_wait(self, generations: Sequence[Generation], left_s: float) -> None:
         step_s = 0.0 if self.report is None else self.report.statistics.step_s
-        bound_wait(generations, left_s, step_s, self._refuse)
+        enforce_queue_timeout(generations, left_s, step_s, self._refuse)
 
     def _refuse(self, generation: Generation) -> None:
         """End a wait that the owner did not end: it is away, says nothing, or is stuck in a step."""
@@ -294,7 +294,7 @@ class EngineClient:
             return False
         return last is None or last < when
 
-    def _leave(self, visit: Visit, outcome: str) -> None:
+    def _leave(self, visit: Lease, outcome: str) -> None:
         self.gate.leave(visit, outcome, self.clock())
         self._left.set()
 
@@ -429,7 +429,7 @@ class EngineClient:
             self.replay.progress(len(self._live) - self.replay.held)
         self._tell(lambda observer: observer.step(report))
 
-    def _on_output(self, generation: Generation, visit: Visit, output: Output, now: float) -> None:
+    def _on_output(self, generation: Generation, visit: Lease, output: Output, now: float) -> None:
         if generation.ended:
             if self.replay.accuses(generation):
                 generation.follow(output)
@@ -446,7 +446,7 @@ class EngineClient:
                 generation.expired(self.gate.postpone(visit, Refusal.WAIT_OVER, now))
             self._gone(generation, output.finish.reason.value)
 
-    def _on_admitted(self, generation: Generation, visit: Visit, wait_s: float, now: float) -> None:
+    def _on_admitted(self, generation: Generation, visit: Lease, wait_s: float, now: float) -> None:
         self.gate.started(visit, wait_s, now)
         self._tell(lambda observer: observer.admitted(generation.kind, wait_s))
 
@@ -489,7 +489,7 @@ class EngineClient:
 class Reservation:
     """Room that a client request holds. Use as `with client.reserve(...) as reservation:`."""
 
-    def __init__(self, client: EngineClient, visit: Visit, *, kind: str, tag: str) -> None:
+    def __init__(self, client: EngineClient, visit: Lease, *, kind: str, tag: str) -> None:
         self._client = client
         self._visit = visit
         self._kind = kind
@@ -562,7 +562,7 @@ class Reservation:
         self._unused = 0
 
 
-def _answered(generation: Generation, visit: Visit) -> str:
+def _answered(generation: Generation, visit: Lease) -> str:
     """The outcome of a sequence whose caller was answered, or turned away, before its end came."""
     if generation.finish is not None:
         return generation.finish.reason.value

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..core.composer import RowFault
 from ..core.messages import (
     Cancel,
     CancelJob,
@@ -41,6 +40,7 @@ from ..core.messages import (
     ToOwner,
 )
 from ..core.plan import StepPlan
+from ..core.plan_builder import SequenceFault
 from ..core.scheduler import Scheduler
 from ..runner.base import Runner, RunnerBroken
 from .mailbox import Mailbox
@@ -256,7 +256,7 @@ class EngineLoop:
 
     def _not_planned(self, error: Exception) -> tuple[Output, ...]:
         """Planning raised: the steps in flight are finished, then its rows are recomputed and tried one by one."""
-        row_id = error.row_id if isinstance(error, RowFault) else None
+        row_id = error.row_id if isinstance(error, SequenceFault) else None
         cause = error.__cause__ or error if row_id is not None else error
         if isinstance(cause, RunnerBroken):
             raise cause

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..core.composer import Reuse, nothing
 from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready
+from ..core.plan_builder import Reuse, no_reuse
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..errors import TreadleError
 from ..runner.base import Runner, RunnerBroken, RunnerFactory
@@ -85,7 +85,7 @@ def build_runner(build: RunnerFactory, send: Send) -> Runner | None:
     return runner
 
 
-def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = nothing) -> Scheduler:
+def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = no_reuse) -> Scheduler:
     """A scheduler whose running rows fit the runner's cache memory, and join with what `reuse` says of them."""
     return Scheduler(
         SchedulerLimits(

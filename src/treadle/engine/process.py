@@ -20,9 +20,9 @@ from ..core.messages import ToOwner
 from ..descriptors import Spare
 from ..environment import without_secrets
 from ..processes import is_stopped
+from .framing import HEADER, frame, from_owner
 from .handle import OnExit, OnMessage
 from .roster import Roster, allocate, shared
-from .wire import HEADER, frame, from_owner
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ on for what is left of its time, of which an outage takes its part. While suspec
 else is held back, also what comes meanwhile.
 
 An outage ends with the next engine's Ready, or with the supervisor's word that there will be none: each start is
-bounded (`Patience.load_s`), and so is how many may fail.
+bounded (`Timeouts.load_s`), and so is how many may fail.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ The listener hears `on_death` once for each READY -> RESTARTING, and says how ma
 `on_away`, again after each failed restart; then `on_ready`. `on_lost` is the last word: FAILED or STOPPING.
 
 An owner is hung when `heartbeat` says so: work waits for it, or a ping, and it has told of nothing for `hang_after_s`.
-While it starts or restarts, when it has told of no stage for the time that `Patience.load_s` gives. What an owner says
+While it starts or restarts, when it has told of no stage for the time that `Timeouts.load_s` gives. What an owner says
 after it was given up is dropped: its rows are replayed from what was heard before.
 """
 
@@ -30,10 +30,10 @@ from enum import StrEnum
 from ..core.messages import Failed, FromOwner, JobDone, Loading, Ping, Ready, StepReport, Stop, Stopped, ToOwner
 from ..errors import EngineDied, EngineUnavailable, ServerStopping, StartFailed
 from .deaths import Cause, Death, Deaths
+from .engine_events import EngineEvents
 from .handle import KILLED, Launch, OwnerHandle, ends
 from .heartbeat import Heartbeat
-from .listener import Listener
-from .patience import Outage, Patience
+from .timeouts import Outage, Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class EngineState(StrEnum):
 
 class Supervisor:
     def __init__(
-        self, launch: Launch, listener: Listener, patience: Patience, clock: Callable[[], float] = time.monotonic
+        self, launch: Launch, listener: EngineEvents, patience: Timeouts, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.state = EngineState.STARTING
         self.stage = "starting"

@@ -9,10 +9,10 @@ from ..core.messages import Capabilities
 from ..engine.client import EngineClient, Health
 from ..errors import EngineUnavailable, ServerStopping
 from ..text import TextView
-from .validate import Checked, Limits
+from .validate import Limits, ValidatedRequest
 
 if TYPE_CHECKING:
-    from .textjobs import Pool
+    from .text_jobs import Pool
 
 STOPPING = ("draining", "stopping", "stopped")
 BLOCKED = "blocked"
@@ -82,7 +82,9 @@ def limits_of(model: TextView, can: Capabilities | None, max_tokens: int | None)
     )
 
 
-def with_stops(checked: Checked, model: TextView, *, chat: bool, hide_special: bool = True) -> Checked:
+def with_stops(
+    checked: ValidatedRequest, model: TextView, *, chat: bool, hide_special: bool = True
+) -> ValidatedRequest:
     """With the model's own stop strings in a chat, and stop strings that are special tokens as tokens: where text
     hides these, they would never be found in it."""
     own = model.stop_strings if chat and not checked.ignore_eos else ()

@@ -1,7 +1,7 @@
 """The one validator of generation requests, for every front: from what a client asked for to what the engine takes.
 
 Pure: no web framework, no gRPC. `check` needs nothing but the request and is done before anything is reserved;
-`submits` follows once the prompts are token ids. Every refusal names the field, what it was, and what would do.
+`build_submits` follows once the prompts are token ids. Every refusal names the field, what it was, and what would do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RawParams:
     """What a client asked for; None where it was silent."""
 
     temperature: float | None = None
@@ -61,7 +61,7 @@ class Wanted:
 class Limits:
     """What the model and the settings allow. `max_tokens` caps one completion; None leaves what the context leaves.
 
-    `sampling` holds the model's own defaults, by the names of `Wanted`, for clients that are silent.
+    `sampling` holds the model's own defaults, by the names of `RawParams`, for clients that are silent.
     """
 
     vocabulary: int
@@ -72,7 +72,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class ValidatedRequest:
     """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave; 0: the
     prompt alone is computed. `ignore_eos`: nothing of the model's own ends the answer. `as_many_as_fit`: what a request
     asks for beyond the context is cut, not refused."""
@@ -98,14 +98,16 @@ class Checked:
         return max(self.min_tokens, self.max_tokens or 0) if whole else self.min_tokens
 
 
-def check(wanted: Wanted, limits: Limits, *, least_tokens: int = 1, as_many_as_fit: bool = False) -> Checked:
+def check(
+    wanted: RawParams, limits: Limits, *, least_tokens: int = 1, as_many_as_fit: bool = False
+) -> ValidatedRequest:
     """The parameters, in range and with the defaults filled in. `least_tokens` is 0 where an answer may be the prompt
     alone. With `as_many_as_fit`, `max_tokens` and `min_tokens` are cut to what the context leaves, where they would be
     refused otherwise. Raises InvalidRequest with the field in `param`."""
     max_tokens = _max_tokens(wanted.max_tokens, limits, least_tokens, as_many_as_fit)
     most = min(limits.context, limits.max_tokens or limits.context) if max_tokens is None else max_tokens
     top = min(MAX_TOP_LOGPROBS, limits.vocabulary)
-    return Checked(
+    return ValidatedRequest(
         sampling=_sampling(wanted, limits),
         seed=_whole("seed", wanted.seed, -(2**63), 2**63 - 1),
         n=_whole("n", wanted.n, 1, MAX_N) or 1,
@@ -147,7 +149,7 @@ def check_size(estimate: int, prompts: int, limits: Limits, param: str = "prompt
         )
 
 
-def room(checked: Checked, prompt_tokens: int, limits: Limits, param: str = "prompt") -> int:
+def completion_budget(checked: ValidatedRequest, prompt_tokens: int, limits: Limits, param: str = "prompt") -> int:
     """How many tokens may follow a prompt of this length. Raises ContextLengthExceeded when they do not fit."""
     left = limits.context - prompt_tokens
     if left < (0 if checked.max_tokens == 0 else 1):
@@ -177,8 +179,8 @@ def too_long(prompt_tokens: int, limits: Limits, param: str = "prompt") -> Conte
     )
 
 
-def submits(
-    checked: Checked,
+def build_submits(
+    checked: ValidatedRequest,
     prompts: Sequence[Sequence[int]],
     limits: Limits,
     draw_seed: Callable[[], int],
@@ -196,7 +198,7 @@ def submits(
     rows = []
     for prompt in prompts:
         check_prompt_ids(prompt, limits, param)
-        max_tokens = room(checked, len(prompt), limits, param)
+        max_tokens = completion_budget(checked, len(prompt), limits, param)
         ids = tuple(prompt)
         for choice in range(checked.n):
             seed = draw_seed() if checked.seed is None else checked.seed + choice * SEED_STRIDE
@@ -220,7 +222,7 @@ def submits(
 # Parts ----------------------------------------------------------------------------------------------------------
 
 
-def _sampling(wanted: Wanted, limits: Limits) -> Sampling:
+def _sampling(wanted: RawParams, limits: Limits) -> Sampling:
     def value(name: str, default: float, low: float, high: float, *, above: bool = False) -> float:
         given = getattr(wanted, name)
         chosen = _number(name, given, low, high, above=above)
@@ -259,7 +261,7 @@ def _max_tokens(value: Any, limits: Limits, least: int, as_many_as_fit: bool) ->
     return most
 
 
-def _check_scores(checked: Checked, prompt_tokens: int) -> None:
+def _check_scores(checked: ValidatedRequest, prompt_tokens: int) -> None:
     if checked.prompt_logprobs is None:
         return
     scores = prompt_tokens * (1 + checked.prompt_logprobs) * checked.n
@@ -286,7 +288,7 @@ def _stop(stops: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def _stop_token_ids(wanted: Wanted, limits: Limits) -> tuple[int, ...]:
+def _stop_token_ids(wanted: RawParams, limits: Limits) -> tuple[int, ...]:
     given = wanted.stop_token_ids or ()
     if len(given) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(

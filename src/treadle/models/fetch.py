@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-from .places import PARTIAL, blob_size, locks_of, repository
+from .cache_paths import PARTIAL, blob_size, locks_of, repository
 from .remote import CutOff, Listing, RemoteFile, check_status, is_passing, stream
 from .transfer import Tally, Transfer
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import ModelError
 from ..installation import command
 from ..units import size
-from . import reasons, trust
-from .places import repository
+from . import folder_checks, hub_errors
+from .cache_paths import repository
 from .transfer import Lines, Tally, Transfer
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Download:
         listing = self._look_up()
         if listing is None:
             return self.snapshot(local=True)
-        trust.refuse_formats(self._model, listing.names)
+        folder_checks.refuse_formats(self._model, listing.names)
         missing = self._missing(listing)
         if missing:
             self._check_room(missing)
@@ -123,7 +123,7 @@ class _Download:
         settings = [file for file in ours if file not in weights]
         fetcher.fetch(settings, self._watch)
         links.link(self._cache, listing, settings)
-        trust.refuse_code(links.snapshot_folder(self._cache, listing))
+        folder_checks.refuse_code(links.snapshot_folder(self._cache, listing))
         fetcher.fetch(weights, self._watch)
         links.link(self._cache, listing, weights)
         if theirs := [file for file in missing if file not in ours]:
@@ -143,8 +143,8 @@ class _Download:
             raise
         except Exception as error:
             with contextlib.suppress(LocalEntryNotFoundError, ModelError):
-                trust.check(self.snapshot(local=True))
-                self._progress(f"the hub does not help ({reasons.line(error)}); using the cached {self._model}")
+                folder_checks.check(self.snapshot(local=True))
+                self._progress(f"the hub does not help ({hub_errors.line(error)}); using the cached {self._model}")
                 return None
             if not remote.is_passing(error):
                 raise
@@ -230,7 +230,7 @@ class _Download:
             return self._removed(error.filename)
         if isinstance(error, OSError) and error.filename and error.strerror:
             return f"can't write the hub's cache: {error.strerror} ({error.filename}); set HF_HOME to another folder"
-        why = reasons.explain(self._model, self._revision, offline, error, self._cache)
+        why = hub_errors.explain(self._model, self._revision, offline, error, self._cache)
         kept = any(repository(self._cache, self._model).glob("blobs/*.incomplete"))
         if not kept:
             return why

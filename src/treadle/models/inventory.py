@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import ModelError
 from ..installation import command
-from . import cache, demo, hub, in_use, trust
+from . import cache, demo, folder_checks, hub, in_use
+from .cache_paths import PARTIAL, blob_size, locks_of, repository
 from .folder import Source
-from .places import PARTIAL, blob_size, locks_of, repository
 
 
 class State(StrEnum):
@@ -147,7 +147,7 @@ def _judged(entry: Entry) -> Entry:
     assert folder is not None
     entry = _described(entry)
     try:
-        trust.check(folder)
+        folder_checks.check(folder)
     except ModelError as error:
         reason = error.message.replace(f"{folder}{os.sep}", "").replace(str(folder), "it")
         return replace(entry, state=State.REFUSED, reason=reason)

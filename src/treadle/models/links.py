@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import _create_symlink
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-from .places import locks_of, repository
+from .cache_paths import locks_of, repository
 from .remote import Listing, RemoteFile
 
 _SHA256_DIGITS = 64

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError 
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects, hf_raise_for_status  # type: ignore[attr-defined]
 
 from ..errors import ModelError
-from . import reasons, vet
+from . import hub_checks, hub_errors
 
 # Never code, never pickles: a file that no pattern names is not downloaded.
 WEIGHTS = "model*.safetensors"
@@ -61,13 +61,13 @@ def look_up(model: str, revision: str | None = None, endpoint: str | None = None
     """Ask the hub for the files of `model`. Raises the errors of `huggingface_hub` and its HTTP client, and ModelError
     for an answer that can't be read or could lead outside the cache."""
     if revision:
-        vet.revision(revision)
+        hub_checks.revision(revision)
     info = _ask(model, revision, endpoint)
     siblings = info.siblings or []
-    vet.names(model, [sibling.rfilename for sibling in siblings])
-    listing = Listing(model, vet.commit(model, info.sha, revision), tuple(map(_file, siblings)), endpoint)
+    hub_checks.names(model, [sibling.rfilename for sibling in siblings])
+    listing = Listing(model, hub_checks.commit(model, info.sha, revision), tuple(map(_file, siblings)), endpoint)
     for file in listing.files:
-        vet.content(model, file.name, file.size, file.etag)
+        hub_checks.content(model, file.name, file.size, file.etag)
     return listing
 
 
@@ -77,7 +77,7 @@ def _ask(model: str, revision: str | None, endpoint: str | None) -> Any:
     except HFValidationError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, AssertionError) as error:
-        raise ModelError(reasons.unreadable(model, error)) from error
+        raise ModelError(hub_errors.unreadable(model, error)) from error
 
 
 def _file(sibling: Any) -> RemoteFile:

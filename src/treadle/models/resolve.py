@@ -11,7 +11,7 @@ from pathlib import Path
 from ..config import Settings
 from ..errors import ModelError
 from ..installation import Problem
-from . import demo, hub, trust
+from . import demo, folder_checks, hub
 from .folder import ModelFolder, Source
 from .transfer import Transfer
 
@@ -29,7 +29,7 @@ def resolve(
     Nothing is looked up in a folder's name: `./demo` is a folder, `demo` is the demo.
     """
     found = locate(settings, progress, watch)
-    return replace(found, config=trust.check(found.path))
+    return replace(found, config=folder_checks.check(found.path))
 
 
 def locate(

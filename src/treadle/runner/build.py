@@ -9,14 +9,14 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..units import size
 from .base import Progress
-from .blas import BlasReport
-from .guard import leave_thread
-from .loader import load
-from .model import LoadedModel
-from .stock.buffer import STEP
-from .text import TextRunner
-from .threads import ThreadGovernor
-from .warmup import WARM_UP_ROWS
+from .device.blas import BlasReport
+from .device.blas_threads import ThreadGovernor
+from .device.guard import leave_thread
+from .kv.contiguous.buffer import STEP
+from .loading.loader import load
+from .loading.model import LoadedModel
+from .loading.warmup import WARM_UP_ROWS
+from .model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def build(
     max_running: int = 1,
     prefill_tokens: int = 2048,
     progress: Progress = lambda stage: None,
-) -> TextRunner:
+) -> ModelRunner:
     """The text runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
     `name` is the model's public name (the folder's by default), `context` shortens the model's own, `memory` is the
@@ -60,7 +60,7 @@ def build(
             progress=progress,
         )
         _check_budget(model, max_running)
-        return TextRunner(model, before_step=govern)
+        return ModelRunner(model, before_step=govern)
     except BaseException:
         leave_thread()
         raise

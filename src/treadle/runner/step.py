@@ -11,15 +11,15 @@ import numpy as np
 
 from ..core.messages import Submit, TokenLogprob
 from ..core.plan import DecodeRow
-from .body import Computed
-from .flat import Piece
-from .logprobs import Logprobs, PromptScores
-from .sampling import Draw, SamplingRow
-from .uploads import Put, plain
+from .device.staging import Put, direct
+from .forward.ragged import RowSegment
+from .kv.backend import Computed
+from .sampling.logprobs import Logprobs, PromptScores
+from .sampling.sampler import Draw, SamplingRow
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class RunningRow:
     """`tokens` are all that are known: the prompt and what was generated. The caches hold `cached` tokens, with what
     was started and is not finished yet."""
 
@@ -34,8 +34,8 @@ class Step:
     """`rows` compute `pieces`, and those in `picks` pick a token; `failed` are those that can't, and why."""
 
     began: float
-    pieces: list[Piece]
-    rows: dict[str, Row]
+    pieces: list[RowSegment]
+    rows: dict[str, RunningRow]
     picks: list[DecodeRow]
     failed: dict[str, str]
     computed: Computed = field(default_factory=Computed)
@@ -60,14 +60,14 @@ class Step:
         """The picks, on the device, and maybe zeros behind them."""
         return None if self.drawn is None else self.drawn.filled
 
-    def picked_from(self, put: Put = plain) -> Any:
+    def picked_from(self, put: Put = direct) -> Any:
         """Logits (P, V) of the last token of each row that picks."""
         logits, places = self.computed.logits, [self.computed.places[pick.id] for pick in self.picks]
         last = [first + count - 1 for first, count in places]
         assert logits is not None
         return logits if last == list(range(logits.shape[0])) else logits[put(np.array(last, np.int32))[0]]
 
-    def prompt_scores(self, put: Put = plain) -> dict[str, PromptScores]:
+    def prompt_scores(self, put: Put = direct) -> dict[str, PromptScores]:
         """Log-probabilities of the prompts' tokens that come after what was computed, where they are asked for."""
         scores = {}
         for piece in self.pieces:
@@ -95,7 +95,7 @@ class Step:
         return Logprobs(self.picked_from(), mx.array(list(tokens), mx.int32), self.sampling).read()
 
 
-def piece_of(row: Row, tokens: Sequence[int], decode: DecodeRow | None, before: Mapping[str, int]) -> Piece:
+def piece_of(row: RunningRow, tokens: Sequence[int], decode: DecodeRow | None, before: Mapping[str, int]) -> RowSegment:
     """What `row` computes: a chunk of its prompt, the token that goes before its next pick, or one after the other.
     `before` are the places of the step before's picks, one of which may be that token."""
     request, start = row.request, row.cached
@@ -108,4 +108,4 @@ def piece_of(row: Row, tokens: Sequence[int], decode: DecodeRow | None, before: 
         assert len(request.prompt) + decode.position == start + len(tokens), "the prompt must be in the cache"
     if request.prompt_logprobs is not None and start < len(request.prompt) - 1:
         wants = len(tokens)
-    return Piece(request.id, tokens, start, wants, decode is not None, previous)
+    return RowSegment(request.id, tokens, start, wants, decode is not None, previous)

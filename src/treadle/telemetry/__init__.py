@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from .access import AccessLines
-from .lag import LoopLag
+from .loop_lag import LoopLag
 from .metrics import Metrics
 from .watchdog import Watchdog
 

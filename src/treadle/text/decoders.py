@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .pieces import BytePieces, Find
+from .token_bytes import BytePieces, Find
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CHECK_IDS = 64

@@ -13,9 +13,9 @@ from ..errors import ContextLengthExceeded, InvalidRequest, ModelError, one_line
 from .check import check_text
 from .decoders import byte_pieces
 from .folder import FolderFacts, read_regular
-from .guard import Guard, Separator
-from .pieces import BytePieces, Pieces
+from .special_tokens import Separator, SpecialTokenGuard
 from .templates import ChatTemplate, find_template
+from .token_bytes import BytePieces, TokenBytes
 from .view import TextView
 from .window import WindowPieces
 
@@ -41,7 +41,7 @@ class TextModel(TextView):
     """
 
     chat_template: ChatTemplate | None
-    guard: Guard = field(repr=False)
+    guard: SpecialTokenGuard = field(repr=False)
     _tokenizer: Tokenizer = field(repr=False)
     _overflows: bool = field(repr=False)
 
@@ -217,7 +217,7 @@ def _open(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _guard(added: Mapping[int, AddedToken], template: ChatTemplate | None, eos: str | None) -> Guard:
+def _guard(added: Mapping[int, AddedToken], template: ChatTemplate | None, eos: str | None) -> SpecialTokenGuard:
     """The separator is a token that takes no neighbouring space along, the end token if it may be."""
     special = {token.content: token for token in added.values() if token.special and token.content}
     ids = {token.content: i for i, token in added.items()}
@@ -227,7 +227,7 @@ def _guard(added: Mapping[int, AddedToken], template: ChatTemplate | None, eos: 
     separator = Separator(plain[0].content, ids[plain[0].content]) if plain else None
     written = "" if template is None else template.written
     markers = [token.content for token in added.values() if not token.special and token.content in written]
-    return Guard(special, markers, separator)
+    return SpecialTokenGuard(special, markers, separator)
 
 
 def _ceiling(tokenizer: Tokenizer) -> int:
@@ -236,7 +236,7 @@ def _ceiling(tokenizer: Tokenizer) -> int:
     return max([tokenizer.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
 
 
-def _longest(pieces: Pieces, ids: range) -> int:
+def _longest(pieces: TokenBytes, ids: range) -> int:
     """The bytes of the longest token."""
     find = pieces.find if isinstance(pieces, BytePieces) else pieces.bytes_of
     return max(1, *(len(find(token) or b"") for token in ids))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .detokenizer import Detokenizer
-from .pieces import Pieces
+from .token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class TextView:
     model_type: str
     architectures: tuple[str, ...]
     has_template: bool
-    pieces: Pieces = field(repr=False)
+    pieces: TokenBytes = field(repr=False)
     prefix: tuple[int, ...]
 
     def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:

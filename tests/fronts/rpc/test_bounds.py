@@ -7,9 +7,9 @@ import pytest
 
 from tests.fronts.rpc.worker import WIRES, refused, until, worker
 from tests.support.aio import in_loop
-from treadle.fronts.rpc.calls import ABORT_BYTES, MOST_ABORTED
-from treadle.fronts.rpc.entrance import OTHER_BYTES
-from treadle.fronts.sizes import OTHER_FIELDS_BYTES, message_bytes
+from treadle.fronts.rpc.interceptor import OTHER_BYTES
+from treadle.fronts.rpc.live_calls import ABORT_BYTES, MOST_ABORTED
+from treadle.fronts.size_limits import OTHER_FIELDS_BYTES, message_bytes
 
 
 @pytest.mark.parametrize("wire", WIRES)

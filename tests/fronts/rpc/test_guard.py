@@ -15,7 +15,7 @@ from smg_grpc_proto.generated import common_pb2
 from tests.fronts.rpc.worker import WIRES, Scene, read, until, worker
 from tests.fronts.web.server import forever
 from tests.support.aio import in_loop
-from treadle.fronts.guesses import MOST_WRONG
+from treadle.fronts.auth_throttle import MOST_WRONG
 from treadle.fronts.rpc import guard
 from treadle.keys import ALL, Key, KeyLimits, digest
 from treadle.keys.file import add

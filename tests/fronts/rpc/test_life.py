@@ -13,8 +13,8 @@ from tests.fronts.rpc.worker import WIRES, read, refused, until, worker
 from tests.fronts.web.server import forever, says
 from tests.support.aio import in_loop
 from treadle.core.messages import Submit
+from treadle.fronts.rpc.context import client_of
 from treadle.fronts.rpc.generate import Worker
-from treadle.fronts.rpc.wires import client_of
 
 both = pytest.mark.parametrize("name", WIRES)
 

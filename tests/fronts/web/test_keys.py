@@ -12,7 +12,7 @@ import pytest
 from tests.fronts.web.server import Front, forever, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
-from treadle.fronts.guesses import MOST_WRONG
+from treadle.fronts.auth_throttle import MOST_WRONG
 from treadle.keys import ALL, Key, KeyLimits, digest
 from treadle.keys.file import add
 
@@ -310,11 +310,11 @@ async def test_neither_keys_nor_hashes_are_told_anywhere(keys: Path, caplog: pyt
 
 @in_loop
 async def test_each_keys_use_is_a_metric_and_labels_are_the_keys_there_are(keys: Path) -> None:
-    from treadle.fronts.callers import Doorkeeper
+    from treadle.fronts.authentication import Authenticator
     from treadle.keys import KeySource
     from treadle.telemetry.metrics import Metrics
 
-    metrics, door = Metrics(), Doorkeeper(KeySource(None, keys))
+    metrics, door = Metrics(), Authenticator(KeySource(None, keys))
     metrics.watch_keys(door)
     for i in range(50):
         door.caller([b"alice-key"], f"10.0.0.{i}")

@@ -14,7 +14,7 @@ from typing import Any
 from tests.poison.fuzz.mutate import NUMBERS, TEXTS, changed, torn, value, words, written
 from tests.support.tiny import make_tiny
 from treadle.errors import TreadleError
-from treadle.models import safetensors_file, trust
+from treadle.models import folder_checks, safetensors_file
 from treadle.models.gguf_file import GgufFile
 
 CONFIG_KEYS = words(
@@ -103,7 +103,7 @@ def _gguf(rng: random.Random) -> bytes:
 
 def config(rng: random.Random, bench: Bench) -> None:
     """A config.json or generation_config.json, of a model that is loaded where it is not refused."""
-    from treadle.runner.loader import load
+    from treadle.runner.loading.loader import load
     from treadle.text.tokenizer import TextModel
 
     folder = bench.folder()
@@ -111,7 +111,7 @@ def config(rng: random.Random, bench: Bench) -> None:
     path = folder / name
     valid = json.loads(path.read_text()) if path.exists() else {"temperature": 0.5, "eos_token_id": [258], "top_k": 5}
     path.write_bytes(written(rng, changed(rng, valid, CONFIG_KEYS)))
-    trust.check(folder)
+    folder_checks.check(folder)
     TextModel.load(folder)
     load(folder, memory=1 << 24, max_running=2, prefill_tokens=64)
 
@@ -124,7 +124,7 @@ def tokenizer(rng: random.Random, bench: Bench) -> None:
     path = folder / "tokenizer.json"
     document = changed(rng, json.loads(path.read_text()), TOKENIZER_KEYS)
     path.write_bytes(written(rng, document))
-    trust.check(folder)
+    folder_checks.check(folder)
     model = TextModel.load(folder)
     for text in ("hi", "a b\n\u00e9\U0001f600<eos>", "x" * 200):
         ids = model.encode(text)

@@ -12,11 +12,11 @@ from tests.runner.emulated.test_pool_texts import PAGE, filled, random, slots, t
 from tests.runner.emulated.twins import close
 from tests.support.cuda import ReferenceKernel
 from tests.support.emulated import EmulatedKernel, host, shuffled
-from treadle.runner.fused.kernels import Between, Heads, Table
+from treadle.runner.fused.kernels import Heads, LayerKernels, Table
 
 ROUNDED = {mx.bfloat16: 1.01 * 2**-8, mx.float16: 1.01 * 2**-11}
 """What rounding once may be off by, of the number."""
-REAL, PLAIN = Between(shuffled(EmulatedKernel, 1)), Between(ReferenceKernel)
+REAL, PLAIN = LayerKernels(shuffled(EmulatedKernel, 1)), LayerKernels(ReferenceKernel)
 
 
 def wide(array: Any) -> Any:

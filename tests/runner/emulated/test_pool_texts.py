@@ -10,7 +10,7 @@ import pytest
 
 from tests.runner.emulated.twins import Wide, kernels_of
 from tests.support.emulated import host
-from treadle.runner.paged.pool import Pool, PoolKernels
+from treadle.runner.kv.paged.pool import Pool, PoolKernels
 
 PAGE, PAGES, TOKENS = 32, 7, 45
 SEEDS = range(2)

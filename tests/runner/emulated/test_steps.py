@@ -17,9 +17,9 @@ from tests.runner.looped import Looped
 from tests.runner.paged.models import loaded, make, own_of
 from tests.support.emulated import EmulatedKernel, EmulatedKernels
 from treadle.core.messages import Sampling, Submit
-from treadle.runner.draw_kernel import draw_kernel
-from treadle.runner.own import Own
-from treadle.runner.text import TextRunner
+from treadle.runner.loading.own_backend import Own
+from treadle.runner.model_runner import ModelRunner
+from treadle.runner.sampling.sampling_kernel import sampling_kernel
 
 KINDS = (Sampling(), Sampling(temperature=1.0, top_k=3, top_p=0.9, seed=5), Sampling())
 TOLERANCE = 0.2
@@ -59,9 +59,9 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     assert isinstance(own, Own), own
     assert own.decoder is not None
     model, exact = loaded(module, own), _exact(module)
-    draws = draw_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel)
+    draws = sampling_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel)
     assert draws is not None
-    loop = Looped(TextRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)
+    loop = Looped(ModelRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)
     some = requests(random.Random(bits + kv_bits), 6)
     found = loop.run(*some)
     again = replace_id(some[3], "again")

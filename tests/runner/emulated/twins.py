@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from tests.support.emulated import EmulatedKernel, EmulatedKernels, host, shuffled
-from treadle.runner.chip import Chip
-from treadle.runner.flat import Piece, Placed
-from treadle.runner.paged.kernels import Kernels
-from treadle.runner.paged.layout import PAGE, PagedLayout
+from treadle.runner.device.properties import DeviceProperties
+from treadle.runner.forward.ragged import PlacedSegment, RowSegment
+from treadle.runner.kv.paged.backend import PAGE, PagedLayout
+from treadle.runner.kv.paged.kernels import Kernels
 
 PEAKED, STEEP = 3.0, 100.0
 """What queries are times: so that one cached token too many or too few is seen; so that one token weighs everything."""
@@ -48,10 +48,10 @@ class Attention:
     shared: int = 227
 
     @property
-    def chip(self) -> Chip:
-        return Chip(processors=4, shared=self.shared * 1024)
+    def chip(self) -> DeviceProperties:
+        return DeviceProperties(processors=4, shared=self.shared * 1024)
 
-    def layout(self, kernels: type[Kernels], dtype: Any, chip: Chip) -> PagedLayout:
+    def layout(self, kernels: type[Kernels], dtype: Any, chip: DeviceProperties) -> PagedLayout:
         made = kernels(self.heads, self.dim, PAGE, dtype, self.bits, rep=self.rep, chip=chip)
         assert not made.too_large
         return PagedLayout([self.window], made, pages=_PAGES, keeps=False)
@@ -77,7 +77,7 @@ class Twins:
         self._attention = attention
         self._numbers = np.random.default_rng(dice.randrange(1 << 30))
         self._real = attention.layout(kernels_of(seed), attention.dtype, attention.chip)
-        self._plain = attention.layout(Wide, mx.float32, Chip(shared=2 * Chip().shared))
+        self._plain = attention.layout(Wide, mx.float32, DeviceProperties(shared=2 * DeviceProperties().shared))
         self._lengths: dict[str, int] = {}
         (layer,) = self._real.layers()
         spoilt = layer.pool.data if layer.pool.factors is None else layer.pool.factors
@@ -114,7 +114,7 @@ class Twins:
                 self._plain.admit(row, "")
             start = self._lengths.setdefault(row, 0)
             self._lengths[row] += count
-            pieces.append(Piece(row, (0,) * count, start))
+            pieces.append(RowSegment(row, (0,) * count, start))
         placed, total = [], 0
         for piece in self._real.order(pieces):
             placed.append(_Piece(piece.id, total, len(piece.tokens), piece.start))
@@ -129,7 +129,7 @@ class Twins:
         assert not any(host(counters).any() for counters in layer.step.counters)
 
 
-class _Piece(Placed):
+class _Piece(PlacedSegment):
     @property
     def end_in_pass(self) -> int:
         return self.first + self.count

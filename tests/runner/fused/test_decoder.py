@@ -18,16 +18,16 @@ from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, VOCABULAR
 from tests.runner.reference import reference
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.core.messages import Submit
-from treadle.runner.body import FlatRows
-from treadle.runner.flat import FlatPass, Piece
+from treadle.runner.forward.batch_buckets import PROMPT_SIZES
+from treadle.runner.forward.compiled import CompiledPasses
+from treadle.runner.forward.ragged import ForwardPass, RowSegment
 from treadle.runner.fused.decoder import FusedDecoder
+from treadle.runner.kv.backend import FlatRows
+from treadle.runner.kv.paged import layer
+from treadle.runner.kv.paged.backend import PagedLayout
+from treadle.runner.loading.own_backend import Own
 from treadle.runner.mlxlm import Selection, connect
-from treadle.runner.own import Own
-from treadle.runner.paged import layer
-from treadle.runner.paged.layout import PagedLayout
-from treadle.runner.programs import Programs
-from treadle.runner.sizes import PROMPT_SIZES
-from treadle.runner.text import TextRunner
+from treadle.runner.model_runner import ModelRunner
 
 PLAIN = ["llama", "llama3", "llama scaled", "llama tied", "llama biased", "llama windowed", "qwen2", "qwen3"]
 PROMPTS = [tuple((7 * i + j * j) % 256 for j in range(n)) for i, n in enumerate((1, 3, 40, 90))]
@@ -44,7 +44,7 @@ def logits(module: Any, own: Own, prompt: tuple[int, ...], pieces: int) -> Any:
     found, size = [], -(-len(prompt) // pieces)
     for start in range(0, len(prompt), size):
         tokens = prompt[start : start + size]
-        found.append(rows.compute([Piece("a", tokens, start, wants=len(tokens))], None).logits)
+        found.append(rows.compute([RowSegment("a", tokens, start, wants=len(tokens))], None).logits)
     return mx.concatenate(found)
 
 
@@ -67,7 +67,7 @@ def test_rows_decode_what_they_decode_alone(name: str) -> None:
     """Through the program that is compiled for rows that decode."""
     module = make(name)
     model = loaded(module, own_of(module))
-    loop = Looped(TextRunner(model), prefill_tokens=512)
+    loop = Looped(ModelRunner(model), prefill_tokens=512)
     some = [Submit(id=str(i), prompt=prompt, max_tokens=12, max_wait_s=1e9) for i, prompt in enumerate(PROMPTS)]
     assert loop.run(*some) == {request.id: reference(model, request) for request in some}
 
@@ -90,7 +90,7 @@ def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
 def test_what_is_reused_of_8_bits_is_what_was_kept() -> None:
     """Pages that are shared, and one that is copied: the second time rows say what they said."""
     model = loaded(make("llama"), own_of(make("llama"), bits=8))
-    loop = Looped(TextRunner(model), prefill_tokens=512)
+    loop = Looped(ModelRunner(model), prefill_tokens=512)
     some = [Submit(id=str(i), prompt=prompt, max_tokens=12, max_wait_s=1e9) for i, prompt in enumerate(PROMPTS)]
     assert loop.run(*some) == loop.run(*some)
     assert model.own is not None
@@ -202,7 +202,7 @@ def lazy_rows() -> FlatRows:
     """Rows whose passes are traced, and compute nothing of use."""
     kernels, selection = LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), Selection()
     layout = PagedLayout([0, 0], kernels, pages=512, keeps=False, in_sizes=True)
-    return FlatRows(layout, FlatPass(FusedDecoder(make("llama"), kernels, selection), layout, selection))
+    return FlatRows(layout, ForwardPass(FusedDecoder(make("llama"), kernels, selection), layout, selection))
 
 
 def launches(rows: FlatRows, *pieces: tuple[int, int, int]) -> int:
@@ -211,7 +211,7 @@ def launches(rows: FlatRows, *pieces: tuple[int, int, int]) -> int:
     for i in range(len(pieces)):
         rows.admit(str(i), "")
     done = rows.compute(
-        [Piece(str(i), (5,) * n, start, wants=wants) for i, (n, start, wants) in enumerate(pieces)], None
+        [RowSegment(str(i), (5,) * n, start, wants=wants) for i, (n, start, wants) in enumerate(pieces)], None
     )
     mx.eval(done.arrays if done.logits is None else done.logits)
     for i in range(len(pieces)):
@@ -237,7 +237,7 @@ def test_what_is_usual_is_compiled_at_the_start() -> None:
 
     decoder = FusedDecoder(module, kernels, selection)
     own = Own("pages", selection, partial(pages, 256, False), decoder, page_bytes=PAGE_BYTES, pages=pages)
-    runner = TextRunner(replace(loaded(module, own), context=1024, kv_budget_bytes=256 * PAGE_BYTES))
+    runner = ModelRunner(replace(loaded(module, own), context=1024, kv_budget_bytes=256 * PAGE_BYTES))
     assert runner.capabilities().chunk_sizes == PROMPT_SIZES
     runner.warm_up()
     rows = runner._body
@@ -300,16 +300,16 @@ def test_keys_and_values_of_8_bits_are_not_compiled_beside_prompts() -> None:
     assert loaded(make("llama"), own).chunk_sizes == ()
     rows = own.new_rows(make("llama"))
     rows.admit("a", "")
-    some = [Piece("a", (5,) * count, 0) for count in (1, 1, 40)]
+    some = [RowSegment("a", (5,) * count, 0) for count in (1, 1, 40)]
     assert rows._layout.order(some) == some
     assert [len(piece.tokens) for piece in rows._layout.order([some[0]] * 5)] == [1] * 6
     for start in (0, 40, 80):
-        rows.compute([Piece("a", (5,) * 40, start, wants=1)], None)
+        rows.compute([RowSegment("a", (5,) * 40, start, wants=1)], None)
     (first, *_) = rows._layout.layers()
     assert len(first.step.compiled) == 0
 
 
-class Anew(Programs):
+class Anew(CompiledPasses):
     """Keeps nothing."""
 
     def get(self, shapes: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -336,7 +336,7 @@ def test_passes_compute_the_same_in_sizes_and_from_a_program(name: str, seed: in
         for id_ in dice.sample("abc", dice.randint(1, 3)):
             start, count = held.setdefault(id_, 0), dice.choice((1, 1, 3, dice.randint(9, 40)))
             tokens = tuple(dice.randrange(VOCABULARY) for _ in range(count))
-            pieces.append(Piece(id_, tokens, start, wants=dice.choice((0, 1)) if count > 1 else 1))
+            pieces.append(RowSegment(id_, tokens, start, wants=dice.choice((0, 1)) if count > 1 else 1))
             held[id_] += count
         for rows in both:
             for id_ in held:

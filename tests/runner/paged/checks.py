@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from treadle.cache.index import _below
 from treadle.cache.node import Node
-from treadle.runner.paged.pages import Pages, RowPages
+from treadle.runner.kv.paged.pages import Pages, RowPages
 
 
 def check(pages: Pages) -> None:

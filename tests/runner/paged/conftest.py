@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.runner.paged.models import loaded, make, own_of
-from treadle.runner.model import LoadedModel
+from treadle.runner.loading.model import LoadedModel
 
 Paged = Callable[..., LoadedModel]
 

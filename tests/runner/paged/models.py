@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.memory import KvCost
+from treadle.runner.device.memory import KvCost
+from treadle.runner.kv.paged.backend import PAGE
+from treadle.runner.kv.paged.kernels import Kernels
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.loading.own_backend import Own, paged
 from treadle.runner.mlxlm import connect
-from treadle.runner.model import LoadedModel
-from treadle.runner.own import Own, paged
-from treadle.runner.paged.kernels import Kernels
-from treadle.runner.paged.layout import PAGE
 
 VOCABULARY = 261
 LAYERS, KV_HEADS, DIM = 2, 2, 64

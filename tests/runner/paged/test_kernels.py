@@ -5,13 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from treadle.runner.chip import Chip
-from treadle.runner.paged.kernels import Kernels
+from treadle.runner.device.properties import DeviceProperties
+from treadle.runner.kv.paged.kernels import Kernels
 
-H200, A100, L40S = (Chip(shared=size * 1024) for size in (227, 163, 99))
+H200, A100, L40S = (DeviceProperties(shared=size * 1024) for size in (227, 163, 99))
 
 
-def kernels(dim: int, bits: int, chip: Chip) -> Kernels:
+def kernels(dim: int, bits: int, chip: DeviceProperties) -> Kernels:
     return Kernels(8, dim, 32, mx.bfloat16, bits, rep=4, chip=chip)
 
 
@@ -29,7 +29,9 @@ def kernels(dim: int, bits: int, chip: Chip) -> Kernels:
         (64, 16, L40S, 2, 64),
     ],
 )
-def test_rings_are_as_deep_as_shared_memory_lets_them(dim: int, bits: int, chip: Chip, stages: int, tile: int) -> None:
+def test_rings_are_as_deep_as_shared_memory_lets_them(
+    dim: int, bits: int, chip: DeviceProperties, stages: int, tile: int
+) -> None:
     some = kernels(dim, bits, chip)
     assert some.too_large == ""
     assert (some._stages, some._tile) == (stages, tile)
@@ -42,5 +44,5 @@ def test_heads_that_do_not_fit_are_refused_by_name() -> None:
 
 def test_a_chip_is_known_by_its_capability() -> None:
     ada = {"compute_capability_major": 8, "compute_capability_minor": 9}
-    assert Chip.of(ada) == L40S
-    assert Chip.of({}) == Chip()
+    assert DeviceProperties.of(ada) == L40S
+    assert DeviceProperties.of({}) == DeviceProperties()

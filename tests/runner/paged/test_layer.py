@@ -10,9 +10,9 @@ import pytest
 
 from tests.runner.paged.models import PAGE
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.flat import Piece, Placed
+from treadle.runner.forward.ragged import PlacedSegment, RowSegment
+from treadle.runner.kv.paged.backend import PagedLayout
 from treadle.runner.mlxlm import Window
-from treadle.runner.paged.layout import PagedLayout
 
 DIM = 64
 
@@ -38,10 +38,10 @@ class Rows:
             if id_ not in self.keys:
                 self.layout.admit(id_, "")
                 self.keys[id_] = self.values[id_] = mx.zeros((self.heads, 0, DIM))
-            pieces.append(Piece(id_, (0,) * count, self.keys[id_].shape[1]))
+            pieces.append(RowSegment(id_, (0,) * count, self.keys[id_].shape[1]))
         placed, total = [], 0
         for piece in self.layout.order(pieces):
-            placed.append(Placed(piece.id, total, len(piece.tokens), piece.start))
+            placed.append(PlacedSegment(piece.id, total, len(piece.tokens), piece.start))
             total += len(piece.tokens)
         positions = np.concatenate([np.arange(p.start, p.end) for p in placed]).astype(np.int32)
         keys, values = (mx.random.normal((total, self.heads, 1, DIM)) for _ in range(2))
@@ -62,7 +62,7 @@ class Rows:
             wanted = self.plain(queries[own, :, 0].transpose(1, 0, 2)[None], piece)
             assert mx.allclose(found[own, :, 0], wanted[0].transpose(1, 0, 2), atol=1e-5).item()
 
-    def plain(self, queries: mx.array, piece: Placed) -> mx.array:
+    def plain(self, queries: mx.array, piece: PlacedSegment) -> mx.array:
         seen, here = mx.arange(piece.end), mx.arange(piece.start, piece.end)[:, None]
         mask = seen <= here
         if self.window:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.runner.paged.checks import check
-from treadle.runner.paged.pages import Pages
+from treadle.runner.kv.paged.pages import Pages
 
 
 class Copies:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.runner.paged.checks import check
-from treadle.runner.paged.pages import Pages
+from treadle.runner.kv.paged.pages import Pages
 
 SIZE = 4
 Content = list[int | None]

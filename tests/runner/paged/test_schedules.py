@@ -19,13 +19,13 @@ from tests.runner.paged.conftest import Paged
 from tests.runner.parting import PARTING
 from tests.runner.reference import reference, references
 from tests.runner.test_lookahead import LateFault, assert_alike, requests
-from treadle.core import room
+from treadle.core import block_budget
 from treadle.core.messages import FinishReason, Sampling, Submit
-from treadle.runner import sampling
-from treadle.runner.model import LoadedModel
-from treadle.runner.own import Own, stock
-from treadle.runner.paged.layout import NOWHERE, PAGE, PagedLayout
-from treadle.runner.text import TextRunner
+from treadle.runner.kv.paged.backend import NOWHERE, PAGE, PagedLayout
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.loading.own_backend import Own, stock
+from treadle.runner.model_runner import ModelRunner
+from treadle.runner.sampling import sampler
 
 WAYS = [("llama", True), ("llama", False), ("qwen3", True), ("gemma3", False), ("qwen3_moe", False)]
 
@@ -33,7 +33,7 @@ WAYS = [("llama", True), ("llama", False), ("qwen3", True), ("gemma3", False), (
 class Watched(Looped):
     """Checks the pages after every step, and that no token goes to a page that anybody else may read."""
 
-    def __init__(self, runner: TextRunner, **limits: Any) -> None:
+    def __init__(self, runner: ModelRunner, **limits: Any) -> None:
         super().__init__(runner, **limits)
         self.layout: PagedLayout = runner._body._layout  # type: ignore[attr-defined]
         self._begin = self.layout.begin
@@ -90,10 +90,10 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     paged: Paged, name: str, fused: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 pages are not enough for eight rows of up to nine, which are let in on what they bring."""
-    monkeypatch.setattr(room, "EXPECTED", 0)
+    monkeypatch.setattr(block_budget, "EXPECTED", 0)
     dice = random.Random(seed)
     model = paged(name, pages=16, fused=fused)
-    loop = Watched(TextRunner(model, clock=lambda: 0.0), max_running=8, prefill_tokens=64)
+    loop = Watched(ModelRunner(model, clock=lambda: 0.0), max_running=8, prefill_tokens=64)
     assert model.own is not None
     assert (model.own.decoder is not None) is fused
     assert loop.runner.capabilities().lookahead == 1
@@ -121,7 +121,7 @@ def stock_of(model: LoadedModel) -> LoadedModel:
 def test_every_kind_of_request_is_what_it_is_in_lock_step_on_the_stock_path(paged: Paged, name: str, seed: int) -> None:
     """Drawn, penalised, with log-probabilities of what was picked and of the prompt."""
     model, some = paged(name), requests(random.Random(seed), count=10)
-    step, run = Looped(TextRunner(stock_of(model))), Watched(TextRunner(model))
+    step, run = Looped(ModelRunner(stock_of(model))), Watched(ModelRunner(model))
     assert (step.runner.capabilities().lookahead, run.runner.capabilities().lookahead) == (0, 1)
     step.run(*some)
     run.run(*some)
@@ -133,10 +133,10 @@ def test_every_kind_of_request_is_what_it_is_in_lock_step_on_the_stock_path(page
 def test_a_pick_that_changes_late_changes_what_was_built_on_it(paged: Paged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step in flight is computed again, over what it wrote."""
     model, some = paged("qwen3"), requests(random.Random(7), ("nucleus", "greedy", "penalised", "drawn"), count=8)
-    step = Looped(TextRunner(stock_of(model)))
+    step = Looped(ModelRunner(stock_of(model)))
     step.run(*some)
-    monkeypatch.setattr(sampling, "CANDIDATES", 4)
-    run = Watched(TextRunner(model))
+    monkeypatch.setattr(sampler, "CANDIDATES", 4)
+    run = Watched(ModelRunner(model))
     run.run(*some)
     for request in some:
         assert_alike(run.everything(request.id), step.everything(request.id))
@@ -166,7 +166,7 @@ def test_steps_that_raise_change_nobodys_tokens(paged: Paged, seed: int) -> None
 def test_prompts_are_reused_wherever_they_part(paged: Paged) -> None:
     """F6: the same again, one that goes on, and those that part inside a page, at a border, and near the end."""
     model = paged("gemma3")
-    loop = Watched(TextRunner(model), prefill_tokens=512)
+    loop = Watched(ModelRunner(model), prefill_tokens=512)
     parts = PARTING | {"too early": (PARTING["too early"][0], 0)}  # not worth copying a page for
     for name, (prompt, reused) in parts.items():
         request = Submit(id=name, prompt=prompt, max_tokens=12)
@@ -180,14 +180,14 @@ def test_a_prompt_in_many_chunks_alone_is_what_it_is_in_one(paged: Paged) -> Non
     model = paged("llama")
     request = Submit(id="long", prompt=tuple(i * i % 251 for i in range(700)), max_tokens=8, max_wait_s=1e9)
     for tokens in (7, 64, 512):
-        loop = Watched(TextRunner(model), prefill_tokens=tokens)
+        loop = Watched(ModelRunner(model), prefill_tokens=tokens)
         assert loop.run(request)["long"] == reference(model, request)
 
 
 def test_a_group_with_one_prompt_holds_its_pages_once(paged: Paged) -> None:
     """Rows of one request that share a long prompt, each drawing its own answer."""
     model = paged("llama")
-    loop = Watched(TextRunner(model), max_running=6, prefill_tokens=512)
+    loop = Watched(ModelRunner(model), max_running=6, prefill_tokens=512)
     prompt = tuple(i % 200 for i in range(200))
     some = [
         Submit(id=f"n{i}", prompt=prompt, max_tokens=20, sampling=Sampling(temperature=1.0, seed=i), max_wait_s=1e9)
@@ -206,7 +206,7 @@ def test_a_group_with_one_prompt_holds_its_pages_once(paged: Paged) -> None:
 def test_rows_are_let_in_on_the_pages_that_they_do_not_share(paged: Paged) -> None:
     """Eight of nine are another row's: four rows have room where each alone would take half of it."""
     model = paged("llama", pages=20)
-    loop = Watched(TextRunner(model), max_running=6, prefill_tokens=512)
+    loop = Watched(ModelRunner(model), max_running=6, prefill_tokens=512)
     trunk = tuple(i % 200 for i in range(256))
     some = [Submit(id=f"r{i}", prompt=(*trunk, *range(i, i + 10)), max_tokens=20, max_wait_s=1e9) for i in range(4)]
     loop.submit(some[0])
@@ -221,7 +221,7 @@ def test_rows_are_let_in_on_the_pages_that_they_do_not_share(paged: Paged) -> No
 
 
 def test_those_of_another_salt_find_nothing(paged: Paged) -> None:
-    loop = Watched(TextRunner(paged("llama")), prefill_tokens=512)
+    loop = Watched(ModelRunner(paged("llama")), prefill_tokens=512)
     prompt = tuple(range(97))
     for id_, salt, cached in [("a", "x", 0), ("b", "y", 0), ("c", "", 0), ("d", "x", 96), ("e", "y", 96)]:
         loop.run(Submit(id=id_, prompt=prompt, max_tokens=3, salt=salt))
@@ -230,7 +230,7 @@ def test_those_of_another_salt_find_nothing(paged: Paged) -> None:
 
 def test_a_reset_between_steps_changes_nobodys_tokens(paged: Paged) -> None:
     model = paged("llama")
-    loop = Watched(TextRunner(model), prefill_tokens=64)
+    loop = Watched(ModelRunner(model), prefill_tokens=64)
     some = [Submit(id=str(i), prompt=(5, 6, 7) * 30, max_tokens=30, max_wait_s=1e9) for i in range(2)]
     loop.submit(*some)
     for _ in range(12):

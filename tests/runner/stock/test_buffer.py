@@ -7,7 +7,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from treadle.runner.stock.buffer import STEP, Buffer
+from treadle.runner.kv.contiguous.buffer import STEP, Buffer
 
 
 def tokens(start: int, count: int) -> mx.array:

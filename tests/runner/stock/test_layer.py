@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from treadle.runner.flat import Piece, Placed
-from treadle.runner.stock.layout import StockLayout
+from treadle.runner.forward.ragged import PlacedSegment, RowSegment
+from treadle.runner.kv.contiguous.backend import ContiguousLayout
 
 Array = npt.NDArray[np.float32]
 
@@ -42,7 +42,7 @@ class Rows:
         self.dim, self.value_dim = dice.choice([(8, 8), (16, 8), (32, 32)])
         self.scale = self.dim**-0.5
         self.window = window
-        self.layout = StockLayout([window], plain=plain, keeps=False)
+        self.layout = ContiguousLayout([window], plain=plain, keeps=False)
         self.known: dict[str, tuple[Array, Array]] = {}
         self.chance = np.random.default_rng(dice.randrange(1 << 30))
 
@@ -56,10 +56,10 @@ class Rows:
             if id_ not in self.known:
                 self.layout.admit(id_, "")
                 self.known[id_] = (self.fresh(0, self.heads, self.dim), self.fresh(0, self.heads, self.value_dim))
-            pieces.append(Piece(id_, (0,) * count, len(self.known[id_][0])))
+            pieces.append(RowSegment(id_, (0,) * count, len(self.known[id_][0])))
         pieces, placed, first = self.layout.order(pieces), [], 0
         for piece in pieces:
-            placed.append(Placed(piece.id, first, len(piece.tokens), piece.start))
+            placed.append(PlacedSegment(piece.id, first, len(piece.tokens), piece.start))
             first += len(piece.tokens)
         found, wanted = self._found(placed, first, sinks), []
         for piece in placed:
@@ -67,7 +67,7 @@ class Rows:
             wanted.append(reference(queries, *self.known[piece.id], piece.start, self.scale, self.window, sinks))
         np.testing.assert_allclose(found[:, :, 0], np.concatenate(wanted), atol=1e-4)
 
-    def _found(self, placed: list[Placed], count: int, sinks: Array | None) -> Any:
+    def _found(self, placed: list[PlacedSegment], count: int, sinks: Array | None) -> Any:
         self.queries = self.fresh(count, self.heads * self.group, self.dim)
         keys, values = self.fresh(count, self.heads, self.dim), self.fresh(count, self.heads, self.value_dim)
         for piece in placed:
@@ -110,7 +110,7 @@ def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
     (layer,) = rows.layout.layers()
     assert layer.make_mask(1) is None
     window = layer.make_mask(1, window_size=4)
-    rows.layout.begin([Placed("a", 0, 1, 30)], np.array([30], np.int32))
+    rows.layout.begin([PlacedSegment("a", 0, 1, 30)], np.array([30], np.int32))
     key, value = rows.fresh(1, rows.heads, rows.dim), rows.fresh(1, rows.heads, rows.value_dim)
     query = rows.fresh(1, rows.heads * rows.group, rows.dim)
     layer.update_and_fetch(mx.array(key[:, :, None]), mx.array(value[:, :, None]))

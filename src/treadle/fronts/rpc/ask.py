@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import InvalidRequest
-from ..validate import Wanted
+from ..validate import RawParams
 
 MAX_REQUEST_ID_CHARS = 512
 
@@ -18,7 +18,7 @@ class Ask:
 
     request_id: str
     prompt: Sequence[int] | str
-    wanted: Wanted
+    wanted: RawParams
     max_tokens: int | None
     stream: bool
     skip_special_tokens: bool = True

@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 
 from ...config import Settings
-from ...core.line import Arrival
 from ...core.messages import CancelReason
 from ...core.refusals import Refusal
+from ...core.virtual_queue import Arrival
 from ...engine.client import EngineClient, Reservation
 from ...engine.generation import Generation
 from ...errors import (
@@ -34,19 +34,28 @@ from ...errors import (
 from ...telemetry.access import GRPC, AccessLines, RequestRecord
 from ...telemetry.metrics import Metrics
 from ...text import StopSet, TextStream, TextView
-from ..callers import Caller, Doorkeeper
+from ..authentication import Authenticator, Caller
 from ..rows import together
-from ..sharers import call_arrival
-from ..sizes import message_bytes
+from ..size_limits import message_bytes
+from ..tenants import call_arrival
 from ..text import Texts, limits_of, with_stops
-from ..textjobs import tokenize_alone
-from ..validate import Checked, Limits, check, check_prompt_ids, check_size, room, submits, too_long
+from ..text_jobs import tokenize_alone
+from ..validate import (
+    Limits,
+    ValidatedRequest,
+    build_submits,
+    check,
+    check_prompt_ids,
+    check_size,
+    completion_budget,
+    too_long,
+)
 from .ask import MAX_REQUEST_ID_CHARS, Ask
-from .calls import Call, Calls
+from .context import Context, client_of, refuse
 from .guard import caller_of
+from .live_calls import Call, LiveCalls
 from .sequence import ABORT, Choice, Part
 from .sequence import Sequence as Row
-from .wires import Context, client_of, refuse
 from .writer import MessageWriter
 
 log = logging.getLogger(__name__)
@@ -62,10 +71,10 @@ class Worker:
     engine: EngineClient
     texts: Texts
     settings: Settings
-    calls: Calls
+    calls: LiveCalls
     metrics: Metrics
     clock: Callable[[], float]
-    door: Doorkeeper
+    door: Authenticator
     lines: AccessLines
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
 
@@ -159,7 +168,7 @@ class _Run:
 
     worker: Worker
     ask: Ask
-    checked: Checked
+    checked: ValidatedRequest
     limits: Limits
     model: TextView
     reservation: Reservation
@@ -197,7 +206,7 @@ class _Run:
         checked = self._within(prompt)
         self.record.rows, self.record.prompt_tokens = checked.n, len(prompt)
         salt = self.worker.door.salts.salt(self.caller.tenant)
-        requests = submits(checked, [prompt], self.limits, self.worker.draw_seed, "input", salt=salt)
+        requests = build_submits(checked, [prompt], self.limits, self.worker.draw_seed, "input", salt=salt)
         self.reservation.correct(
             prompt_tokens=len(prompt) * checked.n,
             completion_tokens=sum(request.max_tokens for request in requests),
@@ -219,7 +228,7 @@ class _Run:
             return await tokenize_alone(pool, prompt, self.checked, self.limits, self.caller.sharer)
         return prompt
 
-    def _within(self, prompt: Sequence[int]) -> Checked:
+    def _within(self, prompt: Sequence[int]) -> ValidatedRequest:
         """With as many tokens as were asked for, or as are left."""
         scores = self.checked.prompt_logprobs
         if scores is not None and _bytes_of(len(prompt), scores) > MAX_MESSAGE_BYTES:
@@ -228,7 +237,7 @@ class _Run:
                 "for fewer, or send a shorter prompt",
                 param="prompt_logprobs",
             )
-        left = room(self.checked, len(prompt), self.limits, "input")
+        left = completion_budget(self.checked, len(prompt), self.limits, "input")
         most = left if self.ask.max_tokens is None else min(self.ask.max_tokens, left)
         if self.checked.min_tokens > most:
             raise InvalidRequest(

@@ -17,8 +17,8 @@ from ...core.refusals import Refusal
 from ...errors import InvalidRequest, TreadleError
 from ...hosts import is_this_machine
 from ...keys import ALL, Scope
-from ..callers import USE, Caller, Doorkeeper
-from .wires import Context, host_of, refuse
+from ..authentication import USE, Authenticator, Caller
+from .context import Context, host_of, refuse
 
 OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -34,7 +34,7 @@ def caller_of() -> Caller:
 class KeyGuard:
     """Knows who may come: whom `door` knows, and whom the settings trust without a key."""
 
-    def __init__(self, door: Doorkeeper, settings: Settings) -> None:
+    def __init__(self, door: Authenticator, settings: Settings) -> None:
         self._door = door
         self._ask_everyone = settings.grpc_auth
         self._certified = settings.grpc_client_ca is not None
@@ -56,7 +56,7 @@ class KeyGuard:
         return USE if self._ask_nobody or is_this_machine(peer) else None
 
 
-async def check_admin(context: Context, door: Doorkeeper, what: str) -> None:
+async def check_admin(context: Context, door: Authenticator, what: str) -> None:
     """End the call with PERMISSION_DENIED unless its caller may do `what`, which needs the scope admin."""
     try:
         caller_of().check_admin(what)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from .wires import Context
+from .context import Context
 
 SERVICE = "grpc.health.v1.Health"
 LOOK_EVERY_S = 0.25

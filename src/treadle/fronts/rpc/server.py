@@ -20,19 +20,19 @@ from ...errors import ConfigError
 from ...hosts import address_of, url_of
 from ...telemetry.access import AccessLines
 from ...telemetry.metrics import Metrics
-from ..callers import Doorkeeper
+from ..authentication import Authenticator
 from ..connections import Connections
-from ..sizes import message_bytes
+from ..size_limits import message_bytes
 from ..text import Texts
 from . import health, mlx, vllm
-from .calls import ABORT_BYTES, Calls
-from .census import Census
-from .entrance import Entrance
-from .facts import Facts
+from .call_slots import CallSlots
+from .connection_census import ConnectionCensus
 from .generate import Worker
 from .guard import KeyGuard
-from .lines import LOGGER, FewLines
-from .places import CallPlaces
+from .interceptor import Interceptor
+from .live_calls import ABORT_BYTES, LiveCalls
+from .log_filter import LOGGER, LogFilter
+from .model_info import WorkerInfo
 
 LEAST_PING_S = 10.0
 HANDSHAKE_S = 20.0
@@ -52,7 +52,7 @@ class RpcServer:
         settings: Settings,
         metrics: Metrics,
         name: str,
-        door: Doorkeeper | None = None,
+        door: Authenticator | None = None,
         *,
         connections: Connections | None = None,
         lines: AccessLines | None = None,
@@ -60,23 +60,23 @@ class RpcServer:
     ) -> None:
         """`door` and the access log's `lines` are shared with the server's other fronts, where it has some.
         `connections` counts and limits the clients; without it there is no limit."""
-        self.calls = Calls(clock)
+        self.calls = LiveCalls(clock)
         self.port = 0  # known once it is started
         self._settings = settings
-        facts = Facts(engine, texts, name, settings.chat_template is not None, clock)
-        door = door or Doorkeeper.of(settings, engine.gate.refuse)
+        facts = WorkerInfo(engine, texts, name, settings.chat_template is not None, clock)
+        door = door or Authenticator.of(settings, engine.gate.refuse)
         lines = lines or AccessLines(show_client=settings.log_client)
         worker = Worker(engine, texts, settings, self.calls, metrics, clock, door, lines)
         self._connections = connections or Connections(front="gRPC")
-        self._lines = FewLines()
+        self._lines = LogFilter()
         self._counting: asyncio.Task[None] | None = None
         sequences = engine.gate.limits.places
-        places = CallPlaces(sequences, engine.gate.refuse)
+        places = CallSlots(sequences, engine.gate.refuse)
         self._connections.parts = {"calls": places.calls, "streams": places.streams}
         guard = KeyGuard(door, settings)
         longest = {"Generate": worker.message_bytes, "Abort": lambda: ABORT_BYTES}
         self._server = grpc.aio.server(
-            interceptors=[Entrance(guard, places, longest, settings.stall_s)],
+            interceptors=[Interceptor(guard, places, longest, settings.stall_s)],
             options=_options(settings, self._connections.limit, 2 * sequences),
         )
         services = _add_wires(self._server, settings.grpc_wire, worker, facts)
@@ -94,7 +94,7 @@ class RpcServer:
         tls = _credentials(settings)
         self.port = self._bind(host, port, tls)
         await self._server.start()
-        self._counting = asyncio.create_task(Census(self._connections).run(self.port), name="treadle-census")
+        self._counting = asyncio.create_task(ConnectionCensus(self._connections).run(self.port), name="treadle-census")
         return url_of("grpc" if tls is None else "grpcs", host, self.port)
 
     def _bind(self, host: str, port: int, tls: Any) -> int:
@@ -137,7 +137,7 @@ def _no_address(host: str, port: int, reason: str) -> ConfigError:
     return ConfigError(f"can't listen for gRPC on {where}: {reason}; choose another with `grpc_port` or `grpc_host`")
 
 
-def _add_wires(server: Any, wire: str, worker: Worker, facts: Facts) -> list[str]:
+def _add_wires(server: Any, wire: str, worker: Worker, facts: WorkerInfo) -> list[str]:
     services = []
     if wire in ("mlx", "both"):
         mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(mlx.MlxEngine(worker, facts), server)

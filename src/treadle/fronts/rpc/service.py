@@ -7,12 +7,12 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from ...errors import InvalidRequest, UnsupportedParameter
-from ..validate import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_STOPS, Wanted
+from ..validate import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_STOPS, RawParams
 from .ask import Ask
-from .facts import Facts
+from .context import Context, refuse
 from .generate import Worker
 from .guard import caller_of
-from .wires import Context, refuse
+from .model_info import WorkerInfo
 from .writer import MessageWriter
 
 SERVER_TYPE = "treadle"
@@ -25,7 +25,7 @@ class EngineService:
     name: ClassVar[str]
     messages: ClassVar[ModuleType]
 
-    def __init__(self, worker: Worker, facts: Facts) -> None:
+    def __init__(self, worker: Worker, facts: WorkerInfo) -> None:
         self._worker = worker
         self._facts = facts
 
@@ -99,7 +99,7 @@ def ask_of(request: Any, **more: Any) -> Ask:
     """
     params = request.sampling_params
     _check_counts(params)
-    wanted = Wanted(
+    wanted = RawParams(
         temperature=given(params, "temperature"),
         top_p=params.top_p or 1.0,
         top_k=params.top_k,

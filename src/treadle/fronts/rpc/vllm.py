@@ -17,10 +17,10 @@ from ...errors import TreadleError, UnsupportedParameter
 from ...installation import version
 from ..prefixes import reset_prefixes
 from .ask import Ask
+from .context import Context, NotImplementedHere, refuse
 from .guard import check_admin
 from .sequence import Choice, Part
 from .service import EngineService, ask_of, given
-from .wires import Context, NotImplementedHere, refuse
 from .writer import MessageWriter
 
 SERVICE = "vllm.grpc.engine.VllmEngine"

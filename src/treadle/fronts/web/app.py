@@ -18,26 +18,26 @@ from ...engine.client import EngineClient
 from ...errors import TreadleError
 from ...installation import version
 from ...telemetry import Telemetry
-from ..callers import Doorkeeper
+from ..authentication import Authenticator
 from ..connections import Connections
 from ..text import Texts
-from ..textjobs import Shape
+from ..text_jobs import Shape
 from .access import AccessLog
 from .body import BODIES_BYTES, SHARES, BodyBudget
 from .cors import Cors, Origins
+from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
 from .openai.answer import Answer, Server
 from .openai.chat import ChatAsk
 from .openai.completions import CompletionAsk
-from .openai.limits import Facts
+from .openai.schema_limits import Facts
 from .openapi import openapi_schema, request_body
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
 from .sse import Exchange
 from .status import Models, Probes
-from .turnstile import Turnstile
 
 VERSION = version()
 GENERATION: dict[str, tuple[Shape, str, str]] = {
@@ -51,12 +51,12 @@ def create_app(
     texts: Texts,
     settings: Settings,
     telemetry: Telemetry,
-    door: Doorkeeper | None = None,
+    door: Authenticator | None = None,
     connections: Mapping[str, Connections] | None = None,
 ) -> FastAPI:
     """The whole HTTP front over one engine; `door` is shared with the server's other fronts, where it has some.
     `connections` of each front are shown in the status. Nothing is started: serve it with `serving.WebServer`."""
-    names, door = model_names(settings), door or Doorkeeper.of(settings, engine.gate.refuse)
+    names, door = model_names(settings), door or Authenticator.of(settings, engine.gate.refuse)
     bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), engine.gate.refuse)
     server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), door, bodies=bodies)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -71,7 +71,7 @@ def create_app(
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(
-        Turnstile, door=door, check_room=engine.check_room, arrival_of=server.arrival_of, paths=GENERATION
+        EarlyReject, door=door, check_room=engine.check_room, arrival_of=server.arrival_of, paths=GENERATION
     )
     hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)

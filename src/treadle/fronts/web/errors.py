@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
-from ..sharers import TICKET
+from ..tenants import TICKET
 from .access import note_error
 
 log = logging.getLogger(__name__)

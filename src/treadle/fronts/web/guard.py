@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import InvalidRequest, TreadleError
 from ...hosts import ANY, CONTAINER_HOSTS, address_of, host_of, is_program, is_this_machine, matches, origin_of
-from ..callers import NOTHING, Caller, Doorkeeper
+from ..authentication import NOTHING, Authenticator, Caller
 from .access import note_caller, note_error
 from .cors import Origins, header_of, is_preflight, origin_in, send_permission
 from .errors import ForeignSite
@@ -49,7 +49,7 @@ class Guard:
     KEY`. Handlers find in `scope[CALLER]` who it is: the key itself goes no further.
     """
 
-    def __init__(self, app: ASGIApp, *, door: Doorkeeper, hosts: HostNames, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, *, door: Authenticator, hosts: HostNames, origins: Origins) -> None:
         self._app = app
         self._door = door
         self._hosts = hosts

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ...errors import TreadleError
-from .openai.limits import Facts, request_schemas
-from .openai.shapes import ANSWERS, COUNT, MESSAGES, STRING, Schema, either, listed, ref, shape
+from .openai.answer_schemas import ANSWERS, COUNT, MESSAGES, STRING, Schema, either, listed, ref, shape
+from .openai.schema_limits import Facts, request_schemas
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

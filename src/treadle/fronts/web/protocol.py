@@ -20,10 +20,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
-from .cycles import LateClose, Unframed
 from .errors import envelope, headers_of, send_error
 from .listener import Place
 from .sse import ABORT
+from .uvicorn_cycles import LateClose, Unframed
 
 HEADER_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024

@@ -19,7 +19,7 @@ from ...engine.client import EngineClient, Health
 from ...errors import InsufficientScope, ModelNotFound
 from ...telemetry import Telemetry
 from ...telemetry.logs import written
-from ..callers import Caller, Doorkeeper
+from ..authentication import Authenticator, Caller
 from ..connections import Connections
 from ..prefixes import prefix_status, reset_prefixes
 from ..text import Texts, health_of, unready_error
@@ -40,7 +40,7 @@ class Probes:
         texts: Texts,
         telemetry: Telemetry,
         model: str,
-        door: Doorkeeper,
+        door: Authenticator,
         connections: Mapping[str, Connections],
         bodies: BodyBudget,
     ) -> None:

@@ -15,11 +15,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..kv.paged.kernels import Kernels
+from ..kv.paged.layer import PagedLayer, Pass
 from ..mlxlm import Selection
-from ..paged.kernels import Kernels
-from ..paged.layer import PagedLayer, Pass
-from .kernels import Between, Heads, Table
-from .product import Product, Tools, joined
+from .kernels import Heads, LayerKernels, Table
+from .merged_linear import MergedLinear, Tools, merge_linears
 
 _MODULES = ("mlx_lm.models.llama", "mlx_lm.models.qwen2", "mlx_lm.models.qwen3")
 
@@ -30,17 +30,17 @@ class _Layer:
 
     norm: Any
     eps: float
-    qkv: Product
+    qkv: MergedLinear
     q_norm: Any | None
     k_norm: Any | None
     qk_eps: float
     turns: Any
     scale: float
     heads: Heads
-    out: Product
+    out: MergedLinear
     second_norm: Any
-    gate_up: Product
-    down: Product
+    gate_up: MergedLinear
+    down: MergedLinear
 
 
 class FusedDecoder:
@@ -53,7 +53,7 @@ class FusedDecoder:
         if selection is None:
             raise NotImplementedError("its last norm is not known")
         inner = module.model
-        self._between = Between(kernels.kernel)
+        self._between = LayerKernels(kernels.kernel)
         self._embed = _embedding(inner.embed_tokens, self._between)
         self._selection = selection
         norm = getattr(inner.norm, "norm", inner.norm)
@@ -63,7 +63,7 @@ class FusedDecoder:
         self._turns = {id(layer.turns): layer.turns for layer in self._layers}
         self._first_eps = inner.layers[0].input_layernorm.eps
         tied = bool(module.args.tie_word_embeddings)
-        self._head = inner.embed_tokens.as_linear if tied else joined([module.lm_head], tools, head=True)
+        self._head = inner.embed_tokens.as_linear if tied else merge_linears([module.lm_head], tools, head=True)
 
     def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
         """Logits (N, 1, V) of the selected ones of `tokens` (T, 1)."""
@@ -112,8 +112,8 @@ def _layer(layer: Any, page: int, tools: Tools) -> _Layer:
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     norm, second = layer.input_layernorm, layer.post_attention_layernorm
 
-    def product(*some: Any) -> Product:
-        return joined(some, tools)
+    def product(*some: Any) -> MergedLinear:
+        return merge_linears(some, tools)
 
     qkv = product(attention.q_proj, attention.k_proj, attention.v_proj)
     dim = qkv.outputs // (queries + 2 * kv)
@@ -152,7 +152,7 @@ def _alike(layers: list[_Layer]) -> list[_Layer]:
     return shared
 
 
-def _embedding(module: Any, between: Between) -> Callable[[Any], Any]:
+def _embedding(module: Any, between: LayerKernels) -> Callable[[Any], Any]:
     """What makes vectors (T, W) of tokens (T,): MLX's own takes a thread for a whole line of the table."""
     if type(module) is nn.Embedding and module.weight.shape[1] % 8 == 0:
         weight = module.weight

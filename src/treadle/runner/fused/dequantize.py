@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..cuda import CudaKernel, NewKernel
-from ..trial import tried
-from .scratch import Scratch
+from ..device.cuda import CudaKernel, NewKernel
+from ..device.self_test import self_tested
+from .workspace import Workspace
 
 _THREADS = 256
 _BITS = (4, 8)
@@ -41,15 +41,17 @@ class Dequantizer:
     """
 
     def __init__(self, kernel: NewKernel = CudaKernel) -> None:
-        self._kernel = kernel("dequantize", ["x", "w", "s", "b", "plain"], ["same"], _BODY, files=["numbers.cuh"])
-        self._memory: Scratch | None = None
+        self._kernel = kernel(
+            "dequantize", ["x", "w", "s", "b", "plain"], ["same"], _BODY, files=["device/numbers.cuh"]
+        )
+        self._memory: Workspace | None = None
 
     def takes(self, weight: Any, scales: Any, bits: int) -> bool:
         """Whether it makes such weights plain; it keeps room for them then. To be asked before any are made."""
         if bits not in _BITS or scales.dtype not in (mx.bfloat16, mx.float16):
             return False
         if self._memory is None:
-            self._memory = Scratch(scales.dtype)
+            self._memory = Workspace(scales.dtype)
         self._memory.reserve(int(weight.size) * 32 // bits)
         return bool(self._memory.dtype == scales.dtype)
 
@@ -73,7 +75,7 @@ class Dequantizer:
 def dequantizer(kernel: NewKernel = CudaKernel) -> Dequantizer | None:
     """One that works; None, with one warning, where trying it did not give what it should."""
     otherwise = "products of many rows with quantized weights are left to MLX"
-    return tried(
+    return self_tested(
         "the kernel that makes weights plain", otherwise, lambda: Dequantizer(kernel), lambda _: _why_not(kernel)
     )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cuda import NewKernel, bits_of
-from ..paged.pool import Pool
+from ..device.cuda import NewKernel, bits_of
+from ..kv.paged.pool import Pool
 
 _EMBED = """
   using namespace treadle;
@@ -184,11 +184,11 @@ class Heads:
     page: int
 
 
-class Between:
+class LayerKernels:
     """The kernels between a layer's matrix products, made by `kernel`."""
 
     def __init__(self, kernel: NewKernel) -> None:
-        numbers = ["numbers.cuh"]
+        numbers = ["device/numbers.cuh"]
         names = ["qkv", "q_norm", "k_norm", "angles", "slots", "pool", "factors"]
         self._embed = kernel("embed", ["tokens", "table", "scales", "biases"], ["out"], _EMBED, files=numbers)
         self._angles = kernel("angles", ["positions", "turns"], ["out"], _ANGLES)

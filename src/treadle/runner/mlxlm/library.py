@@ -17,7 +17,7 @@ import mlx.core as mx
 from ...errors import StartFailed
 from ...installation import pip_install, requirement
 from .caches import Caches
-from .fits import problems
+from .compatibility import problems
 from .hooks import Selection, routed, select
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..table import Packed
+from ..packed_view import Packed
 
 HEADER = struct.Struct(">II")
 

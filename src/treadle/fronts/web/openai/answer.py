@@ -18,21 +18,21 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from ....config import Settings
-from ....core.line import Arrival
 from ....core.messages import CancelReason
 from ....core.refusals import Refusal
+from ....core.virtual_queue import Arrival
 from ....engine.client import EngineClient, Reservation
 from ....errors import EngineUnavailable, InsufficientScope, ModelNotFound, RateLimited, ReaderStalled, TreadleError
 from ....telemetry.access import RequestRecord
 from ....text import StopSet, TextStream, TextView
-from ...bodies import is_small, parse_json
-from ...callers import Doorkeeper
+from ...authentication import Authenticator
 from ...rows import Piece, Row, together
-from ...sharers import web_arrival
-from ...sizes import UNKNOWN_MESSAGE_BYTES, body_bytes
+from ...size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
+from ...strict_json import is_small, parse_json
+from ...tenants import web_arrival
 from ...text import Texts, limits_of, with_stops
-from ...textjobs import Shape, read_aside, tokenize
-from ...validate import Checked, Limits, check_size, submits
+from ...text_jobs import Shape, read_aside, tokenize
+from ...validate import Limits, ValidatedRequest, build_submits, check_size
 from ..access import note_error, record_of
 from ..body import BODIES_BYTES, Body, BodyBudget, read_body
 from ..errors import internal_error, send_error, send_json
@@ -55,7 +55,7 @@ class Server:
     settings: Settings
     model_names: tuple[str, ...]
     fingerprint: Callable[[], str]
-    door: Doorkeeper
+    door: Authenticator
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
@@ -121,7 +121,7 @@ class Answer:
         self,
         ask: Ask,
         body: Body,
-        checked: Checked,
+        checked: ValidatedRequest,
         limits: Limits,
         model: TextView,
         scope: Scope,
@@ -167,7 +167,7 @@ class _Run:
     ask: Ask
     body: Body
     sharer: str
-    checked: Checked
+    checked: ValidatedRequest
     limits: Limits
     model: TextView
     reservation: Reservation
@@ -191,7 +191,7 @@ class _Run:
         prompts = await tokenize(self.server.texts.pool, ask, self.body.data, self.checked, self.limits, self.sharer)
         self.body.let_go()
         draw, param = self.server.draw_seed, ask.prompt_param
-        requests = submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
+        requests = build_submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
         self.record.prompt_tokens = sum(map(len, prompts))
         self.reservation.correct(
             prompt_tokens=self.record.prompt_tokens * self.checked.n,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
 from ....text import TextView
+from ...chat_messages import asks_to_continue, read_turns
 from ...rows import Piece
-from ...turns import asks_to_continue, read_turns
 from .dialect import Ask, outline_of, wanted_of
-from .neutral import CHAT_NEUTRAL, NOT_THINKING, refuse_beyond_neutral
-from .reading import read
+from .field_aliases import Renamed
+from .ignored_fields import CHAT_NEUTRAL, NOT_THINKING, refuse_beyond_neutral
+from .parsing import read
 from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
-from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage, chat_logprobs, encode
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ChatAsk(Ask):
         refuse_beyond_neutral(value, CHAT_NEUTRAL)
         body = read(ChatRequest, value)
         super().__init__(body)
-        given = self.given = Spelled(body)
+        given = self.given = Renamed(body)
         self.messages = read_turns(body.messages)
         self.continues = _continues(body)
         self.template_kwargs = _template_kwargs(body)
@@ -107,7 +107,7 @@ class ChatAsk(Ask):
         return choice
 
 
-def _max_tokens(body: ChatFields, given: Spelled) -> tuple[int | None, str]:
+def _max_tokens(body: ChatFields, given: Renamed) -> tuple[int | None, str]:
     """The smaller of both limits, and the name it was given by."""
     limits = [(given["max_tokens"], given.names.get("max_tokens", "max_tokens"))]
     limits.append((body.max_completion_tokens, "max_completion_tokens"))

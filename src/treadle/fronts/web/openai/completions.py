@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ....errors import InvalidRequest
 from ....text import TextView
 from ...rows import Piece
-from ...validate import Checked, Limits, check_prompt_ids
+from ...validate import Limits, ValidatedRequest, check_prompt_ids
 from .dialect import Ask, outline_of, wanted_of
 from .echo import Echo, echo_ids, echo_text, joined
-from .neutral import COMPLETION_NEUTRAL, refuse_beyond_neutral
-from .reading import read
+from .field_aliases import Renamed
+from .ignored_fields import COMPLETION_NEUTRAL, refuse_beyond_neutral
+from .parsing import read
 from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest
-from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage, encode, legacy_logprobs
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class CompletionAsk(Ask):
         _check_counts(value.get("prompt"))
         body = read(CompletionRequest, value)
         super().__init__(body)
-        given = self.given = Spelled(body)
+        given = self.given = Renamed(body)
         self.inputs = _prompts(body)
         self.echo = bool(body.echo)
         self.add_special_tokens = body.add_special_tokens is not False
@@ -51,7 +51,7 @@ class CompletionAsk(Ask):
     def prompts(self) -> int:
         return len(self.inputs)
 
-    def check_against(self, limits: Limits) -> Checked:
+    def check_against(self, limits: Limits) -> ValidatedRequest:
         for prompt in self.inputs:
             if not isinstance(prompt, str):
                 check_prompt_ids(prompt, limits)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ....errors import InvalidRequest
 from ....text import TextView
 from ...rows import Piece
-from ...validate import Checked, Limits, Wanted, check
-from .neutral import refuse_beyond_neutral
+from ...validate import Limits, RawParams, ValidatedRequest, check
+from .field_aliases import Renamed
+from .ignored_fields import refuse_beyond_neutral
 from .schema import Generate, OptionFields
-from .spellings import Spelled
 from .wire import Choice, ChunkWriter, Head, Usage
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class Ask(ABC):
     id_prefix: ClassVar[str]
     prompt_param: ClassVar[str]
 
-    wanted: Wanted
+    wanted: RawParams
     least_tokens: int = 1  # that may be asked for
-    given: Spelled
+    given: Renamed
     outlined: int | None = None  # the size of a request whose content stayed in a text worker
     echoes: Sequence[Echo] = ()
     spellings: Mapping[str, str] = {}  # the validator's name of a field to the one that this request used
@@ -99,7 +99,7 @@ class Ask(ABC):
     def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextView) -> bytes:
         """The answer as one JSON body."""
 
-    def check_against(self, limits: Limits) -> Checked:
+    def check_against(self, limits: Limits) -> ValidatedRequest:
         """The parameters as the validator takes them; also what another value wins over is in range. Raises
         InvalidRequest."""
         with self.in_its_words():
@@ -110,7 +110,7 @@ class Ask(ABC):
                 self._check_unused(field, value, limits)
         return checked
 
-    def _checked(self, wanted: Wanted, limits: Limits) -> Checked:
+    def _checked(self, wanted: RawParams, limits: Limits) -> ValidatedRequest:
         return check(wanted, limits, least_tokens=self.least_tokens, as_many_as_fit=True)
 
     def _check_unused(self, field: str, value: Any, limits: Limits) -> None:
@@ -163,9 +163,9 @@ def _check_context(num_ctx: int | None, limits: Limits) -> None:
         )
 
 
-def wanted_of(body: Generate, given: Spelled, **own: Any) -> Wanted:
+def wanted_of(body: Generate, given: Renamed, **own: Any) -> RawParams:
     """The shared fields as the validator knows them; `own` are those that a route reads in its own way."""
     stop = given["stop"]
     spelled = {name: given[name] for name in SPELLED}
     plain = {name: getattr(body, name) for name in PLAIN}
-    return Wanted(**spelled, **plain, stop=[stop] if isinstance(stop, str) else stop, **own)
+    return RawParams(**spelled, **plain, stop=[stop] if isinstance(stop, str) else stop, **own)

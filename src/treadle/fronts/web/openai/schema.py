@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
-from ...turns import MAX_MESSAGES
+from ...chat_messages import MAX_MESSAGES
 from ...validate import MAX_N, MAX_TOP_LOGPROBS
 from .fields import (
     CacheSalt,
@@ -37,7 +37,7 @@ from .fields import (
     size,
     span,
 )
-from .neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS, OPTIONS_HARMLESS, SAMPLERS_OFF
+from .ignored_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS, OPTIONS_HARMLESS, SAMPLERS_OFF
 
 MAX_PROMPTS = 2048
 MAX_PROMPT_IDS = 2**20

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from html import escape
 from typing import Any
 
-from ..openai.neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS
+from ..openai.ignored_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS
 from .shapes import Schema, default_of, is_empty, limits_of, refs_in, type_of
 from .shell import snippet
 from .snippets import pretty

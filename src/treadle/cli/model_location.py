@@ -1,0 +1,76 @@
+"""Where the model is and whether it may be served, without loading it: on this disk, or by what the hub says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..config import Settings
+from ..errors import ModelError
+from ..models import ModelFolder, demo, hub, resolve
+from ..models.resolve import DEMO
+from ..units import size
+from . import hub_check
+from .findings import Finding, Mark
+
+MODEL = "Model"
+
+
+@dataclass(frozen=True)
+class ModelLocation:
+    """`folder` is what can be judged of the model: its own, or the `sketch` of one that is still on the hub; None where
+    there is neither."""
+
+    findings: tuple[Finding, ...]
+    folder: Path | None = None
+    sketch: bool = False
+
+
+def find(settings: Settings, scratch: Path) -> ModelLocation:
+    """Look for the model that `settings` name. Of a hub model that is not cached the hub is asked, unless `offline` is
+    set, and a sketch of it is made in the folder `scratch`."""
+    if settings.model == DEMO and not demo.is_converted():
+        return ModelLocation((_demo_to_come(),))
+    if _is_on_hub(settings.model) and (why := _not_cached(settings)):
+        if settings.offline:
+            facts = {"name": settings.model, "source": "hub", "cached": False}
+            return ModelLocation((Finding(MODEL, "model", why, Mark.FAIL, facts=facts),))
+        findings, can_judge = hub_check.look(settings, scratch)
+        return ModelLocation(tuple(findings), scratch if can_judge else None, sketch=can_judge)
+    try:
+        folder = resolve(replace(settings, offline=True), lambda stage: None)
+    except ModelError as error:
+        return ModelLocation((Finding(MODEL, "model", error.message, Mark.FAIL),))
+    return ModelLocation((_found(folder),), folder.path)
+
+
+def _demo_to_come() -> Finding:
+    if (missing := demo.lacks()) is not None:
+        return Finding(MODEL, "model", missing.what, Mark.FAIL, missing.fix)
+    value = f"{demo.NAME} is installed, and converted at the first start (once, under a minute, 0.5 GiB of disk)"
+    return Finding(MODEL, "model", value, facts={"name": demo.NAME, "source": DEMO, "converted": False})
+
+
+def _is_on_hub(model: str) -> bool:
+    return model != DEMO and hub.is_id(model) and not Path(model).expanduser().is_dir()
+
+
+def _not_cached(settings: Settings) -> str:
+    try:
+        hub.download(settings.model, lambda stage: None, revision=settings.revision, offline=True)
+    except ModelError as error:
+        return error.message
+    return ""
+
+
+def _found(folder: ModelFolder) -> Finding:
+    size_bytes = sum(path.stat().st_size for path in folder.path.glob("model*.safetensors"))
+    facts = {
+        "name": folder.name,
+        "source": folder.source.value,
+        "path": str(folder.path),
+        "architecture": folder.config.get("model_type"),
+        "size_bytes": size_bytes,
+    }
+    value = f"{folder.name} ({folder.config.get('model_type')}, {size(size_bytes)} of weights) in {folder.path}"
+    return Finding(MODEL, "model", value, facts=facts)

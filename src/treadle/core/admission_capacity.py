@@ -1,0 +1,162 @@
+"""The places inside: whether a request finds room beside all promises, and when it may come back where it does not.
+
+What is promised within the time that a newcomer would hold a slot is not given away to those behind. A slot that stands
+free is given to whoever comes, unless a ticket is due at once whose rows could not wait in the queue instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .fair_share import Shares
+from .forecast import Forecast, Lease
+from .refusals import Refusal
+from .virtual_queue import EARLY_S, Arrival, Ticket, VirtualQueue
+
+LONGEST_PROMISE_S = 60.0  # the official SDKs ignore a longer Retry-After and come back at once, or not at all
+SHORTEST_PROMISE_S = 1.0  # where departures are further apart; else the time between two
+LATENESS = 0.03  # part of a promise that is added to it: coming too early costs another request
+AGAIN = 0.25  # part of the time since its first refusal that a request is told at least: forecasts err by such parts
+LONGEST_AGAIN_S = 5.0
+SPREAD = 0.1  # part of the longest promise over which those are spread who get no better one
+GOLDEN = 0.618034
+SURE = 0.01  # part of a wait by which it may turn out longer and still take no more promises
+EARLY_WAIT = 0.5  # part of the longest wait that who comes back in time is expected to spend in the queue
+PATIENCE = 1.0  # part of the time since its first refusal that a request may wait in the queue when it came back
+LONGEST_PATIENCE_S = 30.0
+IDLE_S = 2.0  # a free slot is kept for a ticket that is due within that
+SEVERAL_MARGIN = 1  # departures by which the forecast for several rows may be wrong: each costs all of them a return
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """Places for `running` and `waiting` rows, the `tokens` all of them may reserve (0: not limited), and how long a
+    row may wait, in seconds. `by_forecast`: only those may wait for whom a slot is expected within that time."""
+
+    running: int
+    waiting: int
+    max_wait_s: float
+    tokens: int = 0
+    by_forecast: bool = False
+
+    @property
+    def places(self) -> int:
+        return self.running + self.waiting
+
+
+class AdmissionCapacity:
+    """What is taken, by whom, and what is promised. `tokens` are those that the rows inside reserve."""
+
+    def __init__(self, limits: GateLimits, line: VirtualQueue, shares: Shares) -> None:
+        self.limits = limits
+        self.forecast = Forecast(limits.running)
+        self.rows = self.tokens = 0
+        self.displaced = 0  # of the rows: those whose places are taken by others, until their ends come
+        self._line = line
+        self._shares = shares
+        self._beyond = 0.0
+
+    @property
+    def taken(self) -> int:
+        return self.rows - self.displaced
+
+    def obstacle(self, arrival: Arrival, rows: int, tokens: int, now: float) -> Refusal | None:
+        """Why `rows` rows of `arrival` can not come in now."""
+        limits = self.limits
+        if rows > self._free(arrival, now):
+            return Refusal.QUEUE_FULL
+        ahead = self._waiting_ahead(arrival, now)
+        if limits.by_forecast and self.forecast.hopeless(ahead, now, self.patience_s(arrival, now)):
+            return Refusal.WAIT_TOO_LONG
+        if limits.tokens and self.tokens + tokens > limits.tokens:
+            return Refusal.TOKENS
+        return self._promised(arrival, rows, tokens, now)
+
+    def patience_s(self, arrival: Arrival, now: float) -> float:
+        """How long `arrival` may wait for a slot: who came back when told, for as long again as it has waited."""
+        ticket, longest = _in_time(arrival, now), self.limits.max_wait_s
+        return max(longest, min(PATIENCE * (now - ticket.since), LONGEST_PATIENCE_S)) if ticket else longest
+
+    def _free(self, arrival: Arrival, now: float) -> int:
+        """Places for `arrival`. By forecast, who comes when told may wait beside as many as wait without a promise."""
+        more = self.limits.waiting if self.limits.by_forecast and _in_time(arrival, now) else 0
+        return self.limits.places + more - self.taken
+
+    def who_gives_way(self, arrival: Arrival, rows: int) -> list[Lease]:
+        """The visits to displace so that `rows` rows of `arrival` find places; empty where that is not to be."""
+        return self._shares.give_way(arrival.sharer, rows, self.taken + rows - self.limits.places)
+
+    def promise(self, ticket: Ticket | None, arrival: Arrival, rows: int, tokens: int, now: float) -> float:
+        """Seconds until a refused `arrival` shall come back, for which `ticket` is put into line."""
+        due = self._due(arrival, rows, tokens, now)
+        wait_s = due - now
+        if ticket is None or wait_s > LONGEST_PROMISE_S:
+            wait_s = min(wait_s, self._latest(wait_s))
+        if ticket is not None:
+            self._line.promise(ticket, due=due, back=now + wait_s, now=now)
+        return wait_s
+
+    def _promised(self, arrival: Arrival, rows: int, tokens: int, now: float) -> Refusal | None:
+        """What `rows` rows would take away from tickets ahead: places or tokens that do not come free before those are
+        due."""
+        if not len(self._line):
+            return None
+        forecast = self.forecast
+        places, room = self._free(arrival, now) - rows, self.limits.tokens - self.tokens - tokens
+        idle = self.taken + rows <= self.limits.running
+        needed, wanted = 0.0, 0.0
+        for due, claimed, ticket in self._line.needs(arrival, now + (IDLE_S if idle else forecast.service_s), now):
+            needed += claimed + _margin(ticket.rows)
+            wanted += claimed / ticket.rows * ticket.tokens
+            if needed > places + forecast.departures(due, now) and not (idle and self._can_queue(ticket, rows, now)):
+                return Refusal.PROMISED
+            if self.limits.tokens and wanted > room and wanted > room + forecast.tokens_freed(due, now):
+                return Refusal.TOKENS
+        return None
+
+    def _can_queue(self, ticket: Ticket, rows: int, now: float) -> bool:
+        """Whether the rows of `ticket` could wait for their slots when `rows` others have taken what is free."""
+        if ticket.rows > self.limits.waiting:
+            return False
+        place = max(0, self.taken + 2 * rows + ticket.rows - 1 - self.limits.running)
+        return self.forecast.slot_at(place, now) - now <= EARLY_WAIT * self.limits.max_wait_s
+
+    def _due(self, arrival: Arrival, rows: int, tokens: int, now: float) -> float:
+        """When `rows` rows are expected to find their places, behind all who wait and all tickets ahead: somewhat
+        before there are slots for them, so that no slot waits for who is late."""
+        forecast, limits = self.forecast, self.limits
+        ahead = self._waiting_ahead(arrival, now) + round(self._line.rows_ahead(arrival))
+        early = min(limits.waiting // 2, int(EARLY_WAIT * limits.max_wait_s / forecast.gap_s))
+        place = max(0, ahead + rows - 1 - early + _margin(rows))
+        due = forecast.slot_at(place, now) if forecast.knows else forecast.opens_at(now)
+        missing = tokens + self.tokens - limits.tokens
+        if limits.tokens and missing > 0:
+            due = max(due, forecast.tokens_at(missing, now))
+        return now + max((1 + LATENESS) * (due - now), self._shortest_s(arrival, now))
+
+    def _shortest_s(self, arrival: Arrival, now: float) -> float:
+        waited_s = 0.0 if arrival.since is None else now - arrival.since
+        return max(min(self.forecast.gap_s, SHORTEST_PROMISE_S), min(AGAIN * waited_s, LONGEST_AGAIN_S))
+
+    def _waiting_ahead(self, arrival: Arrival, now: float) -> int:
+        self.forecast.refresh(now)
+        return self._shares.waiting_ahead(arrival.sharer, self.forecast.waiting)
+
+    def _latest(self, wait_s: float) -> float:
+        """The longest promise of a wait of `wait_s`, or somewhat less: steps of the golden ratio spread any number of
+        clients evenly, who would else come back as one crowd. Never so much less that it takes one more promise."""
+        self._beyond = (self._beyond + GOLDEN) % 1.0
+        others = math.ceil(wait_s / LONGEST_PROMISE_S) - 1
+        spare_s = max(0.0, (others + 1) * LONGEST_PROMISE_S - (1 + SURE) * wait_s)
+        return LONGEST_PROMISE_S - self._beyond * min(SPREAD * LONGEST_PROMISE_S, spare_s)
+
+
+def _in_time(arrival: Arrival, now: float) -> Ticket | None:
+    """The ticket of an arrival that comes when it was told to."""
+    ticket = arrival.ticket
+    return ticket if ticket is not None and ticket.turn - EARLY_S <= now <= ticket.until else None
+
+
+def _margin(rows: int) -> int:
+    return SEVERAL_MARGIN if rows > 1 else 0

@@ -1,0 +1,64 @@
+"""What the scheduler counts since it began."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .messages import EngineStatistics, FinishReason, RunnerStatistics
+from .sequence import Sequence
+from .states import State
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """See `EngineStatistics`."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    recovered_steps: int = 0
+    preempted: int = 0
+    cached_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def ended(self, reason: FinishReason) -> None:
+        match reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                self.finished += 1
+            case FinishReason.CANCELLED:
+                self.cancelled += 1
+            case FinishReason.EXPIRED:
+                self.expired += 1
+            case _:
+                self.failed += 1
+
+    def statistics(
+        self, running: Collection[Sequence], waits_s: list[float], runner: RunnerStatistics, step_s: float
+    ) -> EngineStatistics:
+        """A frozen snapshot, with what runs and waits now."""
+        return EngineStatistics(
+            steps=self.steps,
+            running=len(running),
+            prefilling=sum(row.state is State.PREFILL for row in running),
+            waiting=len(waits_s),
+            oldest_wait_s=max(waits_s, default=0.0),
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            finished=self.finished,
+            cancelled=self.cancelled,
+            expired=self.expired,
+            failed=self.failed,
+            recovered_steps=self.recovered_steps,
+            preempted=self.preempted,
+            cached_tokens=self.cached_tokens,
+            step_s=step_s,
+            prefill_s=self.prefill_s,
+            decode_s=self.decode_s,
+            runner=runner,
+        )

@@ -1,0 +1,301 @@
+"""Tickets of requests that were refused and told when to come back: the line outside of the gate.
+
+Rules:
+
+- A refused request gets a ticket: a random id, its place in arrival order and the time at which it is due. Who comes
+  back (with the ticket's id, or as the same request) finds it again, and keeps its place in order if refused once more.
+- Within a sharer, tickets are ordered by arrival. Between sharers, a ticket's level counts: the rows that its sharer
+  has inside plus those of the sharer's earlier tickets. The lower level goes first, so that all sharers advance alike.
+- A ticket that is not claimed within its grace no longer holds a place. It is remembered for LATE_S more, so that who
+  comes late keeps its order.
+- Tickets count by the part of their sharer's tickets that are claimed: requests that never come back hold nothing.
+- The table is bounded. When full, a sharer with fewer tickets takes the newest of the one that has the most.
+- A refusal costs no more with thousands of tickets: `parties` counts those ahead by an index.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from .tenant_tickets import Parties
+from .tickets import NEWCOMER as NEWCOMER
+from .tickets import Arrival as Arrival
+from .tickets import Ticket as Ticket
+
+MOST_TICKETS = 4096
+GRACE_S = 1.5  # past the time told: `Retry-After` is rounded up to whole seconds, and the request has to travel
+GRACE = 0.1  # the same as a part of the time since its first refusal
+LONGEST_GRACE_S = 6.0
+LATE_S = 60.0
+EARLY_S = 0.25  # before the time told, where only the time tells a repeat from another client's first request
+DOOR_S = 10.0  # between a request's headers and its body, while its ticket is not given to another
+NEWEST_ROWS = 0.02  # share of the newest request in the mean number of rows of a request
+MOST_SWEPT = 16  # tickets whose time is over that one refusal looks after
+MOST_ALIKE = 256  # tickets of the same request that are compared with one that comes
+
+
+class VirtualQueue:
+    """All tickets. `held` says how many rows a sharer has inside; `new_id` makes unguessable ticket ids."""
+
+    def __init__(self, held: Callable[[str], int], new_id: Callable[[], str]) -> None:
+        self._held = held
+        self._new_id = new_id
+        self._parties = Parties(held)
+        self._orders = 0
+        self._tickets: dict[str, Ticket] = {}
+        self._alike: dict[tuple[int, int], dict[Ticket, None]] = {}  # by fingerprint and connection, and 0 for any
+        self._lapsed: dict[Ticket, None] = {}
+        self._dues: list[tuple[float, int, Ticket]] = []
+        self._ends: list[tuple[float, int, Ticket]] = []  # ascending: when each ticket is looked at again
+        self._usual_rows = 1.0
+        self.kept = self.lapsed = 0
+
+    def __len__(self) -> int:
+        """Tickets that hold a place in line."""
+        return len(self._dues)
+
+    def saw(self, arrival: Arrival, rows: int) -> None:
+        """`arrival` turned out to ask for `rows` rows."""
+        if arrival.ticket is None or arrival.ticket.guessed:
+            self._usual_rows += NEWEST_ROWS * (rows - self._usual_rows)
+
+    def moved(self, sharer: str) -> None:
+        """`sharer` has more or fewer rows inside than before."""
+        self._parties.moved(sharer)
+
+    # Who comes -----------------------------------------------------------------------------------------------------
+
+    def recognise(self, arrival: Arrival, now: float) -> None:
+        """Find the ticket of `arrival`, if it has one; its order is the arrival's from then on."""
+        if arrival.ticket is None or arrival.ticket.id not in self._tickets:
+            arrival.order = NEWCOMER
+            arrival.ticket = self._named(arrival) or self._like(arrival, now)
+        if arrival.ticket is not None:
+            arrival.ticket.door = now
+            arrival.order, arrival.since = arrival.ticket.order, arrival.ticket.since
+
+    def _named(self, arrival: Arrival) -> Ticket | None:
+        ticket = self._tickets.get(arrival.ticket_id)
+        return ticket if ticket is not None and ticket.sharer == arrival.sharer else None
+
+    def _like(self, arrival: Arrival, now: float) -> Ticket | None:
+        """The ticket of the same request, of several the likeliest of those that came on the same connection, else of
+        all. Where neither the client nor the connection tells a repeat from another client's first request, time has
+        to."""
+        if arrival.repeat is False or not arrival.fingerprint:
+            return None
+        if arrival.via and (same := self._waiting(arrival, arrival.via, now)):
+            return _most_likely(same, now)
+        found = self._waiting(arrival, 0, now)
+        if arrival.repeat is None:
+            found = [ticket for ticket in found if ticket.back <= now + EARLY_S]
+        return _most_likely(found, now)
+
+    def _waiting(self, arrival: Arrival, via: int, now: float) -> list[Ticket]:
+        """Tickets of the same request that are not at the door, the first that were issued."""
+        alike = (
+            ticket
+            for ticket in self._alike.get((arrival.fingerprint, via), ())
+            if ticket.sharer == arrival.sharer and now - ticket.door > DOOR_S
+        )
+        return list(islice(alike, MOST_ALIKE))
+
+    def admit(self, arrival: Arrival, now: float) -> None:
+        """`arrival` is inside: its ticket is used up."""
+        ticket, arrival.ticket = arrival.ticket, None
+        if ticket is not None and ticket.id in self._tickets:  # else the one of who was displaced for it took its room
+            self._claim(ticket)
+            self.kept += now <= ticket.until
+            self._forget(ticket)
+        if arrival.order == NEWCOMER:
+            arrival.order = self._next_order()
+
+    def _claim(self, ticket: Ticket) -> None:
+        if ticket.in_line:
+            self._leave_line([ticket], 1.0)
+        else:
+            self._parties.claimed_late(ticket)
+
+    # Who is refused ------------------------------------------------------------------------------------------------
+
+    def place(self, arrival: Arrival, rows: int | None, tokens: int, now: float) -> Ticket | None:
+        """The ticket of a refused `arrival` for `rows` rows (None: not known), out of line until `promise`; None where
+        the table has no room for it."""
+        ticket = arrival.ticket
+        if ticket is not None and ticket.id in self._tickets:
+            if ticket.in_line:
+                self._leave_line([ticket], 1.0)
+        elif (ticket := self._issue(arrival, now)) is None:
+            return None
+        ticket.rows, ticket.guessed = (1, True) if rows is None else (rows, False)
+        ticket.tokens = tokens
+        if ticket.via != arrival.via:
+            if ticket.via:
+                self._unlist(ticket, ticket.via)
+            ticket.via = arrival.via
+            if ticket.via:
+                self._list(ticket, ticket.via)
+        ticket.door = float("-inf")
+        return ticket
+
+    def promise(self, ticket: Ticket, *, due: float, back: float, now: float) -> None:
+        """Put `ticket` into line: its client was told to come at `back`."""
+        ticket.due, ticket.back, ticket.turn, ticket.told = due, back, back, now
+        ticket.until = back + min(GRACE_S + GRACE * (back - ticket.since), LONGEST_GRACE_S)
+        self._parties.add(ticket)
+        insort(self._dues, (ticket.due, ticket.order, ticket))
+        ticket.in_line = True
+        self._lapsed.pop(ticket, None)
+        self._look_at(ticket, ticket.until)
+
+    def _issue(self, arrival: Arrival, now: float) -> Ticket | None:
+        if len(self._tickets) >= MOST_TICKETS and not self._make_room(arrival.sharer):
+            return None
+        if arrival.order == NEWCOMER or arrival.ticket is not None:  # another request claimed its ticket, and the order
+            arrival.order = self._next_order()
+        if arrival.since is None:
+            arrival.since = now
+        counts = arrival.repeat is not None
+        ticket = Ticket(self._new_id(), arrival.order, arrival.sharer, arrival.fingerprint, counts, since=arrival.since)
+        self._tickets[ticket.id] = ticket
+        self._list(ticket, 0)
+        arrival.ticket = ticket
+        return ticket
+
+    def _make_room(self, sharer: str) -> bool:
+        """Drop the ticket that lapsed first, else the newest of the sharer with the most, where that leaves it no fewer
+        than `sharer` will have."""
+        dropped = next(iter(self._lapsed), None) or self._parties.newest_of_most(sharer)
+        if dropped is not None:
+            self._forget(dropped)
+        return dropped is not None
+
+    def _list(self, ticket: Ticket, via: int) -> None:
+        self._alike.setdefault((ticket.fingerprint, via), {})[ticket] = None
+
+    def _unlist(self, ticket: Ticket, via: int) -> None:
+        alike = self._alike[ticket.fingerprint, via]
+        del alike[ticket]
+        if not alike:
+            del self._alike[ticket.fingerprint, via]
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
+
+    # Whose turn it is ----------------------------------------------------------------------------------------------
+
+    def rows_ahead(self, arrival: Arrival) -> float:
+        """Rows that tickets ahead of `arrival` are expected to claim."""
+        return self._parties.rows_ahead(arrival, self._usual_rows)
+
+    def needs(self, arrival: Arrival, until: float, now: float = 0.0) -> Iterator[tuple[float, float, Ticket]]:
+        """Of the tickets ahead of `arrival` that are due until then: when, how many rows they are expected to claim,
+        and the ticket; the earliest first."""
+        parties, usual = self._parties, self._usual_rows
+        level = parties.level(arrival) if len(parties) > 1 else 0.0
+        reached: dict[str, int] = {}
+        for due, order, ticket in self._dues:
+            if due > until:
+                return
+            if ticket.until <= now:
+                continue
+            name = ticket.sharer
+            if name != arrival.sharer:
+                at = reached.setdefault(name, self._held(name))
+                reached[name] += ticket.rows
+                if (at, order) >= (level, arrival.order):
+                    continue
+            elif order >= arrival.order:
+                continue
+            yield due, parties.weight(ticket, usual), ticket
+
+    # Who does not come ---------------------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Take tickets out of line whose grace is over, and forget those that are older still: MOST_SWEPT at a time, as
+        thousands may end together."""
+        count = min(MOST_SWEPT, bisect_right(self._ends, (now, NEWCOMER)))
+        over = [ticket for *_, ticket in self._ends[:count]]
+        lapsed: dict[str, list[Ticket]] = {}
+        for ticket in over:
+            if ticket.in_line:
+                lapsed.setdefault(ticket.sharer, []).append(ticket)
+            else:
+                self._forget(ticket)
+        for tickets in lapsed.values():
+            self._lapse(tickets)
+
+    def statistics(self, now: float) -> dict[str, int]:
+        """Tickets that hold a place, and what became of the others. Those whose time is over count as lapsed, also
+        before `sweep` gets to them."""
+        ended = self._ends[: bisect_right(self._ends, (now, NEWCOMER))]
+        over = sum(ticket.in_line for *_, ticket in ended)
+        return {"open": len(self) - over, "kept": self.kept, "lapsed": self.lapsed + over}
+
+    def _lapse(self, tickets: list[Ticket]) -> None:
+        """Tickets of one sharer were not claimed."""
+        self._leave_line(tickets, 0.0)
+        self.lapsed += len(tickets)
+        for ticket in tickets:
+            self._lapsed[ticket] = None
+            self._look_at(ticket, ticket.until + LATE_S)
+
+    def hold(self) -> None:
+        """The engine is away: the tickets that there are do not lapse until `shift`. Those who get one from now on are
+        told when it is back, and lapse as ever where they do not come."""
+        for ticket in self._tickets.values():
+            if ticket.in_line:
+                self._look_at(ticket, math.inf)
+
+    def shift(self, since: float, now: float) -> None:
+        """The engine was away since then: tickets from before are due later by as long. Of those that were told when
+        to come meanwhile none is due before now."""
+        for ticket in self._tickets.values():
+            if not ticket.in_line:
+                continue
+            if ticket.told <= since:
+                ticket.due += now - since
+                ticket.turn += now - since
+                ticket.until += now - since
+            else:
+                ticket.due, ticket.until = max(ticket.due, now), max(ticket.until, now + GRACE_S)
+            self._look_at(ticket, ticket.until)
+        self._dues = sorted((ticket.due, ticket.order, ticket) for *_, ticket in self._dues)
+
+    def _look_at(self, ticket: Ticket, when: float | None) -> None:
+        if ticket.looked_at is not None:
+            del self._ends[bisect_left(self._ends, (ticket.looked_at, ticket.order))]
+        ticket.looked_at = when
+        if when is not None:
+            insort(self._ends, (when, ticket.order, ticket))
+
+    def _leave_line(self, tickets: list[Ticket], claimed: float | None = None) -> None:
+        """`tickets` are one sharer's."""
+        for ticket in tickets:
+            ticket.in_line = False
+            del self._dues[bisect_left(self._dues, (ticket.due, ticket.order))]
+        self._parties.remove(tickets[0].sharer, tickets, claimed)
+
+    def _forget(self, ticket: Ticket) -> None:
+        if ticket.in_line:
+            self._leave_line([ticket])
+        self._look_at(ticket, None)
+        self._lapsed.pop(ticket, None)
+        del self._tickets[ticket.id]
+        for via in {0, ticket.via}:
+            self._unlist(ticket, via)
+        self._parties.forget(ticket.sharer)
+
+
+def _most_likely(tickets: Sequence[Ticket], now: float) -> Ticket | None:
+    """The ticket of a client that comes now, of `tickets` of alike requests. Clients come when told, or somewhat later:
+    it is the one that was told to come first of those that are due, and where none is due the nearest to now. To take
+    the nearest in any case would now and then take that of a client still to come, which then finds another's."""
+    due = [ticket for ticket in tickets if ticket.back <= now + EARLY_S and now <= ticket.until]
+    if due:
+        return min(due, key=lambda ticket: (ticket.back, ticket.order))
+    return min(tickets, key=lambda ticket: (abs(now - ticket.back), ticket.order), default=None)

@@ -1,0 +1,112 @@
+"""The gRPC server's connections, counted from outside: its C core accepts them by itself, tells Python nothing of them
+and limits only how many there are in all. What one address has too many of is shut down here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ...core.refusals import Refusal
+from ..connections import Connections, peer_of
+
+EVERY_S = 1.0
+SHARE = 0.02
+"""Most of a CPU that looking may take, however many descriptors there are to look at."""
+OWN_FILES = next((path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.is_dir()), Path("/dev/fd"))
+
+Client = tuple[str, int]
+
+
+class ConnectionCensus:
+    """Counts the connections to `port` in `connections`, and ends those beyond its share per peer, the newest first.
+    A connection is seen up to EVERY_S after it was accepted."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._known: dict[Client, str] = {}
+
+    async def run(self, port: int) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            began = time.monotonic()
+            with contextlib.suppress(OSError):  # no descriptor is left to look with: later
+                await self._look(port)
+            took_s = time.monotonic() - began
+            await asyncio.sleep(max(EVERY_S, took_s / SHARE))
+
+    async def _look(self, port: int) -> None:
+        """Count, and end what is too much. Raises OSError where there is no descriptor to look with."""
+        surplus = self.take_in(await asyncio.to_thread(lambda: list(_clients(port))))
+        if surplus:
+            await asyncio.to_thread(_shut_down, port, frozenset(surplus))
+
+    def take_in(self, clients: Iterable[Client]) -> list[Client]:
+        """Count `clients`, all who are connected now; returns those of them for whom there is no place."""
+        now = dict.fromkeys(clients)
+        for gone in [client for client in self._known if client not in now]:
+            self._connections.leave(self._known.pop(gone))
+        return [client for client in now if client not in self._known and not self._enter(client)]
+
+    def _enter(self, client: Client) -> bool:
+        peer = peer_of(client[0])
+        reason = self._connections.enter(peer)
+        if reason is Refusal.PEER_CONNECTIONS:
+            self._connections.refused(reason)
+            return False
+        if reason is None:
+            self._known[client] = peer
+        return True  # the core itself holds to the limit in all
+
+
+def _clients(port: int) -> Iterator[Client]:
+    """The other ends of this process's TCP connections to `port`."""
+    for sock, client in _connected(port):
+        sock.close()
+        yield client
+
+
+def _shut_down(port: int, clients: frozenset[Client]) -> None:
+    for sock, client in _connected(port):
+        with sock:
+            if client in clients:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # the core reads an end of file, and closes its descriptor
+
+
+def _connected(port: int) -> Iterator[tuple[socket.socket, Client]]:
+    """Those connections, each with a descriptor of its own that the caller closes: the core's may go at any time."""
+    for name in os.listdir(OWN_FILES):
+        sock = _socket_at(int(name))
+        if sock is not None:
+            client = _client_of(sock, port)
+            if client is None:
+                sock.close()
+            else:
+                yield sock, client
+
+
+def _socket_at(descriptor: int) -> socket.socket | None:
+    """A duplicate of the descriptor, where that is a socket."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            copy = os.dup(descriptor)
+            try:
+                return socket.socket(fileno=copy)
+            except OSError:
+                os.close(copy)
+    return None
+
+
+def _client_of(sock: socket.socket, port: int) -> Client | None:
+    with contextlib.suppress(OSError):
+        here = sock.getsockname()
+        if isinstance(here, tuple) and here[1] == port:
+            there = sock.getpeername()
+            return there[0], there[1]
+    return None

@@ -1,0 +1,213 @@
+"""JSON schemas of messages and of answers, for the OpenAPI document. `fronts.turns` reads the first, `wire` and its
+users write the second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...chat_messages import (
+    CONTINUE_KEYS,
+    MAX_PARTS,
+    NEUTRAL_KEYS,
+    NEUTRAL_PART_KEYS,
+    REFUSAL_PART,
+    SYSTEM_ROLES,
+    TEXT_PARTS,
+)
+
+Schema = dict[str, Any]
+
+REF = "#/components/schemas/"
+STRING: Schema = {"type": "string"}
+TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+LOGPROB: Schema = {"type": "number", "maximum": 0}
+
+
+def ref(name: str) -> Schema:
+    """A reference to a named schema of the document."""
+    return {"$ref": REF + name}
+
+
+def listed(items: Schema, **limits: Any) -> Schema:
+    """An array of `items`."""
+    return {"type": "array", "items": items, **limits}
+
+
+def shape(description: str, needed: Schema, **optional: Any) -> Schema:
+    """An object with the properties `needed`, and `optional` ones."""
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {**needed, **optional},
+        "required": list(needed),
+    }
+
+
+def either(*schemas: Schema) -> Schema:
+    """Any of `schemas`."""
+    return {"anyOf": list(schemas)}
+
+
+# Messages -------------------------------------------------------------------------------------------------------
+
+
+def _unserved(fine: tuple[Any, ...], description: str) -> Schema:
+    return {"enum": [None, *fine], "description": description}
+
+
+LEFT_OPEN = "True in a last message of the assistant: the answer continues it."
+UNSERVED = "Not served yet: only a value that says nothing."
+PART_KEYS: Schema = {key: _unserved((), UNSERVED) for key in NEUTRAL_PART_KEYS}
+TURN_KEYS: Schema = {
+    "name": {**TEXT_OR_NULL, "description": "Handed to the model's template."},
+    "reasoning_content": {**TEXT_OR_NULL, "description": "Handed to the model's template."},
+    "reasoning": {**TEXT_OR_NULL, "description": "Another spelling of `reasoning_content`."},
+    **{key: {"type": ["boolean", "null"], "description": LEFT_OPEN} for key in CONTINUE_KEYS},
+    **{key: _unserved(fine, UNSERVED) for key, fine in NEUTRAL_KEYS.items()},
+}
+
+
+def _turn(roles: tuple[str, ...], content: Schema, needed: tuple[str, ...], description: str) -> Schema:
+    content = {**content, "description": "Text, or text parts."}
+    properties = {"role": {"type": "string", "enum": list(roles)}, "content": content, **TURN_KEYS}
+    about = f"{description} Unknown keys are ignored."
+    return {"type": "object", "description": about, "properties": properties, "required": ["role", *needed]}
+
+
+def _content(part: str, **limits: Any) -> list[Schema]:
+    return [STRING, listed(ref(part), maxItems=MAX_PARTS, **limits)]
+
+
+ROLE_SHAPES = {
+    "system": "SystemMessage",
+    "developer": "SystemMessage",
+    "user": "UserMessage",
+    "assistant": "AssistantMessage",
+}
+
+MESSAGES: dict[str, Schema] = {
+    "Message": {
+        "oneOf": [ref(name) for name in dict.fromkeys(ROLE_SHAPES.values())],
+        "discriminator": {"propertyName": "role", "mapping": {role: REF + name for role, name in ROLE_SHAPES.items()}},
+    },
+    "SystemMessage": _turn(
+        SYSTEM_ROLES,
+        either(*_content("TextPart", minItems=1)),
+        ("content",),
+        "Instructions; `developer` is read as `system`.",
+    ),
+    "UserMessage": _turn(("user",), either(*_content("TextPart", minItems=1)), ("content",), "A user's turn."),
+    "AssistantMessage": _turn(
+        ("assistant",),
+        either(*_content("AssistantPart"), {"type": "null"}),
+        (),
+        "An earlier answer, as it was received; without content it is an empty turn.",
+    ),
+    "TextPart": shape(
+        "A piece of text. Unknown keys are ignored.",
+        {"type": {"type": "string", "enum": list(TEXT_PARTS)}, "text": STRING},
+        **PART_KEYS,
+    ),
+    "RefusalPart": shape(
+        "The text of a refusal.", {"type": {"type": "string", "const": REFUSAL_PART}, REFUSAL_PART: STRING}, **PART_KEYS
+    ),
+    "AssistantPart": either(ref("TextPart"), ref("RefusalPart")),
+}
+
+# Answers --------------------------------------------------------------------------------------------------------
+
+FINISH: Schema = {
+    "type": "string",
+    "enum": ["stop", "length"],
+    "description": "The model or a stop ended it; a limit did.",
+}
+NOT_YET: Schema = either(FINISH, {"type": "null"})
+TOKEN_IDS = listed(COUNT, description="With `return_token_ids`.")
+HEAD: Schema = {
+    "id": STRING,
+    "created": {**COUNT, "description": "Seconds since 1970."},
+    "model": STRING,
+    "system_fingerprint": {**STRING, "description": "Changes when the same seed may give another answer."},
+}
+TOKEN: Schema = {
+    "token": STRING,
+    "logprob": LOGPROB,
+    "bytes": listed({"type": "integer", "minimum": 0, "maximum": 255}),
+}
+CHAT_LOGPROBS = either(ref("ChatLogprobs"), {"type": "null"})
+TEXT_LOGPROBS = either(ref("TextLogprobs"), {"type": "null"})
+NUMBERS_OR_NULLS = listed(either(LOGPROB, {"type": "null"}))
+
+
+def _answer(kind: str, choice: str, description: str, **more: Any) -> Schema:
+    return shape(
+        description, {"object": {"type": "string", "const": kind}, **HEAD, "choices": listed(ref(choice)), **more}
+    )
+
+
+ANSWERS: dict[str, Schema] = {
+    "ChatCompletion": _answer("chat.completion", "ChatChoice", "A whole answer.", usage=ref("Usage")),
+    "ChatChoice": shape(
+        "One answer.",
+        {"index": COUNT, "message": ref("AnswerMessage"), "logprobs": CHAT_LOGPROBS, "finish_reason": FINISH},
+        token_ids=TOKEN_IDS,
+    ),
+    "AnswerMessage": shape(
+        "The assistant's turn; send it back as it is.",
+        {"role": {"type": "string", "const": "assistant"}, "content": STRING, "refusal": {"type": "null"}},
+    ),
+    "ChatLogprobs": shape(
+        "One entry for each shown token.", {"content": listed(ref("ChatToken")), "refusal": {"type": "null"}}
+    ),
+    "ChatToken": shape(
+        "A token and the likeliest in its place.", {**TOKEN, "top_logprobs": listed(shape("One.", TOKEN))}
+    ),
+    "ChatCompletionChunk": {
+        **_answer("chat.completion.chunk", "ChunkChoice", "One event of a stream, but for the last, `[DONE]`."),
+    },
+    "ChunkChoice": shape(
+        "A piece of one choice.",
+        {
+            "index": COUNT,
+            "delta": shape("New text.", {}, role={"type": "string", "const": "assistant"}, content=STRING),
+            "logprobs": CHAT_LOGPROBS,
+            "finish_reason": NOT_YET,
+        },
+        token_ids=TOKEN_IDS,
+    ),
+    "Completion": _answer("text_completion", "CompletionChoice", "A whole answer.", usage=ref("Usage")),
+    "CompletionChunk": _answer(
+        "text_completion", "CompletionChoice", "One event of a stream, but for the last, `[DONE]`."
+    ),
+    "CompletionChoice": shape(
+        "One answer, or a piece of it.",
+        {"index": COUNT, "text": STRING, "logprobs": TEXT_LOGPROBS, "finish_reason": NOT_YET},
+        token_ids=TOKEN_IDS,
+    ),
+    "TextLogprobs": shape(
+        "Parallel lists, one entry for each token.",
+        {
+            "tokens": listed(STRING),
+            "token_logprobs": NUMBERS_OR_NULLS,
+            "top_logprobs": either(
+                listed(either({"type": "object", "additionalProperties": LOGPROB}, {"type": "null"})), {"type": "null"}
+            ),
+            "text_offset": listed(COUNT),
+        },
+    ),
+    "Usage": shape(
+        "Counts of tokens over all choices; each prompt counts once.",
+        {
+            "prompt_tokens": COUNT,
+            "completion_tokens": COUNT,
+            "total_tokens": COUNT,
+            "prompt_tokens_details": shape("Of the prompt's.", {"cached_tokens": COUNT}),
+        },
+    ),
+}
+for _chunk in ("ChatCompletionChunk", "CompletionChunk"):
+    ANSWERS[_chunk]["properties"]["usage"] = {
+        **either(ref("Usage"), {"type": "null"}),
+        "description": "With `include_usage`: null, and the counts in the last chunk.",
+    }

@@ -1,0 +1,107 @@
+"""JSON schemas of the requests, with the limits of the server and the model that it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic.json_schema import models_json_schema
+
+from .answer_schemas import REF, Schema, ref
+from .schema import ChatRequest, CompletionRequest
+
+FIRST_FIELDS = ("messages", "prompt")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "num_predict", "n_predict")
+BOTH: Schema = {
+    "required": ["continue_final_message", "add_generation_prompt"],
+    "properties": {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}},
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the document takes from the running server. `vocabulary` and `context` are None until the model is loaded;
+    `places` is how many sequences one request may ask for, `max_tokens` the operator's cap."""
+
+    names: tuple[str, ...]
+    places: int
+    max_tokens: int | None
+    needs_key: bool
+    vocabulary: int | None = None
+    context: int | None = None
+
+
+def request_schemas(facts: Facts) -> dict[str, Schema]:
+    """The requests' schemas, and those of the objects in them but for messages."""
+    shapes = [(ChatRequest, "validation"), (CompletionRequest, "validation")]
+    _, defined = models_json_schema(shapes, ref_template=REF + "{model}")  # type: ignore[arg-type]
+    requests: dict[str, Schema] = defined["$defs"]
+    for made in requests.values():
+        properties = made["properties"]
+        made["properties"] = {name: _tidy(properties[name]) for name in sorted(properties, key=_place)}
+    for name in ("ChatRequest", "CompletionRequest"):
+        _limit(requests[name]["properties"], facts)
+    for made in requests.values():
+        _limit_lengths(made["properties"], facts)
+    requests["ChatRequest"]["properties"]["messages"]["items"] = ref("Message")
+    requests["ChatRequest"]["not"] = BOTH
+    return requests
+
+
+def _place(name: str) -> bool:
+    return name not in FIRST_FIELDS
+
+
+def _tidy(field: Schema) -> Schema:
+    """The field without what says nothing: its name again, and null where it is left out."""
+    return {key: value for key, value in field.items() if key != "title" and (key, value) != ("default", None)}
+
+
+def _limit(fields: Schema, facts: Facts) -> None:
+    """The limits of this server and its model."""
+    _kind(fields["model"], "string")["enum"] = list(facts.names)
+    _kind(fields["n"], "integer")["maximum"] = min(_kind(fields["n"], "integer")["maximum"], facts.places)
+    if facts.vocabulary is not None:
+        _limit_tokens(fields, facts.vocabulary - 1)
+    for kind in fields.get("prompt", {}).get("anyOf", ()):
+        if kind["type"] == "array" and kind["items"]["type"] != "integer":
+            kind["maxItems"] = min(kind["maxItems"], facts.places)
+
+
+def _limit_lengths(fields: Schema, facts: Facts) -> None:
+    """The operator's cap and the context, under all names that requests have for them."""
+    highest = dict.fromkeys(LIMITS, facts.max_tokens) | {"num_ctx": facts.context}
+    for name, most in highest.items():
+        if most is not None and name in fields:
+            kind = _kind(fields[name], "integer")
+            for bounded in kind.get("anyOf", [kind])[:1]:
+                bounded["maximum"] = most
+
+
+def _limit_tokens(fields: Schema, last: int) -> None:
+    bias = _kind(fields["logit_bias"], "object")
+    bias["propertyNames"] = {"pattern": f"^({at_most(last)})$"}
+    ids = [_kind(fields["stop_token_ids"], "array")["items"]]
+    for kind in fields.get("prompt", {}).get("anyOf", ()):
+        items = kind.get("items", {})
+        ids += [one for one in (items, items.get("items", {})) if one.get("type") == "integer"]
+    for one in ids:
+        one["maximum"] = last
+
+
+def _kind(field: Schema, kind: str) -> Schema:
+    """The alternative of this type."""
+    found: Schema = next(one for one in field.get("anyOf", [field]) if one.get("type") == kind)
+    return found
+
+
+def at_most(last: int) -> str:
+    """Regular expression of the whole numbers from 0 to `last`, without leading zeros."""
+    digits = str(last)
+    shorter = ["[0-9]"] if len(digits) > 1 else []
+    shorter += [f"[1-9][0-9]{{{n}}}" for n in range(1, len(digits) - 1)]
+    same = [
+        f"{digits[:i]}[{int(i == 0 < len(digits) - 1)}-{int(digit) - 1}]" + "[0-9]" * (len(digits) - 1 - i)
+        for i, digit in enumerate(digits)
+        if int(digit) > int(i == 0 < len(digits) - 1)
+    ]
+    return "|".join([*shorter, *same, digits])

@@ -1,0 +1,81 @@
+"""Numbers of a step on their way from the host to the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from .pinned_memory import PinnedMemory
+
+Put = Callable[..., list[Any]]
+"""Makes arrays of NumPy's: `direct`, or an `Staging`' own."""
+
+RING = 1 << 19
+"""Numbers of a ring: many more than two steps take, so that nothing is ever waited for. Arrays of more than a quarter
+of it are made anew: 128 rows of 16,000 tokens have half as many pages."""
+_LEAST = 1024
+_DTYPES = {np.dtype(np.int32): mx.int32, np.dtype(np.float32): mx.float32}
+
+
+def direct(*arrays: npt.NDArray[Any]) -> list[Any]:
+    """The arrays, where MLX makes them."""
+    return [mx.array(array) for array in arrays]
+
+
+class Staging:
+    """Puts small arrays, int32 or float32, into the device's own memory, several as one.
+
+    Where the device can't share memory with the host, MLX leaves an array that is made on the host there, and every
+    kernel that reads it fetches it again, microseconds at a time; and once it is freed, its memory is given to whatever
+    is next of about its size, activations included. So each step's numbers are copied at once, out of memory that is
+    kept for ever and written again in place, once what was to be copied out of it has been.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._copies: deque[tuple[int, int, Any]] = deque()
+
+    @cached_property
+    def _memory(self) -> PinnedMemory:
+        return PinnedMemory(RING)
+
+    def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
+        """The arrays, on the device."""
+        sizes = [array.size for array in arrays]
+        count = max(_LEAST, 1 << (sum(sizes) - 1).bit_length())
+        packed = np.concatenate([array.ravel().view(np.uint32) for array in arrays])
+        device, found, start = self._copied(packed, count), [], 0
+        for array, size in zip(arrays, sizes, strict=True):
+            found.append(device[start : start + size].view(_DTYPES[array.dtype]).reshape(array.shape))
+            start += size
+        return found
+
+    def _copied(self, numbers: npt.NDArray[np.uint32], count: int) -> Any:
+        """The same numbers, int32, and what comes to `count` of them, in memory of their own; not evaluated yet."""
+        if not self._memory.shared or count > RING // 4:
+            return mx.array(np.pad(numbers, (0, count - len(numbers)))).astype(mx.int32)
+        first = self._room(count)
+        self._memory.view[first : first + len(numbers)] = numbers
+        copy = self._memory.array[first : first + count].astype(mx.int32)
+        self._copies.append((first, first + count, copy))
+        return copy
+
+    def _room(self, count: int) -> int:
+        """Where the next `count` numbers go: what was there has been copied."""
+        if self._next + count > RING:
+            self._evaluate(self._next, RING)
+            self._next = 0
+        first, self._next = self._next, self._next + count
+        self._evaluate(first, self._next)
+        return first
+
+    def _evaluate(self, first: int, last: int) -> None:
+        """What is copied from that part of the memory; what was copied before it has been evaluated."""
+        while self._copies and self._copies[0][0] < last and self._copies[0][1] > first:
+            mx.eval(self._copies.popleft()[2])

@@ -1,0 +1,69 @@
+"""Matrix products of some dozens or hundreds of rows on CUDA, where starting MLX's takes the host too long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..device.cuda import CudaKernel, NewKernel
+from ..device.self_test import self_tested
+
+SIDE, DEEP = 64, 64
+"""A block's tile of y, and the columns of x and W that it multiplies at a time."""
+MOST = 1 << 31
+"""Multiplications: more are slower than MLX's product by more than starting it takes the host."""
+_STAGES, _THREADS = 4, 128
+_BODY = """
+  treadle::some_rows<T, STAGES>(x, w, out, x_shape[0], w_shape[0], x_shape[1]);
+"""
+
+
+class SmallGemm:
+    """x W^T for plain weights W (N, K), as `kernel` computes it.
+
+    MLX's own product is cuBLASLt's, captured as a graph: 18.5 us of the host, where a kernel is started in 3.
+    """
+
+    def __init__(self, kernel: NewKernel = CudaKernel) -> None:
+        memory = _STAGES * 2 * SIDE * DEEP * 2
+        files = ["device/numbers.cuh", "fused/small_gemm.cuh"]
+        self._kernel = kernel("some_rows", ["x", "w"], ["out"], _BODY, files=files, shared_memory=memory)
+
+    @staticmethod
+    def takes(outputs: int, columns: int, dtype: Any) -> bool:
+        """Whether it multiplies with such a weight."""
+        return dtype in (mx.bfloat16, mx.float16) and columns % DEEP == 0 and outputs % 2 == 0
+
+    @staticmethod
+    def pays(rows: int, weight: Any) -> bool:
+        """Whether so many rows are few enough."""
+        return bool(rows * weight.size <= MOST)
+
+    def __call__(self, x: Any, weight: Any) -> Any:
+        """(T, N) of `x` (T, K), of the weight's type."""
+        rows, outputs = x.shape[0], weight.shape[0]
+        return self._kernel(
+            [x, weight],
+            [("T", x.dtype), ("STAGES", _STAGES)],
+            blocks=(-(-rows // SIDE), -(-outputs // SIDE)),
+            threads=_THREADS,
+            shapes=[(rows, outputs)],
+            dtypes=[x.dtype],
+        )[0]
+
+
+def small_gemm(kernel: NewKernel = CudaKernel) -> SmallGemm | None:
+    """One that works; None, with one warning, where trying it did not give what it should."""
+    otherwise = "products of dozens of rows with plain weights are left to MLX"
+    return self_tested("the kernel for products of dozens of rows", otherwise, lambda: SmallGemm(kernel), _why_not)
+
+
+def _why_not(made: SmallGemm) -> str:
+    """What is wrong with a product; empty if nothing is."""
+    dice = np.random.default_rng(0)
+    x, weight = (mx.array(dice.normal(0, 1, shape).astype(np.float16)) for shape in ((100, 320), (72, 320)))
+    wanted = x.astype(mx.float32) @ weight.astype(mx.float32).T
+    right = mx.allclose(made(x, weight).astype(mx.float32), wanted, rtol=0.01, atol=0.1).item()
+    return "" if right else "its product is not what it should be"

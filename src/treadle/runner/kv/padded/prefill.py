@@ -1,0 +1,77 @@
+"""Several short prompts in one pass over the model.
+
+A pass for a dozen tokens costs nearly as much as one for three dozen, as the weights are read either way. So chunks of
+similar length share a pass, right-padded to the longest, as mlx-lm's own batched prefill does. Long rows go alone:
+a shared pass copies each row's cache in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ... import mlxlm
+from ...forward.ragged import RowSegment
+from ...mlxlm import Caches, MlxLm
+
+MAX_SHARED_TOKENS = 512  # that a row's cache may hold afterwards
+MAX_PADDED = 2  # the longest chunk of a pass over its shortest
+_TOLERANCE = 0.05
+
+
+def passes(chunks: Sequence[RowSegment]) -> list[list[RowSegment]]:
+    """The chunks by the pass that computes them, each in exactly one."""
+    alone = [[chunk] for chunk in chunks if chunk.start + len(chunk.tokens) > MAX_SHARED_TOKENS]
+    short = [chunk for chunk in chunks if chunk.start + len(chunk.tokens) <= MAX_SHARED_TOKENS]
+    shared: list[list[RowSegment]] = []
+    for chunk in sorted(short, key=lambda chunk: -len(chunk.tokens)):
+        if shared and len(shared[-1][0].tokens) <= MAX_PADDED * len(chunk.tokens):
+            shared[-1].append(chunk)
+        else:
+            shared.append([chunk])
+    return shared + alone
+
+
+def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Caches], *, pad_to: int = 1) -> list[Caches]:
+    """Put each of `tokens` behind what the caches of its row hold, in one pass; the rows' new caches, evaluated. The
+    pass is as long as the longest of them, and a multiple of `pad_to`.
+
+    The caches that came in are left as they were.
+    """
+    lengths = [len(row) for row in tokens]
+    longest = -(-max(lengths) // pad_to) * pad_to
+    padding = [longest - length for length in lengths]
+    batch = mlxlm.merge(caches)
+    mlxlm.begin_padded(batch, lengths, padding)
+    padded = [[*row, *[0] * extra] for row, extra in zip(tokens, padding, strict=True)]
+    model(mx.array(padded, mx.int32), cache=batch)
+    mlxlm.end_padded(batch, padding)
+    rows = [mlxlm.extract(batch, place) for place in range(len(tokens))]
+    mx.eval([mlxlm.states(row) for row in rows])
+    return rows
+
+
+def can_share(library: MlxLm, model: Any) -> bool:
+    """Whether rows read in one pass go on as rows read alone do, by trying it on this model."""
+    prompts = ((1, 2, 3, 4, 5), (6, 7), (8, 9, 10))
+    try:
+        rows = together(model, prompts, [library.new_caches(model) for _ in prompts])
+        rows = together(model, prompts[::-1], rows)
+        for i, (first, second) in enumerate(zip(prompts, prompts[::-1], strict=True)):
+            alone = library.new_caches(model)
+            model(mx.array([[*first, *second]], mx.int32), cache=alone)
+            if not _same(_next(model, alone), _next(model, rows[i])):
+                return False
+    except (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError):
+        return False
+    return True
+
+
+def _next(model: Any, caches: Caches) -> Any:
+    return model(mx.array([[11]], mx.int32), cache=caches)[:, -1, :].astype(mx.float32)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool((mx.mean(mx.abs(a - b)) <= _TOLERANCE * mx.std(a)).item())

@@ -1,0 +1,213 @@
+"""A pool of pages: one layer's cache for all rows, and the kernels that fill it.
+
+A pool is (pages, 2, kv heads, page, D): keys, then values, plain or as whole numbers of 8 bits with a factor for every
+token and head. The kernels write to it in place, which MLX does not know of: it only sees that they read it. What
+keeps the order right is that `write` returns a token that whatever reads takes, that all run on one stream, and that
+nothing else ever makes a new array out of a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import mlx.core as mx
+
+from ...device.cuda import CudaKernel
+
+_WRITE_BODY = """
+  constexpr int CHUNKS = D / 8;
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i == 0) written[0] = 0;
+  const int chunk = i % CHUNKS, h = i / CHUNKS % HEADS, token = i / (CHUNKS * HEADS);
+  if (token >= slots_shape[0]) return;
+  const int slot = slots[token];
+  if (slot < 0) return;
+  uint4* to = reinterpret_cast<uint4*>(const_cast<T*>(pool)) +
+      (size_t(slot / PAGE) * 2 * HEADS + h) * PAGE * CHUNKS + slot % PAGE * CHUNKS + chunk;
+  to[0] = reinterpret_cast<const uint4*>(k)[i];
+  to[size_t(HEADS) * PAGE * CHUNKS] = reinterpret_cast<const uint4*>(v)[i];
+"""
+_SMALL_BODY = """
+  const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == 0 && lane == 0) written[0] = 0;
+  const int value = warp % 2, h = warp / 2 % HEADS, token = warp / (2 * HEADS);
+  if (token >= slots_shape[0]) return;
+  const int slot = slots[token];
+  if (slot < 0) return;
+  const T* from = (value ? v : k) + (size_t(token) * HEADS + h) * D;
+  float x[D / 32], most = 0.0f;
+  for (int e = 0; e < D / 32; ++e) {
+    x[e] = treadle::wide(from[e * 32 + lane]);
+    most = fmaxf(most, fabsf(x[e]));
+  }
+  const float factor = treadle::factor_of(most);
+  const size_t line = ((size_t(slot / PAGE) * 2 + value) * HEADS + h) * PAGE + slot % PAGE;
+  unsigned char* to = const_cast<unsigned char*>(pool) + line * D;
+  for (int e = 0; e < D / 32; ++e) to[e * 32 + lane] = treadle::whole(x[e], factor);
+  if (lane == 0) const_cast<float*>(factors)[line] = factor;
+"""
+_WIDEN_BODY = """
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, each = size_t(2) * HEADS * PAGE * D / 8;
+  if (i == 0) done[0] = 0;
+  if (i >= pages_shape[0] * each) return;
+  const size_t at = pages[i / each] * each + i % each;
+  const uint2 eight = reinterpret_cast<const uint2*>(pool)[at];
+  const float factor = factors[at / (D / 8)];
+  const unsigned char* from = reinterpret_cast<const unsigned char*>(&eight);
+  uint4 wide;
+  T* to = reinterpret_cast<T*>(&wide);
+  for (int e = 0; e < 8; ++e) to[e] = treadle::narrow((int(from[e]) - 128) * factor, T());
+  reinterpret_cast<uint4*>(const_cast<T*>(plain))[i] = wide;
+"""
+_COPY_BODY = """
+  const size_t each = size_t(2) * HEADS * PAGE * D * sizeof(S) / 16;
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i == 0 && blockIdx.y == 0) copied[0] = 0;
+  if (i >= pairs_shape[0] * each) return;
+  const int from = pairs[i / each * 2], to = pairs[i / each * 2 + 1];
+  S* pools[] = {POOLS};
+  uint4* at = reinterpret_cast<uint4*>(pools[blockIdx.y]);
+  at[to * each + i % each] = at[from * each + i % each];
+  constexpr int SOME = sizeof(S) == 1 ? 2 * HEADS * PAGE : 0;
+  if (i % each >= SOME) return;
+  float* factors[] = {FACTORS};
+  float* factor = factors[blockIdx.y];
+  factor[size_t(to) * SOME + i % each] = factor[size_t(from) * SOME + i % each];
+"""
+
+
+@dataclass
+class Pool:
+    """`data` (pages, 2, kv heads, page, D), plain or uint8: 128 and the whole numbers that times `factors` (pages, 2,
+    kv heads, page), float32, are what is kept."""
+
+    data: Any
+    factors: Any | None = None
+
+    def free(self) -> None:
+        self.data = self.factors = None
+
+
+@dataclass
+class PoolKernels:
+    """The kernels for pools of `heads` kv heads of `dim` dimensions in pages of `page` tokens, which keep `dtype`, or
+    whole numbers of 8 `bits` for it.
+
+    Compiled at their first use; what the compiler says then comes as a RuntimeError out of the evaluation. `kernel` is
+    what they are made of, `dtypes` what they compute in, and `compile` compiles programs that use them.
+    """
+
+    kernel: ClassVar[type[CudaKernel]] = CudaKernel
+    dtypes: ClassVar[tuple[Any, ...]] = (mx.bfloat16, mx.float16)
+    compile: ClassVar[Callable[..., Any]] = staticmethod(mx.compile)
+
+    heads: int
+    dim: int
+    page: int
+    dtype: Any
+    bits: int = 16
+    _plain: Pool | None = field(default=None, repr=False, kw_only=True)
+    _copies: dict[int, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    @property
+    def small(self) -> bool:
+        """Whether keys and values are kept as whole numbers."""
+        return self.bits == 8
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of one layer."""
+        return 2 * self.heads * self.page * (self.dim + 4 if self.small else self.dim * int(self.dtype.size))
+
+    def new_pool(self, pages: int) -> Pool:
+        """An empty one, which takes its memory at once."""
+        shape = (pages, 2, self.heads, self.page, self.dim)
+        pool = Pool(mx.zeros(shape, self.dtype))
+        if self.small:
+            pool = Pool(mx.zeros(shape, mx.uint8), mx.zeros(shape[:-1], mx.float32))
+        mx.eval(pool.data, pool.factors)
+        return pool
+
+    def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
+        """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool, those at -1 nowhere. What comes back
+        tells whatever reads that it is done."""
+        kernel, inputs, threads = self._write, [keys, values, pool.data, slots], keys.size // 8
+        if pool.factors is not None:
+            kernel, inputs, threads = self._write_small, [*inputs, pool.factors], keys.size // self.dim * 64
+        return kernel(
+            inputs,
+            [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            blocks=(-(-threads // 256), 1),
+            threads=256,
+            shapes=[(1,)],
+            dtypes=[mx.int32],
+        )[0]
+
+    def copy_pages(self, pools: Sequence[Pool], pairs: Any) -> Any:
+        """In all of `pools`, copy each page `pairs[i, 0]` over page `pairs[i, 1]`, which is in no other pair (int32).
+        What comes back tells that it is done."""
+        kept, factors = [pool.data for pool in pools], [pool.factors for pool in pools if pool.factors is not None]
+        kernel = self._copies.get(len(kept))
+        if kernel is None:
+            kernel = self._copies[len(kept)] = self._new_copy(len(kept))
+        threads = pairs.shape[0] * 2 * self.heads * self.page * self.dim * int(kept[0].dtype.size) // 16
+        return kernel(
+            [pairs, *kept, *factors],
+            [("S", kept[0].dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            blocks=(-(-threads // 256), len(kept)),
+            threads=256,
+            shapes=[(1,)],
+            dtypes=[mx.int32],
+        )[0]
+
+    def widen(self, pool: Pool, pages: Any, *after: Any) -> tuple[Pool, Any]:
+        """The pool's `pages` (P,) in the first pages of a plain one, which all layers use in turn; what comes back with
+        it says that they are there. They are read when the two arrays `after`, whose making fills them, are there."""
+        count = int(pages.shape[0])
+        if self._plain is None or self._plain.data.shape[0] < count:
+            self._plain = None
+            self._plain = Pool(mx.zeros((count, 2, self.heads, self.page, self.dim), self.dtype))
+            mx.eval(self._plain.data)
+        done = self._widen(
+            [pool.data, pool.factors, pages, *after, self._plain.data],
+            [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
+            blocks=(-(-count * 2 * self.heads * self.page * self.dim // 8 // 256), 1),
+            threads=256,
+            shapes=[(1,)],
+            dtypes=[mx.int32],
+        )[0]
+        return self._plain, done
+
+    def close(self) -> None:
+        """Free what layers used in turn."""
+        self._plain = None
+
+    @cached_property
+    def _write(self) -> CudaKernel:
+        return self.kernel("write", ["k", "v", "pool", "slots"], ["written"], _WRITE_BODY)
+
+    @cached_property
+    def _write_small(self) -> CudaKernel:
+        names = ["k", "v", "pool", "slots", "factors"]
+        return self.kernel("write_small", names, ["written"], _SMALL_BODY, files=["device/numbers.cuh"])
+
+    def _new_copy(self, layers: int) -> CudaKernel:
+        """One for all layers: to start a kernel for each takes the host longer than the copies take the device."""
+        pools = [f"pool{i}" for i in range(layers)]
+        factors = [f"factors{i}" for i in range(layers)] if self.small else []
+        body = _COPY_BODY.replace("POOLS", _listed("S", pools))
+        body = body.replace("FACTORS", _listed("float", factors) or "nullptr")
+        return self.kernel("copy_pages", ["pairs", *pools, *factors], ["copied"], body)
+
+    @cached_property
+    def _widen(self) -> CudaKernel:
+        names = ["pool", "factors", "pages", "written", "queries", "plain"]
+        return self.kernel("widen", names, ["done"], _WIDEN_BODY, files=["device/numbers.cuh"])
+
+
+def _listed(kind: str, names: Sequence[str]) -> str:
+    """Arrays of `kind` that a kernel writes to."""
+    return ", ".join(f"const_cast<{kind}*>({name})" for name in names)

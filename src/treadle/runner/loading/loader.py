@@ -1,0 +1,229 @@
+"""From a checked model folder to a model in memory. The tokenizer is not loaded here: the engine never sees text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ...errors import ConfigError, ModelError, one_line
+from ...installation import version_of
+from ...units import size
+from ..base import Progress, RunnerBroken
+from ..device import memory as mem
+from ..device.cuda import whole_graphs
+from ..device.readback import readback
+from ..kv.padded.prefill import can_share
+from ..mlxlm import MlxLm, connect
+from ..sampling.sampling_kernel import sampling_kernel
+from .choose_backend import Asked, check_bits, choose, left_to_mlx_lm
+from .config_oddities import oddities
+from .model import LoadedModel
+from .own_backend import Own
+from .probe import probe
+
+_log = logging.getLogger(__name__)
+
+UNKNOWN_CONTEXT = 32768
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+
+
+def load(
+    folder: Path,
+    *,
+    name: str = "",
+    context: int | None = None,
+    memory: int | None = None,
+    max_running: int = 1,
+    prefill_tokens: int = 2048,
+    prefix_cache: bool = True,
+    kv_bits: int | None = None,
+    own: bool = True,
+    details: Mapping[str, str] | None = None,
+    progress: Progress = lambda stage: None,
+) -> LoadedModel:
+    """Load the model, its weights included, and measure what the runner must know.
+
+    `context` shortens the model's own; `memory` is the byte budget of all caches (a share of what the weights leave
+    by default) for up to `max_running` rows, beside steps of `prefill_tokens` tokens of prompts; `prefix_cache` keeps
+    prompts for others; `kv_bits` 8 keeps keys and values as whole numbers of so many bits; without `own` rows are in
+    mlx-lm's caches, whatever the model; `details` are shown to people beside what is found here. Raises StartFailed
+    when mlx-lm does not fit, ModelError when the model can't be loaded or run, ConfigError when `context` is longer
+    than the model's, `kv_bits` can't be had, or there is no memory for a step.
+    """
+    progress("loading mlx-lm")
+    device = mem.device()
+    if device.kind == "cuda":
+        whole_graphs(os.environ)
+    library = connect()
+    mem.limit_free_pool(device.kind)
+    check_bits(kv_bits, device.kind)
+    progress("reading the weights")
+    with _model_errors(folder):
+        read = _read(library, folder, device.kind)
+    length, assumed = _context(read.config, context, folder)
+    progress("measuring the model")
+    with _model_errors(folder):
+        found = probe(library, read.module, length, folder)
+        asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, prefill_tokens)
+        kept = choose(library, read.module, found.kv, asked) if own else left_to_mlx_lm(found.kv, asked)
+        why_not = kept.own if isinstance(kept.own, str) else ""
+        shares_prefill = bool(why_not) and not found.why_not and can_share(library, read.module)
+    if own and why_not:
+        _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, why_not)
+    mx.clear_cache()
+    return LoadedModel(
+        name=name or folder.name,
+        module=read.module,
+        library=library,
+        architecture=str(read.config["model_type"]),
+        vocabulary=found.vocabulary,
+        context=length,
+        device=device.kind,
+        dtype=read.dtype,
+        parameters=read.parameters,
+        weight_bytes=read.weight_bytes,
+        kv=kept.kv,
+        kv_budget_bytes=kept.budget,
+        batched=not (why_not and found.why_not),
+        shares_prefill=shares_prefill,
+        own=kept.own if isinstance(kept.own, Own) else None,
+        kv_dtype="int8" if kv_bits and own else read.dtype,
+        prefill_tokens=kept.prefill_tokens,
+        max_running=max_running,
+        keeps_prefixes=prefix_cache,
+        draws=sampling_kernel(found.vocabulary, found.logits) if device.kind == "cuda" else None,
+        lands=readback() if device.kind == "cuda" else None,
+        details={**_about(device.name, library, read.config, assumed, why_not, found.why_not), **(details or {})},
+    )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A model with its weights in memory."""
+
+    module: Any
+    config: dict[str, Any]
+    parameters: int
+    weight_bytes: int
+    dtype: str
+
+
+def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
+    module, config = library.load(folder)
+    parameters = library.parameters(module)
+    module = _for_device(module, library, parameters, kind)
+    weight_bytes = _read_weights(module, folder, kind)
+    return _Read(module, config, parameters, weight_bytes, _dtype(module))
+
+
+def _about(
+    device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool, why_not: str, not_batched: str
+) -> dict[str, str]:
+    """What is shown to people: lines that say nothing of this model are left out."""
+    lines = {"device": device, "mlx": version_of("mlx") or "unknown", "mlx-lm": library.version}
+    lines["quantization"] = _quantization(config)
+    lines["context"] = "not in config.json: assumed" if assumed else ""
+    if why_not:
+        lines |= {"own rows": why_not, "not batched": not_batched}
+    return {name: line for name, line in lines.items() if line}
+
+
+def _for_device(module: Any, library: MlxLm, parameters: int, kind: str) -> Any:
+    """On the CPU compute in float32, and without quantized layers if that fits: nothing else goes through BLAS.
+
+    Half-precision and quantized layers are ten times as slow there for a batch. Elsewhere the model stays as it is.
+    """
+    if kind != "cpu":
+        return module
+    if 2 * 4 * parameters <= mem.host_available_bytes():
+        module = library.dequantize(module)
+    module.set_dtype(mx.float32)
+    return module
+
+
+def _read_weights(module: Any, folder: Path, kind: str) -> int:
+    """Evaluate the parameters, so that nothing is read later; their bytes."""
+    arrays = [array for _, array in tree_flatten(module.parameters())]
+    needed = sum(int(array.nbytes) for array in arrays)
+    usable = mem.usable_bytes(kind)
+    if usable and needed > usable:
+        raise ModelError(
+            f"the weights of {folder.name} take {size(needed)} ({_dtype(module)}) and {size(usable)} are free: use a "
+            "smaller or a quantized model, or free memory"
+        )
+    for array in arrays:  # one at a time: what each is converted from goes at once
+        mx.eval(array)
+    return needed
+
+
+def _context(config: Mapping[str, Any], asked: int | None, folder: Path) -> tuple[int, bool]:
+    """The context in tokens, and whether it had to be assumed."""
+    places = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    found = [part[name] for part in places for name in _CONTEXT_NAMES if _is_count(part.get(name))]
+    own = int(found[0]) if found else UNKNOWN_CONTEXT
+    if asked is None:
+        return own, not found
+    if found and asked > own:
+        raise ConfigError(
+            f"`context` is {asked}, and {folder.name} is made for {own} tokens: give at most that", param="context"
+        )
+    return asked, False
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _dtype(module: Any) -> str:
+    """The floating type that most of the parameters have."""
+    sizes: dict[str, int] = {}
+    for _, array in tree_flatten(module.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            name = str(array.dtype).removeprefix("mlx.core.")
+            sizes[name] = sizes.get(name, 0) + int(array.size)
+    return max(sizes, key=lambda name: sizes[name], default="unknown")
+
+
+def _quantization(config: Mapping[str, Any]) -> str:
+    """How the weights are stored, in words; empty when they are not quantized."""
+    stored = config.get("quantization")
+    if not isinstance(stored, Mapping) or "bits" not in stored:
+        return ""
+    return f"{stored['bits']} bits, groups of {stored.get('group_size', '?')}"
+
+
+@contextlib.contextmanager
+def _model_errors(folder: Path) -> Iterator[None]:
+    """Whatever a model's files or its code raise while loading becomes one line that names the folder."""
+    try:
+        yield
+    except (ConfigError, ModelError, RunnerBroken):
+        raise
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} is not a model folder, or incomplete: {one_line(error)}") from error
+    except json.JSONDecodeError as error:
+        raise ModelError(f"a file in {folder} is torn or not JSON: download it again ({one_line(error)})") from error
+    except (MemoryError, RuntimeError, OSError) as error:
+        raise ModelError(f"the weights in {folder} can't be read: {one_line(error)}; download them again") from error
+    except Exception as error:
+        raise ModelError(f"{folder} can't be loaded: {_explained(error, folder)}") from error
+
+
+def _explained(error: Exception, folder: Path) -> str:
+    line = one_line(error)
+    if odd := oddities(folder):
+        return f"its config.json is broken ({', '.join(odd)}): download it again, or use another model"
+    if "not supported" in line and "Model type" in line:
+        return f"{line} This version of mlx-lm does not know the architecture: choose another model"
+    if isinstance(error, ValueError):
+        return f"its weights and its config.json do not agree, or are not MLX's: {line}"
+    return f"its config.json does not fit its architecture ({type(error).__name__}: {line})"

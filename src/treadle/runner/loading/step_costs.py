@@ -1,0 +1,107 @@
+"""Times of a full server's steps, measured right after the warm-up: the first `Retry-After` is computed from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...core.messages import Capabilities, Submit
+from ...core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from ..kv.contiguous.buffer import STEP
+from .model import LoadedModel
+from .warmup import Warmable
+
+_MOST_ROWS = 64
+_STEPS = 3  # the first may compile
+_CHUNKS = (64, 256, 1024)
+_TELLING_S = 0.1  # a chunk that takes this long tells the cost of a token
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of a step in which all slots decode, and of one more token of a prompt; 0 where not measured."""
+
+    decode_step_s: float = 0.0
+    prompt_token_s: float = 0.0
+
+
+def measure(runner: Measurable, model: LoadedModel, clock: Clock = time.perf_counter) -> StepCosts:
+    """Time decode steps of all slots (of 64, where there are more) and chunks of prompts. Leaves nothing behind (C2).
+
+    A row that fails in a timed step, for lack of memory as a rule, leaves that cost at 0.
+    """
+    room = _Room(runner.capabilities(), model)
+    rows = min(model.max_running, _MOST_ROWS, room.rows)
+    return StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, room, clock))
+
+
+class Measurable(Warmable, Protocol):
+    """A runner that says what memory it has for rows."""
+
+    def capabilities(self) -> Capabilities: ...
+
+
+class _Room:
+    """What the memory for keys and values holds: so many rows of a few tokens, or one row of so many tokens."""
+
+    def __init__(self, can: Capabilities, model: LoadedModel) -> None:
+        budget, row_bytes, token_bytes = can.kv_budget_bytes, model.kv.row_bytes, model.kv.token_bytes
+        if can.kv_blocks:
+            self.rows, self.tokens = can.kv_blocks, can.kv_blocks * can.kv_block
+        elif budget and token_bytes:  # buffers grow by STEP tokens
+            self.rows = budget // (row_bytes + STEP * token_bytes)
+            self.tokens = (budget - row_bytes) // token_bytes - STEP
+        else:
+            self.rows, self.tokens = model.max_running, model.context
+
+
+def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
+    """Seconds of the last of a few steps in which `rows` rows decode."""
+    requests = [Submit(id=f"warm-up {i}", prompt=(0,), max_tokens=_STEPS, salt="warm-up") for i in range(rows)]
+    admit = tuple(Admit(request=request) for request in requests)
+    decode = tuple(DecodeRow(id=request.id, token=0, position=0) for request in requests)
+    seconds = 0.0
+    try:
+        for position in range(1, _STEPS + 1):
+            began = clock()
+            result = runner.execute(StepPlan(step=0, admit=admit, decode=decode))
+            seconds, admit = clock() - began, ()
+            if result.failures:
+                return 0.0
+            decode = tuple(DecodeRow(id=row.id, token=row.tokens[0], position=position) for row in result.rows)
+        return seconds
+    finally:
+        _release(runner, requests)
+
+
+def _prompt_token_s(runner: Warmable, model: LoadedModel, room: _Room, clock: Clock) -> float:
+    """Longer chunks are timed until one takes long enough to tell: a short one costs what any step does."""
+    longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1, room.tokens - 1)
+    seconds, timed = 0.0, 1
+    for tokens in _CHUNKS:
+        if tokens > longest or seconds >= _TELLING_S:
+            break
+        _chunk_s(runner, tokens, clock)
+        seconds, timed = _chunk_s(runner, tokens, clock), tokens
+    return seconds / timed
+
+
+def _chunk_s(runner: Warmable, tokens: int, clock: Clock) -> float:
+    request = Submit(id="warm-up", prompt=(0,) * (tokens + 1), max_tokens=1, salt="warm-up")
+    chunk = PrefillChunk(id=request.id, start=0, tokens=request.prompt[:-1])
+    try:
+        began = clock()
+        result = runner.execute(StepPlan(step=0, admit=(Admit(request=request),), prefill=(chunk,)))
+        return 0.0 if result.failures else clock() - began
+    finally:
+        _release(runner, [request])
+
+
+def _release(runner: Warmable, requests: list[Submit]) -> None:
+    for request in requests:
+        runner.release(request.id)
+    runner.rest()

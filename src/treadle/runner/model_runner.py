@@ -1,0 +1,384 @@
+"""The text runner: rows of tokens through one model, as a plan says.
+
+Rules: the plan decides which rows compute how many tokens of their prompts and which of them gain one. What a step
+picks is read when the step is finished; the next one may be started before, and then takes the picks where they
+are, on the device. After an exception the rows of the steps that were not finished are lost until they are released
+and admitted again; the others are as they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..core.messages import Capabilities, RunnerStatistics
+from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from .base import Job, JobContext
+from .device import memory
+from .device.guard import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
+from .device.staging import Staging, direct
+from .forward.step_times import StepTimes
+from .kv.backend import KvRows
+from .loading.model import LoadedModel
+from .loading.step_costs import StepCosts, measure
+from .loading.warmup import warm_up
+from .sampling.logprobs import Logprobs
+from .sampling.sampler import Draw, SamplingRow, draw
+from .step import RunningRow, Step, piece_of
+
+_log = logging.getLogger(__name__)
+
+_LONG = 64
+NO_PICK = 0
+"""What is picked of logits that are all NaN."""
+NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
+TRIM_EVERY_S = 5.0  # the warm-up rests hundreds of times
+
+
+class ModelRunner:
+    """Computes steps for `model`. The thread that builds it owns it: any other that calls it gets WrongThread."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        clock: Callable[[], float] = time.monotonic,
+        before_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._owner = OwnerThread()
+        self._model = model
+        self._clock = clock
+        self._before_step = before_step
+        self._rows: dict[str, RunningRow] = {}
+        self._body: KvRows = model.new_body(clock)
+        self._put = Staging().put if model.device == "cuda" else direct
+        self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
+        self._started: deque[Step] = deque()
+        self._finished_at = 0.0
+        self._trimmed = clock()
+        self._times = StepTimes()
+        self._costs = StepCosts()
+        if not model.batched:
+            _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
+
+    def capabilities(self) -> Capabilities:
+        """What this runner can do."""
+        self._owner.check()
+        model, body = self._model, self._body
+        return Capabilities(
+            model=model.name,
+            architecture=model.architecture,
+            vocabulary=model.vocabulary,
+            context=model.context,
+            device=model.device,
+            dtype=model.dtype,
+            parameters=model.parameters,
+            weight_bytes=model.weight_bytes,
+            kv_token_bytes=model.kv.token_bytes,
+            kv_row_bytes=model.kv.row_bytes,
+            kv_budget_bytes=model.kv_budget_bytes,
+            kv_block=body.block,
+            kv_blocks=body.blocks,
+            kv_dtype=model.kv_dtype,
+            lookahead=body.lookahead,
+            prefill_tokens=model.prefill_tokens,
+            prefix_cache=model.keeps_prefixes,
+            sharing=body.sharing,
+            decode_step_s=self._costs.decode_step_s,
+            prompt_token_s=self._costs.prompt_token_s,
+            prefill_quantum=model.prefill_quantum,
+            chunk_sizes=model.chunk_sizes,
+            path="batched" if model.batched else "serialized",
+            details=model.details,
+        )
+
+    def warm_up(self) -> None:
+        """Run every kind of step; leaves nothing behind (C2)."""
+        self._owner.check()
+        warm_up(self, self._model)
+        self._costs = measure(self, self._model)
+        self._body.reset()
+
+    def room(self) -> int:
+        """Blocks of cache memory that no row holds."""
+        return self._body.room()
+
+    def reuse(self, admit: Admit) -> int:
+        """How many of the row's tokens are kept from others, and its own now; none where memory is short."""
+        self._owner.check()
+        request = admit.request
+        tokens = (*request.prompt, *admit.history)
+        with suppress(OutOfMemory), mlx_runtime("reusing a prompt"):
+            return self._body.reuse(request.id, request.salt, tokens[:-1])
+        self._body.lose([request.id])
+        return 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Start a step and finish it; nothing else may be started."""
+        assert not self._started
+        self.start(plan)
+        return self.finish()
+
+    def start(self, plan: StepPlan) -> None:
+        """Begin the plan's work. Raises RunnerBroken when MLX's runtime failed; any other exception leaves the rows of
+        the plan lost."""
+        self._owner.check()
+        assert len(self._started) <= self._body.lookahead <= 1, "one step at most runs ahead"
+        self._before_step()
+        step = self._step(plan)
+        self._started.append(step)
+        try:
+            self._launch(step, self._started[-2] if len(self._started) > 1 else None)
+        except BaseException:
+            self._started.pop()
+            self._lose(step)
+            raise
+
+    def finish(self) -> StepResult:
+        """Wait for the oldest step that was started and not finished; what it did. An exception leaves the rows of all
+        such steps lost, and none of them is finished any more."""
+        self._owner.check()
+        step = self._started[0]
+        try:
+            result = self._read(step)
+        except BaseException:
+            for lost in self._started:
+                self._lose(lost)
+            self._started.clear()
+            raise
+        self._started.popleft()
+        return result
+
+    def release(self, row_id: str) -> None:
+        """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
+        self._owner.check()
+        with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
+            self._body.release(row_id)
+        self._rows.pop(row_id, None)
+
+    def rest(self) -> None:
+        """Return freed memory to the system. That takes milliseconds, and so does having it again."""
+        self._owner.check()
+        memory.give_back()
+        if self._clock() - self._trimmed >= TRIM_EVERY_S:
+            memory.trim()
+            self._trimmed = self._clock()
+
+    def statistics(self) -> RunnerStatistics:
+        """Memory in use. Between two steps this also bounds what MLX keeps of freed buffers."""
+        self._owner.check()
+        now, kv_bytes = memory.statistics_of(), self._body.row_bytes()
+        if self._pool is not None:
+            self._pool.follow(now["active_bytes"])
+        return RunnerStatistics(**now, kv_bytes=kv_bytes, prefix=self._body.statistics())
+
+    def jobs(self) -> Mapping[str, Job]:
+        """`memory` answers with bytes by kind; `release_memory` gives freed buffers back and says how many bytes;
+        `reset_prefix_cache` forgets what is kept of rows that have gone and says how many tokens."""
+        return {
+            "memory": self._memory_job,
+            "release_memory": self._release_memory_job,
+            "reset_prefix_cache": lambda context, args: self.forget_prefixes(),
+        }
+
+    def forget_prefixes(self) -> int:
+        """Give up what is kept of rows that have gone; how many tokens that were."""
+        self._owner.check()
+        return self._body.reset()
+
+    def close(self) -> None:
+        """Free rows, caches and weights, and end MLX on this thread unless it is the main one."""
+        self._owner.check()
+        self._started.clear()
+        self._rows.clear()
+        self._body.close()
+        del self._model, self._body
+        memory.give_back()
+        leave_thread()
+
+    # Jobs ----------------------------------------------------------------------------------------------------------
+
+    def _memory_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
+        self._owner.check()
+        return {**memory.statistics_of(), "kv_bytes": self._body.row_bytes()}
+
+    def _release_memory_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
+        self._owner.check()
+        return {"released_bytes": memory.give_back()}
+
+    # Starting ------------------------------------------------------------------------------------------------------
+
+    def _step(self, plan: StepPlan) -> Step:
+        failed: dict[str, str] = {}
+        for admit in plan.admit:
+            self._admit(admit, failed)
+        before = {pick.id: i for i, pick in enumerate(self._started[-1].picks)} if self._started else {}
+        step = Step(began=self._clock(), pieces=[], rows={}, picks=[], failed=failed)
+        picked = {pick.id: pick for pick in plan.decode}
+        for chunk in plan.prefill:
+            if chunk.id not in failed:
+                self._take_part(step, chunk.id, chunk, picked.pop(chunk.id, None), before)
+        for id_, pick in picked.items():
+            if id_ not in failed:
+                self._take_part(step, id_, None, pick, before)
+        step.picks = [pick for pick in plan.decode if pick.id not in failed]
+        return step
+
+    def _take_part(
+        self, step: Step, id_: str, chunk: PrefillChunk | None, pick: DecodeRow | None, before: Mapping[str, int]
+    ) -> None:
+        """Put what a row computes into the step, or why it can't."""
+        row = self._rows.get(id_)
+        if row is None:
+            step.failed[id_] = "the runner holds no cache for this request"
+            return
+        if chunk is not None and chunk.awaited:
+            self._body.mark(id_, chunk.awaited)
+        piece = piece_of(row, () if chunk is None else chunk.tokens, pick, before)
+        try:
+            if piece.previous < 0 or chunk is not None:
+                self._check_tokens(piece.tokens)
+        except (ValueError, TypeError, OverflowError) as error:
+            self.release(id_)
+            step.failed[id_] = f"the prompt can't be read: {error}"
+            return
+        row.cached = piece.end
+        step.pieces.append(piece)
+        step.rows[id_] = row
+
+    def _admit(self, admit: Admit, failed: dict[str, str]) -> None:
+        request = admit.request
+        if not admit.cached:
+            self.release(request.id)
+        assert request.id not in self._rows, "what was reused for a row went to one that was not released"
+        tokens = [*request.prompt, *admit.history]
+        try:
+            self._check_tokens(tokens)
+            sampling = SamplingRow(request, admit.history, self._model.vocabulary)
+        except (ValueError, TypeError, OverflowError) as error:
+            failed[request.id] = str(error)
+            self._body.release(request.id)
+            return
+        self._rows[request.id] = RunningRow(request, sampling, tokens, admit.cached)
+        self._body.admit(request.id, request.salt, tokens)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        """Out of range ids are read from outside the embedding table on some devices."""
+        if not tokens:
+            raise ValueError("the prompt is empty")
+        low, high = _ends(tokens)
+        if low < 0 or high >= self._model.vocabulary:
+            wrong = low if low < 0 else high
+            raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._model.vocabulary}")
+
+    def _lose(self, step: Step) -> None:
+        """The step failed. Rows that took part and have gone since, whatever their ids mean now, are not touched."""
+        lost = [id_ for id_, row in step.rows.items() if self._rows.get(id_) is row]
+        self._body.lose(lost)
+        for id_ in lost:
+            del self._rows[id_]
+        with suppress(Exception):  # whatever the device says now, what it failed with is what counts
+            memory.give_back()
+
+    def _launch(self, step: Step, before: Step | None) -> None:
+        """Build the step's graph and hand it to the device."""
+        with mlx_runtime("computing a step"):
+            done = step.computed = self._body.compute(step.pieces, None if before is None else before.picked)
+            for id_, message in done.refused.items():
+                self.release(id_)
+                step.failed[id_] = message
+            step.picks = [pick for pick in step.picks if pick.id not in step.failed]
+            step.scores = step.prompt_scores(self._put)
+            step.drawn = step.logprobs = None
+            if before is None or not any(row.remembers for row in step.sampling):
+                self._draw(step)
+            elif done.logits is not None:  # what to pick from depends on picks that are not known yet
+                mx.async_eval(done.logits)  # type: ignore[no-untyped-call]
+
+    def _draw(self, step: Step) -> None:
+        """Pick a token for each row that gains one; nothing is waited for where steps may run ahead."""
+        arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
+        if step.picks:
+            rows, logits, put = step.sampling, step.picked_from(self._put), self._put
+            step.drawn = draw(logits, rows, [pick.position for pick in step.picks], self._model.draws, put)
+            if self._model.lands is not None:
+                step.drawn.land(self._model.lands)
+            step.logprobs = Logprobs(logits, step.drawn.tokens, rows, put)
+            arrays += [*step.drawn.arrays, *step.logprobs.arrays]
+        if self._body.lookahead:
+            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+        else:
+            mx.eval(arrays)
+
+    # Finishing -----------------------------------------------------------------------------------------------------
+
+    def _read(self, step: Step) -> StepResult:
+        with mlx_runtime("finishing a step"):
+            tokens, redrawn = ([], False) if step.drawn is None else step.drawn.settle()
+            if step.drawn is None:
+                mx.eval(step.computed.arrays)
+            lost = step.without_numbers(tokens) if NO_PICK in tokens else ()
+            step.failed.update(dict.fromkeys(lost, NOT_FINITE))
+            found = step.read_logprobs(tokens, redrawn)
+            scores = {id_: score.read() for id_, score in step.scores.items()}
+            self._advance(step, tokens)
+            if redrawn:
+                step.drawn = Draw(mx.array(tokens, mx.int32))
+            self._go_on(step, redrawn)
+        ended = self._clock()
+        seconds = ended - max(step.began, self._finished_at)
+        self._finished_at = ended
+        gained = [
+            RowTokens(pick.id, (tokens[i],), (found[i],) if i in found else ())
+            for i, pick in enumerate(step.picks)
+            if pick.id not in step.failed
+        ]
+        return StepResult(
+            rows=tuple(gained),
+            scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
+            failures=tuple(RowFailure(id=id_, message=message) for id_, message in step.failed.items()),
+            **self._seconds(step, seconds),
+        )
+
+    def _seconds(self, step: Step, seconds: float) -> dict[str, float]:
+        prefill_s = step.computed.prefill_s
+        if prefill_s is None:
+            return self._times.split(step.pieces, seconds)
+        return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if step.picks else 0.0}
+
+    def _advance(self, step: Step, tokens: list[int]) -> None:
+        """What was picked is known, and what was computed can be reused by others."""
+        for pick, token in zip(step.picks, tokens, strict=True):
+            row = step.rows[pick.id]
+            row.sampling.picked(token)
+            row.tokens.append(token)
+        here, then = self._rows, step.rows
+        self._body.settle({piece.id: piece.end for piece in step.pieces if here.get(piece.id) is then[piece.id]})
+
+    def _go_on(self, step: Step, redrawn: bool) -> None:
+        """Steps that were started on this one's picks: those that waited for them are drawn; if a pick has changed
+        since, they are computed again, which writes over what they wrote."""
+        before = step
+        for later in list(self._started)[1:]:
+            if redrawn:
+                later.drop([id_ for id_, row in later.rows.items() if self._rows.get(id_) is not row])
+                self._launch(later, before)
+            if later.drawn is None and later.picks:
+                self._draw(later)
+            before = later
+
+
+def _ends(tokens: Sequence[int]) -> tuple[int, int]:
+    """The smallest and the largest of `tokens`: of a long prompt, ten times as fast as Python finds them."""
+    if len(tokens) > _LONG:
+        with suppress(OverflowError):
+            numbers = np.frombuffer(array("q", tokens), np.int64)
+            return int(numbers.min()), int(numbers.max())
+    return min(tokens), max(tokens)

@@ -1,0 +1,84 @@
+"""Picking tokens on CUDA: one kernel for all rows that draw, instead of some thirty small operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...core.messages import Sampling, Submit
+from ..device.cuda import CudaKernel, NewKernel
+from ..device.self_test import self_tested
+from .sampler import SamplingRow, draw
+
+_THREADS = 512
+_TOGETHER = 8
+_BODY = "treadle::draw<T, V, PER>(logits, asked, tokens, spilled);"
+
+
+class SamplingKernel:
+    """Draws for rows of `vocabulary` logits of `dtype`, or of any other for the price of a copy in float32. `kernel` is
+    what it is made of."""
+
+    def __init__(self, vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> None:
+        self._vocabulary = vocabulary
+        self._dtype = dtype
+        files = ["device/numbers.cuh", "sampling/draw.cuh"]
+        self._kernel = kernel("draw", ["logits", "asked"], ["tokens", "spilled"], _BODY, files=files)
+
+    def __call__(self, logits: Any, asked: Any) -> tuple[Any, Any]:
+        """A token (B,) int32 for each row of `logits` (B, V), by its line of `asked` (B, 6) int32 alone, which is as
+        `asked_of` makes it. And (B,) int32, 0 or, where a row has none, 1: the tokens at the border of what it keeps
+        are too many to sort."""
+        if logits.dtype != self._dtype:
+            logits = logits.astype(mx.float32)
+        count = logits.shape[0]
+        tokens, spilled = self._kernel(
+            [logits, asked],
+            [("T", logits.dtype), ("V", self._vocabulary), ("PER", 1 if self._vocabulary % _TOGETHER else _TOGETHER)],
+            blocks=(count, 1),
+            threads=_THREADS,
+            shapes=[(count,), (count,)],
+            dtypes=[mx.int32, mx.int32],
+        )
+        return tokens, spilled
+
+
+def sampling_kernel(vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> SamplingKernel | None:
+    """The kernel for logits of `dtype`; None, with one warning, where trying it did not give what it should."""
+    return self_tested(
+        "the sampling kernel",
+        "the sampling kernel is not used",
+        lambda: SamplingKernel(vocabulary, dtype, kernel),
+        lambda made: _why_not(made, vocabulary, dtype) or _why_not(made, vocabulary, mx.float32),
+    )
+
+
+_TRIED = (
+    (Sampling(), 1),
+    (Sampling(temperature=1.0, top_k=1), 1),
+    (Sampling(temperature=0.7, top_k=3), 3),
+    (Sampling(temperature=1.0, top_p=0.001), 1),
+    (Sampling(temperature=1.0, min_p=0.9), 1),
+    (Sampling(temperature=0.01), 1),
+    (Sampling(temperature=9.0, top_p=0.99, top_k=4), 4),
+)
+"""How rows pick, and of how many of the best tokens, where each is 4 below the one before it."""
+
+
+def _why_not(kernel: SamplingKernel, vocabulary: int, dtype: Any) -> str:
+    """What is wrong with what `kernel` picks for a few rows whose best tokens are known; empty if nothing is."""
+    best = [vocabulary // 2, vocabulary - 1, 0, vocabulary // 4]
+    logits = np.full(vocabulary, -40.0, np.float32)
+    logits[best] = [8.0, 4.0, 0.0, -4.0]
+    batch = mx.array(np.tile(logits, (len(_TRIED), 1))).astype(dtype)
+    rows = [SamplingRow(Submit(id="", prompt=(0,), max_tokens=1, sampling=one), (), vocabulary) for one, _ in _TRIED]
+    for position in range(4):
+        tokens, redrawn = draw(batch, rows, [position] * len(rows), kernel).settle()
+        if redrawn:
+            return "it found no room for four tokens"
+        for (sampling, may), token in zip(_TRIED, tokens, strict=True):
+            if token not in best[:may]:
+                return f"it picked token {token} for {sampling}, and not one of {best[:may]}"
+    return ""

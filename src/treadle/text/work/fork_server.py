@@ -1,0 +1,238 @@
+"""The fork server: `python -m treadle.text.work.fork_server FD PARENT`. FD is one end of a socket pair, PARENT the
+server's process id.
+
+It loads the model within limits of time and memory, says what it found, and then forks workers on demand. It has no
+thread and runs nothing of a model's own after loading, so that it always answers. SIGINT, SIGTERM and SIGHUP are
+ignored: it ends when the server's end of the socket closes, or with the server.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from mmap import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ...errors import ModelError, TreadleError
+from . import limits
+from .messages import (
+    HEADER,
+    Broken,
+    Checked,
+    Fork,
+    Forked,
+    Gone,
+    Kill,
+    Load,
+    Loaded,
+    Speeds,
+    Stage,
+    read,
+    to_server,
+    write,
+)
+from .stages import STAGES
+
+if TYPE_CHECKING:
+    from ..tokenizer import TextModel
+
+SLOTS = 256
+CHECK_CPU_S = 10.0
+TEMPLATE_CPU_S = 3.0
+TOKENIZER_CPU_S = 10.0
+TOKENIZER_CPU_S_PER_BYTE = 1e-6
+MEASURE_S = 0.02
+_SAMPLE = b'{"messages": [{"role": "user", "content": "The ship left the harbour at 06:45, three hours late."}]}'
+_TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello"}] * 2
+
+
+class ForkServer:
+    """The process's state: the loaded model and its workers by number."""
+
+    def __init__(self, sock: socket.socket, load: Load) -> None:
+        self._sock = sock
+        self._load = load
+        self._stages = mmap(-1, SLOTS)
+        self._pids: dict[int, int] = {}
+
+    # Loading ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> bool:
+        """Load the model and say so, or say why not."""
+        try:
+            limits.bound_memory(self._load.memory_bytes)
+            self._model, self._jobs = self._loaded(), entry(self._load.jobs)
+            self._stage("measuring how fast this machine reads text", TOKENIZER_CPU_S)
+            from ..packed_view import pack
+
+            message = Loaded(pack(self._model), measured(self._model))
+            limits.bound_cpu(0.0)
+            limits.free_memory()
+            write(self._sock, message)
+            return True
+        except TreadleError as error:
+            write(self._sock, Broken(error.code, error.message, error.param))
+        except MemoryError:
+            write(self._sock, Broken(ModelError.code, self._too_large()))
+        except BaseException as error:  # a panic of a native library is one as well
+            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            write(self._sock, Broken(ModelError.code, f"{self._load.folder}: {self._doing} failed ({what})"))
+        return False
+
+    def _loaded(self) -> TextModel:
+        load, folder = self._load, Path(self._load.folder)
+        if load.check:
+            self._stage("reading the model's files", CHECK_CPU_S)
+            entry(load.check)(folder)
+        write(self._sock, Checked())
+        from ..tokenizer import TextModel  # takes longer than the check that the engine's start waits for
+
+        template = None if load.chat_template is None else Path(load.chat_template)
+        return TextModel.load(folder, chat_template=template, context=load.context, stage=self._loading)
+
+    def _loading(self, what: str, file_bytes: int) -> None:
+        if what == "template":
+            self._stage("reading the model's chat template", TEMPLATE_CPU_S)
+        else:
+            self._stage("reading the model's tokenizer", TOKENIZER_CPU_S + file_bytes * TOKENIZER_CPU_S_PER_BYTE)
+
+    def _stage(self, name: str, cpu_s: float) -> None:
+        self._doing = name
+        write(self._sock, Stage(name, cpu_s))
+        limits.bound_cpu(cpu_s)
+
+    def _too_large(self) -> str:
+        most = self._load.memory_bytes / 2**30
+        return f"{self._load.folder}: {self._doing} needs more than {most:.1f} GiB of memory: use another model"
+
+    # Workers ---------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Fork, kill and reap until the server's end closes."""
+        importlib.import_module("treadle.text.work.worker")  # now, so that no worker has to
+        gc.collect()
+        gc.freeze()
+        wake, woken = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        while True:
+            ready, _, _ = select.select([self._sock, woken], [], [])
+            if woken in ready:
+                woken.recv(4096)
+                self._reap()
+            if self._sock in ready and not self._obey((wake, woken)):
+                return
+
+    def _obey(self, inner: tuple[socket.socket, ...]) -> bool:
+        """One order; False at the end."""
+        start, fds, _, _ = socket.recv_fds(self._sock, HEADER.size, 1)  # a descriptor comes with the first byte
+        frame = read(self._sock, to_server, start)
+        if frame is None:
+            return False
+        order, _ = frame
+        if isinstance(order, Fork):
+            self._fork(order.number, socket.socket(fileno=fds[0]), inner)
+        elif isinstance(order, Kill) and order.number in self._pids:
+            os.kill(self._pids[order.number], signal.SIGKILL)  # not reaped yet, so it is nobody else's number
+        return True
+
+    def _fork(self, number: int, sock: socket.socket, inner: tuple[socket.socket, ...]) -> None:
+        self._stages[number % SLOTS] = 0
+        me = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            write(self._sock, Gone(number, 0, ""))
+            sock.close()
+            return
+        if pid == 0:
+            self._be_worker(number, sock, me, inner)
+        sock.close()
+        self._pids[number] = pid
+        write(self._sock, Forked(number, pid))
+
+    def _be_worker(self, number: int, sock: socket.socket, parent: int, inner: tuple[socket.socket, ...]) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            limits.die_with_parent(parent)
+            for other in (self._sock, *inner):
+                other.close()
+            limits.bound_memory(self._load.worker_bytes)
+            from .worker import Worker
+
+            Worker(sock, self._model, self._jobs, self._stages, number % SLOTS).serve()
+        finally:
+            os._exit(0)
+
+    def _reap(self) -> None:
+        for number, pid in list(self._pids.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._pids[number]
+                by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+                write(self._sock, Gone(number, by, STAGES[self._stages[number % SLOTS]]))
+
+
+def entry(name: str) -> Any:
+    """The object that "module:name" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def measured(model: TextModel) -> Speeds:
+    """How fast this machine is, in processor time."""
+    import json
+
+    text = _SAMPLE.decode() * 20
+    parse_s = _seconds(lambda: json.loads(_SAMPLE))
+    tokenize_s = _seconds(lambda: model.encode(text))
+    render_s = 0.0 if model.chat_template is None else _seconds(lambda: _rendered(model))
+    return Speeds(len(_SAMPLE) / parse_s, len(text) / tokenize_s, render_s)
+
+
+def _rendered(model: TextModel) -> None:
+    try:
+        model.render_chat(_TURNS)
+    except TreadleError:
+        return  # this template takes other conversations
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Processor time of one call, over as many as take MEASURE_S."""
+    began, count = time.process_time(), 0
+    while (spent := time.process_time() - began) < MEASURE_S:
+        work()
+        count += 1
+    return max(1e-7, spent / count)
+
+
+def main(argv: list[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    limits.die_with_parent(int(argv[1]))
+    limits.no_core_dumps()
+    sock = socket.socket(fileno=int(argv[0]))
+    sock.set_inheritable(False)
+    first = read(sock, to_server)
+    if first is None:
+        return 1
+    server = ForkServer(sock, first[0])
+    if not server.load():
+        return 1
+    server.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

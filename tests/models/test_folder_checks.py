@@ -1,0 +1,172 @@
+"""What a folder must be before anything in it is loaded."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import make_tiny
+from treadle.errors import ModelError
+from treadle.models import folder_checks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny(tmp_path / "model")
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(path.read_text()) if path.exists() else {}
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        folder_checks.check(folder)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_a_whole_folder_gives_its_config(folder: Path) -> None:
+    assert folder_checks.check(folder)["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("config.json", {"model_file": "model.py"}),
+        ("config.json", {"auto_map": {"AutoModel": "modeling.Model"}}),
+        ("config.json", {"text_config": {"auto_map": {"AutoModel": "modeling.Model"}}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.Tok", None]}}),
+        ("processor_config.json", {"auto_map": {"AutoProcessor": "proc.Proc"}}),
+        ("preprocessor_config.json", {"parts": [{"auto_map": {"AutoImageProcessor": "p.P"}}]}),
+    ],
+)
+def test_code_from_the_repository_is_refused_by_name(folder: Path, name: str, entry: dict[str, Any]) -> None:
+    edit(folder / name, lambda value: value.update(entry))
+    message = refusal(folder)
+    assert name in message
+    assert "run code" in message
+    assert "auto_map" in message or "model_file" in message
+
+
+def test_a_switch_that_is_off_is_harmless(folder: Path) -> None:
+    edit(folder / "config.json", lambda value: value.update(auto_map=None, model_file=""))
+    assert folder_checks.check(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "weights.pkl", "m.CKPT"])
+def test_pickles_as_the_only_weights_are_refused_with_the_reason(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    message = refusal(folder)
+    assert name in message
+    assert "can run code" in message
+
+
+def test_a_pickle_beside_good_weights_is_not_looked_at(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"anything")
+    assert folder_checks.check(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("config.json", '{"model_type": "lla', "torn or not JSON"),
+        ("config.json", "[1]", "JSON object, not list"),
+        ("config.json", "\xff", "torn or not JSON"),
+        ("config.json", "[" * 100_000, "torn or not JSON"),
+        ("config.json", "{}", "no model_type"),
+        ("config.json", '{"model_type": 3}', "no model_type"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer.json", "", "torn"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"vocab', "torn"),
+        ("model.safetensors", None, "no weights"),
+        ("model.safetensors", "", "torn"),
+        ("tokenizer_config.json", "{", "torn or not JSON"),
+    ],
+)
+def test_what_is_missing_or_torn_is_named(folder: Path, name: str, text: str | None, says: str) -> None:
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(text, encoding="latin-1")
+    assert says in refusal(folder)
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.25, 0.5, 0.99])
+def test_a_part_of_a_weight_file_is_found(folder: Path, share: float) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: int(share * len(whole))])
+    assert "torn" in refusal(folder)
+
+
+def test_the_last_byte_is_missed(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-1])
+    assert "ends 1 bytes after the file; download it again" in refusal(folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+
+    def denied(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "tokenizer.json":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert "tokenizer.json: Permission denied" in refusal(folder)
+
+
+def test_a_model_in_another_layout_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    assert "only consolidated.safetensors" in refusal(folder)
+
+
+def test_a_sentencepiece_file_alone_is_not_enough(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    assert "only tokenizer.model" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/../../b", "..\\x", "", 3, "x\0y"])
+def test_an_index_that_points_outside_is_refused(folder: Path, name: object) -> None:
+    index = {"weight_map": {"a": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "outside the folder" in refusal(folder)
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00002-of-00002.safetensors" in refusal(folder)
+
+
+def test_an_index_of_what_is_there_passes(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    assert folder_checks.check(folder)
+
+
+@pytest.mark.parametrize("kind", ["no_such_model", "../../evil", "os.path", "\x1b[31mllama"])
+def test_an_architecture_that_mlx_lm_lacks(folder: Path, kind: str) -> None:
+    """mlx-lm imports a module by this name."""
+    edit(folder / "config.json", lambda value: value.update(model_type=kind))
+    message = refusal(folder)
+    assert "mlx-lm has no model" in message
+    assert "model_type" in message
+    assert "\x1b" not in message
+
+
+@pytest.mark.parametrize("place", ["", "text_config"])
+def test_more_layers_than_tensors_are_not_built(folder: Path, place: str) -> None:
+    """A million of them took minutes, and gigabytes of memory."""
+    layers = {"num_hidden_layers": 1_000_000}
+    edit(folder / "config.json", lambda value: value.update({place: layers} if place else layers))
+    assert "num_hidden_layers is 1000000" in refusal(folder)

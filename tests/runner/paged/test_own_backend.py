@@ -1,0 +1,206 @@
+"""Rows are in pages where trying that gave the model's own logits, and it is said once where it did not."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.runner.looped import Looped
+from tests.runner.paged.models import PAGE_BYTES, loaded, make, own_of
+from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
+from treadle.core.messages import Submit
+from treadle.errors import ConfigError
+from treadle.runner import build
+from treadle.runner.device.memory import KvCost
+from treadle.runner.kv.paged.backend import PAGE
+from treadle.runner.kv.paged.kernels import AttentionShape, Kernels
+from treadle.runner.loading import choose_backend, loader
+from treadle.runner.loading.model import LoadedModel
+from treadle.runner.loading.own_backend import Own, paged
+from treadle.runner.mlxlm import connect
+from treadle.runner.model_runner import ModelRunner
+
+
+class Wrong(ReferenceKernel):
+    """Rotates by nothing: every token stands where the others do."""
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        if self.name == "angles":
+            inputs = [mx.zeros_like(inputs[0]), *inputs[1:]]
+        return super().__call__(inputs, *args, **kwargs)
+
+
+class WrongKernels(ReferenceKernels):
+    kernel = Wrong
+
+
+class Idle(ReferenceKernel):
+    """Copies no page."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return [mx.zeros(1, mx.int32)] if self.name == "copy_pages" else super().__call__(*args, **kwargs)
+
+
+class IdleKernels(ReferenceKernels):
+    kernel = Idle
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_plain_decoder_has_pages_and_fused_layers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    own = own_of(make("qwen3"), pages=40)
+    assert isinstance(own, Own)
+    assert (own.kind, own.decoder is not None) == ("pages", True)
+    layout = own.new_layout()
+    assert (layout.blocks, layout.block, layout.lookahead) == (40, 32, 1)
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_moe", "llama yarn"])
+def test_other_decoders_have_pages_and_their_own_layers(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    own = own_of(make(name))
+    assert isinstance(own, Own)
+    assert own.decoder is None
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("kernel", ["rotate", "add_norm", "swiglu"])
+def test_a_kernel_of_the_fused_layers_that_does_not_compile_leaves_the_pages(
+    kernel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = own_of(make("llama"), using=failing(kernel))
+    assert isinstance(own, Own)
+    assert own.decoder is None
+    (warning,) = warnings(caplog)
+    assert f"no kernel {kernel} today" in warning
+    assert "not fused" in warning
+
+
+def test_fused_layers_that_give_other_logits_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    own = own_of(make("llama"), using=WrongKernels)
+    assert isinstance(own, Own)
+    assert own.decoder is None
+    (warning,) = warnings(caplog)
+    assert "other logits" in warning
+
+
+@pytest.mark.parametrize("kernel", ["write", "attend_few", "attend_many", "copy_pages"])
+def test_a_kernel_of_the_pages_that_does_not_compile_means_none(kernel: str) -> None:
+    found = own_of(make("gemma3"), using=failing(kernel))
+    assert isinstance(found, str)
+    assert f"no kernel {kernel} today" in found
+
+
+def test_pages_whose_copies_are_others_mean_none() -> None:
+    found = own_of(make("gemma3"), using=IdleKernels)
+    assert found == "a page's copy is another one"
+
+
+def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
+    module, wanted = make("llama"), make("llama")
+    tokens = mx.array([[1, 2, 3, 4]])
+    assert isinstance(own_of(module, using=failing("attend_few")), str)
+    assert mx.allclose(module(tokens), wanted(tokens), atol=1e-4).item()
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (AttentionShape(2, 4, 64, mx.float32), "not in"),
+        (AttentionShape(2, 4, 80, mx.bfloat16), "not of 80"),
+        (AttentionShape(3, 4, 64, mx.bfloat16), "can't share"),
+        (AttentionShape(1, 17, 64, mx.bfloat16), "17 query heads share"),
+        (AttentionShape(1, 16, 128, mx.float16), ""),
+        (AttentionShape(8, 32, 256, mx.bfloat16), ""),
+    ],
+)
+def test_attention_that_the_kernels_do_not_know_is_refused_by_name(shape: AttentionShape, why: str) -> None:
+    found = Kernels.fits(shape)
+    assert (why in found) if why else found == ""
+
+
+def test_a_model_with_other_heads_is_refused() -> None:
+    found = own_of(make("llama", head_dim=32))
+    assert isinstance(found, str)
+    assert "not of 32" in found
+
+
+def test_a_model_that_computes_in_float32_is_not_for_the_real_kernels() -> None:
+    found = paged(connect(), make("llama"), budget=1 << 20, keeps=True)
+    assert isinstance(found, str)
+    assert "float32" in found
+
+
+def test_where_nothing_says_how_much_memory_there_is_nothing_is_taken() -> None:
+    found = own_of(make("llama"), pages=0)
+    assert isinstance(found, str)
+    assert "how much memory" in found
+
+
+@pytest.mark.parametrize("pages", [2, 5])
+def test_a_small_budget_is_what_there_is(pages: int) -> None:
+    """No more is taken than was given, and that is enough to warm up and to serve what fits."""
+    module = make("llama")
+    runner = ModelRunner(loaded(module, own_of(module, pages=pages)))
+    runner.warm_up()
+    assert (runner.capabilities().kv_blocks, runner.room()) == (pages, pages)
+    loop = Looped(runner)
+    fits = Submit(id="fits", prompt=tuple(range(pages * PAGE - 9)), max_tokens=9)
+    assert len(loop.run(fits)["fits"]) == 9
+
+
+def test_a_budget_too_small_for_pages_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models have no heads for the kernels, so this one's pages are as large as it says."""
+
+    def loading(*args: Any, memory: int, **kwargs: Any) -> LoadedModel:
+        module = make("llama")
+        own = paged(connect(), module, budget=memory, keeps=True, using=ReferenceKernels)
+        return replace(loaded(module, own), kv_budget_bytes=memory)
+
+    monkeypatch.setattr(build, "load", loading)
+    with pytest.raises(ConfigError, match=r"needs 128 KiB of cache for 2 pages, .* give more"):
+        build.build(tmp_path, memory=2 * PAGE_BYTES - 1)
+    build.build(tmp_path, memory=2 * PAGE_BYTES).close()
+
+
+def choose(module: Any, bits: int | None = None) -> choose_backend.Kept:
+    """As the loader does on CUDA."""
+    return choose_backend.choose(connect(), module, KvCost(1, 2), choose_backend.Asked("cuda", 1 << 20, 4, True, bits))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
+    broken: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers are tried fused, then by themselves; then rows have buffers of their own, as elsewhere."""
+    using = failing("attend_few", "attend_many") if broken else ReferenceKernels
+    monkeypatch.setattr(choose_backend, "paged", partial(paged, using=using))
+    own = choose(make("llama")).own
+    assert isinstance(own, Own)
+    assert own.kind == ("rows" if broken else "pages")
+    said = warnings(caplog)
+    assert len(said) == (2 if broken else 0)
+    if broken:
+        assert "not fused" in said[0]
+        assert "attention kernels are not used" in said[1]
+
+
+def test_keys_and_values_of_8_bits_are_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never silently left out: who asked for them has given less memory."""
+    monkeypatch.setattr(choose_backend, "paged", partial(paged, using=ReferenceKernels))
+    kept = choose(make("llama"), bits=8)
+    assert isinstance(kept.own, Own)
+    assert kept.own.page_bytes < PAGE_BYTES // 3
+    assert kept.kv == KvCost(kept.own.page_bytes // PAGE, 0)
+    monkeypatch.setattr(choose_backend, "paged", partial(paged, using=failing("write_small")))
+    refused = pytest.raises(ConfigError, match=r"no keys and values of 8 bits .*write_small")
+    with refused, loader._model_errors(Path("folder")):  # it is not the model's fault
+        choose(make("gemma3"), bits=8)

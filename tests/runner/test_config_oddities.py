@@ -1,0 +1,46 @@
+"""Values of a config.json that no model can have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import make_tiny
+from treadle.runner.loading.config_oddities import oddities
+
+
+def odd(folder: Path, **values: Any) -> list[str]:
+    path = make_tiny(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return oddities(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"hidden_size": None}, "hidden_size is null"),
+        ({"vocab_size": 2**31}, "vocab_size is 2147483648"),
+        ({"head_dim": True}, "head_dim is true"),
+        ({"rope_theta": float("nan")}, "rope_theta is NaN"),
+        ({"rms_norm_eps": "x" * 100}, 'rms_norm_eps is "' + "x" * 36 + "..."),
+        ({"quantization": 4}, "quantization is 4"),
+        ({"rope_scaling": {"factor": 0}}, "rope_scaling.factor is 0"),
+        ({"text_config": {"num_hidden_layers": -1}}, "num_hidden_layers is -1"),
+    ],
+)
+def test_an_odd_value_is_named(tmp_path: Path, values: dict[str, Any], line: str) -> None:
+    assert odd(tmp_path, **values) == [line]
+
+
+def test_values_that_models_have_are_not_odd(tmp_path: Path) -> None:
+    assert odd(tmp_path, head_dim=None, num_key_value_heads=None, rope_scaling={"rope_type": "default"}) == []
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "[" * 100_000])
+def test_a_file_that_is_no_object_has_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert oddities(tmp_path) == oddities(tmp_path / "nowhere") == []

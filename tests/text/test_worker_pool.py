@@ -1,0 +1,588 @@
+"""Text work in real processes: what breaks a bound costs its own request and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.text import builders
+from treadle.errors import Busy, ContextLengthExceeded, EngineUnavailable, InvalidRequest, ModelError, ServerStopping
+from treadle.text import TextModel
+from treadle.text.work import fork_server_process as process_module
+from treadle.text.work import worker_pool as crew_module
+from treadle.text.work.fork_server_process import ForkServerProcess
+from treadle.text.work.messages import Forked, FromServer, Load
+from treadle.text.work.worker_pool import WorkerPool
+
+pytestmark = pytest.mark.timeout(120)
+BUSY = "no text worker came free"
+
+
+@pytest.fixture(autouse=True)
+def short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "LEAST_CPU_S", 0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builders.write_folder(
+        tmp_path_factory.mktemp("models") / "m", builders.byte_level(), chat_template=builders.CHATML
+    )
+
+
+def order(folder: Path, **given: Any) -> Load:
+    fields: dict[str, Any] = {
+        "chat_template": None,
+        "context": None,
+        "check": "",
+        "jobs": "tests.text.jobs:JOBS",
+        "memory_bytes": 2 << 30,
+        "worker_bytes": 1 << 30,
+    }
+    return Load(folder=str(folder), **{**fields, **given})
+
+
+@asynccontextmanager
+async def crew_of(
+    folder: Path, *, workers: int = 1, max_wait_s: float = 30.0, jobs: str = "tests.text.jobs:JOBS", **told: Any
+) -> AsyncIterator[WorkerPool]:
+    made = WorkerPool(workers=workers, max_wait_s=max_wait_s, **told)
+    try:
+        await made.load(order(folder, jobs=jobs))
+        yield made
+    finally:
+        await made.close()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+async def until(found: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + 30
+    while not found():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_work_is_done_elsewhere_with_large_inputs_and_results(folder: Path) -> None:
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            assert int(await crew.run("pid", b"")) not in (os.getpid(), crew.statistics()["pid"])
+            large = os.urandom(3_000_000)
+            assert await crew.run("echo", b"params", large) == b"params" + large
+            statistics = crew.statistics()
+            assert (statistics["done"], statistics["workers"], statistics["pending"]) == (2, 1, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", [*builders.KINDS, *builders.OTHER_KINDS])
+def test_the_server_spells_every_token_as_the_tokenizer_does(tmp_path: Path, kind: str) -> None:
+    tokenizer = {**builders.KINDS, **builders.OTHER_KINDS}[kind]()
+    made = builders.write_folder(tmp_path / kind, tokenizer)
+    model = TextModel.load(made)
+
+    async def main() -> None:
+        async with crew_of(made) as crew:
+            view = crew.view()
+            ids = [*range(-1, view.vocabulary + 2)]
+            assert [view.token_bytes(i) for i in ids] == [model.token_bytes(i) for i in ids]
+            assert view.decode(ids[1:]) == model.decode(ids[1:])
+            for text in builders.CORPUS:
+                encoded = model.encode(text)
+                assert view.decode(encoded) == model.decode(encoded)
+            names = ("context", "eos_token_ids", "special_ids", "prefix", "named_ids", "longest_token", "has_template")
+            assert [getattr(view, name) for name in names] == [getattr(model, name) for name in names]
+
+    run(main)
+
+
+def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(folder: Path) -> None:
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            before = await crew.run("pid", b"")
+            with pytest.raises(ContextLengthExceeded, match="too long") as caught:
+                await crew.run("refuse", b"")
+            assert caught.value.param == "messages"
+            assert await crew.run("pid", b"") == before
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("job", "params", "named"),
+    [
+        ("spin", b"", "chat template took more than 0.3 s"),
+        ("eat", b"", "tokenizer needs more memory"),
+        ("panic", b"", "tokenizer crashed on this request"),
+        ("die", str(int(signal.SIGSEGV)).encode(), "tokenizer crashed on this request"),
+        ("die", str(int(signal.SIGABRT)).encode(), "tokenizer crashed on this request"),
+        ("die", str(int(signal.SIGKILL)).encode(), "tokenizer crashed on this request"),
+    ],
+)
+def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone(
+    folder: Path, job: str, params: bytes, named: str
+) -> None:
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            before = await crew.run("pid", b"")
+            guilty = asyncio.create_task(crew.run(job, params))
+            innocents = [asyncio.create_task(crew.run("echo", b"%d" % i)) for i in range(4)]
+            with pytest.raises(InvalidRequest, match=named):
+                await guilty
+            assert await asyncio.gather(*innocents) == [b"0", b"1", b"2", b"3"]
+            assert await crew.run("pid", b"") != before
+            assert crew.trouble == ""
+
+    run(main)
+
+
+def test_a_worker_that_somebody_else_killed_costs_no_answer(folder: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            mark = str(tmp_path / "died once").encode()
+            assert await crew.run("die", str(int(signal.SIGKILL)).encode(), mark) == b"alive"
+            idle = crew.statistics()["worker_pids"][0]
+            os.kill(idle, signal.SIGKILL)
+            await until(lambda: idle not in crew.statistics()["worker_pids"], "the end is noticed")
+            assert await crew.run("echo", b"x") == b"x"
+            assert not crew.tally.killed
+
+    run(main)
+
+
+def test_a_worker_that_stands_still_is_replaced(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No processor time is spent, so the bound of elapsed time ends it."""
+    monkeypatch.setattr(crew_module, "LEAST_ELAPSED_S", 0.3)
+    killed: list[str] = []
+
+    async def main() -> None:
+        async with crew_of(folder, on_killed=killed.append) as crew:
+            with pytest.raises(InvalidRequest, match="took more than"):
+                await crew.run("hold", b"", str(tmp_path / "never").encode())
+            monkeypatch.setattr(crew_module, "LEAST_ELAPSED_S", 30.0)
+            assert await crew.run("echo", b"x") == b"x"
+            assert len(killed) == 1
+
+    run(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc tells that a process is stopped")
+def test_a_worker_that_was_stopped_from_outside_costs_no_answer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP, a debugger: its piece is no more to blame than with SIGKILL."""
+    monkeypatch.setattr(crew_module, "LEAST_ELAPSED_S", 1.0)
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            (stopped,) = crew.statistics()["worker_pids"]
+            os.kill(stopped, signal.SIGSTOP)
+            assert await crew.run("echo", b"x") == b"x"
+            assert crew.statistics()["worker_pids"] != [stopped]
+            assert not crew.tally.killed
+            await until(lambda: not alive(stopped), "it ends")
+
+    run(main)
+
+
+def test_a_worker_that_keeps_much_memory_is_replaced_by_a_small_one(folder: Path) -> None:
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            grown = int(await crew.run("grow", b""))
+            assert int(await crew.run("pid", b"")) != grown
+            await until(lambda: not alive(grown), "the large one ends")
+
+    run(main)
+
+
+def test_a_wait_is_bounded_and_counted_and_health_says_that_nobody_is_free(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew_module, "LEAST_WAIT_S", 0.2)
+    refused: list[int] = []
+
+    async def main() -> None:
+        async with crew_of(folder, max_wait_s=0.2, on_refused=lambda: refused.append(1)) as crew:
+            gate = tmp_path / "open"
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode()))
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match=BUSY) as caught:
+                await crew.run("echo", b"x")
+            assert caught.value.retry_after_s is not None
+            assert (len(refused), crew.tally.refused) == (1, 1)
+            await until(lambda: crew.trouble, "it says that it is blocked")
+            assert "no text worker has been free for" in crew.trouble
+            gate.touch()
+            assert await holding == b"held"
+            assert crew.trouble == ""
+            assert await crew.run("echo", b"x") == b"x"
+
+    run(main)
+
+
+def test_a_caller_that_leaves_takes_waiting_work_along(folder: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            gate, mark = tmp_path / "open", tmp_path / "ran"
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode()))
+            waiting = asyncio.create_task(crew.run("die", b"0", str(mark).encode()))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert crew.statistics()["pending"] == 1
+            gate.touch()
+            await holding
+            await crew.run("echo", b"")
+            assert not mark.exists()
+
+    run(main)
+
+
+def test_a_flood_of_one_sharer_does_not_starve_another(folder: Path, tmp_path: Path) -> None:
+    done: list[str] = []
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+
+            async def work(sharer: str) -> None:
+                await crew.run("echo", b"", sharer=sharer)
+                done.append(sharer)
+
+            gate = tmp_path / "open"
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), sharer="flood"))
+            flood = [asyncio.create_task(work("flood")) for _ in range(20)]
+            await asyncio.sleep(0)
+            other = asyncio.create_task(work("other"))
+            await asyncio.sleep(0)
+            gate.touch()
+            await asyncio.gather(holding, other, *flood)
+
+    run(main)
+    assert done.index("other") <= 2
+
+
+def test_a_sharer_with_every_pending_place_gives_way_to_another(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew_module, "MOST_PENDING", 8)
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            gate = tmp_path / "open"
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), sharer="flood"))
+            await asyncio.sleep(0)
+            flood = [asyncio.create_task(crew.run("echo", b"f", sharer="flood")) for _ in range(8)]
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match="too many prompts wait"):
+                await crew.run("echo", b"", sharer="flood")
+            others = [asyncio.create_task(crew.run("echo", b"o", sharer="other")) for _ in range(8)]
+            await asyncio.sleep(0)
+            gate.touch()
+            ended = await asyncio.gather(holding, *flood, *others, return_exceptions=True)
+            kept = [not isinstance(result, Busy) for result in ended]
+            assert kept == [True] * 5 + [False] * 4 + [True] * 4 + [False] * 4
+            refused = [error for error in ended if isinstance(error, Busy)]
+            assert all(error.retry_after_s for error in refused)
+            assert crew.tally.refused == 9
+
+    run(main)
+
+
+def test_the_fork_server_is_started_again_and_work_goes_on(folder: Path) -> None:
+    restarts: list[int] = []
+
+    async def main() -> None:
+        async with crew_of(folder, workers=2, on_restart=lambda: restarts.append(1)) as crew:
+            old = crew.statistics()
+            os.kill(old["pid"], signal.SIGKILL)
+            await until(lambda: crew.trouble, "its end is noticed")
+            with pytest.raises(EngineUnavailable, match="started again"):
+                crew.view()
+            assert await crew.run("echo", b"x") == b"x"
+            await until(lambda: not crew.trouble, "it is back")
+            new = crew.statistics()
+            assert (new["restarts"], len(restarts), new["workers"]) == (1, 1, 2)
+            if sys.platform == "linux":
+                await until(lambda: not any(map(alive, old["worker_pids"])), "the old workers went with it")
+
+    run(main)
+
+
+def test_a_fork_server_that_hangs_is_killed_and_started_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process_module, "FORK_S", 1.0)
+    monkeypatch.setattr(crew_module, "LEAST_WAIT_S", 0.2)
+    killed: list[str] = []
+
+    async def main() -> None:
+        async with crew_of(folder, on_killed=killed.append) as crew:
+            old = crew.statistics()
+            os.kill(old["pid"], signal.SIGSTOP)
+            os.kill(old["worker_pids"][0], signal.SIGKILL)
+            waiting = asyncio.create_task(crew.run("echo", b"x"))
+            await until(lambda: crew.trouble, "health tells of it")
+            assert "no text worker runs" in crew.trouble
+            with pytest.raises(EngineUnavailable, match="no text worker runs") as caught:
+                crew.view()
+            assert caught.value.retry_after_s is not None
+            assert await waiting == b"x"
+            await until(lambda: not crew.trouble, "it is back")
+            crew.view()
+            new = crew.statistics()
+            assert (new["restarts"], new["workers"], new["killed"]) == (1, 1, {"the fork server": 1})
+            assert killed == ["the fork server"]
+            await until(lambda: not alive(old["pid"]), "the old one is gone")
+
+    run(main)
+    told = [record.getMessage() for record in caplog.records if "fork server" in record.getMessage()]
+    how = "the text fork server started no worker within 1 s and was killed"
+    effect = "new requests get 503 until it is back, running answers go on"
+    assert told == [f"{how}; starting it again in 0.0 s (restart 1); {effect}"]
+
+
+def test_while_the_fork_server_hangs_a_lost_workers_piece_goes_to_another_that_is_idle(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew_module, "REPORT_S", 0.1)
+
+    async def main() -> None:
+        async with crew_of(folder, workers=2) as crew:
+            mark = tmp_path / "go"
+            piece = asyncio.create_task(crew.run("hold", b"", str(mark).encode()))
+            await until(lambda: crew.statistics()["idle"] == 1, "it runs")
+            (busy,) = (member.pid for member in crew._members.values() if member.piece is not None)
+            pid = crew.statistics()["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            os.kill(busy, signal.SIGKILL)
+            mark.touch()
+            try:
+                await asyncio.wait_for(piece, process_module.FORK_S / 2)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+    run(main)
+
+
+def test_a_fork_server_that_hangs_right_after_its_start_ends_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "FORK_S", 0.2)
+    heard = ForkServerProcess._hear
+
+    def deaf(self: ForkServerProcess, message: FromServer) -> None:
+        if not isinstance(message, Forked):
+            heard(self, message)
+
+    monkeypatch.setattr(ForkServerProcess, "_hear", deaf)
+    assert "started no worker within 0.2 s" in refusal(folder)
+
+
+def test_workers_that_were_idle_for_long_are_not_blocked_once_all_have_work(folder: Path, tmp_path: Path) -> None:
+    now = 0.0
+
+    async def main() -> None:
+        nonlocal now
+        async with crew_of(folder, clock=lambda: now) as crew:
+            now += 1000.0
+            gate = tmp_path / "open"
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode()))
+            await until(lambda: not crew.statistics()["idle"], "it works")
+            assert (crew.blocked_s, crew.trouble) == (0.0, "")
+            now += 31.0
+            assert "no text worker has been free for 31.0 s" in crew.trouble
+            gate.touch()
+            await holding
+
+    run(main)
+
+
+def test_a_fork_server_for_which_there_is_no_descriptor_is_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [OSError(errno.EMFILE, "Too many open files")]
+    starting = ForkServerProcess.start
+
+    async def start(self: ForkServerProcess) -> None:
+        if failures:
+            raise failures.pop()
+        await starting(self)
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            monkeypatch.setattr(ForkServerProcess, "start", start)
+            os.kill(crew.statistics()["pid"], signal.SIGKILL)
+            await until(lambda: crew.trouble, "its end is noticed")
+            assert await crew.run("echo", b"x") == b"x"
+            assert crew.statistics()["restarts"] == 2
+
+    run(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_fork_server_has_one_thread_and_no_grpc(folder: Path) -> None:
+    """A process with threads can't fork safely."""
+
+    async def main() -> None:
+        async with crew_of(folder, jobs="treadle.fronts.text_jobs:JOBS") as crew:
+            own = Path(f"/proc/{crew.statistics()['pid']}")
+            assert len(list((own / "task").iterdir())) == 1
+            assert "cygrpc" not in (own / "maps").read_text()
+
+    run(main)
+
+
+def test_a_fork_server_that_never_comes_back_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "LONGEST_BACKOFF_S", 0.0)
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            crew._order = order(folder / "gone")
+            os.kill(crew.statistics()["pid"], signal.SIGKILL)
+            await crew.failed()
+            assert crew.is_failed
+            assert "in a row" in crew.trouble
+
+    run(main)
+
+
+def test_close_answers_everybody_and_leaves_no_process(folder: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            pids = [crew.statistics()["pid"], *crew.statistics()["worker_pids"]]
+            never = str(tmp_path / "never").encode()
+            tasks = [asyncio.create_task(crew.run("hold", b"", never)) for _ in range(3)]
+            await until(lambda: crew.statistics()["pending"] == 3, "all are there")
+            await crew.close()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(error) for error in ended] == [ServerStopping] * 3
+            with pytest.raises(ServerStopping):
+                await crew.run("echo", b"")
+        await until(lambda: not any(map(alive, pids)), "no process is left")
+
+    run(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a busy worker ends with its piece of work")
+def test_everything_ends_with_a_server_that_is_killed(folder: Path) -> None:
+    code = (
+        "import asyncio, sys, os\n"
+        "from tests.text.test_worker_pool import crew_of\n"
+        "from pathlib import Path\n"
+        "async def main():\n"
+        "    async with crew_of(Path(sys.argv[1]), workers=2) as crew:\n"
+        "        asyncio.create_task(crew.run('hold', b'', b'/nowhere/at/all'))\n"
+        "        await asyncio.sleep(0.2)\n"
+        "        found = crew.statistics()\n"
+        "        print(found['pid'], *found['worker_pids'], flush=True)\n"
+        "        await asyncio.sleep(100)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(folder), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        pids = list(map(int, (await process.stdout.readline()).split()))
+        assert len(pids) == 3
+        process.kill()
+        await process.wait()
+        await until(lambda: not any(map(alive, pids)), "all have ended")
+
+    run(main)
+
+
+def test_no_secret_reaches_the_text_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_API_KEY", "secret")
+
+    async def main() -> None:
+        async with crew_of(folder) as crew:
+            assert "TREADLE_API_KEY" not in psutil.Process(crew.statistics()["pid"]).environ()
+
+    run(main)
+
+
+# Folders -----------------------------------------------------------------------------------------------------------
+
+
+def refusal(folder: Path, **given: Any) -> str:
+    async def main() -> str:
+        made = WorkerPool(workers=1, max_wait_s=1.0)
+        try:
+            with pytest.raises(ModelError) as caught:
+                await made.load(order(folder, **given))
+            return caught.value.message
+        finally:
+            await made.close()
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 10 ** (10 ** 9) }}",
+        "{{ 'a' * 80000000000 }}",
+        "{{ '%20000000000d' % 1 }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_never_ends_is_refused_in_one_line(tmp_path: Path, template: str) -> None:
+    folder = builders.write_folder(tmp_path / "m", builders.byte_level(), chat_template=template)
+    said = refusal(folder)
+    assert "chat template" in said
+    assert "\n" not in said
+
+
+def test_a_tokenizer_that_explodes_is_refused_in_one_line(tmp_path: Path) -> None:
+    from tokenizers import normalizers
+
+    tokenizer = builders.byte_level()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("a", "aa") for _ in range(40)])
+    said = refusal(builders.write_folder(tmp_path / "m", tokenizer))
+    assert "tokenizer" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_pipe_in_a_files_place_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    folder = builders.write_folder(tmp_path / "m", builders.byte_level())
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert name in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "special_tokens_map.json"])
+def test_deep_json_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    folder = builders.write_folder(tmp_path / "m", builders.byte_level())
+    (folder / name).write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert "nested too deeply" in refusal(folder)
+
+
+def test_a_factor_beyond_numbers_changes_nothing(tmp_path: Path) -> None:
+    rope = {"type": "yarn", "factor": 1e308, "original_max_position_embeddings": 1024}
+    config = {"vocab_size": 400, "max_position_embeddings": 2048, "rope_scaling": rope}
+    folder = builders.write_folder(tmp_path / "m", builders.byte_level(), config=config)
+    assert TextModel.load(folder).context == 2048
