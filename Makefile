@@ -82,7 +82,7 @@ test: dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 coverage: dev
-	@$(BIN)/python -m pytest -q tests/core tests/engine tests/cache --cov=treadle.core --cov=treadle.engine --cov=treadle.cache --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/core tests/engine tests/cache --cov=treadle.core --cov=treadle.engine --cov=treadle.cache --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 lint: dev
 	@$(BIN)/ruff check .
