@@ -27,7 +27,7 @@ def full_gate(slots: int) -> Gate:
     gate.open_(limits)
     for i in range(limits.places):
         arrival = Arrival(sharer=f"inside {i % slots}")
-        visit = gate.enter(rows=1, tokens=1, now=0.0, service_s=SERVICE_S, certain=True, arrival=arrival)
+        visit = gate.admit(rows=1, tokens=1, now=0.0, service_s=SERVICE_S, certain=True, arrival=arrival)
         if i < slots:
             gate.started(visit, 0.0, 0.0)
     return gate

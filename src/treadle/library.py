@@ -172,7 +172,7 @@ class Engine:
             ids = await self._texts.pool.run(_token_ids, model, prompt)
             salt = checked.cache_salt or ""
             (request,) = build_submits(checked, [ids], limits, lambda: secrets.randbits(63), salt=salt)
-            reservation.correct(prompt_tokens=len(ids), completion_tokens=request.max_tokens)
+            reservation.resize(prompt_tokens=len(ids), completion_tokens=request.max_tokens)
             (generation,) = reservation.submit([request])
             row = Row(generation, TextStream(model, checked.stop, min_tokens=checked.min_tokens))
             async with aclosing(row.pieces()) as pieces:

@@ -138,7 +138,7 @@ class Crowd:
         )
         try:
             self.gate.check_room(now, arrival)
-            visit = self.gate.enter(
+            visit = self.gate.admit(
                 rows=client.rows,
                 tokens=client.tokens,
                 now=now,
@@ -185,7 +185,7 @@ class Crowd:
     def _take_back(self, visit: Lease, outcome: str, now: float) -> None:
         for entry in [entry for entry in self._queue if entry[1] is visit]:
             self._queue.remove(entry)
-            self._at(now, lambda now: self.gate.leave(visit, outcome, now))
+            self._at(now, lambda now: self.gate.release(visit, outcome, now))
 
     def _start(self, now: float) -> None:
         while self._queue and not self._away and sum(self._held.values()) < self.running:
@@ -225,7 +225,7 @@ class Crowd:
             self._at(now + lost_s - made_up_s, lambda now: self._ends(visit, client, began, now, lost_s))
             return
         self._held[client.sharer] -= 1
-        self.gate.leave(visit, "stop", now)
+        self.gate.release(visit, "stop", now)
         self._start(now)
         if not visit.rows:
             self._follow(client, now)

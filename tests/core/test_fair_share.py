@@ -30,7 +30,7 @@ class Visits:
         self.displaced: list[tuple[Lease, TreadleError]] = []
 
     def enter(self, sharer: str, rows: int = 1, *, runs: bool = False, now: float = 0.0) -> Lease:
-        visit = self.gate.enter(rows=rows, tokens=rows, now=now, service_s=10.0, arrival=Arrival(sharer))
+        visit = self.gate.admit(rows=rows, tokens=rows, now=now, service_s=10.0, arrival=Arrival(sharer))
         visit.give_way = lambda error: self.displaced.append((visit, error))
         if runs:
             self.gate.started(visit, 0.0, now)
@@ -53,7 +53,7 @@ def test_a_newcomer_below_its_share_displaces_the_newest_that_waits_of_who_holds
     assert error.ticket
     assert it.rows == 5, "its row has not ended yet"
     assert it.statistics()["refused"] == {"displaced": 1}
-    it.leave(newest, "displaced", 1.1)
+    it.release(newest, "displaced", 1.1)
     assert it.rows == 4
     with pytest.raises(Busy):
         visits.enter("a", now=1.2)

@@ -193,24 +193,24 @@ def test_a_gate_by_forecast_refuses_a_hopeless_wait_at_once_and_says_so() -> Non
     limits = GateLimits(1, 1, 4.0, by_forecast=True)
     it = Gate(limits, EngineUnavailable("loading"))
     it.open_(limits)
-    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=20.0, certain=True)
+    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=20.0, certain=True)
     it.started(visit, 0.0, 0.0)
-    for ask in (lambda: it.check_room(0.0), lambda: it.enter(rows=1, tokens=1, now=0.0)):
+    for ask in (lambda: it.check_room(0.0), lambda: it.admit(rows=1, tokens=1, now=0.0)):
         with pytest.raises(Busy, match=r"no slot is expected to come free within the 4 s that a request may wait"):
             ask()
     assert it.statistics()["refused"] == {"wait_too_long": 2}
-    it.enter(rows=1, tokens=1, now=19.0, service_s=20.0, certain=True)
+    it.admit(rows=1, tokens=1, now=19.0, service_s=20.0, certain=True)
 
 
 def test_a_full_servers_steps_set_the_pace_and_no_others() -> None:
     limits = GateLimits(2, 0, 4.0)
     it = Gate(limits, EngineUnavailable("loading"))
     it.open_(limits)
-    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0)
+    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0)
     it.started(visit, 0.0, 0.0)
     for _ in range(40):
         it.stepped(0.5)
-    it.started(it.enter(rows=1, tokens=1, now=0.0, service_s=10.0), 0.0, 0.0)
+    it.started(it.admit(rows=1, tokens=1, now=0.0, service_s=10.0), 0.0, 0.0)
     assert told(it, 0.0) == pytest.approx(10.0, rel=0.05)
     for _ in range(60):
         it.stepped(2.0)

@@ -37,7 +37,7 @@ SAME = 1  # a fingerprint: one client that comes again and again
 
 
 def enter(it: Gate, rows: int = 1, tokens: int = 10, now: float = 0.0) -> Lease:
-    return it.enter(rows=rows, tokens=tokens, now=now, arrival=Arrival(fingerprint=SAME, repeat=True))
+    return it.admit(rows=rows, tokens=tokens, now=now, arrival=Arrival(fingerprint=SAME, repeat=True))
 
 
 def look(it: Gate, now: float) -> None:
@@ -68,7 +68,7 @@ def test_closing_refuses_with_the_error_given_and_lets_those_inside_leave() -> N
         with pytest.raises(ServerStopping, match="going down") as refusal:
             ask()
         assert refusal.value.retry_after_s == 5.0
-    it.leave(visit, "stop", 1.0)
+    it.release(visit, "stop", 1.0)
     assert it.rows == 0
     assert it.statistics()["refused"] == {"server_stopping": 2}
 
@@ -118,7 +118,7 @@ def test_a_look_at_the_door_takes_nothing() -> None:
     visit = enter(it)
     with pytest.raises(Busy):
         look(it, 0.0)
-    it.leave(visit, "stop", 1.0)
+    it.release(visit, "stop", 1.0)
     look(it, 1.0)
     it.close(ServerStopping("stopping"))
     with pytest.raises(ServerStopping):
@@ -158,7 +158,7 @@ def test_tokens_are_reserved_and_given_back() -> None:
         enter(it, tokens=41)
     enter(it, tokens=40)
     assert it.tokens == 100
-    it.leave(visit, "stop", 1.0)
+    it.release(visit, "stop", 1.0)
     assert it.tokens == 40
     assert it.statistics()["refused"] == {"tokens": 1}
 
@@ -167,7 +167,7 @@ def test_an_estimate_above_the_limit_is_taken_as_the_limit() -> None:
     it = gate(tokens=100)
     visit = enter(it, tokens=5000)
     assert visit.tokens == 100
-    it.correct(visit, tokens=70, now=0.0)
+    it.resize(visit, tokens=70, now=0.0)
     assert it.tokens == 70
 
 
@@ -176,7 +176,7 @@ def test_rows_of_a_visit_leave_one_by_one_with_their_part() -> None:
     visit = enter(it, rows=3, tokens=100)
     left = []
     for _ in range(3):
-        it.leave(visit, "length", 1.0)
+        it.release(visit, "length", 1.0)
         left.append((it.rows, it.tokens))
     assert left == [(2, 67), (1, 34), (0, 0)]
 
@@ -187,9 +187,9 @@ def test_rows_of_a_visit_leave_one_by_one_with_their_part() -> None:
 def test_a_correction_replaces_the_estimate() -> None:
     it = gate(tokens=100)
     visit = enter(it, tokens=50)
-    it.correct(visit, tokens=90, now=0.0)
+    it.resize(visit, tokens=90, now=0.0)
     assert (it.tokens, visit.tokens) == (90, 90)
-    it.correct(visit, tokens=10, now=0.0)
+    it.resize(visit, tokens=10, now=0.0)
     assert (it.tokens, visit.tokens) == (10, 10)
 
 
@@ -198,10 +198,10 @@ def test_a_correction_that_no_longer_fits_is_busy_and_keeps_the_estimate() -> No
     enter(it, tokens=50)
     visit = enter(it, tokens=40)
     with pytest.raises(Busy) as refusal:
-        it.correct(visit, tokens=51, now=0.0)
+        it.resize(visit, tokens=51, now=0.0)
     assert refusal.value.retry_after_s is not None
     assert (it.tokens, visit.tokens) == (90, 40)
-    it.leave(visit, "unused", 0.0)
+    it.release(visit, "unused", 0.0)
     assert it.tokens == 50
 
 
@@ -209,7 +209,7 @@ def test_a_correction_that_can_never_fit_says_so() -> None:
     it = gate(tokens=100)
     visit = enter(it, tokens=50)
     with pytest.raises(InvalidRequest, match="may come to 101 tokens and this server holds 100"):
-        it.correct(visit, tokens=101, now=0.0)
+        it.resize(visit, tokens=101, now=0.0)
     assert it.tokens == 50
     assert it.statistics()["refused"] == {"too_long": 1}
 
@@ -220,14 +220,14 @@ def test_a_smaller_correction_fits_also_where_more_is_reserved_than_there_is() -
     enter(it, tokens=60)
     visit = enter(it, tokens=40)
     it.open_(GateLimits(2, 1, 4.0, tokens=70))
-    it.correct(visit, tokens=30, now=0.0)
+    it.resize(visit, tokens=30, now=0.0)
     assert it.tokens == 90
 
 
 def test_without_a_token_limit_any_size_is_fine() -> None:
     it = gate(tokens=0)
     visit = enter(it, tokens=10**9)
-    it.correct(visit, tokens=10**12, now=0.0)
+    it.resize(visit, tokens=10**12, now=0.0)
     assert it.tokens == 10**12
 
 
@@ -239,7 +239,7 @@ def test_the_books_show_every_outcome() -> None:
     it = gate(running=2, waiting=2, tokens=1000)
     for outcome in ("stop", "cancelled", "expired", "unused", "lost"):
         visit = enter(it)
-        it.leave(visit, outcome, 0.5)
+        it.release(visit, outcome, 0.5)
     enter(it, rows=2, tokens=30)
     it.refuse(Refusal.WAIT_OVER)
     books = it.statistics()
@@ -285,7 +285,7 @@ def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
     visit = enter(it, tokens=90)
     refused(lambda: enter(it, tokens=20))
     refused(lambda: enter(it, rows=3))
-    refused(lambda: it.correct(visit, tokens=101, now=0.0))
+    refused(lambda: it.resize(visit, tokens=101, now=0.0))
     enter(it)
     refused(lambda: it.check_room(0.0))
     it.refuse(Refusal.WAIT_OVER)
@@ -328,13 +328,13 @@ def test_the_books_are_exact_under_any_sequence(seed: int) -> None:
             match chance.choice("eeelllc"):
                 case "e":
                     rows = chance.randint(1, 3)
-                    inside.append(it.enter(rows=rows, tokens=chance.randint(1, 120), now=now))
+                    inside.append(it.admit(rows=rows, tokens=chance.randint(1, 120), now=now))
                     entered += rows
                 case "c" if inside:
-                    it.correct(chance.choice(inside), tokens=chance.randint(1, 260), now=now)
+                    it.resize(chance.choice(inside), tokens=chance.randint(1, 260), now=now)
                 case "l" if inside:
                     visit = chance.choice(inside)
-                    it.leave(visit, chance.choice(("stop", "cancelled", "unused", "expired")), now)
+                    it.release(visit, chance.choice(("stop", "cancelled", "unused", "expired")), now)
                     left += 1
         except TreadleError:
             refused += 1
@@ -348,5 +348,5 @@ def test_the_books_are_exact_under_any_sequence(seed: int) -> None:
     assert sum(books["refused"].values()) == refused
     for visit in inside:
         for _ in range(visit.rows):
-            it.leave(visit, "stop", 1000)
+            it.release(visit, "stop", 1000)
     assert (it.rows, it.tokens) == (0, 0)

@@ -176,39 +176,39 @@ def gate(running: int = 1, waiting: int = 1, **more: object) -> Gate:
 
 def refused(it: Gate, now: float, arrival: Arrival, *, rows: int = 1, tokens: int = 1) -> Busy:
     with pytest.raises(Busy) as refusal:
-        it.enter(rows=rows, tokens=tokens, now=now, service_s=10.0, certain=True, arrival=arrival)
+        it.admit(rows=rows, tokens=tokens, now=now, service_s=10.0, certain=True, arrival=arrival)
     return refusal.value
 
 
 def full(it: Gate) -> None:
     for _ in range(it.limits.places):
-        visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+        visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
         if it.rows <= it.limits.running:
             it.started(visit, 0.0, 0.0)
 
 
 def test_a_newcomer_does_not_get_the_place_that_was_promised() -> None:
     it = gate(running=1, waiting=0)
-    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
     it.started(visit, 0.0, 0.0)
     promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
     assert promise.retry_after_s is not None
     assert promise.ticket
-    it.leave(visit, "stop", 9.9)
+    it.release(visit, "stop", 9.9)
     newcomer = refused(it, 10.0, Arrival(fingerprint=2, repeat=False))
     assert "promised to requests that came earlier" in str(newcomer)
-    it.enter(rows=1, tokens=1, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
+    it.admit(rows=1, tokens=1, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
     assert it.statistics()["refused"] == {"queue_full": 1, "promised": 1}
     assert it.statistics()["promises"] == {"open": 1, "kept": 1, "lapsed": 0}
 
 
 def test_a_place_that_nobody_claims_goes_back_to_the_line() -> None:
     it = gate(running=1, waiting=0)
-    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
     it.started(visit, 0.0, 0.0)
     refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
-    it.leave(visit, "stop", 10.0)
-    it.enter(rows=1, tokens=1, now=14.0, arrival=Arrival(fingerprint=2, repeat=False))
+    it.release(visit, "stop", 10.0)
+    it.admit(rows=1, tokens=1, now=14.0, arrival=Arrival(fingerprint=2, repeat=False))
     assert it.statistics()["promises"] == {"open": 0, "kept": 0, "lapsed": 1}
 
 
@@ -227,20 +227,20 @@ def test_a_claimed_ticket_gives_its_order_to_nobody_else() -> None:
     """A visit is displaced while its prompt is tokenized, and an alike request claims its ticket before its client
     hears of it. Both are refused while the engine is away, and due at once when it is back."""
     it = gate(running=1, waiting=2, tokens=100)
-    running = it.enter(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True, arrival=Arrival("c"))
+    running = it.admit(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True, arrival=Arrival("c"))
     it.started(running, 0.0, 0.0)
-    it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 1))
-    displaced = it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 2))
+    it.admit(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 1))
+    displaced = it.admit(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 2))
     told: list[TreadleError] = []
     displaced.give_way = told.append
-    it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("b"))
+    it.admit(rows=1, tokens=1, now=0.0, arrival=Arrival("b"))
     assert len(told) == 1
-    it.leave(running, "stop", 1.0)
-    other = it.enter(rows=1, tokens=1, now=5.0, arrival=Arrival("a", 2))
+    it.release(running, "stop", 1.0)
+    other = it.admit(rows=1, tokens=1, now=5.0, arrival=Arrival("a", 2))
     assert other.arrival.order == displaced.arrival.order
     it.close(EngineUnavailable("restarting"), back_s=lambda: 1.0, now=6.0)
     with pytest.raises(Busy, match="tokens"):
-        it.correct(displaced, tokens=100, now=7.0)
+        it.resize(displaced, tokens=100, now=7.0)
     it.postpone(other, Refusal.WAIT_OVER, 7.0)
     it.open_(it.limits, 60.0)
     assert it.statistics(60.0)["promises"]["open"] == 2
@@ -250,42 +250,42 @@ def test_who_displaces_another_may_lose_its_own_ticket_to_it(monkeypatch: pytest
     """The table is full, and the ticket of who comes late is the first that gives way."""
     monkeypatch.setattr(line_module, "MOST_TICKETS", 1)
     it = gate(running=1, waiting=1)
-    running = it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 1))
+    running = it.admit(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 1))
     it.started(running, 0.0, 0.0)
-    waiting = it.enter(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 2))
+    waiting = it.admit(rows=1, tokens=1, now=0.0, arrival=Arrival("a", 2))
     told: list[TreadleError] = []
     waiting.give_way = told.append
     it.close(EngineUnavailable("restarting"), back_s=lambda: 1.0, now=1.0)
     with pytest.raises(EngineUnavailable) as away:
-        it.enter(rows=1, tokens=1, now=1.0, arrival=Arrival("b", 3))
+        it.admit(rows=1, tokens=1, now=1.0, arrival=Arrival("b", 3))
     it.open_(it.limits, 2.0)
     it.check_room(30.0, Arrival("c"))  # its time is over by now
-    visit = it.enter(rows=1, tokens=1, now=30.0, arrival=Arrival("b", 3, ticket_id=away.value.ticket))
+    visit = it.admit(rows=1, tokens=1, now=30.0, arrival=Arrival("b", 3, ticket_id=away.value.ticket))
     assert len(told) == 1
     for each in (running, waiting, visit):
-        it.leave(each, "stop", 31.0)
+        it.release(each, "stop", 31.0)
     assert it.rows == it.tokens == 0
 
 
 def test_who_comes_when_told_may_wait_for_longer_and_beside_those_without_a_promise() -> None:
     it = gate(running=1, waiting=1, by_forecast=True)
-    first = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    first = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
     it.started(first, 0.0, 0.0)
-    second = it.enter(rows=1, tokens=1, now=7.0, service_s=10.0, certain=True)
+    second = it.admit(rows=1, tokens=1, now=7.0, service_s=10.0, certain=True)
     promise = refused(it, 7.0, Arrival(fingerprint=1, repeat=False))
     assert promise.retry_after_s is not None
-    it.leave(first, "stop", 10.0)
+    it.release(first, "stop", 10.0)
     it.started(second, 3.0, 10.0)
-    it.enter(rows=1, tokens=1, now=12.5, service_s=10.0, certain=True, arrival=Arrival(fingerprint=2, repeat=False))
+    it.admit(rows=1, tokens=1, now=12.5, service_s=10.0, certain=True, arrival=Arrival(fingerprint=2, repeat=False))
     back = 7.0 + promise.retry_after_s
-    visit = it.enter(rows=1, tokens=1, now=back, arrival=Arrival(fingerprint=1, repeat=True))
+    visit = it.admit(rows=1, tokens=1, now=back, arrival=Arrival(fingerprint=1, repeat=True))
     assert visit.max_wait_s == pytest.approx(promise.retry_after_s)
     assert it.rows == 3
 
 
 def test_who_comes_while_the_engine_is_away_is_told_when_it_is_back_and_gets_a_place_then() -> None:
     it = gate(running=2, waiting=0)
-    started = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    started = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
     it.started(started, 0.0, 0.0)
     it.close(EngineUnavailable("restarting"), back_s=lambda: 6.0, now=4.0)
     told = []
@@ -297,11 +297,11 @@ def test_who_comes_while_the_engine_is_away_is_told_when_it_is_back_and_gets_a_p
     assert told[:2] == [pytest.approx(6.0, rel=0.05), pytest.approx(12.0, rel=0.05)], "the other slot has 6 s to go"
     assert it.statistics()["promises"]["open"] == 3
     with pytest.raises(EngineUnavailable):
-        it.enter(rows=1, tokens=1, now=5.0, arrival=Arrival(fingerprint=1, repeat=True))
+        it.admit(rows=1, tokens=1, now=5.0, arrival=Arrival(fingerprint=1, repeat=True))
     assert it.statistics()["promises"]["open"] == 3, "it has its ticket"
     it.open_(it.limits, 10.0)
     refused(it, 10.0, Arrival(fingerprint=99, repeat=False), rows=2)
-    it.enter(rows=1, tokens=1, now=11.2, arrival=Arrival(fingerprint=1, repeat=True))
+    it.admit(rows=1, tokens=1, now=11.2, arrival=Arrival(fingerprint=1, repeat=True))
     assert it.statistics()["promises"] == {"open": 3, "kept": 1, "lapsed": 0}
 
 
@@ -317,7 +317,7 @@ def test_a_server_that_has_served_nobody_tells_all_when_it_will_be_loaded() -> N
 def test_nobody_fails_to_come_back_while_the_engine_is_away() -> None:
     """A load balancer sends nothing to a server that is not ready."""
     it = gate(running=1, waiting=0)
-    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
     it.started(visit, 0.0, 0.0)
     refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
     it.close(EngineUnavailable("restarting"), back_s=lambda: 5.0, now=5.0)
@@ -326,15 +326,15 @@ def test_nobody_fails_to_come_back_while_the_engine_is_away() -> None:
     it.open_(it.limits, 60.0)
     refused(it, 61.0, Arrival(fingerprint=3, repeat=False))
     assert it.statistics()["promises"] == {"open": 3, "kept": 0, "lapsed": 0}
-    it.leave(visit, "stop", 65.0)
-    it.enter(rows=1, tokens=1, now=65.5, arrival=Arrival(fingerprint=1, repeat=True))
+    it.release(visit, "stop", 65.0)
+    it.admit(rows=1, tokens=1, now=65.5, arrival=Arrival(fingerprint=1, repeat=True))
     assert it.statistics()["promises"]["kept"] == 1
 
 
 def test_who_got_a_ticket_in_an_outage_and_stays_away_loses_it() -> None:
     """Or those who ask again and again, and can not be known, would make the line longer than it is."""
     it = gate(running=1, waiting=0)
-    visit = it.enter(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True)
+    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True)
     it.started(visit, 0.0, 0.0)
     early = refused(it, 0.5, Arrival(fingerprint=1, repeat=False))
     it.close(EngineUnavailable("restarting"), back_s=lambda: 1.0, now=1.0)
@@ -347,24 +347,24 @@ def test_who_got_a_ticket_in_an_outage_and_stays_away_loses_it() -> None:
     assert it.statistics()["promises"]["lapsed"] >= 150
     assert max(told) < 15.0
     it.open_(it.limits, 203.0)
-    it.leave(visit, "stop", 203.5)
-    it.enter(rows=1, tokens=1, now=204.0, arrival=Arrival(ticket_id=early.ticket))
+    it.release(visit, "stop", 203.5)
+    it.admit(rows=1, tokens=1, now=204.0, arrival=Arrival(ticket_id=early.ticket))
     assert it.statistics()["promises"]["kept"] == 1
 
 
 def test_tokens_come_free_later_by_the_outage() -> None:
     it = gate(running=4, waiting=0, tokens=100)
-    visit = it.enter(rows=1, tokens=90, now=0.0, service_s=10.0, certain=True)
+    visit = it.admit(rows=1, tokens=90, now=0.0, service_s=10.0, certain=True)
     it.started(visit, 0.0, 0.0)
     it.close(EngineUnavailable("restarting"), back_s=lambda: 8.0, now=4.0)
     with pytest.raises(EngineUnavailable) as refusal:
-        it.enter(rows=1, tokens=50, now=4.0, arrival=Arrival(fingerprint=1, repeat=False))
+        it.admit(rows=1, tokens=50, now=4.0, arrival=Arrival(fingerprint=1, repeat=False))
     assert refusal.value.retry_after_s == pytest.approx(14.0, rel=0.05)
 
 
 def test_one_that_was_inside_keeps_its_place_when_the_engine_goes_away() -> None:
     it = gate(running=1, waiting=2)
-    visits = [it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
+    visits = [it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
     it.started(visits[0], 0.0, 0.0)
     it.close(EngineUnavailable("restarting"), back_s=lambda: 5.0, now=2.0)
     with pytest.raises(EngineUnavailable) as refusal:
@@ -379,18 +379,18 @@ def test_one_that_was_inside_keeps_its_place_when_the_engine_goes_away() -> None
 
 def test_a_request_of_many_tokens_does_not_starve_beside_small_ones() -> None:
     it = gate(running=4, waiting=0, tokens=100)
-    small = [it.enter(rows=1, tokens=30, now=0.0, service_s=10.0, certain=True) for _ in range(3)]
+    small = [it.admit(rows=1, tokens=30, now=0.0, service_s=10.0, certain=True) for _ in range(3)]
     for visit in small:
         it.started(visit, 0.0, 0.0)
     promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False), tokens=90)
     assert promise.retry_after_s is not None
     assert promise.retry_after_s >= 9.0, "when enough rows have ended"
-    it.leave(small[0], "stop", 10.0)
+    it.release(small[0], "stop", 10.0)
     newcomer = refused(it, 10.0, Arrival(fingerprint=2, repeat=False), tokens=30)
     assert "tokens" in str(newcomer)
     for visit in small[1:]:
-        it.leave(visit, "stop", 10.1)
-    it.enter(rows=1, tokens=90, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
+        it.release(visit, "stop", 10.1)
+    it.admit(rows=1, tokens=90, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
 
 
 def test_all_rows_of_a_visit_whose_wait_is_over_are_told_the_same() -> None:
@@ -415,13 +415,13 @@ def test_the_longest_promise_is_what_sdks_obey_and_is_spread() -> None:
 
 def test_a_free_slot_is_kept_for_several_rows_that_no_queue_could_hold() -> None:
     it = gate(running=2, waiting=0)
-    visits = [it.enter(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
+    visits = [it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
     for visit in visits:
         it.started(visit, 0.0, 0.0)
     promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False), rows=2)
     assert promise.retry_after_s is not None
     back = 1.0 + promise.retry_after_s
     for visit in visits:
-        it.leave(visit, "stop", back - 1.0)
+        it.release(visit, "stop", back - 1.0)
     refused(it, back - 1.0, Arrival(fingerprint=2, repeat=False))
-    it.enter(rows=2, tokens=1, now=back, arrival=Arrival(ticket_id=promise.ticket))
+    it.admit(rows=2, tokens=1, now=back, arrival=Arrival(ticket_id=promise.ticket))

@@ -68,7 +68,7 @@ class Server:
         came = before.fingerprint if isinstance(before, Arrival) else next(self._numbers) + 1
         arrival = Arrival(fingerprint=came, repeat=before is not None)
         try:
-            visit = self.gate.enter(rows=1, tokens=1, now=now, arrival=arrival)
+            visit = self.gate.admit(rows=1, tokens=1, now=now, arrival=arrival)
         except Busy as busy:
             wait_s = busy.retry_after_s or 0.0
             self.promises.append((now, wait_s))
@@ -80,7 +80,7 @@ class Server:
         self._start(now)
 
     def _leaves(self, visit: Lease, outcome: str, now: float) -> None:
-        self.gate.leave(visit, outcome, now)
+        self.gate.release(visit, outcome, now)
         if outcome == "stop":
             self.free.append(now)
         self._start(now)
@@ -169,14 +169,14 @@ def test_the_promises_of_those_who_never_came_back_run_out() -> None:
 
 def _fill(gate: Gate, now: float) -> None:
     while gate.rows < gate.limits.places:
-        gate.enter(rows=1, tokens=1, now=now)
+        gate.admit(rows=1, tokens=1, now=now)
 
 
 def test_before_anything_ended_the_guess_grows_with_the_wait() -> None:
     it = Gate(GateLimits(2, 0, 0.0), EngineUnavailable("loading"))
     it.open_(GateLimits(2, 0, 0.0))
     for _ in range(2):
-        it.enter(rows=1, tokens=1, now=100.0)
+        it.admit(rows=1, tokens=1, now=100.0)
     soon = told(it, 100.0)
     late = told(it, 130.0)
     assert FIRST_GUESS_S <= soon <= 2 * FIRST_GUESS_S
@@ -195,9 +195,9 @@ def test_a_server_where_nothing_ends_any_more_promises_later_and_later() -> None
 def test_places_that_all_come_free_at_one_moment_are_not_promised_for_now() -> None:
     it = Gate(GateLimits(64, 0, 0.0), EngineUnavailable("loading"))
     it.open_(GateLimits(64, 0, 0.0))
-    visit = it.enter(rows=64, tokens=64, now=0.0)
+    visit = it.admit(rows=64, tokens=64, now=0.0)
     for _ in range(64):
-        it.leave(visit, "stop", 10.0)
-        it.enter(rows=1, tokens=1, now=10.0)
+        it.release(visit, "stop", 10.0)
+        it.admit(rows=1, tokens=1, now=10.0)
     assert 0.01 < told(it, 10.0) <= 10.0
     assert max(told(it, 10.0) for _ in range(200)) <= 20.0

@@ -291,7 +291,7 @@ async def test_a_request_from_reserve_to_the_end():
     scene = await Scene().begin()
     with scene.reserve(rows=2, prompt=20, completion=5) as reservation:
         assert (scene.client.gate.rows, scene.client.gate.tokens) == (2, 30)
-        reservation.correct(prompt_tokens=6, completion_tokens=8)
+        reservation.resize(prompt_tokens=6, completion_tokens=8)
         assert scene.client.gate.tokens == 14
         scene.clock.now += 1.0
         a, b = scene.submit(reservation, 2)
@@ -466,12 +466,12 @@ async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estima
     assert scene.client.gate.limits.tokens == 100
     with scene.reserve(prompt=10, completion=10) as reservation, scene.reserve(prompt=40, completion=20):
         with pytest.raises(Busy):
-            reservation.correct(prompt_tokens=41, completion_tokens=0)
+            reservation.resize(prompt_tokens=41, completion_tokens=0)
         with pytest.raises(InvalidRequest):
-            reservation.correct(prompt_tokens=101, completion_tokens=0)
+            reservation.resize(prompt_tokens=101, completion_tokens=0)
         assert scene.client.gate.tokens == 80
     with scene.reserve() as reservation:
-        reservation.correct(prompt_tokens=30)
+        reservation.resize(prompt_tokens=30)
         assert scene.client.gate.tokens == CAN.context, "without a limit it is what the context leaves"
     assert scene.notes.of("refused") == [("tokens",), ("too_long",)]
     await scene.client.stop()
@@ -485,9 +485,9 @@ async def test_where_rows_can_wait_for_memory_they_reserve_what_is_expected_of_t
     assert scene.client.gate.limits.tokens == 24_000
     with scene.reserve(prompt=100, completion=32_000) as reservation:
         assert scene.client.gate.tokens == 100 + EXPECTED_COMPLETION
-        reservation.correct(prompt_tokens=90, completion_tokens=32_000)
+        reservation.resize(prompt_tokens=90, completion_tokens=32_000)
         assert scene.client.gate.tokens == 90 + EXPECTED_COMPLETION
-        reservation.correct(prompt_tokens=90, completion_tokens=7)
+        reservation.resize(prompt_tokens=90, completion_tokens=7)
         assert scene.client.gate.tokens == 97
     with scene.reserve(prompt=100, completion=None):
         assert scene.client.gate.tokens == 100 + EXPECTED_COMPLETION

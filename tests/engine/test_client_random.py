@@ -42,10 +42,10 @@ class Caller:
         self.ends: list[BaseException | None] = []
         self.left = False
 
-    def correct(self, prompt: int) -> None:
+    def resize(self, prompt: int) -> None:
         self.prompt = prompt
         with suppress(TreadleError):
-            self.reservation.correct(prompt_tokens=self.rows * prompt)
+            self.reservation.resize(prompt_tokens=self.rows * prompt)
 
     def submit(self, max_tokens: int) -> None:
         with suppress(TreadleError):
@@ -102,7 +102,7 @@ class Crowd:
             case "s" if caller and not caller.generations:
                 caller.submit(chance.randint(1, 8))
             case "c" if caller and not caller.generations:
-                caller.correct(chance.randint(1, 30))
+                caller.resize(chance.randint(1, 30))
             case "l" if caller:
                 caller.leave()
                 self.callers.remove(caller)

@@ -73,12 +73,12 @@ def _leaks_cancelled(was: Callable[..., None]) -> Callable[..., None]:
 
 
 def _leaks_tokens(was: Callable[..., None]) -> Callable[..., None]:
-    def leave(self: Gate, visit: Any, outcome: str, now: float) -> None:
-        before = self._tokens
-        was(self, visit, outcome, now)
-        self._tokens = before
+    def release(self: Gate, lease: Any, outcome: str, now: float) -> None:
+        before = self._places.tokens
+        was(self, lease, outcome, now)
+        self._places.tokens = before
 
-    return leave
+    return release
 
 
 def _keeps_unused(was: Callable[..., None]) -> Callable[..., None]:
@@ -166,7 +166,7 @@ MUTANTS = (
     Mutant("a cancel is dropped", Scheduler, "cancel", _nothing, "one"),
     Mutant("an end is told twice", EngineLoop, "_report", _tells_ends_twice, "one"),
     Mutant("a cancelled row keeps its place", EngineClient, "_leave", _leaks_cancelled, "one"),
-    Mutant("tokens stay taken in the gate", Gate, "leave", _leaks_tokens, "one"),
+    Mutant("tokens stay taken in the gate", Gate, "release", _leaks_tokens, "one"),
     Mutant("what was reserved and not used stays taken", Reservation, "__exit__", _keeps_unused, "one"),
     Mutant("a rewound row loses its tokens", Sequence, "rewind", _loses_tokens, "faults"),
     Mutant("a preempted row loses its tokens", Sequence, "_forget", _loses_tokens, "memory"),

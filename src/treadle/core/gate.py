@@ -1,7 +1,7 @@
 """The one door: decides on the event loop, at once and before any work is done, who comes in.
 
 A visit takes rows (one per sequence) and tokens, and keeps them until the engine's terminal events give them back,
-never because a client left. Nobody waits here: `enter` and `correct` admit or raise. The books are what
+never because a client left. Nothing waits here: `admit` and `resize` succeed or raise. The books are what
 `/v1/status` shows (D3).
 
 A refused request gets a ticket (`line`): a place that is kept for it. `Retry-After` is when that place is expected to
@@ -81,7 +81,7 @@ class Gate:
 
     # Coming and going --------------------------------------------------------------------------------------------
 
-    def enter(
+    def admit(
         self,
         *,
         rows: int,
@@ -123,7 +123,7 @@ class Gate:
             raise self._shut(self._closed) if visit is None else self.postpone(visit, Refusal(self._closed.code), now)
 
     def check_room(self, now: float, arrival: Arrival | None = None) -> None:
-        """Raise what `enter` would raise for the smallest request, or for the one that `arrival` has a ticket of: the
+        """Raise what `admit` would raise for the smallest request, or for the one that `arrival` has a ticket of: the
         closing error, or Busy where it finds no place. Takes nothing."""
         arrival = arrival or Arrival()
         if self._closed is not None:
@@ -160,8 +160,8 @@ class Gate:
         self._places.displaced += visit.rows
         visit.give_way(self.postpone(visit, Refusal.DISPLACED, now))
 
-    def correct(self, visit: Lease, *, tokens: int, now: float) -> None:
-        """Replace the estimate by what was counted. Raises like `enter`; the visit keeps its estimate then."""
+    def resize(self, visit: Lease, *, tokens: int, now: float) -> None:
+        """Replace the estimate by what was counted. Raises like `admit`; the visit keeps its estimate then."""
         others = self.tokens - visit.tokens
         limit = self.limits.tokens
         if limit and tokens > limit:
@@ -179,7 +179,7 @@ class Gate:
         self._places.forecast.start(visit, now)
         self._books.waited(wait_s)
 
-    def leave(self, visit: Lease, outcome: str, now: float) -> None:
+    def release(self, visit: Lease, outcome: str, now: float) -> None:
         """One row of `visit` has ended: its place and its part of the tokens are free."""
         part = visit.tokens // visit.rows
         visit.rows -= 1

@@ -1,6 +1,6 @@
 """The engine as the fronts see it, on the event loop: reserve, submit, read, cancel; jobs; status and health.
 
-Order of a request: `reserve` (before any work, refuses at once), `correct` (the exact size), `submit`, then each
+Order of a request: `reserve` (before any work, refuses at once), `resize` (the exact size), `submit`, then each
 `Generation`'s `admitted()` and deltas. Leaving the reservation's `with` block takes back whatever still lives; its
 places come free with the engine's terminal events, or with the end of the last engine. A sequence outlives the engine
 that computes it: `replay` sends it to the next one, unless `quarantine` refuses it from then on.
@@ -181,7 +181,7 @@ class EngineClient:
         answer = self._answer_tokens(completion_tokens, least_tokens)
         service_s = self._service_s(prompt_tokens // rows, answer)
         certain = completion_tokens is not None and completion_tokens <= max(USUAL_COMPLETION, least_tokens)
-        visit = self.gate.enter(
+        visit = self.gate.admit(
             rows=rows,
             tokens=tokens,
             now=self.clock(),
@@ -295,7 +295,7 @@ class EngineClient:
         return last is None or last < when
 
     def _leave(self, visit: Lease, outcome: str) -> None:
-        self.gate.leave(visit, outcome, self.clock())
+        self.gate.release(visit, outcome, self.clock())
         self._left.set()
 
     def _send_job(self, message: RunJob | CancelJob) -> None:
@@ -499,7 +499,7 @@ class Reservation:
         self._displaced: TreadleError | None = None
         visit.give_way = self._give_way
 
-    def correct(self, *, prompt_tokens: int, completion_tokens: int | None = None) -> None:
+    def resize(self, *, prompt_tokens: int, completion_tokens: int | None = None) -> None:
         """The exact size, once it is known: prompt tokens over all rows, completion tokens over all rows (None: as
         reserved). Raises Busy when it no longer fits, InvalidRequest when it never can."""
         rows = self._visit.rows
@@ -509,7 +509,7 @@ class Reservation:
             completion = min(completion_tokens, completion) if can and can.kv_blocks else completion_tokens
         tokens = prompt_tokens + completion
         client = self._client
-        client.gate.correct(self._visit, tokens=tokens, now=client.clock())
+        client.gate.resize(self._visit, tokens=tokens, now=client.clock())
 
     def submit(self, requests: Sequence[Submit]) -> list[Generation]:
         """Send the sequences to the engine; ids, group and the time left to wait are filled in.

@@ -207,7 +207,7 @@ class _Run:
         self.record.rows, self.record.prompt_tokens = checked.n, len(prompt)
         salt = self.worker.door.salts.salt(self.caller.tenant)
         requests = build_submits(checked, [prompt], self.limits, self.worker.draw_seed, "input", salt=salt)
-        self.reservation.correct(
+        self.reservation.resize(
             prompt_tokens=len(prompt) * checked.n,
             completion_tokens=sum(request.max_tokens for request in requests),
         )

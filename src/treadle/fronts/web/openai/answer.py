@@ -193,7 +193,7 @@ class _Run:
         draw, param = self.server.draw_seed, ask.prompt_param
         requests = build_submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
         self.record.prompt_tokens = sum(map(len, prompts))
-        self.reservation.correct(
+        self.reservation.resize(
             prompt_tokens=self.record.prompt_tokens * self.checked.n,
             completion_tokens=sum(request.max_tokens for request in requests),
         )
