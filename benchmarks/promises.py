@@ -7,8 +7,8 @@
 
 `crowd`: so many clients of the official SDK at once, each with one request, that obey `Retry-After` as often as it
 takes. `load`: requests at `--rate` times what the server can do, in an open loop, that come back when told: the part
-of the slots' time that was used, and how long refusals took. `flood`: clients of one sharer that come back at once
-whatever they are told, beside one request every `--pause` seconds of another. Sharers are addresses: the flood comes
+of the slots' time that was used, and how long refusals took. `flood`: clients of one tenant that come back at once
+whatever they are told, beside one request every `--pause` seconds of another. Tenants are addresses: the flood comes
 from an address of this machine's network (`--flood-url`, as http://192.0.2.7:8000/v1, which the server has to listen on
 too) and the others from loopback; with API keys give both (`--flood-key`, `--key`). On a busy machine measure
 `python -m tests.support.paced`, whose steps take a set time and no CPU.

@@ -1,6 +1,6 @@
-"""What a refusal costs on the event loop, by the number of tickets in line and of sharers that they belong to.
+"""What a refusal costs on the event loop, by the number of tickets in line and of tenants that they belong to.
 
-    python benchmarks/refusal_cost.py [--tickets 4096] [--sharers 4096 400 64 1] [--slots 16]
+    python benchmarks/refusal_cost.py [--tickets 4096] [--tenants 4096 400 64 1] [--slots 16]
 
 `again`: ticket holders that come back too early. `newcomer`: others, while the table is full. Median and p99 in
 milliseconds. `entries`: of the list by which tickets lapse, beside the tickets that there are.
@@ -26,19 +26,19 @@ def full_gate(slots: int) -> Gate:
     gate = Gate(limits, EngineUnavailable("loading"))
     gate.open_(limits)
     for i in range(limits.places):
-        arrival = Arrival(sharer=f"inside {i % slots}")
-        visit = gate.admit(rows=1, tokens=1, now=0.0, service_s=SERVICE_S, certain=True, arrival=arrival)
+        arrival = Arrival(tenant=f"inside {i % slots}")
+        lease = gate.admit(rows=1, tokens=1, now=0.0, service_s=SERVICE_S, certain=True, arrival=arrival)
         if i < slots:
-            gate.started(visit, 0.0, 0.0)
+            gate.started(lease, 0.0, 0.0)
     return gate
 
 
-def refusals(gate: Gate, numbers: Iterable[int], sharers: int, began: float, *, repeat: bool) -> list[float]:
+def refusals(gate: Gate, numbers: Iterable[int], tenants: int, began: float, *, repeat: bool) -> list[float]:
     """Milliseconds of each refusal; those who are let in are left out."""
     took, now = [], began
     for number in numbers:
         now += 0.0005
-        arrival = Arrival(sharer=f"s{number % sharers}", fingerprint=number + 1, repeat=repeat)
+        arrival = Arrival(tenant=f"s{number % tenants}", fingerprint=number + 1, repeat=repeat)
         start = time.perf_counter()
         try:
             gate.check_room(now, arrival)
@@ -47,14 +47,14 @@ def refusals(gate: Gate, numbers: Iterable[int], sharers: int, began: float, *, 
     return took
 
 
-def measure(tickets: int, sharers: int, slots: int) -> None:
+def measure(tickets: int, tenants: int, slots: int) -> None:
     gate = full_gate(slots)
-    refusals(gate, range(tickets), sharers, 0.1, repeat=False)
-    again = refusals(gate, (i * 13 % tickets for i in range(ROUNDS)), sharers, 3.0, repeat=True)
-    new = refusals(gate, range(tickets, tickets + ROUNDS), sharers, 3.5, repeat=False)
+    refusals(gate, range(tickets), tenants, 0.1, repeat=False)
+    again = refusals(gate, (i * 13 % tickets for i in range(ROUNDS)), tenants, 3.0, repeat=True)
+    new = refusals(gate, range(tickets, tickets + ROUNDS), tenants, 3.5, repeat=False)
     line = gate._line
     print(
-        f"{tickets} tickets, {sharers} sharers, {slots} slots: again {_told(again)}, newcomer {_told(new)}; "
+        f"{tickets} tickets, {tenants} tenants, {slots} slots: again {_told(again)}, newcomer {_told(new)}; "
         f"entries {len(line._ends)} of {len(line._tickets)}"
     )
 
@@ -66,11 +66,11 @@ def _told(took: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tickets", type=int, default=4096)
-    parser.add_argument("--sharers", type=int, nargs="+", default=[4096, 400, 64, 1])
+    parser.add_argument("--tenants", type=int, nargs="+", default=[4096, 400, 64, 1])
     parser.add_argument("--slots", type=int, default=16)
     options = parser.parse_args()
-    for sharers in options.sharers:
-        measure(options.tickets, sharers, options.slots)
+    for tenants in options.tenants:
+        measure(options.tickets, tenants, options.slots)
 
 
 if __name__ == "__main__":

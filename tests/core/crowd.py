@@ -1,4 +1,4 @@
-"""Simulated clients around a real gate: a fake clock, a seed, and slots that serve sharers in turn as the scheduler."""
+"""Simulated clients around a real gate: a fake clock, a seed, and slots that serve tenants in turn as the scheduler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Client:
     whatever it was told. `seconds`: it reads the header in whole seconds. `counts`: it says what is a repeat."""
 
     at: float = 0.0
-    sharer: str = ""
+    tenant: str = ""
     rows: int = 1
     tokens: int = 1
     service_s: float = 2.0
@@ -131,14 +131,14 @@ class Crowd:
     def _comes(self, client: Client, now: float) -> None:
         client.sent += 1
         arrival = Arrival(
-            sharer=client.sharer,
+            tenant=client.tenant,
             fingerprint=next(self._prints) if client.fresh else client.fingerprint,
             repeat=client.sent > 1 if client.counts else None,
             via=client.via,
         )
         try:
             self.gate.check_room(now, arrival)
-            visit = self.gate.admit(
+            lease = self.gate.admit(
                 rows=client.rows,
                 tokens=client.tokens,
                 now=now,
@@ -151,9 +151,9 @@ class Crowd:
             return
         client.entered = now
         for _ in range(client.rows):
-            self._queue.append((next(self._numbers), visit, client))
-        visit.give_way = lambda error: self._displaced(visit, client, error)
-        self._at(now + visit.max_wait_s, lambda now: self._waited(visit, client, now))
+            self._queue.append((next(self._numbers), lease, client))
+        lease.give_way = lambda error: self._displaced(lease, client, error)
+        self._at(now + lease.max_wait_s, lambda now: self._waited(lease, client, now))
         self._start(now)
 
     def _refused(self, client: Client, error: TreadleError, now: float) -> None:
@@ -168,41 +168,41 @@ class Crowd:
         back = now + client.next_s(error.retry_after_s) + TRAVEL_S + late_s
         self._at(back, lambda now: self._comes(client, now))
 
-    def _displaced(self, visit: Lease, client: Client, error: TreadleError) -> None:
+    def _displaced(self, lease: Lease, client: Client, error: TreadleError) -> None:
         told = error.retry_after_s
         assert told is not None
         now = self._now
-        self._take_back(visit, "cancelled", now)
+        self._take_back(lease, "cancelled", now)
         self._refused(client, error, now)
 
-    def _waited(self, visit: Lease, client: Client, now: float) -> None:
-        if not visit.began and any(entry[1] is visit for entry in self._queue):
-            self._take_back(visit, "expired", now)
+    def _waited(self, lease: Lease, client: Client, now: float) -> None:
+        if not lease.began and any(entry[1] is lease for entry in self._queue):
+            self._take_back(lease, "expired", now)
             reason = Refusal.ENGINE_UNAVAILABLE if self._away else Refusal.WAIT_OVER
-            self._refused(client, self.gate.postpone(visit, reason, now), now)
+            self._refused(client, self.gate.postpone(lease, reason, now), now)
             self._start(now)
 
-    def _take_back(self, visit: Lease, outcome: str, now: float) -> None:
-        for entry in [entry for entry in self._queue if entry[1] is visit]:
+    def _take_back(self, lease: Lease, outcome: str, now: float) -> None:
+        for entry in [entry for entry in self._queue if entry[1] is lease]:
             self._queue.remove(entry)
-            self._at(now, lambda now: self.gate.release(visit, outcome, now))
+            self._at(now, lambda now: self.gate.release(lease, outcome, now))
 
     def _start(self, now: float) -> None:
         while self._queue and not self._away and sum(self._held.values()) < self.running:
-            entry = min(self._queue, key=lambda entry: (not entry[1].began, self._held[entry[2].sharer], entry[0]))
+            entry = min(self._queue, key=lambda entry: (not entry[1].began, self._held[entry[2].tenant], entry[0]))
             self._queue.remove(entry)
-            _, visit, client = entry
+            _, lease, client = entry
             client.began = now if client.began is None else client.began
-            self._held[client.sharer] += 1
-            self.gate.started(visit, 0.0, now)
+            self._held[client.tenant] += 1
+            self.gate.started(lease, 0.0, now)
             took_s = client.service_s * self.chance.uniform(1 - self.jitter, 1 + self.jitter)
             self.busy_s += took_s
-            self._at(now + took_s, lambda now, visit=visit, client=client, at=now: self._ends(visit, client, at, now))  # type: ignore[misc]
+            self._at(now + took_s, lambda now, lease=lease, client=client, at=now: self._ends(lease, client, at, now))  # type: ignore[misc]
 
     def _goes_away(self, now: float) -> None:
         assert self._outage is not None
         self._away, expected = True, now + self._outage[2]
-        for entry in self.gate._places.forecast._visits:
+        for entry in self.gate._places.forecast._leases:
             entry.interrupted = True
         late = lambda: max(1.0, expected - self._now if expected > self._now else self._now - expected)  # noqa: E731
         self.gate.close(EngineUnavailable("restarting"), back_s=late, now=now)
@@ -219,15 +219,15 @@ class Crowd:
         start, length, _ = self._outage
         return max(0.0, min(now, start + length) - max(began, start))
 
-    def _ends(self, visit: Lease, client: Client, began: float, now: float, made_up_s: float = 0.0) -> None:
+    def _ends(self, lease: Lease, client: Client, began: float, now: float, made_up_s: float = 0.0) -> None:
         lost_s = self._lost_s(began, now)
         if lost_s > made_up_s:
-            self._at(now + lost_s - made_up_s, lambda now: self._ends(visit, client, began, now, lost_s))
+            self._at(now + lost_s - made_up_s, lambda now: self._ends(lease, client, began, now, lost_s))
             return
-        self._held[client.sharer] -= 1
-        self.gate.release(visit, "stop", now)
+        self._held[client.tenant] -= 1
+        self.gate.release(lease, "stop", now)
         self._start(now)
-        if not visit.rows:
+        if not lease.rows:
             self._follow(client, now)
 
     def _follow(self, client: Client, now: float) -> None:

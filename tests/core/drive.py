@@ -432,7 +432,7 @@ class Bench:
         scheduler.check_integrity()
         kept = (scheduler._rows, scheduler._running, scheduler._departed, scheduler._flights, scheduler._outputs)
         assert not any(kept), kept
-        assert not scheduler._queue._sharers
+        assert not scheduler._queue._tenants
         assert not scheduler._queue._entries
         assert not self.runner.rows
         assert not self.runner.lost | self.runner.failed

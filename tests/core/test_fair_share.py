@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.crowd import Client, Crowd
-from treadle.core.fair_share import Shares
+from treadle.core.fair_share import FairShares
 from treadle.core.forecast import Lease
 from treadle.core.gate import Gate, GateLimits
 from treadle.core.messages import Submit
@@ -22,32 +22,32 @@ def gate(running: int = 2, waiting: int = 2) -> Gate:
     return it
 
 
-class Visits:
-    """Visits to one gate, and those of them that had to give way."""
+class Leases:
+    """Leases to one gate, and those of them that had to give way."""
 
     def __init__(self, it: Gate) -> None:
         self.gate = it
         self.displaced: list[tuple[Lease, TreadleError]] = []
 
-    def enter(self, sharer: str, rows: int = 1, *, runs: bool = False, now: float = 0.0) -> Lease:
-        visit = self.gate.admit(rows=rows, tokens=rows, now=now, service_s=10.0, arrival=Arrival(sharer))
-        visit.give_way = lambda error: self.displaced.append((visit, error))
+    def enter(self, tenant: str, rows: int = 1, *, runs: bool = False, now: float = 0.0) -> Lease:
+        lease = self.gate.admit(rows=rows, tokens=rows, now=now, service_s=10.0, arrival=Arrival(tenant))
+        lease.give_way = lambda error: self.displaced.append((lease, error))
         if runs:
-            self.gate.started(visit, 0.0, now)
-        return visit
+            self.gate.started(lease, 0.0, now)
+        return lease
 
 
 def test_a_newcomer_below_its_share_displaces_the_newest_that_waits_of_who_holds_the_most() -> None:
     """D16"""
-    visits = Visits(it := gate())
+    leases = Leases(it := gate())
     for _ in range(2):
-        visits.enter("a", runs=True)
-    visits.enter("a")
-    newest = visits.enter("a")
+        leases.enter("a", runs=True)
+    leases.enter("a")
+    newest = leases.enter("a")
     it.check_room(1.0, Arrival("b"))
-    visits.enter("b", now=1.0)
-    ((visit, error),) = visits.displaced
-    assert visit is newest
+    leases.enter("b", now=1.0)
+    ((lease, error),) = leases.displaced
+    assert lease is newest
     assert isinstance(error, Busy)
     assert error.retry_after_s is not None
     assert error.ticket
@@ -56,51 +56,51 @@ def test_a_newcomer_below_its_share_displaces_the_newest_that_waits_of_who_holds
     it.release(newest, "displaced", 1.1)
     assert it.rows == 4
     with pytest.raises(Busy):
-        visits.enter("a", now=1.2)
+        leases.enter("a", now=1.2)
 
 
 def test_nobody_is_displaced_for_who_holds_as_much() -> None:
-    visits = Visits(gate())
-    for sharer in "aabb":
-        visits.enter(sharer)
-    for sharer in "ab":
+    leases = Leases(gate())
+    for tenant in "aabb":
+        leases.enter(tenant)
+    for tenant in "ab":
         with pytest.raises(Busy):
-            visits.enter(sharer)
-    visits.enter("c")
-    assert len(visits.displaced) == 1
+            leases.enter(tenant)
+    leases.enter("c")
+    assert len(leases.displaced) == 1
     with pytest.raises(Busy):
-        visits.enter("c")
+        leases.enter("c")
 
 
 def test_rows_that_run_are_never_displaced() -> None:
-    visits = Visits(gate(running=2, waiting=0))
+    leases = Leases(gate(running=2, waiting=0))
     for _ in range(2):
-        visits.enter("a", runs=True)
+        leases.enter("a", runs=True)
     with pytest.raises(Busy):
-        visits.enter("b")
-    assert not visits.displaced
+        leases.enter("b")
+    assert not leases.displaced
 
 
 def test_several_rows_displace_as_many_or_none() -> None:
-    visits = Visits(gate(running=2, waiting=4))
+    leases = Leases(gate(running=2, waiting=4))
     for _ in range(6):
-        visits.enter("a")
-    visits.enter("b", rows=2)
-    assert len(visits.displaced) == 2
+        leases.enter("a")
+    leases.enter("b", rows=2)
+    assert len(leases.displaced) == 2
     with pytest.raises(Busy):
-        visits.enter("c", rows=3)
-    assert len(visits.displaced) == 2
+        leases.enter("c", rows=3)
+    assert len(leases.displaced) == 2
 
 
-def test_one_sharer_alone_may_hold_everything() -> None:
-    visits = Visits(it := gate())
+def test_one_tenant_alone_may_hold_everything() -> None:
+    leases = Leases(it := gate())
     for _ in range(4):
-        visits.enter("a")
+        leases.enter("a")
     assert it.statistics()["sharers"] == 1
 
 
 def test_waiting_rows_ahead_are_those_that_bring_others_to_the_same_number() -> None:
-    it = Shares()
+    it = FairShares()
     assert it.waiting_ahead("a", 0) == 0
     for _ in range(6):
         it.enter(Lease(1, 1, 0.0, arrival=Arrival("a")))
@@ -114,8 +114,8 @@ def test_waiting_rows_ahead_are_those_that_bring_others_to_the_same_number() -> 
 # The scheduler's queue
 
 
-def row(order: int, sharer: str = "", priority: int = 0, group: str = "") -> Sequence:
-    submit = Submit(id=str(order), prompt=(1,), max_tokens=1, sharer=sharer, priority=priority, group=group)
+def row(order: int, tenant: str = "", priority: int = 0, group: str = "") -> Sequence:
+    submit = Submit(id=str(order), prompt=(1,), max_tokens=1, tenant=tenant, priority=priority, group=group)
     return Sequence(request=submit, order=order, arrived=0.0)
 
 
@@ -135,11 +135,11 @@ def served(rows: list[Sequence], slots: int = 1) -> list[int]:
     return orders
 
 
-def test_one_sharer_is_served_in_the_order_of_arrival() -> None:
+def test_one_tenant_is_served_in_the_order_of_arrival() -> None:
     assert served([row(i) for i in range(6)], slots=2) == [0, 1, 2, 3, 4, 5]
 
 
-def test_sharers_are_served_in_turn() -> None:
+def test_tenants_are_served_in_turn() -> None:
     rows = [*(row(i, "a") for i in range(4)), row(4, "b"), row(5, "c"), row(6, "b")]
     assert served(rows) == [0, 4, 5, 1, 6, 2, 3]
     assert served(rows, slots=2)[:3] == [0, 4, 5]
@@ -156,16 +156,16 @@ def test_priorities_go_before_shares_and_what_has_begun_before_all() -> None:
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.05], ids=["obeys", "disobeys"])
 @pytest.mark.parametrize("waiting", [None, 0, 16])
-def test_a_flood_of_one_sharer_costs_another_about_one_service_time(poll_s: float, waiting: int | None) -> None:
+def test_a_flood_of_one_tenant_costs_another_about_one_service_time(poll_s: float, waiting: int | None) -> None:
     """D16: 0 of 7 in 30 s before."""
 
     def flood(at: float) -> Client:
-        return Client(at=at, sharer="a", expected_s=2.0, certain=True, poll_s=poll_s)
+        return Client(at=at, tenant="a", expected_s=2.0, certain=True, poll_s=poll_s)
 
     def after(client: Client, now: float) -> Client | None:
-        return flood(now + 0.02) if client.sharer == "a" else None
+        return flood(now + 0.02) if client.tenant == "a" else None
 
-    others = [Client(at=5.0 + 4.0 * i, sharer="b", expected_s=2.0, certain=True, attempts=3) for i in range(7)]
+    others = [Client(at=5.0 + 4.0 * i, tenant="b", expected_s=2.0, certain=True, attempts=3) for i in range(7)]
     crowd = Crowd([*(flood(0.01 * i) for i in range(100)), *others], running=4, waiting=waiting, after=after).run(40.0)
     assert all(client.began is not None and client.began - client.at <= 2.0 * 1.5 for client in others)
     assert crowd.goodput(0.0, 40.0) >= 0.7

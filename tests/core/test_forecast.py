@@ -29,9 +29,9 @@ def forecast(slots: int = 2, service_s: float = 10.0, rows: int = 2) -> Forecast
     """With `rows` that began at 0."""
     it = Forecast(slots)
     for _ in range(rows):
-        visit = Lease(1, 1, 0.0, service_s=service_s, certain=True)
-        it.enter(visit)
-        it.start(visit, 0.0)
+        lease = Lease(1, 1, 0.0, service_s=service_s, certain=True)
+        it.enter(lease)
+        it.start(lease, 0.0)
     return it
 
 
@@ -60,9 +60,9 @@ def test_a_slot_that_comes_free_early_is_taken_again_before_one_that_is_held_for
 def test_what_lived_through_an_outage_teaches_nothing() -> None:
     it = forecast(rows=2)
     before = waits(it, 0, 0.0)
-    for visit in list(it._visits):
-        visit.interrupted, visit.rows = True, 0
-        it.leave(visit, 600.0, answered=True)
+    for lease in list(it._leases):
+        lease.interrupted, lease.rows = True, 0
+        it.leave(lease, 600.0, answered=True)
     for _ in range(2):
         it.enter(one := Lease(1, 1, 600.0, service_s=10.0, certain=True))
         it.start(one, 600.0)
@@ -77,9 +77,9 @@ def test_departures_are_those_of_slots_that_are_taken() -> None:
 def test_tokens_come_free_with_the_rows_that_hold_them() -> None:
     it = Forecast(2)
     for service_s, tokens in ((10.0, 100), (20.0, 50)):
-        visit = Lease(1, tokens, 0.0, service_s=service_s, certain=True)
-        it.enter(visit)
-        it.start(visit, 0.0)
+        lease = Lease(1, tokens, 0.0, service_s=service_s, certain=True)
+        it.enter(lease)
+        it.start(lease, 0.0)
     assert [it.tokens_freed(until, 0.0) for until in (9.0, 10.0, 20.0)] == [0, 100, 150]
     assert [it.tokens_at(missing, 0.0) for missing in (60, 120, 1000)] == [10.0, 20.0, 20.0]
     assert Forecast(1).tokens_at(5, 3.0) == 3.0
@@ -110,36 +110,36 @@ def test_slower_steps_than_in_the_warm_up_stretch_what_is_expected() -> None:
 def test_answers_that_end_early_shorten_what_is_expected() -> None:
     it = forecast(slots=1, rows=0)
     for i in range(60):
-        visit = Lease(1, 1, 10.0 * i, service_s=10.0)
-        it.enter(visit)
-        it.start(visit, visit.entered)
-        visit.rows = 0
-        it.leave(visit, visit.entered + 2.0, answered=True)
-    visit = Lease(1, 1, 1000.0, service_s=10.0)
-    it.enter(visit)
-    it.start(visit, 1000.0)
+        lease = Lease(1, 1, 10.0 * i, service_s=10.0)
+        it.enter(lease)
+        it.start(lease, lease.entered)
+        lease.rows = 0
+        it.leave(lease, lease.entered + 2.0, answered=True)
+    lease = Lease(1, 1, 1000.0, service_s=10.0)
+    it.enter(lease)
+    it.start(lease, 1000.0)
     assert waits(it, 0, 1000.0) == pytest.approx(2.0, rel=0.01)
 
 
 def test_without_step_times_the_first_answer_replaces_the_guess() -> None:
     it = Forecast(1)
-    visit = Lease(1, 1, 0.0)
-    it.enter(visit)
-    it.start(visit, 0.0)
-    visit.rows = 0
-    it.leave(visit, 7.0, answered=True)
-    visit = Lease(1, 1, 7.0)
-    it.enter(visit)
-    it.start(visit, 7.0)
+    lease = Lease(1, 1, 0.0)
+    it.enter(lease)
+    it.start(lease, 0.0)
+    lease.rows = 0
+    it.leave(lease, 7.0, answered=True)
+    lease = Lease(1, 1, 7.0)
+    it.enter(lease)
+    it.start(lease, 7.0)
     assert waits(it, 0, 7.0) == pytest.approx(7.0)
 
 
 def test_a_row_that_never_held_a_slot_teaches_nothing() -> None:
     it = forecast(slots=1, rows=1)
-    visit = Lease(1, 1, 0.0, service_s=10.0)
-    it.enter(visit)
-    visit.rows = 0
-    it.leave(visit, 4.0, answered=False)
+    lease = Lease(1, 1, 0.0, service_s=10.0)
+    it.enter(lease)
+    lease.rows = 0
+    it.leave(lease, 4.0, answered=False)
     assert waits(it, 0, 4.0) == pytest.approx(6.0), "the slot's ten seconds less four"
 
 
@@ -151,11 +151,11 @@ def test_far_places_are_not_forecast_one_by_one() -> None:
 
 def test_rows_that_take_no_time_at_all_still_leave_one_after_another() -> None:
     it = Forecast(1)
-    visit = Lease(1, 1, 0.0)
-    it.enter(visit)
-    it.start(visit, 0.0)
-    visit.rows = 0
-    it.leave(visit, 0.0, answered=True)
+    lease = Lease(1, 1, 0.0)
+    it.enter(lease)
+    it.start(lease, 0.0)
+    lease.rows = 0
+    it.leave(lease, 0.0, answered=True)
     assert waits(it, 1, 0.0) == SHORTEST_S
 
 
@@ -175,16 +175,16 @@ def test_answers_of_unknown_length_let_others_wait_until_enough_of_them_were_see
     it = Forecast(1)
     now = 0.0
     for _ in range(ENOUGH_ANSWERS):
-        visit = Lease(1, 1, now, service_s=100.0)
-        it.enter(visit)
-        it.start(visit, now)
+        lease = Lease(1, 1, now, service_s=100.0)
+        it.enter(lease)
+        it.start(lease, now)
         assert not it.hopeless(0, now, 4.0)
-        visit.rows = 0
+        lease.rows = 0
         now += 100.0
-        it.leave(visit, now, answered=True)
-    visit = Lease(1, 1, now, service_s=100.0)
-    it.enter(visit)
-    it.start(visit, now)
+        it.leave(lease, now, answered=True)
+    lease = Lease(1, 1, now, service_s=100.0)
+    it.enter(lease)
+    it.start(lease, now)
     assert it.hopeless(0, now, 4.0)
 
 
@@ -193,8 +193,8 @@ def test_a_gate_by_forecast_refuses_a_hopeless_wait_at_once_and_says_so() -> Non
     limits = GateLimits(1, 1, 4.0, by_forecast=True)
     it = Gate(limits, EngineUnavailable("loading"))
     it.open_(limits)
-    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=20.0, certain=True)
-    it.started(visit, 0.0, 0.0)
+    lease = it.admit(rows=1, tokens=1, now=0.0, service_s=20.0, certain=True)
+    it.started(lease, 0.0, 0.0)
     for ask in (lambda: it.check_room(0.0), lambda: it.admit(rows=1, tokens=1, now=0.0)):
         with pytest.raises(Busy, match=r"no slot is expected to come free within the 4 s that a request may wait"):
             ask()
@@ -206,8 +206,8 @@ def test_a_full_servers_steps_set_the_pace_and_no_others() -> None:
     limits = GateLimits(2, 0, 4.0)
     it = Gate(limits, EngineUnavailable("loading"))
     it.open_(limits)
-    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0)
-    it.started(visit, 0.0, 0.0)
+    lease = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0)
+    it.started(lease, 0.0, 0.0)
     for _ in range(40):
         it.stepped(0.5)
     it.started(it.admit(rows=1, tokens=1, now=0.0, service_s=10.0), 0.0, 0.0)

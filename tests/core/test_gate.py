@@ -62,13 +62,13 @@ def test_it_is_closed_until_it_is_opened() -> None:
 def test_closing_refuses_with_the_error_given_and_lets_those_inside_leave() -> None:
     """C3"""
     it = gate()
-    visit = enter(it)
+    lease = enter(it)
     it.close(ServerStopping("going down", retry_after_s=5.0))
     for ask in (lambda: enter(it), lambda: it.check_open(0.0)):
         with pytest.raises(ServerStopping, match="going down") as refusal:
             ask()
         assert refusal.value.retry_after_s == 5.0
-    it.release(visit, "stop", 1.0)
+    it.release(lease, "stop", 1.0)
     assert it.rows == 0
     assert it.statistics()["refused"] == {"server_stopping": 2}
 
@@ -115,10 +115,10 @@ def test_a_look_at_the_door_takes_nothing() -> None:
     """D1: a refusal before anything is known of the request."""
     it = gate(running=1, waiting=0)
     look(it, 0.0)
-    visit = enter(it)
+    lease = enter(it)
     with pytest.raises(Busy):
         look(it, 0.0)
-    it.release(visit, "stop", 1.0)
+    it.release(lease, "stop", 1.0)
     look(it, 1.0)
     it.close(ServerStopping("stopping"))
     with pytest.raises(ServerStopping):
@@ -153,30 +153,30 @@ def test_more_rows_than_places_can_never_fit() -> None:
 
 def test_tokens_are_reserved_and_given_back() -> None:
     it = gate(running=10, tokens=100)
-    visit = enter(it, tokens=60)
+    lease = enter(it, tokens=60)
     with pytest.raises(Busy, match="tokens of the requests at work leave no room"):
         enter(it, tokens=41)
     enter(it, tokens=40)
     assert it.tokens == 100
-    it.release(visit, "stop", 1.0)
+    it.release(lease, "stop", 1.0)
     assert it.tokens == 40
     assert it.statistics()["refused"] == {"tokens": 1}
 
 
 def test_an_estimate_above_the_limit_is_taken_as_the_limit() -> None:
     it = gate(tokens=100)
-    visit = enter(it, tokens=5000)
-    assert visit.tokens == 100
-    it.resize(visit, tokens=70, now=0.0)
+    lease = enter(it, tokens=5000)
+    assert lease.tokens == 100
+    it.resize(lease, tokens=70, now=0.0)
     assert it.tokens == 70
 
 
 def test_rows_of_a_visit_leave_one_by_one_with_their_part() -> None:
     it = gate(running=5, tokens=100)
-    visit = enter(it, rows=3, tokens=100)
+    lease = enter(it, rows=3, tokens=100)
     left = []
     for _ in range(3):
-        it.release(visit, "length", 1.0)
+        it.release(lease, "length", 1.0)
         left.append((it.rows, it.tokens))
     assert left == [(2, 67), (1, 34), (0, 0)]
 
@@ -186,30 +186,30 @@ def test_rows_of_a_visit_leave_one_by_one_with_their_part() -> None:
 
 def test_a_correction_replaces_the_estimate() -> None:
     it = gate(tokens=100)
-    visit = enter(it, tokens=50)
-    it.resize(visit, tokens=90, now=0.0)
-    assert (it.tokens, visit.tokens) == (90, 90)
-    it.resize(visit, tokens=10, now=0.0)
-    assert (it.tokens, visit.tokens) == (10, 10)
+    lease = enter(it, tokens=50)
+    it.resize(lease, tokens=90, now=0.0)
+    assert (it.tokens, lease.tokens) == (90, 90)
+    it.resize(lease, tokens=10, now=0.0)
+    assert (it.tokens, lease.tokens) == (10, 10)
 
 
 def test_a_correction_that_no_longer_fits_is_busy_and_keeps_the_estimate() -> None:
     it = gate(tokens=100)
     enter(it, tokens=50)
-    visit = enter(it, tokens=40)
+    lease = enter(it, tokens=40)
     with pytest.raises(Busy) as refusal:
-        it.resize(visit, tokens=51, now=0.0)
+        it.resize(lease, tokens=51, now=0.0)
     assert refusal.value.retry_after_s is not None
-    assert (it.tokens, visit.tokens) == (90, 40)
-    it.release(visit, "unused", 0.0)
+    assert (it.tokens, lease.tokens) == (90, 40)
+    it.release(lease, "unused", 0.0)
     assert it.tokens == 50
 
 
 def test_a_correction_that_can_never_fit_says_so() -> None:
     it = gate(tokens=100)
-    visit = enter(it, tokens=50)
+    lease = enter(it, tokens=50)
     with pytest.raises(InvalidRequest, match="may come to 101 tokens and this server holds 100"):
-        it.resize(visit, tokens=101, now=0.0)
+        it.resize(lease, tokens=101, now=0.0)
     assert it.tokens == 50
     assert it.statistics()["refused"] == {"too_long": 1}
 
@@ -218,16 +218,16 @@ def test_a_smaller_correction_fits_also_where_more_is_reserved_than_there_is() -
     """The limit may have shrunk with a restart of the engine."""
     it = gate(tokens=100)
     enter(it, tokens=60)
-    visit = enter(it, tokens=40)
+    lease = enter(it, tokens=40)
     it.open_(GateLimits(2, 1, 4.0, tokens=70))
-    it.resize(visit, tokens=30, now=0.0)
+    it.resize(lease, tokens=30, now=0.0)
     assert it.tokens == 90
 
 
 def test_without_a_token_limit_any_size_is_fine() -> None:
     it = gate(tokens=0)
-    visit = enter(it, tokens=10**9)
-    it.resize(visit, tokens=10**12, now=0.0)
+    lease = enter(it, tokens=10**9)
+    it.resize(lease, tokens=10**12, now=0.0)
     assert it.tokens == 10**12
 
 
@@ -238,8 +238,8 @@ def test_the_books_show_every_outcome() -> None:
     """D3"""
     it = gate(running=2, waiting=2, tokens=1000)
     for outcome in ("stop", "cancelled", "expired", "unused", "lost"):
-        visit = enter(it)
-        it.release(visit, outcome, 0.5)
+        lease = enter(it)
+        it.release(lease, outcome, 0.5)
     enter(it, rows=2, tokens=30)
     it.refuse(Refusal.WAIT_OVER)
     books = it.statistics()
@@ -282,10 +282,10 @@ def test_each_refusal_is_told_with_the_reason_that_the_books_have() -> None:
 
     refused(lambda: it.check_room(0.0))
     it.open_(limits)
-    visit = enter(it, tokens=90)
+    lease = enter(it, tokens=90)
     refused(lambda: enter(it, tokens=20))
     refused(lambda: enter(it, rows=3))
-    refused(lambda: it.resize(visit, tokens=101, now=0.0))
+    refused(lambda: it.resize(lease, tokens=101, now=0.0))
     enter(it)
     refused(lambda: it.check_room(0.0))
     it.refuse(Refusal.WAIT_OVER)
@@ -306,9 +306,9 @@ def test_the_reasons_for_which_nothing_is_taken_are_the_codes_of_their_errors() 
 
 def test_waits_are_told_by_length() -> None:
     it = gate(running=5)
-    visit = enter(it, rows=5)
+    lease = enter(it, rows=5)
     for wait_s in (0.0, 0.01, 0.02, 7.0, 31.0):
-        it.started(visit, wait_s, 0.0)
+        it.started(lease, wait_s, 0.0)
     told = it.statistics()["wait_s"]
     assert (told["count"], told["sum"]) == (5, 38.03)
     assert {top: n for top, n in told["buckets"].items() if n} == {"0.01": 2, "0.05": 1, "10.0": 1, "inf": 1}
@@ -333,20 +333,20 @@ def test_the_books_are_exact_under_any_sequence(seed: int) -> None:
                 case "c" if inside:
                     it.resize(chance.choice(inside), tokens=chance.randint(1, 260), now=now)
                 case "l" if inside:
-                    visit = chance.choice(inside)
-                    it.release(visit, chance.choice(("stop", "cancelled", "unused", "expired")), now)
+                    lease = chance.choice(inside)
+                    it.release(lease, chance.choice(("stop", "cancelled", "unused", "expired")), now)
                     left += 1
         except TreadleError:
             refused += 1
-        inside = [visit for visit in inside if visit.rows]
-        assert it.rows == sum(visit.rows for visit in inside) == entered - left <= limits.places
-        assert it.tokens == sum(visit.tokens for visit in inside)
+        inside = [lease for lease in inside if lease.rows]
+        assert it.rows == sum(lease.rows for lease in inside) == entered - left <= limits.places
+        assert it.tokens == sum(lease.tokens for lease in inside)
         assert not limits.tokens or it.tokens <= limits.tokens
     books = it.statistics()
     assert books["accepted"] == entered
     assert sum(books["ended"].values()) == left
     assert sum(books["refused"].values()) == refused
-    for visit in inside:
-        for _ in range(visit.rows):
-            it.release(visit, "stop", 1000)
+    for lease in inside:
+        for _ in range(lease.rows):
+            it.release(lease, "stop", 1000)
     assert (it.rows, it.tokens) == (0, 0)

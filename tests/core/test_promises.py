@@ -182,19 +182,19 @@ def refused(it: Gate, now: float, arrival: Arrival, *, rows: int = 1, tokens: in
 
 def full(it: Gate) -> None:
     for _ in range(it.limits.places):
-        visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+        lease = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
         if it.rows <= it.limits.running:
-            it.started(visit, 0.0, 0.0)
+            it.started(lease, 0.0, 0.0)
 
 
 def test_a_newcomer_does_not_get_the_place_that_was_promised() -> None:
     it = gate(running=1, waiting=0)
-    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
-    it.started(visit, 0.0, 0.0)
+    lease = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(lease, 0.0, 0.0)
     promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
     assert promise.retry_after_s is not None
     assert promise.ticket
-    it.release(visit, "stop", 9.9)
+    it.release(lease, "stop", 9.9)
     newcomer = refused(it, 10.0, Arrival(fingerprint=2, repeat=False))
     assert "promised to requests that came earlier" in str(newcomer)
     it.admit(rows=1, tokens=1, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
@@ -204,10 +204,10 @@ def test_a_newcomer_does_not_get_the_place_that_was_promised() -> None:
 
 def test_a_place_that_nobody_claims_goes_back_to_the_line() -> None:
     it = gate(running=1, waiting=0)
-    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
-    it.started(visit, 0.0, 0.0)
+    lease = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(lease, 0.0, 0.0)
     refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
-    it.release(visit, "stop", 10.0)
+    it.release(lease, "stop", 10.0)
     it.admit(rows=1, tokens=1, now=14.0, arrival=Arrival(fingerprint=2, repeat=False))
     assert it.statistics()["promises"] == {"open": 0, "kept": 0, "lapsed": 1}
 
@@ -224,7 +224,7 @@ def test_tickets_that_nobody_claims_count_as_lapsed_though_nobody_comes_any_more
 
 
 def test_a_claimed_ticket_gives_its_order_to_nobody_else() -> None:
-    """A visit is displaced while its prompt is tokenized, and an alike request claims its ticket before its client
+    """A lease is displaced while its prompt is tokenized, and an alike request claims its ticket before its client
     hears of it. Both are refused while the engine is away, and due at once when it is back."""
     it = gate(running=1, waiting=2, tokens=100)
     running = it.admit(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True, arrival=Arrival("c"))
@@ -260,9 +260,9 @@ def test_who_displaces_another_may_lose_its_own_ticket_to_it(monkeypatch: pytest
         it.admit(rows=1, tokens=1, now=1.0, arrival=Arrival("b", 3))
     it.open_(it.limits, 2.0)
     it.check_room(30.0, Arrival("c"))  # its time is over by now
-    visit = it.admit(rows=1, tokens=1, now=30.0, arrival=Arrival("b", 3, ticket_id=away.value.ticket))
+    lease = it.admit(rows=1, tokens=1, now=30.0, arrival=Arrival("b", 3, ticket_id=away.value.ticket))
     assert len(told) == 1
-    for each in (running, waiting, visit):
+    for each in (running, waiting, lease):
         it.release(each, "stop", 31.0)
     assert it.rows == it.tokens == 0
 
@@ -278,8 +278,8 @@ def test_who_comes_when_told_may_wait_for_longer_and_beside_those_without_a_prom
     it.started(second, 3.0, 10.0)
     it.admit(rows=1, tokens=1, now=12.5, service_s=10.0, certain=True, arrival=Arrival(fingerprint=2, repeat=False))
     back = 7.0 + promise.retry_after_s
-    visit = it.admit(rows=1, tokens=1, now=back, arrival=Arrival(fingerprint=1, repeat=True))
-    assert visit.max_wait_s == pytest.approx(promise.retry_after_s)
+    lease = it.admit(rows=1, tokens=1, now=back, arrival=Arrival(fingerprint=1, repeat=True))
+    assert lease.max_wait_s == pytest.approx(promise.retry_after_s)
     assert it.rows == 3
 
 
@@ -317,8 +317,8 @@ def test_a_server_that_has_served_nobody_tells_all_when_it_will_be_loaded() -> N
 def test_nobody_fails_to_come_back_while_the_engine_is_away() -> None:
     """A load balancer sends nothing to a server that is not ready."""
     it = gate(running=1, waiting=0)
-    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
-    it.started(visit, 0.0, 0.0)
+    lease = it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True)
+    it.started(lease, 0.0, 0.0)
     refused(it, 1.0, Arrival(fingerprint=1, repeat=False))
     it.close(EngineUnavailable("restarting"), back_s=lambda: 5.0, now=5.0)
     with pytest.raises(EngineUnavailable):
@@ -326,7 +326,7 @@ def test_nobody_fails_to_come_back_while_the_engine_is_away() -> None:
     it.open_(it.limits, 60.0)
     refused(it, 61.0, Arrival(fingerprint=3, repeat=False))
     assert it.statistics()["promises"] == {"open": 3, "kept": 0, "lapsed": 0}
-    it.release(visit, "stop", 65.0)
+    it.release(lease, "stop", 65.0)
     it.admit(rows=1, tokens=1, now=65.5, arrival=Arrival(fingerprint=1, repeat=True))
     assert it.statistics()["promises"]["kept"] == 1
 
@@ -334,8 +334,8 @@ def test_nobody_fails_to_come_back_while_the_engine_is_away() -> None:
 def test_who_got_a_ticket_in_an_outage_and_stays_away_loses_it() -> None:
     """Or those who ask again and again, and can not be known, would make the line longer than it is."""
     it = gate(running=1, waiting=0)
-    visit = it.admit(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True)
-    it.started(visit, 0.0, 0.0)
+    lease = it.admit(rows=1, tokens=1, now=0.0, service_s=1.0, certain=True)
+    it.started(lease, 0.0, 0.0)
     early = refused(it, 0.5, Arrival(fingerprint=1, repeat=False))
     it.close(EngineUnavailable("restarting"), back_s=lambda: 1.0, now=1.0)
     it.close(EngineUnavailable("restarting again"), back_s=lambda: 1.0, now=2.0)
@@ -347,15 +347,15 @@ def test_who_got_a_ticket_in_an_outage_and_stays_away_loses_it() -> None:
     assert it.statistics()["promises"]["lapsed"] >= 150
     assert max(told) < 15.0
     it.open_(it.limits, 203.0)
-    it.release(visit, "stop", 203.5)
+    it.release(lease, "stop", 203.5)
     it.admit(rows=1, tokens=1, now=204.0, arrival=Arrival(ticket_id=early.ticket))
     assert it.statistics()["promises"]["kept"] == 1
 
 
 def test_tokens_come_free_later_by_the_outage() -> None:
     it = gate(running=4, waiting=0, tokens=100)
-    visit = it.admit(rows=1, tokens=90, now=0.0, service_s=10.0, certain=True)
-    it.started(visit, 0.0, 0.0)
+    lease = it.admit(rows=1, tokens=90, now=0.0, service_s=10.0, certain=True)
+    it.started(lease, 0.0, 0.0)
     it.close(EngineUnavailable("restarting"), back_s=lambda: 8.0, now=4.0)
     with pytest.raises(EngineUnavailable) as refusal:
         it.admit(rows=1, tokens=50, now=4.0, arrival=Arrival(fingerprint=1, repeat=False))
@@ -364,41 +364,41 @@ def test_tokens_come_free_later_by_the_outage() -> None:
 
 def test_one_that_was_inside_keeps_its_place_when_the_engine_goes_away() -> None:
     it = gate(running=1, waiting=2)
-    visits = [it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
-    it.started(visits[0], 0.0, 0.0)
+    leases = [it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
+    it.started(leases[0], 0.0, 0.0)
     it.close(EngineUnavailable("restarting"), back_s=lambda: 5.0, now=2.0)
     with pytest.raises(EngineUnavailable) as refusal:
-        it.check_open(2.0, visits[1])
+        it.check_open(2.0, leases[1])
     assert refusal.value.ticket
-    again = it.postpone(visits[1], Refusal.ENGINE_UNAVAILABLE, 2.0)
+    again = it.postpone(leases[1], Refusal.ENGINE_UNAVAILABLE, 2.0)
     assert (again.ticket, again.retry_after_s) == (refusal.value.ticket, refusal.value.retry_after_s)
     it.close(EngineUnavailable("failed"))
-    lost = it.postpone(visits[1], Refusal.ENGINE_UNAVAILABLE, 3.0)
+    lost = it.postpone(leases[1], Refusal.ENGINE_UNAVAILABLE, 3.0)
     assert (type(lost), lost.ticket, lost.message) == (EngineUnavailable, "", "failed")
 
 
 def test_a_request_of_many_tokens_does_not_starve_beside_small_ones() -> None:
     it = gate(running=4, waiting=0, tokens=100)
     small = [it.admit(rows=1, tokens=30, now=0.0, service_s=10.0, certain=True) for _ in range(3)]
-    for visit in small:
-        it.started(visit, 0.0, 0.0)
+    for lease in small:
+        it.started(lease, 0.0, 0.0)
     promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False), tokens=90)
     assert promise.retry_after_s is not None
     assert promise.retry_after_s >= 9.0, "when enough rows have ended"
     it.release(small[0], "stop", 10.0)
     newcomer = refused(it, 10.0, Arrival(fingerprint=2, repeat=False), tokens=30)
     assert "tokens" in str(newcomer)
-    for visit in small[1:]:
-        it.release(visit, "stop", 10.1)
+    for lease in small[1:]:
+        it.release(lease, "stop", 10.1)
     it.admit(rows=1, tokens=90, now=1.0 + promise.retry_after_s, arrival=Arrival(ticket_id=promise.ticket))
 
 
 def test_all_rows_of_a_visit_whose_wait_is_over_are_told_the_same() -> None:
     it = gate(running=2, waiting=2)
     full(it)
-    visit = next(iter(it._places.forecast._visits))
-    first = it.postpone(visit, Refusal.WAIT_OVER, 4.0)
-    second = it.postpone(visit, Refusal.WAIT_OVER, 4.0)
+    lease = next(iter(it._places.forecast._leases))
+    first = it.postpone(lease, Refusal.WAIT_OVER, 4.0)
+    second = it.postpone(lease, Refusal.WAIT_OVER, 4.0)
     assert (first.ticket, first.retry_after_s) == (second.ticket, second.retry_after_s)
     assert it.statistics()["promises"]["open"] == 1
     assert it.statistics()["refused"] == {"wait_over": 2}
@@ -415,13 +415,13 @@ def test_the_longest_promise_is_what_sdks_obey_and_is_spread() -> None:
 
 def test_a_free_slot_is_kept_for_several_rows_that_no_queue_could_hold() -> None:
     it = gate(running=2, waiting=0)
-    visits = [it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
-    for visit in visits:
-        it.started(visit, 0.0, 0.0)
+    leases = [it.admit(rows=1, tokens=1, now=0.0, service_s=10.0, certain=True) for _ in range(2)]
+    for lease in leases:
+        it.started(lease, 0.0, 0.0)
     promise = refused(it, 1.0, Arrival(fingerprint=1, repeat=False), rows=2)
     assert promise.retry_after_s is not None
     back = 1.0 + promise.retry_after_s
-    for visit in visits:
-        it.release(visit, "stop", back - 1.0)
+    for lease in leases:
+        it.release(lease, "stop", back - 1.0)
     refused(it, back - 1.0, Arrival(fingerprint=2, repeat=False))
     it.admit(rows=2, tokens=1, now=back, arrival=Arrival(ticket_id=promise.ticket))

@@ -50,15 +50,15 @@ class Server:
 
     def run(self, until: float, *, obey: bool = True) -> Server:
         while self._events and self._events[0][0] < until:
-            now, _, what, visit = heapq.heappop(self._events)
+            now, _, what, lease = heapq.heappop(self._events)
             if what == "arrives":
-                self._arrives(now, obey, visit)
-            elif what == "ends" and isinstance(visit, Lease):
+                self._arrives(now, obey, lease)
+            elif what == "ends" and isinstance(lease, Lease):
                 self._busy -= 1
-                self._leaves(visit, "stop", now)
-            elif isinstance(visit, Lease) and visit in self._queue:
-                self._queue.remove(visit)
-                self._leaves(visit, "expired", now)
+                self._leaves(lease, "stop", now)
+            elif isinstance(lease, Lease) and lease in self._queue:
+                self._queue.remove(lease)
+                self._leaves(lease, "expired", now)
         return self
 
     def enter(self, now: float) -> None:
@@ -68,19 +68,19 @@ class Server:
         came = before.fingerprint if isinstance(before, Arrival) else next(self._numbers) + 1
         arrival = Arrival(fingerprint=came, repeat=before is not None)
         try:
-            visit = self.gate.admit(rows=1, tokens=1, now=now, arrival=arrival)
+            lease = self.gate.admit(rows=1, tokens=1, now=now, arrival=arrival)
         except Busy as busy:
             wait_s = busy.retry_after_s or 0.0
             self.promises.append((now, wait_s))
             if obey:
                 self._push(now + wait_s, "arrives", arrival)
             return
-        self._queue.append(visit)
-        self._push(now + self.max_wait_s, "waited", visit)
+        self._queue.append(lease)
+        self._push(now + self.max_wait_s, "waited", lease)
         self._start(now)
 
-    def _leaves(self, visit: Lease, outcome: str, now: float) -> None:
-        self.gate.release(visit, outcome, now)
+    def _leaves(self, lease: Lease, outcome: str, now: float) -> None:
+        self.gate.release(lease, outcome, now)
         if outcome == "stop":
             self.free.append(now)
         self._start(now)
@@ -92,8 +92,8 @@ class Server:
             took = self.service_s * self.chance.uniform(1 - self.jitter, 1 + self.jitter)
             self._push(now + took, "ends", self._queue.pop(0))
 
-    def _push(self, at: float, what: str, visit: Lease | Arrival | None = None) -> None:
-        heapq.heappush(self._events, (at, next(self._numbers), what, visit))
+    def _push(self, at: float, what: str, lease: Lease | Arrival | None = None) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), what, lease))
 
     def broken(self) -> float:
         """The part of the promises at whose time no place had come free since."""
@@ -195,9 +195,9 @@ def test_a_server_where_nothing_ends_any_more_promises_later_and_later() -> None
 def test_places_that_all_come_free_at_one_moment_are_not_promised_for_now() -> None:
     it = Gate(GateLimits(64, 0, 0.0), EngineUnavailable("loading"))
     it.open_(GateLimits(64, 0, 0.0))
-    visit = it.admit(rows=64, tokens=64, now=0.0)
+    lease = it.admit(rows=64, tokens=64, now=0.0)
     for _ in range(64):
-        it.release(visit, "stop", 10.0)
+        it.release(lease, "stop", 10.0)
         it.admit(rows=1, tokens=1, now=10.0)
     assert 0.01 < told(it, 10.0) <= 10.0
     assert max(told(it, 10.0) for _ in range(200)) <= 20.0

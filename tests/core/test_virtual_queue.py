@@ -24,7 +24,7 @@ from treadle.core.virtual_queue import (
 
 def line(**held: int) -> VirtualQueue:
     ids = itertools.count()
-    return VirtualQueue(lambda sharer: held.get(sharer, 0), lambda: f"t{next(ids)}")
+    return VirtualQueue(lambda tenant: held.get(tenant, 0), lambda: f"t{next(ids)}")
 
 
 def refuse(
@@ -37,8 +37,8 @@ def refuse(
     return ticket
 
 
-def ask(fingerprint: int = 1, *, repeat: bool | None = None, sharer: str = "", via: int = 0, name: str = "") -> Arrival:
-    return Arrival(sharer=sharer, fingerprint=fingerprint, ticket_id=name, repeat=repeat, via=via)
+def ask(fingerprint: int = 1, *, repeat: bool | None = None, tenant: str = "", via: int = 0, name: str = "") -> Arrival:
+    return Arrival(tenant=tenant, fingerprint=fingerprint, ticket_id=name, repeat=repeat, via=via)
 
 
 def found(it: VirtualQueue, arrival: Arrival, now: float) -> Ticket | None:
@@ -46,11 +46,11 @@ def found(it: VirtualQueue, arrival: Arrival, now: float) -> Ticket | None:
     return arrival.ticket
 
 
-def test_a_ticket_is_found_by_its_name_at_any_time_and_by_its_sharer_alone() -> None:
+def test_a_ticket_is_found_by_its_name_at_any_time_and_by_its_tenant_alone() -> None:
     it = line()
-    ticket = refuse(it, ask(sharer="a"))
-    assert found(it, ask(99, sharer="a", name=ticket.id), 1.0) is ticket
-    assert found(it, ask(99, sharer="b", name=ticket.id), 1.0) is None
+    ticket = refuse(it, ask(tenant="a"))
+    assert found(it, ask(99, tenant="a", name=ticket.id), 1.0) is ticket
+    assert found(it, ask(99, tenant="b", name=ticket.id), 1.0) is None
 
 
 def test_the_same_request_finds_it_where_its_client_says_that_it_repeats() -> None:
@@ -178,49 +178,49 @@ def test_rows_that_are_not_known_count_as_the_usual() -> None:
     assert it._usual_rows == before, "counted once"
 
 
-def test_between_sharers_the_lower_level_goes_first() -> None:
+def test_between_tenants_the_lower_level_goes_first() -> None:
     it = line(a=3, b=0)
     for i in range(4):
-        refuse(it, ask(10 + i, sharer="a"), back=10.0 + i)
-    refuse(it, ask(20, sharer="b"), back=5.0)
-    assert it.rows_ahead(ask(30, sharer="b")) == 1, "its own: all of a's are on higher levels"
-    assert it.rows_ahead(ask(31, sharer="c")) == 1, "b's is on the same level and came earlier"
-    assert it.rows_ahead(ask(32, sharer="a")) == 5
-    assert [due for due, _, _ in it.needs(ask(30, sharer="b"), 99.0)] == [5.0]
-    assert [due for due, _, _ in it.needs(ask(32, sharer="a"), 11.0)] == [5.0, 10.0, 11.0]
+        refuse(it, ask(10 + i, tenant="a"), back=10.0 + i)
+    refuse(it, ask(20, tenant="b"), back=5.0)
+    assert it.rows_ahead(ask(30, tenant="b")) == 1, "its own: all of a's are on higher levels"
+    assert it.rows_ahead(ask(31, tenant="c")) == 1, "b's is on the same level and came earlier"
+    assert it.rows_ahead(ask(32, tenant="a")) == 5
+    assert [due for due, _, _ in it.needs(ask(30, tenant="b"), 99.0)] == [5.0]
+    assert [due for due, _, _ in it.needs(ask(32, tenant="a"), 11.0)] == [5.0, 10.0, 11.0]
     assert [due for due, _, _ in line().needs(ask(), 99.0)] == []
 
 
 def test_on_one_level_the_earlier_goes_first() -> None:
     it = line()
-    refuse(it, ask(1, sharer="a"))
-    refuse(it, ask(2, sharer="b"))
-    assert it.rows_ahead(ask(3, sharer="c")) == 2
-    assert it.rows_ahead(ask(3, sharer="a")) == 2
-    early = Arrival(sharer="c", order=0)
+    refuse(it, ask(1, tenant="a"))
+    refuse(it, ask(2, tenant="b"))
+    assert it.rows_ahead(ask(3, tenant="c")) == 2
+    assert it.rows_ahead(ask(3, tenant="a")) == 2
+    early = Arrival(tenant="c", order=0)
     assert it.rows_ahead(early) == 0
 
 
-def test_the_table_is_bounded_and_the_sharer_with_the_most_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_bounded_and_the_tenant_with_the_most_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "MOST_TICKETS", 4)
     it = line()
-    tickets = [refuse(it, ask(i + 1, sharer="a")) for i in range(4)]
-    late = ask(9, sharer="a")
+    tickets = [refuse(it, ask(i + 1, tenant="a")) for i in range(4)]
+    late = ask(9, tenant="a")
     it.recognise(late, 0.0)
     assert it.place(late, 1, 0, 0.0) is None
-    refuse(it, ask(1, sharer="b"))
+    refuse(it, ask(1, tenant="b"))
     assert len(it._tickets) == 4
-    assert found(it, ask(99, sharer="a", name=tickets[-1].id), 0.0) is None, "a's newest"
-    assert found(it, ask(99, sharer="a", name=tickets[-2].id), 0.0) is tickets[-2]
+    assert found(it, ask(99, tenant="a", name=tickets[-1].id), 0.0) is None, "a's newest"
+    assert found(it, ask(99, tenant="a", name=tickets[-2].id), 0.0) is tickets[-2]
 
 
 def test_tickets_that_hold_no_place_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "MOST_TICKETS", 2)
     it = line()
-    lapsed = refuse(it, ask(1, sharer="a"))
-    refuse(it, ask(2, sharer="a"), back=50.0)
+    lapsed = refuse(it, ask(1, tenant="a"))
+    refuse(it, ask(2, tenant="a"), back=50.0)
     it.sweep(13.0)
-    refuse(it, ask(3, sharer="a"), now=13.0, back=50.0)
+    refuse(it, ask(3, tenant="a"), now=13.0, back=50.0)
     assert lapsed.id not in it._tickets
     assert len(it) == 2
 
@@ -234,11 +234,11 @@ def test_the_books_agree_whatever_happens(seed: int) -> None:
     for _ in range(400):
         now += chance.uniform(0.0, 1.0)
         it.sweep(now)
-        sharer, repeat = chance.choice("abc"), chance.choice((True, False, None))
+        tenant, repeat = chance.choice("abc"), chance.choice((True, False, None))
         arrival = (
             chance.choice(arrivals)
             if arrivals and chance.random() < 0.3
-            else ask(chance.randint(0, 30), sharer=sharer, repeat=repeat, via=chance.randint(0, 9))
+            else ask(chance.randint(0, 30), tenant=tenant, repeat=repeat, via=chance.randint(0, 9))
         )
         if chance.random() < 0.4:
             it.recognise(arrival, now)
@@ -248,7 +248,7 @@ def test_the_books_agree_whatever_happens(seed: int) -> None:
             refuse(it, arrival, now=now, back=now + chance.uniform(0.1, 30.0), rows=rows)
         arrivals.append(arrival)
         assert it.rows_ahead(arrival) >= 0
-        parties = it._parties._parties.values()
+        parties = it._tenants._tenants.values()
         listed = [ticket for party in parties for ticket in party.tickets]
         assert len(listed) == len(it._dues) == len(it)
         assert {ticket for *_, ticket in it._ends} == {*it._tickets.values()}
@@ -270,9 +270,9 @@ def sweep_all(it: VirtualQueue, now: float) -> None:
 def test_tickets_that_end_together_are_looked_after_a_few_at_a_time_and_hold_nothing() -> None:
     it = line()
     for i in range(3 * MOST_SWEPT):
-        refuse(it, ask(i + 1, repeat=False, sharer=f"s{i % 5}"))
+        refuse(it, ask(i + 1, repeat=False, tenant=f"s{i % 5}"))
     newcomer = ask(9999, repeat=False)
-    assert len([*it.needs(newcomer, 99.0, 11.0)]) == 5, "the first of each sharer"
+    assert len([*it.needs(newcomer, 99.0, 11.0)]) == 5, "the first of each tenant"
     it.sweep(20.0)
     assert (len(it), it.lapsed) == (2 * MOST_SWEPT, MOST_SWEPT)
     assert [*it.needs(newcomer, 99.0, 20.0)] == []
@@ -281,9 +281,9 @@ def test_tickets_that_end_together_are_looked_after_a_few_at_a_time_and_hold_not
 
 
 def empty(it: VirtualQueue) -> bool:
-    parties = it._parties
-    of_parties = (parties._parties, parties._many, parties._sizes, parties._index._levels, parties._index._sums)
-    return not any((it._tickets, it._alike, it._dues, it._ends, it._lapsed, *of_parties))
+    parties = it._tenants
+    of_tenants = (parties._tenants, parties._many, parties._sizes, parties._index._levels, parties._index._sums)
+    return not any((it._tickets, it._alike, it._dues, it._ends, it._lapsed, *of_tenants))
 
 
 @pytest.mark.parametrize("few", [0, 2, 32])
@@ -296,18 +296,18 @@ def test_rows_ahead_are_counted_as_defined_with_any_number_of_tickets(
     it = VirtualQueue(held.__getitem__, lambda: f"t{chance.random()}")
     each = chance.choice((1, 3))
     for i in range(120):
-        sharer = chance.choice("aaabcdef")
+        tenant = chance.choice("aaabcdef")
         if chance.random() < 0.3:
-            held[sharer] = chance.randrange(5)
-            it.moved(sharer)
-        arrival = ask(i + 1, sharer=sharer, repeat=False)
+            held[tenant] = chance.randrange(5)
+            it.moved(tenant)
+        arrival = ask(i + 1, tenant=tenant, repeat=False)
         ahead = it.rows_ahead(arrival)
         assert ahead == pytest.approx(sum(t.rows for t in all_ahead(it, held, arrival)))
         ticket = refuse(it, arrival, rows=each)
         assert it.rows_ahead(arrival) == pytest.approx(ahead)
         if chance.random() < 0.3:
             other = chance.choice([*it._tickets.values()])
-            again = ask(other.fingerprint, sharer=other.sharer, name=other.id)
+            again = ask(other.fingerprint, tenant=other.tenant, name=other.id)
             it.recognise(again, 5.0)
             assert it.rows_ahead(again) == pytest.approx(sum(t.rows for t in all_ahead(it, held, again)))
             if other is not ticket:
@@ -317,12 +317,12 @@ def test_rows_ahead_are_counted_as_defined_with_any_number_of_tickets(
 def all_ahead(it: VirtualQueue, held: dict[str, int], arrival: Arrival) -> list[Ticket]:
     """The definition: lower levels first, on one level the earlier."""
     tickets = sorted((t for t in it._tickets.values() if t.in_line), key=lambda t: t.order)
-    mine = held[arrival.sharer] + sum(t.rows for t in tickets if t.sharer == arrival.sharer and t.order < arrival.order)
+    mine = held[arrival.tenant] + sum(t.rows for t in tickets if t.tenant == arrival.tenant and t.order < arrival.order)
     levels, found = dict(held), []
     for ticket in tickets:
-        level = levels[ticket.sharer]
-        levels[ticket.sharer] += ticket.rows
-        same = ticket.sharer == arrival.sharer
+        level = levels[ticket.tenant]
+        levels[ticket.tenant] += ticket.rows
+        same = ticket.tenant == arrival.tenant
         if ticket.order < arrival.order if same else (level, ticket.order) < (mine, arrival.order):
             found.append(ticket)
     return found
@@ -342,24 +342,24 @@ def test_the_line_is_looked_after_by_one_entry_a_ticket() -> None:
     assert empty(it)
 
 
-def test_a_crowd_of_sharers_with_one_ticket_each_does_not_drop_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_of_tenants_with_one_ticket_each_does_not_drop_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "MOST_TICKETS", 4)
     it = line()
-    tickets = [refuse(it, ask(1, sharer=name)) for name in "abcd"]
-    late = ask(1, sharer="e")
+    tickets = [refuse(it, ask(1, tenant=name)) for name in "abcd"]
+    late = ask(1, tenant="e")
     it.recognise(late, 0.0)
     assert it.place(late, 1, 0, 0.0) is None
     assert all(ticket.in_line for ticket in tickets)
 
 
-def test_the_sharer_with_the_most_is_the_one_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tenant_with_the_most_is_the_one_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "MOST_TICKETS", 4)
     it = line()
-    for ticket in [refuse(it, ask(i + 1, sharer="a")) for i in range(4)][1:]:
-        it.recognise(again := ask(name=ticket.id, sharer="a"), 1.0)
+    for ticket in [refuse(it, ask(i + 1, tenant="a")) for i in range(4)][1:]:
+        it.recognise(again := ask(name=ticket.id, tenant="a"), 1.0)
         it.admit(again, 1.0)
-    others = [refuse(it, ask(i + 1, sharer=name)) for i, name in enumerate("bcc")]
-    refuse(it, ask(1, sharer="d"))
+    others = [refuse(it, ask(i + 1, tenant=name)) for i, name in enumerate("bcc")]
+    refuse(it, ask(1, tenant="d"))
     assert [ticket.in_line for ticket in others] == [True, True, False]
 
 

@@ -385,23 +385,23 @@ async def test_a_full_house_refuses_at_once_and_says_when_to_come_again():
     await scene.client.stop()
 
 
-def sharer(name: str, scene: Scene, rows: int = 1) -> Reservation:
+def tenant(name: str, scene: Scene, rows: int = 1) -> Reservation:
     return scene.client.reserve(
         rows=rows, prompt_tokens=10 * rows, completion_tokens=5, kind="chat", tag=name, arrival=Arrival(name)
     )
 
 
 @in_loop
-async def test_a_waiting_request_gives_its_place_to_a_sharer_that_holds_less_and_ends_once():
+async def test_a_waiting_request_gives_its_place_to_a_tenant_that_holds_less_and_ends_once():
     """D16: its client is told when to come again; its row's end comes later and frees nothing twice."""
     scene = await Scene(running=2, waiting=1).begin()
-    with sharer("a", scene, 2) as running, sharer("a", scene) as waiting:
+    with tenant("a", scene, 2) as running, tenant("a", scene) as waiting:
         first, second = scene.submit(running, 2)
         scene.admit(first)
         scene.admit(second)
         (third,) = scene.submit(waiting)
-        assert third.request.sharer == "a"
-        with sharer("b", scene) as other:
+        assert third.request.tenant == "a"
+        with tenant("b", scene) as other:
             with pytest.raises(Busy, match="went to a client that holds less") as refused:
                 await asyncio.wait_for(third.admitted(), WAIT_S)
             assert refused.value.ticket
@@ -424,9 +424,9 @@ async def test_a_waiting_request_gives_its_place_to_a_sharer_that_holds_less_and
 async def test_a_request_that_lost_its_place_while_it_was_tokenized_is_told_so():
     """D16"""
     scene = await Scene(running=1, waiting=1).begin()
-    with sharer("a", scene) as first:
-        with sharer("a", scene) as second:
-            with sharer("b", scene), pytest.raises(Busy, match="went to a client that holds less"):
+    with tenant("a", scene) as first:
+        with tenant("a", scene) as second:
+            with tenant("b", scene), pytest.raises(Busy, match="went to a client that holds less"):
                 scene.submit(second)
             with pytest.raises(Busy):
                 scene.submit(second)
@@ -440,7 +440,7 @@ async def test_who_waited_in_vain_keeps_its_place_when_it_comes_back():
     """D12"""
     scene = await Scene(running=1, waiting=1).begin()
     arrival = Arrival("a", fingerprint=1, repeat=False)
-    with sharer("a", scene) as running:
+    with tenant("a", scene) as running:
         (runs,) = scene.submit(running)
         scene.admit(runs)
         ask = {"rows": 1, "prompt_tokens": 10, "completion_tokens": 5, "kind": "chat", "tag": "t"}
@@ -452,7 +452,7 @@ async def test_who_waited_in_vain_keeps_its_place_when_it_comes_back():
         assert refused.value.retry_after_s is not None
         scene.clock.now += refused.value.retry_after_s
         with pytest.raises(Busy, match="promised to requests that came earlier"):
-            sharer("a", scene)
+            tenant("a", scene)
         with scene.client.reserve(**ask, arrival=Arrival("a", ticket_id=refused.value.ticket)):
             pass
     await scene.client.stop()

@@ -203,10 +203,10 @@ POISON = Submit(id="", prompt=(66, 2), max_tokens=40)
 INNOCENTS = [Submit(id="", prompt=(i, 3, i), max_tokens=30) for i in range(1, 5)]
 
 
-async def one(client: EngineClient, request: Submit, sharer: str = "") -> list[int]:
+async def one(client: EngineClient, request: Submit, tenant: str = "") -> list[int]:
     """A request of its own, as a client of its own sends it."""
     size = {"prompt_tokens": len(request.prompt), "completion_tokens": request.max_tokens}
-    with client.reserve(rows=1, kind="chat", tag="t", sharer=sharer, **size) as reservation:
+    with client.reserve(rows=1, kind="chat", tag="t", tenant=tenant, **size) as reservation:
         (generation,) = reservation.submit([request])
         return [token async for delta in generation for token in delta.tokens]
 
@@ -259,13 +259,13 @@ async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poi
 @pytest.mark.parametrize("poison", [{"how": "SIGABRT"}, {"how": "SIGSEGV", "at": 12}, {"how": "hang"}], ids=str)
 @in_loop
 async def test_a_poison_takes_two_deaths_whoever_waits_beside_it(poison):
-    """D4: sharers take turns on a full server, so the one that is admitted last is not the one that came first."""
+    """D4: tenants take turns on a full server, so the one that is admitted last is not the one that came first."""
     async with engine(hang_after_s=1.0, max_running=2, poison={"token": 66, **poison}) as client:
         client.admission = Admission(2, 30, 60.0)
         await start(client)
         crowd = [
-            asyncio.create_task(one(client, Submit(id="", prompt=(i, 3), max_tokens=300 + 40 * i), sharer))
-            for i, sharer in enumerate(("greedy",) * 8 + ("second", "third"), 1)
+            asyncio.create_task(one(client, Submit(id="", prompt=(i, 3), max_tokens=300 + 40 * i), tenant))
+            for i, tenant in enumerate(("greedy",) * 8 + ("second", "third"), 1)
         ]
         foe = asyncio.create_task(one(client, POISON, "foe"))
         async with asyncio.timeout(2 * WAIT_S):

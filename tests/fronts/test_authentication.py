@@ -12,7 +12,7 @@ from treadle.errors import InsufficientScope, NotAuthenticated, TooManyWrongKeys
 from treadle.fronts import auth_throttle
 from treadle.fronts.auth_throttle import MOST_WRONG, AuthThrottle
 from treadle.fronts.authentication import USE, Authenticator
-from treadle.fronts.tenants import peer_sharer
+from treadle.fronts.tenants import peer_tenant
 from treadle.keys import ALL, Key, KeyLimits, KeySource, digest
 from treadle.keys.file import add, remove
 
@@ -48,8 +48,8 @@ def test_without_keys_everyone_may_do_everything_but_go_before_others() -> None:
     it = Authenticator()
     for peer in (HERE, THERE):
         caller = it.caller([b"", b"any"], peer)
-        assert (caller.scopes, caller.name, caller.sharer) == (ALL, "", peer_sharer(peer))
-        assert caller.tenant == it.caller([b"any"], peer).tenant != it.caller([], peer).tenant
+        assert (caller.scopes, caller.name, caller.tenant) == (ALL, "", peer_tenant(peer))
+        assert caller.tenant_digest == it.caller([b"any"], peer).tenant_digest != it.caller([], peer).tenant_digest
         caller.check_admin("this")
         caller.check_priority(0)
         caller.check_priority(5)
@@ -62,9 +62,9 @@ def test_without_keys_everyone_may_do_everything_but_go_before_others() -> None:
 
 def test_a_key_gives_its_scopes(door: Door) -> None:
     alice, boss = door.it.caller([b"a"], THERE), door.it.caller([b"", b"b"], THERE)
-    assert (alice.name, alice.scopes, alice.sharer, alice.admin) == ("alice", USE, "key alice", False)
+    assert (alice.name, alice.scopes, alice.tenant, alice.admin) == ("alice", USE, "key alice", False)
     assert (boss.name, boss.scopes, boss.admin) == ("boss", ALL, True)
-    assert alice.tenant != boss.tenant
+    assert alice.tenant_digest != boss.tenant_digest
     alice.check_priority(0)
     boss.check_priority(-5)
     boss.check_admin("this")

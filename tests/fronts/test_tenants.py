@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.fronts.authentication import Authenticator
-from treadle.fronts.tenants import MAX_TICKET_CHARS, call_arrival, peer_sharer, web_arrival
+from treadle.fronts.tenants import MAX_TICKET_CHARS, call_arrival, peer_tenant, web_arrival
 
 
 def scope(client: tuple[str, int] | None = ("192.0.2.1", 5000), path: str = "/v1/completions", **headers: str) -> Any:
@@ -17,7 +17,7 @@ def scope(client: tuple[str, int] | None = ("192.0.2.1", 5000), path: str = "/v1
 
 
 @pytest.mark.parametrize(
-    ("host", "sharer"),
+    ("host", "tenant"),
     [
         ("127.0.0.1", "local"),
         ("127.3.2.1", "local"),
@@ -31,17 +31,17 @@ def scope(client: tuple[str, int] | None = ("192.0.2.1", 5000), path: str = "/v1
         ("2001:db8::ffff:1", "20010db8000000000000000000000000/64"),
     ],
 )
-def test_peers_are_told_apart_by_address(host: str, sharer: str) -> None:
+def test_peers_are_told_apart_by_address(host: str, tenant: str) -> None:
     """D16: a network of IPv6 is one, as any client may have as many addresses of it as it likes."""
-    assert peer_sharer(host) == sharer
+    assert peer_tenant(host) == tenant
 
 
-def test_with_a_key_the_key_is_the_sharer() -> None:
+def test_with_a_key_the_key_is_the_tenant() -> None:
     door = Authenticator()
     caller = door.caller((), "192.0.2.1")
-    assert caller.sharer == "192.0.2.1"
-    assert dataclasses.replace(caller, name="k").sharer == "key k"
-    assert web_arrival(scope(), caller.sharer).sharer == "192.0.2.1"
+    assert caller.tenant == "192.0.2.1"
+    assert dataclasses.replace(caller, name="k").tenant == "key k"
+    assert web_arrival(scope(), caller.tenant).tenant == "192.0.2.1"
     assert not web_arrival(scope(None), "local").via
 
 
@@ -52,12 +52,12 @@ def test_a_request_has_one_arrival_however_often_it_is_asked_for() -> None:
 
 def test_the_same_request_has_the_same_fingerprint_on_any_connection() -> None:
     def printed(**more: Any) -> int:
-        sharer = more.pop("sharer", "s")
-        return web_arrival(scope(**{"content_length": "100", "user_agent": "SDK/1", **more}), sharer).fingerprint
+        tenant = more.pop("tenant", "s")
+        return web_arrival(scope(**{"content_length": "100", "user_agent": "SDK/1", **more}), tenant).fingerprint
 
     assert printed() == printed(client=("192.0.2.1", 6000))
     others = [
-        printed(sharer="t"),
+        printed(tenant="t"),
         printed(path="/v1/chat/completions"),
         printed(content_length="101"),
         printed(user_agent="SDK/2"),
@@ -85,7 +85,7 @@ def test_a_call_is_known_by_its_prompt_its_ticket_and_its_id() -> None:
     first = call_arrival("192.0.2.1", (("x-treadle-ticket", "abc"),), "r1", b"\x01\x02")
     again = call_arrival("192.0.2.1", (("x-treadle-ticket", b"abc"),), "r1", b"\x01\x02")
     other = call_arrival("local", None, "r2", b"text")
-    assert (first.sharer, first.ticket_id, again.ticket_id) == ("192.0.2.1", "abc", "")
+    assert (first.tenant, first.ticket_id, again.ticket_id) == ("192.0.2.1", "abc", "")
     assert (first.fingerprint, first.via) == (again.fingerprint, again.via)
-    assert other.sharer == "local"
+    assert other.tenant == "local"
     assert other.fingerprint != first.fingerprint

@@ -259,18 +259,18 @@ def test_a_caller_that_leaves_takes_waiting_work_along(folder: Path, tmp_path: P
     run(main)
 
 
-def test_a_flood_of_one_sharer_does_not_starve_another(folder: Path, tmp_path: Path) -> None:
+def test_a_flood_of_one_tenant_does_not_starve_another(folder: Path, tmp_path: Path) -> None:
     done: list[str] = []
 
     async def main() -> None:
         async with crew_of(folder) as crew:
 
-            async def work(sharer: str) -> None:
-                await crew.run("echo", b"", sharer=sharer)
-                done.append(sharer)
+            async def work(tenant: str) -> None:
+                await crew.run("echo", b"", tenant=tenant)
+                done.append(tenant)
 
             gate = tmp_path / "open"
-            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), sharer="flood"))
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), tenant="flood"))
             flood = [asyncio.create_task(work("flood")) for _ in range(20)]
             await asyncio.sleep(0)
             other = asyncio.create_task(work("other"))
@@ -282,7 +282,7 @@ def test_a_flood_of_one_sharer_does_not_starve_another(folder: Path, tmp_path: P
     assert done.index("other") <= 2
 
 
-def test_a_sharer_with_every_pending_place_gives_way_to_another(
+def test_a_tenant_with_every_pending_place_gives_way_to_another(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew_module, "MOST_PENDING", 8)
@@ -290,13 +290,13 @@ def test_a_sharer_with_every_pending_place_gives_way_to_another(
     async def main() -> None:
         async with crew_of(folder) as crew:
             gate = tmp_path / "open"
-            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), sharer="flood"))
+            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), tenant="flood"))
             await asyncio.sleep(0)
-            flood = [asyncio.create_task(crew.run("echo", b"f", sharer="flood")) for _ in range(8)]
+            flood = [asyncio.create_task(crew.run("echo", b"f", tenant="flood")) for _ in range(8)]
             await asyncio.sleep(0)
             with pytest.raises(Busy, match="too many prompts wait"):
-                await crew.run("echo", b"", sharer="flood")
-            others = [asyncio.create_task(crew.run("echo", b"o", sharer="other")) for _ in range(8)]
+                await crew.run("echo", b"", tenant="flood")
+            others = [asyncio.create_task(crew.run("echo", b"o", tenant="other")) for _ in range(8)]
             await asyncio.sleep(0)
             gate.touch()
             ended = await asyncio.gather(holding, *flood, *others, return_exceptions=True)

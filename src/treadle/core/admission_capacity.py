@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .fair_share import Shares
+from .fair_share import FairShares
 from .forecast import Forecast, Lease
 from .refusals import Refusal
 from .virtual_queue import EARLY_S, Arrival, Ticket, VirtualQueue
@@ -48,7 +48,7 @@ class GateLimits:
 class AdmissionCapacity:
     """What is taken, by whom, and what is promised. `tokens` are those that the rows inside reserve."""
 
-    def __init__(self, limits: GateLimits, line: VirtualQueue, shares: Shares) -> None:
+    def __init__(self, limits: GateLimits, line: VirtualQueue, shares: FairShares) -> None:
         self.limits = limits
         self.forecast = Forecast(limits.running)
         self.rows = self.tokens = 0
@@ -84,8 +84,8 @@ class AdmissionCapacity:
         return self.limits.places + more - self.taken
 
     def who_gives_way(self, arrival: Arrival, rows: int) -> list[Lease]:
-        """The visits to displace so that `rows` rows of `arrival` find places; empty where that is not to be."""
-        return self._shares.give_way(arrival.sharer, rows, self.taken + rows - self.limits.places)
+        """The leases to displace so that `rows` rows of `arrival` find places; empty where that is not to be."""
+        return self._shares.give_way(arrival.tenant, rows, self.taken + rows - self.limits.places)
 
     def promise(self, ticket: Ticket | None, arrival: Arrival, rows: int, tokens: int, now: float) -> float:
         """Seconds until a refused `arrival` shall come back, for which `ticket` is put into line."""
@@ -141,7 +141,7 @@ class AdmissionCapacity:
 
     def _waiting_ahead(self, arrival: Arrival, now: float) -> int:
         self.forecast.refresh(now)
-        return self._shares.waiting_ahead(arrival.sharer, self.forecast.waiting)
+        return self._shares.waiting_ahead(arrival.tenant, self.forecast.waiting)
 
     def _latest(self, wait_s: float) -> float:
         """The longest promise of a wait of `wait_s`, or somewhat less: steps of the golden ratio spread any number of

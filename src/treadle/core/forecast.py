@@ -1,13 +1,13 @@
 """Forecast of when slots come free: what `Retry-After` says, and whether waiting in the queue can help.
 
-Each visit comes with `service_s`, the seconds that one of its rows is expected to hold a slot, computed from step times
+Each lease comes with `service_s`, the seconds that one of its rows is expected to hold a slot, computed from step times
 that the warm-up measured. Two live corrections apply to all of them:
 
 - `pace`: how long steps take now, over how long they took in the warm-up;
 - the answers' share: how much of the expected time rows really needed, as many answers end before `max_tokens`.
 
 The row at place k of the line (0: the next) gets the slot that comes free k-th, where each slot that is taken again is
-held for the mean time of the visits that came lately. Rows that hold a slot for longer than expected are expected to
+held for the mean time of the leases that came lately. Rows that hold a slot for longer than expected are expected to
 need half as long again.
 """
 
@@ -25,7 +25,7 @@ FIRST_GUESS_S = 1.0  # of a row's service time, where neither step times nor ans
 SHORTEST_S = 0.001
 REFRESH_S = 0.05
 NEWEST = 0.2  # weight of each new measurement in a running mean; the first few count for more
-NEWEST_VISIT = 0.05  # the same for the mean expected time of visits
+NEWEST_LEASE = 0.05  # the same for the mean expected time of leases
 LATE = 0.5  # part of the time that a late row has taken which it is expected to take on
 ENOUGH_ANSWERS = 8
 DOUBT = 0.5  # part of a forecast wait that is taken as certain
@@ -38,8 +38,8 @@ class Lease:
 
     `service_s` is the expected time of one row in its slot, 0 where nothing is known; `certain` says that the expected
     time is also the likely one, as the request itself allows no more than a usual answer. `arrival` is who came.
-    `began`: one of its rows has begun. `give_way` takes back a visit of which none has, with the error for its client;
-    None while that can't be done. `displaced`: it was called, and the visit's rows only wait for their ends. `asked`
+    `began`: one of its rows has begun. `give_way` takes back a lease of which none has, with the error for its client;
+    None while that can't be done. `displaced`: it was called, and the lease's rows only wait for their ends. `asked`
     are the rows it came with, `max_wait_s` is how long they may wait for a slot. `interrupted`: the engine was lost
     meanwhile, so its rows' times tell nothing of others'."""
 
@@ -72,7 +72,7 @@ class Forecast:
         self.service_s = FIRST_GUESS_S  # the expected time of a row that comes next in its slot, likewise
         self._share = 1.0
         self._answers = 0
-        self._visits: dict[Lease, None] = {}
+        self._leases: dict[Lease, None] = {}
         self._seen = 0
         self._mean_s = FIRST_GUESS_S
         self._rows = 0
@@ -85,31 +85,31 @@ class Forecast:
 
     # Rows come and go --------------------------------------------------------------------------------------------
 
-    def enter(self, visit: Lease) -> None:
-        """Rows of `visit` take slots, or places in the line."""
-        self._rows += visit.rows
-        self._visits[visit] = None
+    def enter(self, lease: Lease) -> None:
+        """Rows of `lease` take slots, or places in the line."""
+        self._rows += lease.rows
+        self._leases[lease] = None
         self._seen += 1
-        self._mean_s += max(NEWEST_VISIT, 1 / self._seen) * (visit.expected_s - self._mean_s)
+        self._mean_s += max(NEWEST_LEASE, 1 / self._seen) * (lease.expected_s - self._mean_s)
         self._made = float("-inf")
 
-    def start(self, visit: Lease, now: float) -> None:
-        """A row of `visit` got its slot."""
-        visit.started.append(now)
-        visit.began = True
+    def start(self, lease: Lease, now: float) -> None:
+        """A row of `lease` got its slot."""
+        lease.started.append(now)
+        lease.began = True
         self._made = float("-inf")
 
-    def leave(self, visit: Lease, now: float, *, answered: bool) -> None:
-        """One row of `visit` has gone: the one that began first, as rows are not told apart. `answered`: it held its
+    def leave(self, lease: Lease, now: float, *, answered: bool) -> None:
+        """One row of `lease` has gone: the one that began first, as rows are not told apart. `answered`: it held its
         slot for as long as it wanted."""
         self._rows -= 1
-        if visit.started and answered:
-            took_s = now - visit.started.pop(0)
-            if not visit.interrupted:
-                self._learn(visit, took_s)
-        del visit.started[visit.rows :]
-        if not visit.rows:
-            del self._visits[visit]
+        if lease.started and answered:
+            took_s = now - lease.started.pop(0)
+            if not lease.interrupted:
+                self._learn(lease, took_s)
+        del lease.started[lease.rows :]
+        if not lease.rows:
+            del self._leases[lease]
         self._made = float("-inf")
 
     def reset(self, slots: int) -> None:
@@ -132,8 +132,8 @@ class Forecast:
         """The engine is back: rows go on where they were. Returns since when it was away; None if it was not."""
         since, self._away_since = self._away_since, None
         if since is not None:
-            for visit in self._visits:
-                visit.started = [at + now - since for at in visit.started]
+            for lease in self._leases:
+                lease.started = [at + now - since for at in lease.started]
         self._made = float("-inf")
         return since
 
@@ -141,11 +141,11 @@ class Forecast:
         """A step took `ratio` of what it took in the warm-up, with all slots taken."""
         self.pace += NEWEST * (ratio - self.pace)
 
-    def _learn(self, visit: Lease, took_s: float) -> None:
+    def _learn(self, lease: Lease, took_s: float) -> None:
         """Without a measured step time the expectation is a guess, which the first answer replaces."""
-        share = took_s / (visit.expected_s * self.pace)
+        share = took_s / (lease.expected_s * self.pace)
         self._answers += 1
-        known = 1 if visit.service_s else 0
+        known = 1 if lease.service_s else 0
         self._share += max(NEWEST, 1 / (self._answers + known)) * (share - self._share)
 
     # The line ----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Forecast:
         `max_wait_s` beyond doubt."""
         if self._rows < self.slots:
             return False
-        if self._answers < ENOUGH_ANSWERS and not all(visit.certain for visit in self._visits):
+        if self._answers < ENOUGH_ANSWERS and not all(lease.certain for lease in self._leases):
             return False
         return DOUBT * (self.slot_at(ahead, now) - now) > max_wait_s
 
@@ -226,32 +226,32 @@ class Forecast:
     def _slots_held(self, now: float) -> tuple[list[float], int]:
         """When each taken slot comes free, and how many rows wait. Rows that nothing is heard of yet, and for which
         there are slots, have just begun."""
-        held = [self._end_of(visit, at, now) for visit in self._visits for at in visit.started]
+        held = [self._end_of(lease, at, now) for lease in self._leases for at in lease.started]
         line = 0
-        for visit in self._unstarted():
+        for lease in self._unstarted():
             if len(held) < self.slots:
-                held.append(self._end_of(visit, visit.entered, now))
+                held.append(self._end_of(lease, lease.entered, now))
             else:
                 line += 1
         return held[: self.slots], line
 
     def _unstarted(self) -> Iterator[Lease]:
-        """Each visit as often as rows of it have not begun, in the order in which they came."""
-        for visit in self._visits:
-            if not visit.displaced:
-                for _ in range(visit.rows - len(visit.started)):
-                    yield visit
+        """Each lease as often as rows of it have not begun, in the order in which they came."""
+        for lease in self._leases:
+            if not lease.displaced:
+                for _ in range(lease.rows - len(lease.started)):
+                    yield lease
 
     def _token_ends(self, now: float) -> Iterator[tuple[float, int]]:
         as_of, later_s = self._as_of(now)
-        for visit in self._visits:
-            for at in visit.started:
-                yield self._end_of(visit, at, as_of) + later_s, visit.tokens // visit.rows
+        for lease in self._leases:
+            for at in lease.started:
+                yield self._end_of(lease, at, as_of) + later_s, lease.tokens // lease.rows
 
-    def _end_of(self, visit: Lease, began: float, now: float) -> float:
-        """When a row of `visit` that began then is expected to leave."""
-        due = began + self._needs_s(visit)
+    def _end_of(self, lease: Lease, began: float, now: float) -> float:
+        """When a row of `lease` that began then is expected to leave."""
+        due = began + self._needs_s(lease)
         return due if due >= now else now + max(now - due, LATE * (now - began))
 
-    def _needs_s(self, visit: Lease) -> float:
-        return visit.expected_s * self.pace * self._share
+    def _needs_s(self, lease: Lease) -> float:
+        return lease.expected_s * self.pace * self._share

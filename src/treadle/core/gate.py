@@ -1,12 +1,12 @@
 """The one door: decides on the event loop, at once and before any work is done, who comes in.
 
-A visit takes rows (one per sequence) and tokens, and keeps them until the engine's terminal events give them back,
+A lease takes rows (one per sequence) and tokens, and keeps them until the engine's terminal events give them back,
 never because a client left. Nothing waits here: `admit` and `resize` succeed or raise. The books are what
 `/v1/status` shows (D3).
 
 A refused request gets a ticket (`line`): a place that is kept for it. `Retry-After` is when that place is expected to
 be there (`places`, `forecast`). Tickets outlive an outage of the engine: who comes back meanwhile keeps its place, and
-is told when that will be there. With more demand than room each sharer holds an equal part (`shares`). With
+is told when that will be there. With more demand than room each tenant holds an equal part (`shares`). With
 `by_forecast` a request that could only wait in vain is refused at once instead of after its longest wait.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import Busy, InvalidRequest, TreadleError
 from .admission_capacity import AdmissionCapacity
 from .admission_capacity import GateLimits as GateLimits
-from .fair_share import Shares
+from .fair_share import FairShares
 from .forecast import Lease
 from .gate_counters import GateCounters
 from .refusals import Refusal
@@ -54,7 +54,7 @@ class Gate:
         self._on_refused = on_refused
         self._closed: TreadleError | None = closed
         self._back_s: Callable[[], float] | None = None
-        self._shares = Shares()
+        self._shares = FairShares()
         self._line = VirtualQueue(self._shares.held, new_id)
         self._places = AdmissionCapacity(limits, self._line, self._shares)
         self._books = GateCounters()
@@ -105,22 +105,22 @@ class Gate:
         if self.limits.tokens:
             tokens = min(tokens, self.limits.tokens)
         self._let_in(arrival, rows, tokens, now)
-        visit = Lease(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
-        visit.max_wait_s = self._places.patience_s(arrival, now)
+        lease = Lease(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
+        lease.max_wait_s = self._places.patience_s(arrival, now)
         self._places.rows += rows
         self._places.tokens += tokens
         self._books.accepted += rows
         self._line.admit(arrival, now)
-        self._shares.enter(visit)
-        self._line.moved(arrival.sharer)
-        self._places.forecast.enter(visit)
-        return visit
+        self._shares.enter(lease)
+        self._line.moved(arrival.tenant)
+        self._places.forecast.enter(lease)
+        return lease
 
-    def check_open(self, now: float, visit: Lease | None = None) -> None:
-        """Raise the closing error while the door is closed. `visit`, which was let in before, keeps its place in
+    def check_open(self, now: float, lease: Lease | None = None) -> None:
+        """Raise the closing error while the door is closed. `lease`, which was let in before, keeps its place in
         arrival order."""
         if self._closed is not None:
-            raise self._shut(self._closed) if visit is None else self.postpone(visit, Refusal(self._closed.code), now)
+            raise self._shut(self._closed) if lease is None else self.postpone(lease, Refusal(self._closed.code), now)
 
     def check_room(self, now: float, arrival: Arrival | None = None) -> None:
         """Raise what `admit` would raise for the smallest request, or for the one that `arrival` has a ticket of: the
@@ -152,45 +152,45 @@ class Gate:
         self._line.sweep(now)
         self._line.recognise(arrival, now)
 
-    def _displace(self, visit: Lease, now: float) -> None:
-        """End the wait of `visit`; its client keeps its place in arrival order."""
-        assert visit.give_way is not None
-        self._shares.displace(visit)
-        self._line.moved(visit.arrival.sharer)
-        self._places.displaced += visit.rows
-        visit.give_way(self.postpone(visit, Refusal.DISPLACED, now))
+    def _displace(self, lease: Lease, now: float) -> None:
+        """End the wait of `lease`; its client keeps its place in arrival order."""
+        assert lease.give_way is not None
+        self._shares.displace(lease)
+        self._line.moved(lease.arrival.tenant)
+        self._places.displaced += lease.rows
+        lease.give_way(self.postpone(lease, Refusal.DISPLACED, now))
 
-    def resize(self, visit: Lease, *, tokens: int, now: float) -> None:
-        """Replace the estimate by what was counted. Raises like `admit`; the visit keeps its estimate then."""
-        others = self.tokens - visit.tokens
+    def resize(self, lease: Lease, *, tokens: int, now: float) -> None:
+        """Replace the estimate by what was counted. Raises like `admit`; the lease keeps its estimate then."""
+        others = self.tokens - lease.tokens
         limit = self.limits.tokens
         if limit and tokens > limit:
             self.refuse(Refusal.TOO_LONG)
             raise InvalidRequest(
                 f"the request may come to {tokens} tokens and this server holds {limit}: ask for fewer"
             )
-        if limit and tokens > visit.tokens and others + tokens > limit:
-            raise self._busy(Refusal.TOKENS, visit.arrival, visit.asked, tokens, now)
+        if limit and tokens > lease.tokens and others + tokens > limit:
+            raise self._busy(Refusal.TOKENS, lease.arrival, lease.asked, tokens, now)
         self._places.tokens = others + tokens
-        visit.tokens = tokens
+        lease.tokens = tokens
 
-    def started(self, visit: Lease, wait_s: float, now: float) -> None:
-        """A row of `visit` got its slot, after `wait_s` seconds in the queue."""
-        self._places.forecast.start(visit, now)
+    def started(self, lease: Lease, wait_s: float, now: float) -> None:
+        """A row of `lease` got its slot, after `wait_s` seconds in the queue."""
+        self._places.forecast.start(lease, now)
         self._books.waited(wait_s)
 
-    def release(self, visit: Lease, outcome: str, now: float) -> None:
-        """One row of `visit` has ended: its place and its part of the tokens are free."""
-        part = visit.tokens // visit.rows
-        visit.rows -= 1
-        visit.tokens -= part
+    def release(self, lease: Lease, outcome: str, now: float) -> None:
+        """One row of `lease` has ended: its place and its part of the tokens are free."""
+        part = lease.tokens // lease.rows
+        lease.rows -= 1
+        lease.tokens -= part
         self._places.rows -= 1
-        self._places.displaced -= visit.displaced
+        self._places.displaced -= lease.displaced
         self._places.tokens -= part
         self._books.ended[outcome] += 1
-        self._shares.leave(visit)
-        self._line.moved(visit.arrival.sharer)
-        self._places.forecast.leave(visit, now, answered=outcome not in UNANSWERED)
+        self._shares.leave(lease)
+        self._line.moved(lease.arrival.tenant)
+        self._places.forecast.leave(lease, now, answered=outcome not in UNANSWERED)
 
     def stepped(self, ratio: float) -> None:
         """A step took `ratio` of a full step in the warm-up. Steps of a server that is not full tell nothing."""
@@ -204,14 +204,14 @@ class Gate:
         self._books.refused[reason.value] += 1
         self._on_refused(reason)
 
-    def postpone(self, visit: Lease, reason: Refusal, now: float) -> TreadleError:
-        """The error for a row of `visit` that had a place and got no slot: Busy, or the closing error where the engine
-        is away. Its request keeps its place in arrival order; all rows of one visit are told the same."""
+    def postpone(self, lease: Lease, reason: Refusal, now: float) -> TreadleError:
+        """The error for a row of `lease` that had a place and got no slot: Busy, or the closing error where the engine
+        is away. Its request keeps its place in arrival order; all rows of one lease are told the same."""
         if self._closed is not None and self._back_s is None:
             return self._shut(self._closed)
-        ticket = visit.arrival.ticket
+        ticket = lease.arrival.ticket
         if ticket is None or not ticket.in_line:
-            return self._busy(reason, visit.arrival, visit.asked, visit.tokens, now)
+            return self._busy(reason, lease.arrival, lease.asked, lease.tokens, now)
         self.refuse(reason)
         return self._told(reason, ticket, ticket.back - now)
 

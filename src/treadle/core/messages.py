@@ -50,7 +50,7 @@ class Submit(Message, frozen=True, tag=True):
     is the same for every prompt token but the first. What is cached of a prompt is reused by requests of the same
     `salt` only. `max_wait_s` bounds the time from arrival to admission. Sequences of one client request share a
     `group`: once one of them runs, the others' waits do not end. A lower `priority` goes first; within a priority the
-    `sharer` with the fewest running rows does. `arrival` numbers sequences in the order in which they came, from 1, and
+    `tenant` with the fewest running rows does. `arrival` numbers sequences in the order in which they came, from 1, and
     stays when one is replayed: of one priority, the lower has the better claim to memory. 0 where there is no number:
     then they count in the order in which they are sent.
 
@@ -73,7 +73,7 @@ class Submit(Message, frozen=True, tag=True):
     priority: int = 0
     max_wait_s: float = 0.0
     group: str = ""
-    sharer: str = ""
+    tenant: str = ""
     arrival: int = 0
     generated: tuple[int, ...] = ()
     scored: int = 0

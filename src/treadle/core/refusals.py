@@ -12,7 +12,7 @@ class Refusal(StrEnum):
 
     QUEUE_FULL = "queue_full"  # every slot and every place in the queue is taken
     PROMISED = "promised"  # the places left are promised to requests that were told when to come back
-    DISPLACED = "displaced"  # it waited, and gave its place to a sharer that holds less; counts requests
+    DISPLACED = "displaced"  # it waited, and gave its place to a tenant that holds less; counts requests
     TOKENS = "tokens"  # the KV cache has no room left for the request's tokens
     WAIT_TOO_LONG = "wait_too_long"  # no slot is expected to come free within `max_wait`
     WAIT_OVER = "wait_over"  # no slot came free within `max_wait`; counts sequences, as each waits on its own
@@ -32,5 +32,5 @@ class Refusal(StrEnum):
     STREAMS = "streams"  # as many gRPC streams of Watch and reflection as are served at a time
     PEER_STREAMS = "peer_streams"  # one address has its share of them
     MESSAGE_TIMEOUT = "message_timeout"  # a gRPC call's message did not come in time
-    BODY_BYTES = "body_bytes"  # request bodies, of all or of one sharer, hold as much memory as they may
+    BODY_BYTES = "body_bytes"  # request bodies, of all or of one tenant, hold as much memory as they may
     QUARANTINED = "request_quarantined"  # the same request took the engine down before

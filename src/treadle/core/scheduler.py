@@ -1,12 +1,12 @@
 """The scheduler: plans each step and applies its result. Pure: time comes in, plans and outputs go out.
 
-Within a priority sharers are served in turn (`queue`), each of them first come, first served, into `max_running` slots;
+Within a priority tenants are served in turn (`queue`), each of them first come, first served, into `max_running` slots;
 capacity 1 is serialized mode. What holds:
 
 - Every accepted sequence ends in exactly one terminal output.
 - A slot and its tokens are free the moment its sequence ends; the runner hears of it before the next plan (`departed`).
 - A cancel is applied before the next plan. One that comes before its Submit is remembered; a late one is dropped.
-- The head of the queue is never overtaken by another of its sharer and priority because that needs fewer tokens.
+- The head of the queue is never overtaken by another of its tenant and priority because that needs fewer tokens.
 - What is left of a group that has begun goes before everyone else, as its wait has no end but this one.
 - Plans may be made while earlier ones are in flight. Each is applied to the rows that it was made for, whatever has
   become of their ids since: what a step computed for a row that has ended is dropped.

@@ -1,7 +1,7 @@
-"""Sharers' tickets in line, and how many rows are expected ahead of a request.
+"""Tenants' tickets in line, and how many rows are expected ahead of a request.
 
-A ticket's level is the rows that its sharer has inside plus those of the sharer's earlier tickets. Tickets of sharers
-that have FEW or less are kept in an index by level. A sharer with more is taken as a row of alike tickets, so that a
+A ticket's level is the rows that its tenant has inside plus those of the tenant's earlier tickets. Tickets of tenants
+that have FEW or less are kept in an index by level. A tenant with more is taken as a row of alike tickets, so that a
 change of its level costs nothing; there are never many such.
 """
 
@@ -31,8 +31,8 @@ class Rows:
 
 
 @dataclass(slots=True, eq=False)
-class Party:
-    """One sharer's tickets in line, in arrival order; `claimed` by whether their clients say what is a repeat. `level`
+class TenantTickets:
+    """One tenant's tickets in line, in arrival order; `claimed` by whether their clients say what is a repeat. `level`
     is the one of its first ticket."""
 
     tickets: list[Ticket] = field(default_factory=list)
@@ -112,89 +112,89 @@ class Index:
         return rows
 
 
-class Parties:
-    """All sharers with tickets. `held` says how many rows a sharer has inside."""
+class TicketsByTenant:
+    """All tenants with tickets. `held` says how many rows a tenant has inside."""
 
     def __init__(self, held: Callable[[str], int]) -> None:
         self._held = held
-        self._parties: dict[str, Party] = {}
+        self._tenants: dict[str, TenantTickets] = {}
         self._index = Index()
-        self._many: dict[str, Party] = {}
-        self._sizes: dict[int, dict[str, None]] = {}  # sharers by their number of tickets
-        self._most = 0  # no sharer has more
+        self._many: dict[str, TenantTickets] = {}
+        self._sizes: dict[int, dict[str, None]] = {}  # tenants by their number of tickets
+        self._most = 0  # no tenant has more
 
     def __len__(self) -> int:
-        return len(self._parties)
+        return len(self._tenants)
 
     def add(self, ticket: Ticket) -> None:
         """`ticket` is in line."""
-        party = self._parties.setdefault(ticket.sharer, Party())
-        self._unlist(ticket.sharer, party)
-        insort(party.tickets, ticket, key=_order)
-        party.count(ticket, 1)
-        self._list(ticket.sharer, party)
+        record = self._tenants.setdefault(ticket.tenant, TenantTickets())
+        self._unlist(ticket.tenant, record)
+        insort(record.tickets, ticket, key=_order)
+        record.count(ticket, 1)
+        self._list(ticket.tenant, record)
 
-    def remove(self, sharer: str, tickets: Iterable[Ticket], claimed: float | None = None) -> None:
-        """`tickets` of `sharer` have left the line, `claimed` (1) or not (0); None where that says nothing."""
-        party = self._parties[sharer]
-        self._unlist(sharer, party)
+    def remove(self, tenant: str, tickets: Iterable[Ticket], claimed: float | None = None) -> None:
+        """`tickets` of `tenant` have left the line, `claimed` (1) or not (0); None where that says nothing."""
+        record = self._tenants[tenant]
+        self._unlist(tenant, record)
         for ticket in tickets:
-            del party.tickets[bisect_left(party.tickets, ticket.order, key=_order)]
-            party.count(ticket, -1)
+            del record.tickets[bisect_left(record.tickets, ticket.order, key=_order)]
+            record.count(ticket, -1)
             if claimed is not None:
-                party.learn(ticket, claimed)
-        self._list(sharer, party)
+                record.learn(ticket, claimed)
+        self._list(tenant, record)
 
     def claimed_late(self, ticket: Ticket) -> None:
         """`ticket`, which had left the line, was claimed after all."""
-        party = self._parties.get(ticket.sharer)
-        if party is not None:
-            self._unlist(ticket.sharer, party)
-            party.learn(ticket, 1.0)
-            self._list(ticket.sharer, party)
+        record = self._tenants.get(ticket.tenant)
+        if record is not None:
+            self._unlist(ticket.tenant, record)
+            record.learn(ticket, 1.0)
+            self._list(ticket.tenant, record)
 
-    def moved(self, sharer: str) -> None:
-        """A sharer has more or fewer rows inside."""
-        party = self._parties.get(sharer)
-        if party is not None:
-            self._unlist(sharer, party)
-            self._list(sharer, party)
+    def moved(self, tenant: str) -> None:
+        """A tenant has more or fewer rows inside."""
+        record = self._tenants.get(tenant)
+        if record is not None:
+            self._unlist(tenant, record)
+            self._list(tenant, record)
 
-    def forget(self, sharer: str) -> None:
-        """Forget a sharer that has no ticket in line."""
-        party = self._parties.get(sharer)
-        if party is not None and not party.tickets:
-            self._unlist(sharer, party)
-            del self._parties[sharer]
+    def forget(self, tenant: str) -> None:
+        """Forget a tenant that has no ticket in line."""
+        record = self._tenants.get(tenant)
+        if record is not None and not record.tickets:
+            self._unlist(tenant, record)
+            del self._tenants[tenant]
 
-    def newest_of_most(self, sharer: str) -> Ticket | None:
-        """The newest ticket of whom has the most, where that is more than `sharer` will have with one more."""
+    def newest_of_most(self, tenant: str) -> Ticket | None:
+        """The newest ticket of whom has the most, where that is more than `tenant` will have with one more."""
         while self._most and not self._sizes.get(self._most):
             self._most -= 1
-        own = self._parties.get(sharer)
+        own = self._tenants.get(tenant)
         if self._most <= (0 if own is None else len(own.tickets)) + 1:
             return None
-        return self._parties[next(iter(self._sizes[self._most]))].tickets[-1]
+        return self._tenants[next(iter(self._sizes[self._most]))].tickets[-1]
 
     def weight(self, ticket: Ticket, usual_rows: float) -> float:
         """The rows that `ticket` is expected to claim."""
         rows = usual_rows if ticket.guessed else ticket.rows
-        return rows * self._parties[ticket.sharer].claimed[ticket.counts]
+        return rows * self._tenants[ticket.tenant].claimed[ticket.counts]
 
     def level(self, arrival: Arrival) -> float:
-        own = self._parties.get(arrival.sharer)
-        return self._held(arrival.sharer) + (0.0 if own is None else own.rows * own.part_earlier(arrival.order))
+        own = self._tenants.get(arrival.tenant)
+        return self._held(arrival.tenant) + (0.0 if own is None else own.rows * own.part_earlier(arrival.order))
 
     def rows_ahead(self, arrival: Arrival, usual_rows: float) -> float:
         """Rows that tickets ahead of `arrival` are expected to claim."""
-        own, rows = self._parties.get(arrival.sharer), Rows()
+        own, rows = self._tenants.get(arrival.tenant), Rows()
         if own is not None:
             rows.add(own.expected(), own.part_earlier(arrival.order))
-        if len(self._parties) > (own is not None):
+        if len(self._tenants) > (own is not None):
             self._add_others(rows, arrival, own)
         return max(0.0, rows.known + usual_rows * rows.guesses)
 
-    def _add_others(self, rows: Rows, arrival: Arrival, own: Party | None) -> None:
+    def _add_others(self, rows: Rows, arrival: Arrival, own: TenantTickets | None) -> None:
         level, order = self.level(arrival), arrival.order
         listed = [] if own is None else own.listed
         for entry in listed:
@@ -202,30 +202,30 @@ class Parties:
         rows.add(self._index.before(level, order))
         for entry in listed:
             self._index.add(*entry)
-        for party in self._many.values():
-            if party is not own:
-                rows.add(party.expected(), party.part_below(level, order))
+        for record in self._many.values():
+            if record is not own:
+                rows.add(record.expected(), record.part_below(level, order))
 
-    def _list(self, sharer: str, party: Party) -> None:
-        party.level, count = self._held(sharer), len(party.tickets)
-        self._sizes.setdefault(count, {})[sharer] = None
+    def _list(self, tenant: str, record: TenantTickets) -> None:
+        record.level, count = self._held(tenant), len(record.tickets)
+        self._sizes.setdefault(count, {})[tenant] = None
         self._most = max(self._most, count)
         if count > FEW:
-            self._many[sharer] = party
+            self._many[tenant] = record
             return
-        party.listed = party.entries()
-        for entry in party.listed:
+        record.listed = record.entries()
+        for entry in record.listed:
             self._index.add(*entry)
 
-    def _unlist(self, sharer: str, party: Party) -> None:
-        sizes = self._sizes.get(len(party.tickets), {})
-        sizes.pop(sharer, None)
+    def _unlist(self, tenant: str, record: TenantTickets) -> None:
+        sizes = self._sizes.get(len(record.tickets), {})
+        sizes.pop(tenant, None)
         if not sizes:
-            self._sizes.pop(len(party.tickets), None)
-        self._many.pop(sharer, None)
-        for entry in party.listed:
+            self._sizes.pop(len(record.tickets), None)
+        self._many.pop(tenant, None)
+        for entry in record.listed:
             self._index.remove(*entry)
-        party.listed = []
+        record.listed = []
 
 
 def _asked(ticket: Ticket) -> Rows:

@@ -15,7 +15,7 @@ class Ticket:
 
     id: str
     order: int
-    sharer: str
+    tenant: str
     fingerprint: int
     counts: bool  # the client says of each request whether it is a repeat
     rows: int = 1
@@ -35,12 +35,12 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """One attempt to get in. `sharer` is whose share it counts against, `ticket_id` the ticket that it names, if any,
+    """One attempt to get in. `tenant` is whose share it counts against, `ticket_id` the ticket that it names, if any,
     and `fingerprint` a hash that the same request has again (0: none). `repeat`: whether it is a client's second
     attempt or later, None where the client does not say. `via` is a hash of its connection (0: unknown). `order` is its
     place in arrival order once it has one, `since` when it was first refused, in seconds."""
 
-    sharer: str = ""
+    tenant: str = ""
     fingerprint: int = 0
     ticket_id: str = ""
     repeat: bool | None = None

@@ -4,13 +4,13 @@ Rules:
 
 - A refused request gets a ticket: a random id, its place in arrival order and the time at which it is due. Who comes
   back (with the ticket's id, or as the same request) finds it again, and keeps its place in order if refused once more.
-- Within a sharer, tickets are ordered by arrival. Between sharers, a ticket's level counts: the rows that its sharer
-  has inside plus those of the sharer's earlier tickets. The lower level goes first, so that all sharers advance alike.
+- Within a tenant, tickets are ordered by arrival. Between tenants, a ticket's level counts: the rows that its tenant
+  has inside plus those of the tenant's earlier tickets. The lower level goes first, so that all tenants advance alike.
 - A ticket that is not claimed within its grace no longer holds a place. It is remembered for LATE_S more, so that who
   comes late keeps its order.
-- Tickets count by the part of their sharer's tickets that are claimed: requests that never come back hold nothing.
-- The table is bounded. When full, a sharer with fewer tickets takes the newest of the one that has the most.
-- A refusal costs no more with thousands of tickets: `parties` counts those ahead by an index.
+- Tickets count by the part of their tenant's tickets that are claimed: requests that never come back hold nothing.
+- The table is bounded. When full, a tenant with fewer tickets takes the newest of the one that has the most.
+- A refusal costs no more with thousands of tickets: `tenant_tickets` counts those ahead by an index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from .tenant_tickets import Parties
+from .tenant_tickets import TicketsByTenant
 from .tickets import NEWCOMER as NEWCOMER
 from .tickets import Arrival as Arrival
 from .tickets import Ticket as Ticket
@@ -38,12 +38,12 @@ MOST_ALIKE = 256  # tickets of the same request that are compared with one that 
 
 
 class VirtualQueue:
-    """All tickets. `held` says how many rows a sharer has inside; `new_id` makes unguessable ticket ids."""
+    """All tickets. `held` says how many rows a tenant has inside; `new_id` makes unguessable ticket ids."""
 
     def __init__(self, held: Callable[[str], int], new_id: Callable[[], str]) -> None:
         self._held = held
         self._new_id = new_id
-        self._parties = Parties(held)
+        self._tenants = TicketsByTenant(held)
         self._orders = 0
         self._tickets: dict[str, Ticket] = {}
         self._alike: dict[tuple[int, int], dict[Ticket, None]] = {}  # by fingerprint and connection, and 0 for any
@@ -62,9 +62,9 @@ class VirtualQueue:
         if arrival.ticket is None or arrival.ticket.guessed:
             self._usual_rows += NEWEST_ROWS * (rows - self._usual_rows)
 
-    def moved(self, sharer: str) -> None:
-        """`sharer` has more or fewer rows inside than before."""
-        self._parties.moved(sharer)
+    def moved(self, tenant: str) -> None:
+        """`tenant` has more or fewer rows inside than before."""
+        self._tenants.moved(tenant)
 
     # Who comes -----------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class VirtualQueue:
 
     def _named(self, arrival: Arrival) -> Ticket | None:
         ticket = self._tickets.get(arrival.ticket_id)
-        return ticket if ticket is not None and ticket.sharer == arrival.sharer else None
+        return ticket if ticket is not None and ticket.tenant == arrival.tenant else None
 
     def _like(self, arrival: Arrival, now: float) -> Ticket | None:
         """The ticket of the same request, of several the likeliest of those that came on the same connection, else of
@@ -99,7 +99,7 @@ class VirtualQueue:
         alike = (
             ticket
             for ticket in self._alike.get((arrival.fingerprint, via), ())
-            if ticket.sharer == arrival.sharer and now - ticket.door > DOOR_S
+            if ticket.tenant == arrival.tenant and now - ticket.door > DOOR_S
         )
         return list(islice(alike, MOST_ALIKE))
 
@@ -117,7 +117,7 @@ class VirtualQueue:
         if ticket.in_line:
             self._leave_line([ticket], 1.0)
         else:
-            self._parties.claimed_late(ticket)
+            self._tenants.claimed_late(ticket)
 
     # Who is refused ------------------------------------------------------------------------------------------------
 
@@ -145,30 +145,30 @@ class VirtualQueue:
         """Put `ticket` into line: its client was told to come at `back`."""
         ticket.due, ticket.back, ticket.turn, ticket.told = due, back, back, now
         ticket.until = back + min(GRACE_S + GRACE * (back - ticket.since), LONGEST_GRACE_S)
-        self._parties.add(ticket)
+        self._tenants.add(ticket)
         insort(self._dues, (ticket.due, ticket.order, ticket))
         ticket.in_line = True
         self._lapsed.pop(ticket, None)
         self._look_at(ticket, ticket.until)
 
     def _issue(self, arrival: Arrival, now: float) -> Ticket | None:
-        if len(self._tickets) >= MOST_TICKETS and not self._make_room(arrival.sharer):
+        if len(self._tickets) >= MOST_TICKETS and not self._make_room(arrival.tenant):
             return None
         if arrival.order == NEWCOMER or arrival.ticket is not None:  # another request claimed its ticket, and the order
             arrival.order = self._next_order()
         if arrival.since is None:
             arrival.since = now
         counts = arrival.repeat is not None
-        ticket = Ticket(self._new_id(), arrival.order, arrival.sharer, arrival.fingerprint, counts, since=arrival.since)
+        ticket = Ticket(self._new_id(), arrival.order, arrival.tenant, arrival.fingerprint, counts, since=arrival.since)
         self._tickets[ticket.id] = ticket
         self._list(ticket, 0)
         arrival.ticket = ticket
         return ticket
 
-    def _make_room(self, sharer: str) -> bool:
-        """Drop the ticket that lapsed first, else the newest of the sharer with the most, where that leaves it no fewer
-        than `sharer` will have."""
-        dropped = next(iter(self._lapsed), None) or self._parties.newest_of_most(sharer)
+    def _make_room(self, tenant: str) -> bool:
+        """Drop the ticket that lapsed first, else the newest of the tenant with the most, where that leaves it no fewer
+        than `tenant` will have."""
+        dropped = next(iter(self._lapsed), None) or self._tenants.newest_of_most(tenant)
         if dropped is not None:
             self._forget(dropped)
         return dropped is not None
@@ -190,28 +190,28 @@ class VirtualQueue:
 
     def rows_ahead(self, arrival: Arrival) -> float:
         """Rows that tickets ahead of `arrival` are expected to claim."""
-        return self._parties.rows_ahead(arrival, self._usual_rows)
+        return self._tenants.rows_ahead(arrival, self._usual_rows)
 
     def needs(self, arrival: Arrival, until: float, now: float = 0.0) -> Iterator[tuple[float, float, Ticket]]:
         """Of the tickets ahead of `arrival` that are due until then: when, how many rows they are expected to claim,
         and the ticket; the earliest first."""
-        parties, usual = self._parties, self._usual_rows
-        level = parties.level(arrival) if len(parties) > 1 else 0.0
+        tenants, usual = self._tenants, self._usual_rows
+        level = tenants.level(arrival) if len(tenants) > 1 else 0.0
         reached: dict[str, int] = {}
         for due, order, ticket in self._dues:
             if due > until:
                 return
             if ticket.until <= now:
                 continue
-            name = ticket.sharer
-            if name != arrival.sharer:
+            name = ticket.tenant
+            if name != arrival.tenant:
                 at = reached.setdefault(name, self._held(name))
                 reached[name] += ticket.rows
                 if (at, order) >= (level, arrival.order):
                     continue
             elif order >= arrival.order:
                 continue
-            yield due, parties.weight(ticket, usual), ticket
+            yield due, tenants.weight(ticket, usual), ticket
 
     # Who does not come ---------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class VirtualQueue:
         lapsed: dict[str, list[Ticket]] = {}
         for ticket in over:
             if ticket.in_line:
-                lapsed.setdefault(ticket.sharer, []).append(ticket)
+                lapsed.setdefault(ticket.tenant, []).append(ticket)
             else:
                 self._forget(ticket)
         for tickets in lapsed.values():
@@ -237,7 +237,7 @@ class VirtualQueue:
         return {"open": len(self) - over, "kept": self.kept, "lapsed": self.lapsed + over}
 
     def _lapse(self, tickets: list[Ticket]) -> None:
-        """Tickets of one sharer were not claimed."""
+        """Tickets of one tenant were not claimed."""
         self._leave_line(tickets, 0.0)
         self.lapsed += len(tickets)
         for ticket in tickets:
@@ -274,11 +274,11 @@ class VirtualQueue:
             insort(self._ends, (when, ticket.order, ticket))
 
     def _leave_line(self, tickets: list[Ticket], claimed: float | None = None) -> None:
-        """`tickets` are one sharer's."""
+        """`tickets` are one tenant's."""
         for ticket in tickets:
             ticket.in_line = False
             del self._dues[bisect_left(self._dues, (ticket.due, ticket.order))]
-        self._parties.remove(tickets[0].sharer, tickets, claimed)
+        self._tenants.remove(tickets[0].tenant, tickets, claimed)
 
     def _forget(self, ticket: Ticket) -> None:
         if ticket.in_line:
@@ -288,7 +288,7 @@ class VirtualQueue:
         del self._tickets[ticket.id]
         for via in {0, ticket.via}:
             self._unlist(ticket, via)
-        self._parties.forget(ticket.sharer)
+        self._tenants.forget(ticket.tenant)
 
 
 def _most_likely(tickets: Sequence[Ticket], now: float) -> Ticket | None:

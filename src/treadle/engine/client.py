@@ -166,12 +166,12 @@ class EngineClient:
         least_tokens: int = 0,
         kind: str,
         tag: str,
-        sharer: str = "",
+        tenant: str = "",
         arrival: Arrival | None = None,
     ) -> Reservation:
         """Room for `rows` sequences with about `prompt_tokens` in all and up to `completion_tokens` each (None: what
-        the context leaves), of which `least_tokens` are sure to come. It counts against the share of `sharer`;
-        `arrival`, whose sharer goes first, is what a refused client is recognised by when it comes back. Decides at
+        the context leaves), of which `least_tokens` are sure to come. It counts against the share of `tenant`;
+        `arrival`, whose tenant goes first, is what a refused client is recognised by when it comes back. Decides at
         once.
 
         Raises Busy, or EngineUnavailable where an engine follows, with `retry_after_s` and `ticket`; ServerStopping
@@ -187,7 +187,7 @@ class EngineClient:
             now=self.clock(),
             service_s=service_s,
             certain=certain and service_s > 0,
-            arrival=arrival or Arrival(sharer),
+            arrival=arrival or Arrival(tenant),
         )
         return Reservation(self, visit, kind=kind, tag=tag)
 
@@ -515,7 +515,7 @@ class Reservation:
         """Send the sequences to the engine; ids, group and the time left to wait are filled in.
 
         Raises EngineUnavailable or ServerStopping when the engine went away since `reserve`, Quarantined for a request
-        that took the engine down before, and Busy when the place was given to a sharer that holds less.
+        that took the engine down before, and Busy when the place was given to a tenant that holds less.
         """
         client = self._client
         if self._displaced is not None:
@@ -533,7 +533,7 @@ class Reservation:
                 id=f"{group}.{i}",
                 group=group,
                 max_wait_s=left_s,
-                sharer=self._visit.arrival.sharer,
+                tenant=self._visit.arrival.tenant,
                 arrival=next(client._arrivals),
             )
             self._generations.append(client._submit(request, self._visit, self._kind, self._tag))

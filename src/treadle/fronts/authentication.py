@@ -19,7 +19,7 @@ from ..keys import ALL, Key, KeySource, Scope
 from .accounts import Account, Usage
 from .auth_throttle import AuthThrottle
 from .salts import Salts
-from .tenants import peer_sharer
+from .tenants import peer_tenant
 
 USE = frozenset({Scope.USE})
 NOTHING: frozenset[Scope] = frozenset()
@@ -28,10 +28,10 @@ ADMIN_CURE = "use an API key that has it (scopes in the keys file, treadle keys 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One client. `tenant` stands for its key in salts, `name` is the key's name ("" without one), `peer` the address
-    without its port."""
+    """One client. `tenant_digest` stands for its key in salts, `name` is the key's name ("" without one), `peer` the
+    address without its port."""
 
-    tenant: bytes
+    tenant_digest: bytes
     peer: str
     scopes: frozenset[Scope]
     account: Account
@@ -43,9 +43,9 @@ class Caller:
         return Scope.ADMIN in self.scopes
 
     @property
-    def sharer(self) -> str:
+    def tenant(self) -> str:
         """Whose share of the server it uses."""
-        return f"key {self.name}" if self.name else peer_sharer(self.peer)
+        return f"key {self.name}" if self.name else peer_tenant(self.peer)
 
     def check_admin(self, what: str) -> None:
         """Raise InsufficientScope unless it may do `what`, which needs the scope admin."""

@@ -40,7 +40,7 @@ class Pool(Protocol):
         params: bytes,
         payload: bytes = b"",
         *,
-        sharer: str = "",
+        tenant: str = "",
         parsed: int = 0,
         tokenized: int = 0,
         least_cpu_s: float = 0.0,
@@ -164,10 +164,10 @@ JOBS = {"read": read_body, "tokenize": tokenize_body, "text": tokenize_text, "bu
 # On the event loop
 
 
-async def read_aside(pool: Pool, kind: str, body: bytes, limits: Limits, sharer: str) -> Ask:
+async def read_aside(pool: Pool, kind: str, body: bytes, limits: Limits, tenant: str) -> Ask:
     """A large body as a request, without its content. Raises what is wrong with it."""
     params = ReadParams(kind, limits.vocabulary, limits.context, limits.max_tokens)
-    data = await pool.run("read", _encode(params), body, sharer=sharer, parsed=len(body))
+    data = await pool.run("read", _encode(params), body, tenant=tenant, parsed=len(body))
     outline = msgspec.msgpack.decode(data, type=Outline)
     ask: Ask = SHAPES[kind](outline.value)
     ask.outlined = outline.size
@@ -175,13 +175,13 @@ async def read_aside(pool: Pool, kind: str, body: bytes, limits: Limits, sharer:
 
 
 async def tokenize(
-    pool: Pool, ask: Ask, body: bytes, checked: ValidatedRequest, limits: Limits, sharer: str
+    pool: Pool, ask: Ask, body: bytes, checked: ValidatedRequest, limits: Limits, tenant: str
 ) -> list[Sequence[int]]:
     """The request's prompts as token ids. Raises ContextLengthExceeded for one that is too long, and the template's
     and tokenizer's own refusals."""
     params = _encode(TokenizeParams(ask.kind, limits.context))
     size = len(body)
-    data = await pool.run("tokenize", params, body, sharer=sharer, parsed=size, tokenized=size)
+    data = await pool.run("tokenize", params, body, tenant=tenant, parsed=size, tokenized=size)
     found = msgspec.msgpack.decode(data, type=Tokenized)
     prompts = _prompts(found, checked, limits, ask.prompt_param)
     ask.echoes = [_echo(*both) for both in zip(found.echoes, prompts, strict=False)]
@@ -189,12 +189,12 @@ async def tokenize(
 
 
 async def tokenize_alone(
-    pool: Pool, text: str, checked: ValidatedRequest, limits: Limits, sharer: str
+    pool: Pool, text: str, checked: ValidatedRequest, limits: Limits, tenant: str
 ) -> Sequence[int]:
     """One text's token ids."""
     data = text.encode("utf-8")
     params = _encode(TokenizeParams("", limits.context))
-    data = await pool.run("text", params, data, sharer=sharer, tokenized=len(data))
+    data = await pool.run("text", params, data, tenant=tenant, tokenized=len(data))
     return _prompts(msgspec.msgpack.decode(data, type=Tokenized), checked, limits, "input")[0]
 
 

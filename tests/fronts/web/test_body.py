@@ -87,11 +87,11 @@ async def test_a_body_counts_from_its_first_bytes_until_it_is_let_go() -> None:
 
 
 @pytest.mark.usefixtures("nothing_exempt")
-def test_a_sharer_holds_a_quarter_and_all_together_the_whole() -> None:
+def test_a_tenant_holds_a_quarter_and_all_together_the_whole() -> None:
     told: list[Refusal] = []
     budget = BodyBudget(42, told.append)
-    for sharer in "abcd":
-        Body(budget, sharer).grow(10)
+    for tenant in "abcd":
+        Body(budget, tenant).grow(10)
     with pytest.raises(Busy, match="your large requests"):
         Body(budget, "a").grow(1)
     with pytest.raises(Busy, match="too many large requests"):

@@ -95,7 +95,7 @@ class Worker:
         try:
             caller_of().account.check(self.clock())
             self._check_length(request)
-            arrival = call_arrival(caller_of().sharer, context.invocation_metadata(), request.request_id, _raw(request))
+            arrival = call_arrival(caller_of().tenant, context.invocation_metadata(), request.request_id, _raw(request))
             self.engine.check_room(arrival)
             await self._generate(context, record, read(request), writer, arrival)
             record.status = 200
@@ -146,7 +146,7 @@ class Worker:
         checked = with_stops(check(ask.wanted, limits), model, chat=False, hide_special=ask.skip_special_tokens)
         size = _size(ask, model, limits)
         with (
-            self.calls.live(ask.request_id, caller.tenant) as call,
+            self.calls.live(ask.request_id, caller.tenant_digest) as call,
             caller.account.serve(record, rows=checked.n, tokens=size, clock=self.clock),
             self.engine.reserve(
                 rows=checked.n,
@@ -205,7 +205,7 @@ class _Run:
         prompt = await self._prompt()
         checked = self._within(prompt)
         self.record.rows, self.record.prompt_tokens = checked.n, len(prompt)
-        salt = self.worker.door.salts.salt(self.caller.tenant)
+        salt = self.worker.door.salts.salt(self.caller.tenant_digest)
         requests = build_submits(checked, [prompt], self.limits, self.worker.draw_seed, "input", salt=salt)
         self.reservation.resize(
             prompt_tokens=len(prompt) * checked.n,
@@ -225,7 +225,7 @@ class _Run:
     async def _prompt(self) -> Sequence[int]:
         prompt, pool = self.ask.prompt, self.worker.texts.pool
         if isinstance(prompt, str):
-            return await tokenize_alone(pool, prompt, self.checked, self.limits, self.caller.sharer)
+            return await tokenize_alone(pool, prompt, self.checked, self.limits, self.caller.tenant)
         return prompt
 
     def _within(self, prompt: Sequence[int]) -> ValidatedRequest:

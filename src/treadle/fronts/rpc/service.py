@@ -43,7 +43,7 @@ class EngineService:
         """Taken in every state: a row of a client that has left lives on through a drain or a restart."""
         caller = caller_of()
         try:
-            self._worker.calls.abort(request.request_ids, caller.tenant, everyones=caller.admin)
+            self._worker.calls.abort(request.request_ids, caller.tenant_digest, everyones=caller.admin)
         except InvalidRequest as error:
             await refuse(context, error)
         return self.messages.AbortResponse()

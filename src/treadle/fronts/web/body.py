@@ -23,37 +23,37 @@ BODIES_BYTES = 512 * 1024 * 1024
 EXEMPT_BYTES = 64 * 1024
 """Bodies up to this size are not counted: a connection's read buffer holds as much."""
 SHARES = 4
-"""One sharer's bodies hold a quarter of the budget at most."""
+"""One tenant's bodies hold a quarter of the budget at most."""
 
 
 class BodyBudget:
-    """Bytes of request bodies from their arrival until they are tokenized: `limit` for all sharers together, and a
+    """Bytes of request bodies from their arrival until they are tokenized: `limit` for all tenants together, and a
     quarter of that for each."""
 
     def __init__(self, limit: int, on_refused: Callable[[Refusal], None] = lambda reason: None) -> None:
         self._limit = limit
         self._on_refused = on_refused
-        self._by_sharer: Counter[str] = Counter()
+        self._by_tenant: Counter[str] = Counter()
         self.held = 0
 
-    def take(self, sharer: str, size: int) -> None:
-        """Raises Busy when that is too much, for the sharer or for all."""
-        if self._by_sharer[sharer] + size > self._limit // SHARES:
+    def take(self, tenant: str, size: int) -> None:
+        """Raises Busy when that is too much, for the tenant or for all."""
+        if self._by_tenant[tenant] + size > self._limit // SHARES:
             raise self._refused("it holds too many of your large requests at once")
         if self.held + size > self._limit:
             raise self._refused("it holds too many large requests at once")
-        self._by_sharer[sharer] += size
+        self._by_tenant[tenant] += size
         self.held += size
 
-    def give_back(self, sharer: str, size: int) -> None:
-        self._by_sharer[sharer] -= size
+    def give_back(self, tenant: str, size: int) -> None:
+        self._by_tenant[tenant] -= size
         self.held -= size
-        if not self._by_sharer[sharer]:
-            del self._by_sharer[sharer]
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
 
     def statistics(self) -> dict[str, Any]:
         """Plain values for `/v1/status`."""
-        return {"held_bytes": self.held, "limit_bytes": self._limit, "sharers": len(self._by_sharer)}
+        return {"held_bytes": self.held, "limit_bytes": self._limit, "sharers": len(self._by_tenant)}
 
     def _refused(self, why: str) -> Busy:
         self._on_refused(Refusal.BODY_BYTES)
@@ -64,23 +64,23 @@ class Body:
     """One request's body. It counts in `budget` until it is let go, when the context ends at the latest. Several frames
     wait while an answer is made and would each keep the bytes, so they share this holder."""
 
-    def __init__(self, budget: BodyBudget, sharer: str) -> None:
+    def __init__(self, budget: BodyBudget, tenant: str) -> None:
         self.data = b""
         self._budget = budget
-        self._sharer = sharer
+        self._tenant = tenant
         self._counted = 0
 
     def grow(self, size: int) -> None:
         """Count `size` bytes in all. Raises Busy."""
         if size > EXEMPT_BYTES:
-            self._budget.take(self._sharer, size - self._counted)
+            self._budget.take(self._tenant, size - self._counted)
             self._counted = size
 
     def let_go(self) -> None:
         """Forget the bytes. Idempotent."""
         self.data = b""
         if self._counted:
-            self._budget.give_back(self._sharer, self._counted)
+            self._budget.give_back(self._tenant, self._counted)
             self._counted = 0
 
     def __enter__(self) -> Body:

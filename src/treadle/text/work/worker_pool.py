@@ -62,7 +62,7 @@ class WorkItem:
 
     order: Order
     payload: bytes
-    sharer: str
+    tenant: str
     result: asyncio.Future[bytes]
     since: float
     expiry: asyncio.TimerHandle | None = None
@@ -218,7 +218,7 @@ class WorkerPool:
         params: bytes,
         payload: bytes = b"",
         *,
-        sharer: str = "",
+        tenant: str = "",
         parsed: int = 0,
         tokenized: int = 0,
         least_cpu_s: float = 0.0,
@@ -227,30 +227,30 @@ class WorkerPool:
         of processor time, which is `least_cpu_s` at least.
 
         Raises InvalidRequest for what breaks a bound, Busy where no worker comes free within `max_wait_s` or all
-        MOST_PENDING places are taken (a sharer that holds the most gives its newest to others), ServerStopping, and the
+        MOST_PENDING places are taken (a tenant that holds the most gives its newest to others), ServerStopping, and the
         job's own errors.
         """
         if self._closed:
             raise ServerStopping("the server is shutting down")
-        self._make_room(sharer)
+        self._make_room(tenant)
         loop = asyncio.get_running_loop()
         order = Order(job, params, max(least_cpu_s, self.cpu_bound_s(parsed, tokenized)))
-        piece = WorkItem(order, payload, sharer, loop.create_future(), self._clock())
+        piece = WorkItem(order, payload, tenant, loop.create_future(), self._clock())
         piece.expiry = loop.call_later(self.max_wait_s, self._expire, piece)
-        self._queue.put(sharer, piece)
+        self._queue.put(tenant, piece)
         self._feed()
         try:
             return await piece.result
         finally:
             piece.expiry.cancel()
-            self._queue.remove(sharer, piece)
+            self._queue.remove(tenant, piece)
 
-    def _make_room(self, sharer: str) -> None:
-        """Where all places are taken, let the sharer with the most give way. Raises Busy where that is `sharer`."""
+    def _make_room(self, tenant: str) -> None:
+        """Where all places are taken, let the tenant with the most give way. Raises Busy where that is `tenant`."""
         if len(self._queue) < MOST_PENDING:
             return
         why = "too many prompts wait to be tokenized"
-        displaced = self._queue.displace(sharer)
+        displaced = self._queue.displace(tenant)
         if displaced is None:
             raise self._busy(why)
         self._settle(displaced, self._busy(why))
@@ -325,7 +325,7 @@ class WorkerPool:
             return
         loop = asyncio.get_running_loop()
         piece.expiry = loop.call_later(self.max_wait_s, self._expire, piece)
-        self._queue.put_back(piece.sharer, piece)
+        self._queue.put_back(piece.tenant, piece)
         self._feed()
 
     def _blame(self, piece: WorkItem, gone: Gone | None, late: bool) -> None:
@@ -358,7 +358,7 @@ class WorkerPool:
             piece.result.set_result(outcome)
 
     def _expire(self, piece: WorkItem) -> None:
-        if self._queue.remove(piece.sharer, piece):
+        if self._queue.remove(piece.tenant, piece):
             self._settle(piece, self._busy(f"no text worker came free within {self.max_wait_s:g} s"))
 
     def _busy(self, why: str) -> Busy:

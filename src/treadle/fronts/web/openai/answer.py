@@ -68,7 +68,7 @@ class Server:
 
     def arrival_of(self, scope: Scope) -> Arrival:
         """Who sent this request, for its share and for its place in line."""
-        return web_arrival(scope, caller_of(scope).sharer)
+        return web_arrival(scope, caller_of(scope).tenant)
 
     def body_bytes(self) -> int:
         """The longest body: as the settings say, else what a prompt that fits the context can need."""
@@ -98,7 +98,7 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
         try:
-            with Body(server.bodies, caller_of(scope).sharer) as body:
+            with Body(server.bodies, caller_of(scope).tenant) as body:
                 await read_body(receive, scope["headers"], body, limit=server.body_bytes())
                 await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
         except (RateLimited, InsufficientScope) as error:
@@ -108,7 +108,7 @@ class Answer:
 
     async def _answer(self, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         server = self._server
-        ask = await self._asked(body.data, caller_of(scope).sharer)
+        ask = await self._asked(body.data, caller_of(scope).tenant)
         server.check_model(ask.model)
         model = server.texts.model()
         limits = server.limits(model)
@@ -147,16 +147,16 @@ class Answer:
             ) as reservation,
         ):
             head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
-            salt = server.door.salts.salt(caller.tenant, checked.cache_salt)
-            run = _Run(server, ask, body, caller.sharer, checked, limits, model, reservation, head, record, salt)
+            salt = server.door.salts.salt(caller.tenant_digest, checked.cache_salt)
+            run = _Run(server, ask, body, caller.tenant, checked, limits, model, reservation, head, record, salt)
             await run.run(scope, send)
 
-    async def _asked(self, body: bytes, sharer: str) -> Ask:
+    async def _asked(self, body: bytes, tenant: str) -> Ask:
         if is_small(body):
             return self._ask(parse_json(body))
         server = self._server
         model = server.texts.model()
-        return await read_aside(server.texts.pool, self._ask.kind, body, server.limits(model), sharer)
+        return await read_aside(server.texts.pool, self._ask.kind, body, server.limits(model), tenant)
 
 
 @dataclass
@@ -166,7 +166,7 @@ class _Run:
     server: Server
     ask: Ask
     body: Body
-    sharer: str
+    tenant: str
     checked: ValidatedRequest
     limits: Limits
     model: TextView
@@ -188,7 +188,7 @@ class _Run:
     async def _begin(self) -> list[Row]:
         """Tokenize, submit, and return once the scheduler has admitted the first sequence."""
         ask = self.ask
-        prompts = await tokenize(self.server.texts.pool, ask, self.body.data, self.checked, self.limits, self.sharer)
+        prompts = await tokenize(self.server.texts.pool, ask, self.body.data, self.checked, self.limits, self.tenant)
         self.body.let_go()
         draw, param = self.server.draw_seed, ask.prompt_param
         requests = build_submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
