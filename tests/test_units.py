@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.config import Settings
-from treadle.units import portion, size
+from treadle.units import duration, portion, size
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,25 @@ def test_bytes_are_written_in_binary_units(count: float, text: str) -> None:
 @pytest.mark.parametrize("count", [1, 2 << 10, 7 << 20, 8 << 30])
 def test_what_is_shown_can_be_given_to_a_flag(count: int) -> None:
     assert Settings.from_mapping({"max-body-bytes": size(count)}).max_body_bytes == count
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "1 ms"),
+        (0.0, "1 ms"),
+        (0.0304, "30 ms"),
+        (0.9994, "999 ms"),
+        (0.9995, "1.0 s"),
+        (9.94, "9.9 s"),
+        (9.95, "10 s"),
+        (119.4, "119 s"),
+        (119.5, "2 min"),
+        (3600, "60 min"),
+    ],
+)
+def test_a_wait_is_never_nothing_and_has_the_unit_of_its_size(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_a_part_has_the_unit_of_the_whole() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -15,6 +17,15 @@ def portion(done: float, total: float) -> str:
     """Bytes out of bytes, in the unit of all of them: "1.1 of 2.6 GiB"."""
     power = _power(total)
     return f"{_scaled(done, power)} of {_scaled(total, power)} {_UNITS[power]}"
+
+
+def duration(seconds: float) -> str:
+    """A time to wait as text: "1 ms", "430 ms", "1.4 s", "45 s", "10 min"."""
+    if seconds < 0.9995:
+        return f"{max(1, math.ceil(1000 * seconds - 0.5))} ms"
+    if seconds < 119.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"
 
 
 def _power(count: float) -> int:

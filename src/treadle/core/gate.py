@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import Busy, InvalidRequest, TreadleError
+from ..units import duration
 from .admission_capacity import AdmissionCapacity
 from .admission_capacity import GateLimits as GateLimits
 from .fair_share import FairShares
@@ -228,7 +229,7 @@ class Gate:
             error = type(self._closed)(self._closed.message, retry_after_s=wait_s)
         else:
             why = REASONS[reason].format(max_wait_s=self.limits.max_wait_s)
-            error = Busy(f"the server is busy: {why}; try again in about {wait_s:.1f} s", retry_after_s=wait_s)
+            error = Busy(f"the server is busy: {why}; try again in about {duration(wait_s)}", retry_after_s=wait_s)
         error.ticket = "" if ticket is None else ticket.id
         return error
 

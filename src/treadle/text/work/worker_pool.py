@@ -30,6 +30,7 @@ from ...errors import (
     from_code,
 )
 from ...processes import is_stopped
+from ...units import duration
 from ..packed_view import unpack
 from ..view import TextView
 from .fork_server_process import Channel, ForkServerProcess
@@ -366,7 +367,7 @@ class WorkerPool:
         self.on_refused()
         pending = len(self._queue) + len(self._members) - len(self._idle)
         wait_s = max(1.0, pending * self.tally.mean_s / self.workers, self.blocked_s if pending else 0.0)
-        return Busy(f"the server is busy: {why}; try again in about {wait_s:.0f} s", retry_after_s=wait_s)
+        return Busy(f"the server is busy: {why}; try again in about {duration(wait_s)}", retry_after_s=wait_s)
 
     def _note(self, spent_s: float) -> None:
         self.tally.done += 1
