@@ -7,20 +7,20 @@ import os
 
 import pytest
 
-from treadle.descriptors import Spare
+from treadle.descriptors import DescriptorReserve
 
 OPEN = os.open
 
 
-def opened(spare: Spare) -> list[int]:
+def opened(spare: DescriptorReserve) -> list[int]:
     return list(spare._held)
 
 
 def test_they_are_lent_for_a_while() -> None:
-    spare = Spare(3)
+    spare = DescriptorReserve(3)
     held = opened(spare)
     assert len(spare) == 3
-    with spare.lent():
+    with spare.released():
         assert len(spare) == 0
         for descriptor in held:
             with pytest.raises(OSError, match="Bad file"):
@@ -31,7 +31,7 @@ def test_they_are_lent_for_a_while() -> None:
 
 
 def test_those_that_cannot_be_had_again_are_tried_for_at_the_next_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    spare, left = Spare(4), 1
+    spare, left = DescriptorReserve(4), 1
 
     def scarce(*args: object) -> int:
         nonlocal left
@@ -41,17 +41,17 @@ def test_those_that_cannot_be_had_again_are_tried_for_at_the_next_end(monkeypatc
         return OPEN(os.devnull, os.O_RDONLY)
 
     monkeypatch.setattr(os, "open", scarce)
-    with spare.lent():
+    with spare.released():
         pass
     assert len(spare) == 1
     left = 100
-    with pytest.raises(ValueError, match="the work failed"), spare.lent():
+    with pytest.raises(ValueError, match="the work failed"), spare.released():
         raise ValueError("the work failed")
     assert len(spare) == 4
     spare.close()
 
 
 def test_children_do_not_inherit_them() -> None:
-    spare = Spare(1)
+    spare = DescriptorReserve(1)
     assert not os.get_inheritable(opened(spare)[0])
     spare.close()

@@ -97,7 +97,7 @@ def test_a_name_is_what_it_resolves_to(addresses: list[str], local: bool, monkey
 
 
 def told(**given: Any) -> list[tuple[str, str, bool]]:
-    return [(access.about, access.text, access.open) for access in access_of(Settings(**given))]
+    return [(access.subject, access.text, access.open) for access in access_of(Settings(**given))]
 
 
 def test_who_may_come_in() -> None:
@@ -145,9 +145,9 @@ async def aside(work: Callable[[], list[str]]) -> list[str]:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of two networks, with addresses that are of no use to clients among its own."""
-    monkeypatch.setattr(exposure, "_routed", lambda: [LAN, "fd00::5"])
+    monkeypatch.setattr(exposure, "_routed_addresses", lambda: [LAN, "fd00::5"])
     named = ["127.0.1.1", LAN, "10.0.0.5", "::1", "fe80::1%eth0", "0.0.0.0", "nonsense"]
-    monkeypatch.setattr(exposure, "_named", lambda: named)
+    monkeypatch.setattr(exposure, "_hostname_addresses", lambda: named)
 
 
 @pytest.mark.usefixtures("machine")
@@ -177,11 +177,11 @@ async def test_a_machine_whose_name_is_unknown_or_slow_starts_all_the_same(
     async def fails(work: Callable[[], list[str]]) -> list[str]:
         raise failure
 
-    monkeypatch.setattr(exposure, "_routed", list)
+    monkeypatch.setattr(exposure, "_routed_addresses", list)
     assert (await reach_of(Settings(host="::"), 80, None, fails)).http == ("http://127.0.0.1:80",)
 
 
 def test_this_machines_own_addresses_are_addresses() -> None:
     """Whatever they are here: nothing is sent to find them."""
-    for text in exposure._routed():
+    for text in exposure._routed_addresses():
         assert exposure.address_of(text) is not None

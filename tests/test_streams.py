@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.streams import LineWriter, QueuedText, drain
+from treadle.streams import LineWriter, QueuedText, relay_lines
 
 
 class Pipe:
@@ -75,11 +75,11 @@ def test_text_beyond_the_bound_is_dropped_and_told_of_once(pipe: Pipe) -> None:
         writer.put(b"x" * 29 + b"\n")
     writer.put(b"small\n")  # there would be room, but it would come before its elders
     assert (writer.statistics().dropped_lines, writer.statistics().queued_bytes) == (8, 96)
-    assert not writer.settle(0.01)
+    assert not writer.flush_within(0.01)
     pipe.read(size)
     said = [pipe.read_line() for _ in range(5)]
     assert said == [b"first\n", *[b"x" * 29 + b"\n"] * 3, b"8 lines were dropped: nobody read this output\n"]
-    assert writer.settle(10)
+    assert writer.flush_within(10)
     writer.put(b"after\n")
     assert pipe.read_line() == b"after\n"
     assert (writer.statistics().dropped_lines, writer.statistics().queued_bytes) == (8, 0)
@@ -91,16 +91,16 @@ def test_a_line_longer_than_a_pipe_takes_at_once_arrives_whole(pipe: Pipe) -> No
     for line in lines:
         writer.put(line)
     assert pipe.read(sum(map(len, lines))) == b"".join(lines)
-    assert writer.settle(10)
+    assert writer.flush_within(10)
 
 
 def test_a_descriptor_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
     size = pipe.fill()
     os.set_blocking(pipe.write_fd, False)
     pipe.writer.put(b"line\n")
-    assert not pipe.writer.settle(0.01)
+    assert not pipe.writer.flush_within(0.01)
     assert pipe.read(size + 5).endswith(b"line\n")
-    assert pipe.writer.settle(10)
+    assert pipe.writer.flush_within(10)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
@@ -108,9 +108,9 @@ def test_text_that_can_not_be_written_counts_as_dropped() -> None:
     with Path("/dev/full").open("wb", buffering=0) as full:
         writer = LineWriter(full.fileno())
         writer.put(b"one\ntwo\n")
-        assert writer.settle(10)
+        assert writer.flush_within(10)
         writer.put(b"three\n")
-        assert writer.settle(10)
+        assert writer.flush_within(10)
         assert writer.statistics().dropped_lines == 3
 
 
@@ -155,7 +155,7 @@ def test_another_process_is_drained_to_its_end_in_whole_lines() -> None:
     ours, theirs = os.pipe()
     said: list[bytes] = []
     ended = threading.Event()
-    drain(ours, said.append, ended.set)
+    relay_lines(ours, said.append, ended.set)
     for data in (b"one\ntw", b"o\n" + b"x" * 140_000, b"y\n", b"the end"):
         os.write(theirs, data)
     os.close(theirs)
@@ -189,8 +189,9 @@ def test_a_traceback_that_ends_it_is_written() -> None:
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_closed_descriptors_are_filled(closed: tuple[int, ...], tmp_path: Path) -> None:
     code = (
-        "import os, sys; from treadle import streams; streams.occupy(); streams.occupy()\n"
-        f"print('out'); print('err', file=sys.stderr); sys.stdin.read(); streams.settle()\n"
+        "import os, sys; from treadle import streams\n"
+        "streams.open_missing_descriptors(); streams.open_missing_descriptors()\n"
+        f"print('out'); print('err', file=sys.stderr); sys.stdin.read(); streams.flush_within()\n"
         f"found = [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in {closed}]\n"
         f"open({str(tmp_path / 'found')!r}, 'w').write(str(all(found)))"
     )

@@ -16,7 +16,7 @@ __all__ = ["Completion", "Engine", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the library when it is first asked for: `import treadle` alone stays cheap."""
+    """Load the library on first use: `import treadle` alone stays cheap."""
     if name == "__version__":
         from .installation import version
 

@@ -24,7 +24,7 @@ from . import streams
 from .config import Settings
 from .core.messages import Capabilities
 from .core.refusals import Refusal
-from .descriptors import Spare
+from .descriptors import DescriptorReserve
 from .engine.client import Admission, EngineClient
 from .engine.handle import OwnerHandle
 from .engine.observer import Observer
@@ -158,7 +158,7 @@ def engine_for(
     settings: Settings,
     folder: Callable[[], ModelFolder],
     observers: Sequence[Observer] = (),
-    spare: Spare | None = None,
+    spare: DescriptorReserve | None = None,
 ) -> EngineClient:
     """An engine client whose owner is a child process, or a thread with `in_process`. Nothing is started;
     `folder` is asked at each start of the owner, and `spare` lends the descriptors for it."""
@@ -352,7 +352,7 @@ class Server:
         door = Authenticator.of(settings)
         sock = listen(settings.host, settings.port)
         telemetry = Telemetry(log_client=settings.log_client, watchdog=self._watchdog)
-        spare = Spare()
+        spare = DescriptorReserve()
         engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics], spare)
         texts = Texts(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), telemetry.metrics)
         telemetry.metrics.watch(ServerHealth(engine, texts))

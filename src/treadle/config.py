@@ -1,5 +1,5 @@
-"""All settings in one frozen object, built once at the edge and passed down. The CLI, the TOML file and
-`treadle.Engine` use the same names."""
+"""Settings of a server or an engine: one frozen object, built once at the edge and passed down. The CLI, the TOML file
+and `treadle.Engine` use the same names."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
-SIZES = ("memory", "max_body_bytes")  # bytes: also as text, such as 8GiB
-LEAST_MEMORY = 1 << 20  # less is a size whose unit was left out
+SIZES = ("memory", "max_body_bytes")  # bytes, or text such as 8GiB
+LEAST_MEMORY = 1 << 20  # a smaller number is a size without its unit
 MAX_KEY_CHARS = 512
-API_KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")  # what a header can carry: visible ASCII
+API_KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")  # visible ASCII, the characters that a header can carry
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 
 
@@ -34,13 +34,13 @@ SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kmgt])(i?b)?|b)?", re.IGNOREC
 class Settings:
     """Every setting with its default. Seconds end in `_s` here and are plain numbers in files and flags.
 
-    `max_waiting` None means as many as may run, of those for whom a slot is expected within `max_wait_s`;
-    `max_tokens` None leaves what the context leaves; `max_body_bytes` None follows from the context; `context` None is
-    the model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running rows and of
-    cached prefixes together; None takes what the device leaves, or a share of it. What rows leave of it holds prefixes,
-    unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized, on CUDA; 4 is refused with the reason.
-    `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key make it TLS, and with
-    `grpc_client_ca` only clients with a certificate of that authority may come.
+    `max_waiting` None permits a queue of `max_running` sequences, each of which must expect a slot within `max_wait_s`;
+    `max_tokens` None leaves the rest of the context; `max_body_bytes` None follows from the context; `context` None is
+    the model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running sequences
+    and of cached prefixes together; None takes all that the device leaves, or a share of it. Cached prefixes use the
+    part of it that running sequences leave, unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized,
+    on CUDA; 4 is refused with the reason. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and
+    key turn TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.
@@ -95,7 +95,7 @@ class Settings:
     start_timeout_s: float = 1800.0
 
     spelling: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """How the user writes each setting, for messages: `--max-wait`, or `max-wait in FILE`. Not a setting itself."""
+    """The user's spelling of each setting, for messages: `--max-wait`, or `max-wait in FILE`. Not a setting itself."""
 
     def __post_init__(self) -> None:
         for name in ("host", "grpc_host"):
@@ -130,32 +130,33 @@ class Settings:
 
     @property
     def has_keys(self) -> bool:
-        """Clients need an API key."""
+        """Whether clients need an API key."""
         return self.api_key is not None or self.api_keys is not None
 
     @property
     def waiting_places(self) -> int:
-        """How many may wait: none when nobody may wait at all; by default as many as run (one in serialized mode)."""
+        """Sequences that may wait: 0 if `max_wait_s` is 0, else `max_waiting`, by default `max_running`."""
         if self.max_wait_s == 0:
             return 0
         return self.max_running if self.max_waiting is None else self.max_waiting
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The settings' names, as files spell them."""
+        """Return the settings' names, as files spell them."""
         return tuple(cls.fields())
 
     @classmethod
     def fields(cls) -> dict[str, Field[Any]]:
-        """The settings, by the names that files use."""
-        return {_public(field.name): field for field in dataclasses.fields(cls) if field.name != "spelling"}
+        """Return the settings' fields, by the names that files use."""
+        return {_without_unit(field.name): field for field in dataclasses.fields(cls) if field.name != "spelling"}
 
     @classmethod
     def from_mapping(
         cls, values: Mapping[str, Any], *, source: str = "settings", spelling: Mapping[str, str] | None = None
     ) -> Settings:
-        """Settings from plain values; unknown names and wrong types raise ConfigError, with the nearest known name.
-        `spelling` is how the user writes each setting, where that is not its name."""
+        """Build settings from plain values. `source` names their origin in messages; `spelling` maps names of settings
+        to what the user wrote. Raises ConfigError for unknown names, with the nearest known one, and for wrong
+        types."""
         fields = cls.fields()
         known: dict[str, Any] = {}
         names = dict(spelling or {})
@@ -163,15 +164,15 @@ class Settings:
         for name, value in values.items():
             key = _key(name)
             with spelled(names):
-                known[fields[key].name] = _typed(key, str(fields[key].type), value)
+                known[fields[key].name] = _convert(key, str(fields[key].type), value)
         return cls(**known, spelling=names)
 
     @classmethod
     def from_file(
         cls, path: Path, overrides: Mapping[str, Any] | None = None, *, spelling: Mapping[str, str] | None = None
     ) -> Settings:
-        """Settings from a TOML file, with `overrides` (flags) on top. `spelling` is how the user writes those that are
-        not in the file."""
+        """Build settings from a TOML file, with `overrides` (flags) on top. `spelling` maps the names of settings that
+        are not in the file to what the user wrote. Raises ConfigError."""
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -188,7 +189,7 @@ class Settings:
 
 
 def check_api_key(key: str) -> None:
-    """Raise ConfigError for a key that clients could not send in a header."""
+    """Raise ConfigError for a key that clients cannot send in a header."""
     if not key.strip():
         raise ConfigError("`api_key` is empty: leave it out to serve without one", param="api_key")
     if API_KEY.fullmatch(key) is None:
@@ -216,7 +217,7 @@ def _check_grpc(settings: Settings) -> None:
 
 
 def _check_known(given: Iterable[str], known: Iterable[str], source: str) -> None:
-    """Raises ConfigError for a name that is not known, with the nearest one that is."""
+    """Raise ConfigError for an unknown name, with the nearest known one."""
     known = list(known)
     for name in given:
         if _key(name) not in known:
@@ -227,8 +228,8 @@ def _check_known(given: Iterable[str], known: Iterable[str], source: str) -> Non
 
 
 def _key(name: str) -> str:
-    """The setting's name, from a name with dashes or with its unit."""
-    return _public(name.replace("-", "_"))
+    """Return the setting's name, from a name with dashes or with its unit."""
+    return _without_unit(name.replace("-", "_"))
 
 
 def _check_names(settings: Settings) -> None:
@@ -258,13 +259,13 @@ def _origin_cure(origin: str) -> str:
     return "is no origin: give " + ("scheme://host[:port], such as http://localhost:3000" if meant is None else meant)
 
 
-def _public(name: str) -> str:
+def _without_unit(name: str) -> str:
     return name.removesuffix("_s")
 
 
-def _typed(name: str, annotation: str, value: Any) -> Any:
-    """`value` as the setting's type: ints are fine for floats, strings for paths, one string for a list of them,
-    and nothing else is bent."""
+def _convert(name: str, annotation: str, value: Any) -> Any:
+    """Convert `value` to the setting's type: ints pass for floats, strings for paths, one string for a list of them.
+    Raises ConfigError for every other difference."""
     if annotation == STRINGS:
         return _strings(name, value)
     kinds = {part.strip() for part in annotation.split("|")}
@@ -291,8 +292,8 @@ def _typed(name: str, annotation: str, value: Any) -> Any:
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    """A list of strings, without repetitions; one string is a list too, and commas separate further items, as people
-    write them in environment variables."""
+    """Convert to a list of strings, without repetitions. One string is a list too; commas separate further items, as in
+    environment variables."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, (list, tuple)) or not all(isinstance(item, str) for item in values):
         raise ConfigError(f"`{name}` must be a list of texts, not {value!r}", param=name)
@@ -301,7 +302,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _bytes(name: str, text: str) -> int:
-    """A size as people write it: `8GiB` and `8G` are multiples of 1024, `8GB` of 1000."""
+    """Parse a size: `8GiB` and `8G` are multiples of 1024, `8GB` of 1000. Raises ConfigError."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
@@ -341,5 +342,5 @@ def _not_negative(settings: Settings, *names: str) -> None:
 
 def _out_of_range(settings: Settings, name: str, rule: str) -> ConfigError:
     value = getattr(settings, name)
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
-    return ConfigError(f"`{_public(name)}` {rule} {shown}", param=_public(name))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return ConfigError(f"`{_without_unit(name)}` {rule} {text}", param=_without_unit(name))

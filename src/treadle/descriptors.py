@@ -1,4 +1,4 @@
-"""File descriptors in reserve, for work that must not fail for lack of one: the launch of the engine's process."""
+"""Reserve of file descriptors, for work that must not fail for lack of one: the launch of the engine's process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ SPARE = 16
 """A launch takes half as many at once: a socket pair, /dev/null, a pipe that reports a failed exec, a pidfd."""
 
 
-class Spare:
-    """`count` descriptors of /dev/null, opened early and closed while `lent`, so that others may be opened instead."""
+class DescriptorReserve:
+    """Reserve of `count` descriptors of /dev/null, opened early and closed while `released`, so that other files can be
+    opened in their place."""
 
     def __init__(self, count: int = SPARE) -> None:
         self._count = count
@@ -22,8 +23,9 @@ class Spare:
         return len(self._held)
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """Within the block that many descriptors are free. Afterwards as many as can be had are in reserve again."""
+    def released(self) -> Iterator[None]:
+        """Context manager: `count` descriptors are free within the block, and the reserve is filled again after it, as
+        far as the system allows."""
         self.close()
         try:
             yield
@@ -31,7 +33,7 @@ class Spare:
             self._fill()
 
     def close(self) -> None:
-        """Give them all back."""
+        """Close all descriptors of the reserve."""
         while self._held:
             os.close(self._held.pop())
 

@@ -1,4 +1,4 @@
-"""Environment of processes that this one starts: without the secrets that only this one needs."""
+"""Environment variables for child processes, without the secrets of this process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 KEY_VARIABLE = "TREADLE_API_KEY"
 KEYS_VARIABLE = "TREADLE_API_KEYS"
 SECRETS = frozenset({KEY_VARIABLE, KEYS_VARIABLE, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
-"""API keys, where their hashes are, and the hub's token: downloads and the checks of keys happen in the server."""
+"""API keys, the path of the keys file, and the hub's token. Only the server downloads and checks keys."""
 
 
 def without_secrets() -> dict[str, str]:
-    """This process's environment but for SECRETS."""
+    """Return this process's environment without the variables in SECRETS."""
     return {name: value for name, value in os.environ.items() if name not in SECRETS}

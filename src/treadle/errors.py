@@ -1,6 +1,6 @@
-"""One error tree for the whole server: each error has one code, one HTTP status and one gRPC status.
+"""Error types of the whole server. Each has one code, one HTTP status and one gRPC status.
 
-`code` is what clients match on. `retryable` says whether the same request may succeed later, unchanged.
+Clients match on `code`. `retryable`: the same request may succeed later, unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ _SETTING = re.compile(r"`([a-z_]+)`")
 class TreadleError(Exception):
     """Base of every error that Treadle raises on purpose.
 
-    `param` names the request field at fault, where there is one. `retry_after_s` is how long a client should wait
-    before it tries again, where that is known; `ticket` then names the place that is kept for it, where one is.
-    `harmful`: the same request again would do the same harm, so clients that retry errors of its HTTP status by
-    themselves are told not to.
+    `param` names the request field at fault, where there is one. `retry_after_s` is the time a client should wait
+    before it tries again, where that is known; `ticket` then names the slot promised to it, where one is. `harmful`:
+    the same request again would do the same harm, so clients that retry its HTTP status by themselves are told not to.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -69,8 +68,8 @@ class RequestTooLarge(InvalidRequest):
 
 
 class Quarantined(InvalidRequest):
-    """The request took the engine down, by itself and again: it is not computed any more. Neither SDKs nor gateways
-    retry its statuses, and FAILED_PRECONDITION counts for no gateway's circuit breaker."""
+    """The request killed the engine, alone and repeatedly: it is not computed any more. Neither SDKs nor gateways retry
+    its statuses, and FAILED_PRECONDITION counts for no gateway's circuit breaker."""
 
     code = "request_quarantined"
     http_status = 422
@@ -105,7 +104,7 @@ class InsufficientScope(TreadleError):
 
 
 class RateLimited(TreadleError):
-    """The API key has used up its requests or tokens of this minute, or has as many sequences as it may."""
+    """The API key has used up its requests or tokens of this minute, or has reached its limit of sequences."""
 
     code = "rate_limit_exceeded"
     kind = "rate_limit_error"
@@ -147,7 +146,7 @@ class MessageTimeout(TreadleError):
 
 
 class Busy(TreadleError):
-    """No room: every slot and every place in the queue is taken, or the wait was over before a slot came free."""
+    """Overload: every slot and every place in the queue is taken, or the wait was over before a slot came free."""
 
     code = "text_generation_busy"
     kind = "overloaded_error"
@@ -179,9 +178,9 @@ class StepFailed(TreadleError):
 
 
 class EngineDied(TreadleError):
-    """The engine died while it worked on this request, which can't be replayed: there is no other engine, or it was
-    killed each time. The request may be at fault, so over gRPC it is not "unavailable": a gateway would carry it to
-    the next worker."""
+    """The engine died while it worked on this request, which can't be replayed: no other engine will start, or each one
+    was killed. The request may be at fault, so its gRPC status is not UNAVAILABLE: a gateway would carry it to the next
+    worker."""
 
     code = "engine_died"
     harmful = True
@@ -218,14 +217,14 @@ class StartFailed(TreadleError):
 
 
 def spell(message: str, names: Mapping[str, str]) -> str:
-    """`message`, in which settings stand in backquotes, with each as its reader writes it: `names` has a flag or the
-    key of a file by the setting's name. Settings that it lacks keep their name."""
+    """Replace the settings in backquotes in `message` by their names in `names`: flags, or keys of a file. Settings
+    that `names` lacks keep their own name."""
     return _SETTING.sub(lambda match: names.get(match[1], match[1]), message)
 
 
 @contextlib.contextmanager
 def spelled(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of Treadle's own that leave the block name settings as `spell` does."""
+    """Context manager that applies `spell` to the message of each TreadleError that leaves the block."""
     try:
         yield
     except TreadleError as error:
@@ -242,11 +241,12 @@ def _tree(root: type[TreadleError]) -> dict[str, type[TreadleError]]:
 
 
 def from_code(code: str, message: str, *, retry_after_s: float | None = None) -> TreadleError:
-    """The error of the given `code`, for errors that crossed a process boundary as plain values."""
+    """Build the error of the given `code`, for errors that crossed a process boundary as plain values."""
     return _tree(TreadleError).get(code, TreadleError)(message, retry_after_s=retry_after_s)
 
 
 def one_line(error: object, longest: int = 300) -> str:
-    """The words of an exception or a value as one line of at most `longest` characters; its type where it has none."""
+    """Return the text of an exception or a value as one line of at most `longest` characters; its type's name if it has
+    none."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -1,5 +1,5 @@
-"""Exposure of a server to the network: rules that refuse an open server nobody asked for, and the addresses and access
-of one as text for the person who starts it."""
+"""Exposure of a server to the network: rules that refuse a server opened by mistake, and its addresses and access as
+text for the person who starts it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .config import Settings
 from .errors import ConfigError
 from .hosts import ANY, CONTAINER_HOSTS, address_of, is_loopback, url_of
 
-Aside = Callable[[Callable[[], list[str]]], Awaitable[list[str]]]
+InThread = Callable[[Callable[[], list[str]]], Awaitable[list[str]]]
 
 LOOKUP_S = 1.0
-ROUTED_TO = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # documentation prefixes: never asked
+ROUTED_TO = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # documentation prefixes
 
 
 @dataclass(frozen=True)
 class Access:
-    """One fact about who may come in. `open`: strangers may, and a person should know."""
+    """One fact about access to a server. `open`: strangers have it, so a person should know."""
 
-    about: str
+    subject: str
     text: str
     open: bool = False
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The URLs under which clients reach HTTP and gRPC, the nearest first, and who may use them."""
+    """URLs under which clients reach HTTP and gRPC, the nearest first, and who has access."""
 
     http: tuple[str, ...]
     grpc: tuple[str, ...]
@@ -43,15 +43,15 @@ class Reach:
 
 
 def check(settings: Settings) -> None:
-    """Raise ConfigError where the server would be open to the network and no flag says so, and for flags that say so
-    without effect."""
+    """Raise ConfigError if the server would be open to the network without a flag that permits it, or if such a flag
+    has no effect."""
     _check_http(settings)
     if settings.grpc_port is not None:
         _check_grpc(settings)
 
 
 def check_open(host: str, *, has_key: bool, no_auth: bool, keys_file: bool = True) -> None:
-    """The rule for an HTTP server at `host`; `keys_file`: its keys may be in a file. Raises ConfigError."""
+    """Check an HTTP server at `host`; `keys_file`: its keys may be in a file. Raises ConfigError."""
     if has_key and no_auth:
         raise ConfigError(
             "--no-auth and an API key contradict each other: leave one out (--api-key, --api-keys, or "
@@ -102,24 +102,24 @@ def _check_grpc(settings: Settings) -> None:
 
 
 def grpc_host(settings: Settings) -> str:
-    """The address that gRPC binds."""
+    """Return the address that gRPC binds."""
     return settings.grpc_host or settings.host
 
 
-async def reach_of(settings: Settings, port: int, grpc_port: int | None, aside: Aside) -> Reach:
-    """The reach of a server that listens on these ports. `aside` runs a look-up off the event loop."""
+async def reach_of(settings: Settings, port: int, grpc_port: int | None, in_thread: InThread) -> Reach:
+    """Return the reach of a server that listens on these ports. `in_thread` runs a look-up off the event loop."""
     grpc: tuple[str, ...] = ()
     if grpc_port is not None:
         scheme = "grpc" if settings.grpc_cert is None else "grpcs"
         host = grpc_host(settings)
         host = "::" if host == "0.0.0.0" else host  # gRPC takes either wildcard for both families
-        grpc = tuple(url_of(scheme, at, grpc_port) for at in await addresses(host, aside))
-    http = tuple(url_of("http", at, port) for at in await addresses(settings.host, aside))
+        grpc = tuple(url_of(scheme, at, grpc_port) for at in await addresses(host, in_thread))
+    http = tuple(url_of("http", at, port) for at in await addresses(settings.host, in_thread))
     return Reach(http, grpc, access_of(settings))
 
 
 def access_of(settings: Settings) -> tuple[Access, ...]:
-    """Who may use a server with these settings, which have passed `check`."""
+    """Return the access that these settings give; they have passed `check`."""
     lines = [http_access(settings.host, has_key=settings.has_keys, no_auth=settings.no_auth)]
     if settings.grpc_port is not None:
         lines.append(_grpc_access(settings))
@@ -131,7 +131,7 @@ def access_of(settings: Settings) -> tuple[Access, ...]:
 
 
 def http_access(host: str, *, has_key: bool, no_auth: bool) -> Access:
-    """Who may use an HTTP server at `host` that has passed `check_open`."""
+    """Return the access to an HTTP server at `host` that has passed `check_open`."""
     if no_auth:
         return Access("HTTP", "anyone who reaches these addresses: no key is asked for (--no-auth)", open=True)
     who = "anyone on this machine" if is_loopback(host) else "anyone who reaches these addresses"
@@ -168,27 +168,27 @@ def _pages(settings: Settings) -> Access:
 # Addresses ------------------------------------------------------------------------------------------------------------
 
 
-async def addresses(host: str, aside: Aside) -> list[str]:
-    """The addresses under which clients reach what is bound to `host`: this machine's own for a wildcard."""
+async def addresses(host: str, in_thread: InThread) -> list[str]:
+    """Return the addresses under which clients reach a server bound to `host`: this machine's own for a wildcard."""
     address = address_of(host)
     if address is None or not address.is_unspecified:
         return [host]
-    found = ["127.0.0.1", *_routed()]
+    found = ["127.0.0.1", *_routed_addresses()]
     with contextlib.suppress(TimeoutError, OSError):
-        found += await asyncio.wait_for(aside(_named), LOOKUP_S)
-    return [text for text in dict.fromkeys(found) if _is_of_use(text, both_families=address.version == 6)]
+        found += await asyncio.wait_for(in_thread(_hostname_addresses), LOOKUP_S)
+    return [text for text in dict.fromkeys(found) if _is_reachable(text, both_families=address.version == 6)]
 
 
-def _is_of_use(text: str, *, both_families: bool) -> bool:
-    """A client elsewhere can use this address; or it is 127.0.0.1, for clients here."""
+def _is_reachable(text: str, *, both_families: bool) -> bool:
+    """Whether clients elsewhere can use this address. True for 127.0.0.1 as well, which serves clients here."""
     address = address_of(text)
     if address is None or (address.version == 6 and not both_families):
         return False
     return text == "127.0.0.1" or not (address.is_loopback or address.is_link_local or address.is_unspecified)
 
 
-def _routed() -> list[str]:
-    """The source addresses of this machine's default routes. Connecting a datagram socket sends nothing."""
+def _routed_addresses() -> list[str]:
+    """Return the source addresses of this machine's default routes. Connecting a datagram socket sends nothing."""
     found = []
     for family, to in ROUTED_TO:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -197,6 +197,6 @@ def _routed() -> list[str]:
     return found
 
 
-def _named() -> list[str]:
-    """The addresses of this machine's own name."""
+def _hostname_addresses() -> list[str]:
+    """Return the addresses of this machine's own name."""
     return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]

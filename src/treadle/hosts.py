@@ -1,5 +1,5 @@
-"""Host names, addresses and web origins: their syntax, and which of them are this machine. Nothing here asks a
-resolver except `resolved`."""
+"""Syntax of host names, addresses and web origins, and tests whether they are this machine. Only `resolved` asks a
+resolver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 def host_of(header: str) -> str | None:
-    """The name or address in a Host header: lower case, without port, brackets and final dot. None where the header
+    """Return the name or address in a Host header: lower case, without port, brackets and final dot. None if the header
     is not one host with an optional port."""
     match = _HEADER.fullmatch(header.strip())
     if match is None:
@@ -45,7 +45,7 @@ def host_of(header: str) -> str | None:
 
 
 def address_of(host: str) -> Address | None:
-    """`host` as an address; None for a name. An IPv4 address mapped to IPv6 is the IPv4 address."""
+    """Return `host` as an address; None for a name. An IPv4 address mapped to IPv6 becomes the IPv4 address."""
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -55,15 +55,16 @@ def address_of(host: str) -> Address | None:
 
 
 def site_of(address: Address) -> Address | ipaddress.IPv6Network:
-    """The part of an address that one client is taken to have: all of IPv4's, and of IPv6's the /64 network, as whoever
-    has one address of it can have all."""
+    """Return the part of an address that identifies one client: all of an IPv4 address, the /64 network of an IPv6 one,
+    since a client with one address of it can have all."""
     if address.version == 4:
         return address
     return ipaddress.IPv6Network((int(address), IPV6_SITE_BITS), strict=False)
 
 
 def bindable(host: str) -> str:
-    """`host` as every library reads it: an IPv6 address without brackets, a short IPv4 address (127.1) in full."""
+    """Return `host` in the form that every library reads: an IPv6 address without brackets, a short IPv4 address
+    (127.1) in full."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if bare != host and address_of(bare.partition("%")[0]) is not None:
         return bare
@@ -74,7 +75,7 @@ def bindable(host: str) -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """`host` is a loopback address, `localhost`, or a name below it."""
+    """Whether `host` is a loopback address, `localhost`, or a name below it."""
     address = address_of(host)
     if address is not None:
         return address.is_loopback
@@ -82,19 +83,19 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_pattern(text: str) -> bool:
-    """`text` is a host name, or `*.` and a host name, in lower case."""
+    """Whether `text` is a host name, or `*.` and a host name, in lower case."""
     name = text.removeprefix("*.")
     return len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None and address_of(name) is None
 
 
 def matches(host: str, pattern: str) -> bool:
-    """`host` is the name `pattern`, or, where that begins with `*.`, a name below it."""
+    """Whether `host` is the name `pattern` or, if that begins with `*.`, a name below it."""
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
 def origin_of(text: str) -> str | None:
-    """`text` as browsers write an origin: `scheme://host`, with the port unless it is the scheme's own. None where it
-    is no origin; `null` is none."""
+    """Return `text` as browsers write an origin: `scheme://host`, with the port unless it is the scheme's own. None for
+    text that is no origin, and for `null`."""
     match = _ORIGIN.fullmatch(text.lower())
     if match is None:
         return None
@@ -103,13 +104,13 @@ def origin_of(text: str) -> str | None:
 
 
 def is_program(origin: str) -> bool:
-    """`origin` is that of a program's pages or of a browser extension."""
+    """Whether `origin` is that of a program's pages or of a browser extension."""
     match = _PROGRAM.fullmatch(origin.lower())
     return match is not None and match[1] in PROGRAM_SCHEMES
 
 
 def nearest_origin(text: str) -> str | None:
-    """The origin that was probably meant: with a scheme, without a path. None where there is no telling."""
+    """Return the origin that was probably meant: with a scheme, without a path. None if it cannot be guessed."""
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
     except ValueError:
@@ -118,20 +119,20 @@ def nearest_origin(text: str) -> str | None:
 
 
 def url_of(scheme: str, host: str, port: int) -> str:
-    """The URL of a server at `host`."""
+    """Return the URL of a server at `host`."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """A server bound to `host` is reached from this machine alone; names are looked up. Raises ConfigError for a name
-    that has no address."""
+    """Whether a server bound to `host` is reached from this machine alone; names are looked up. Raises ConfigError for
+    a name that has no address."""
     if address_of(host) is not None or host == "localhost":
         return is_this_machine(host)
     return all(is_this_machine(address) for address in resolved(host))
 
 
 def resolved(host: str) -> list[str]:
-    """The addresses of `host`. Raises ConfigError where it has none."""
+    """Return the addresses of `host`. Raises ConfigError if it has none."""
     try:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:

@@ -1,4 +1,4 @@
-"""Other programs that this one starts: a port for them, their last words, whether they stand still, and their end."""
+"""Child programs: free ports for them, the end of their output, whether they are stopped, and their end."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 LAST_LINES = 4
 LAST_CHARS = 600
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on now."""
+    """Return a port of this host that no program listens on now."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
-    """`count` different ports of this host that nobody listens on now, none of them among `besides`."""
+    """Return `count` different ports of this host that no program listens on now, none of them in `besides`."""
     with contextlib.ExitStack() as held:
         ports: list[int] = []
         while len(ports) < count:
@@ -33,14 +33,14 @@ def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
         return ports
 
 
-def last_words(said: str) -> str:
-    """The end of what a program printed, in one line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def last_lines(output: str) -> str:
+    """Return the last lines of a program's output, joined into one line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return " | ".join(lines[-LAST_LINES:])[-LAST_CHARS:]
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger. False where there is no /proc to tell it (macOS)."""
+    """Whether a process is stopped by a signal or a debugger. False on systems without /proc (macOS)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -48,15 +48,15 @@ def is_stopped(pid: int) -> bool:
     return fields.rpartition(")")[2].split()[0] in "Tt"
 
 
-async def ended_within(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Returns when it has ended, or after `grace_s`."""
-    for _ in range(int(grace_s / LOOK_S)):
+async def wait_for_exit(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Wait until the process has ended, at most `grace_s` seconds."""
+    for _ in range(int(grace_s / POLL_S)):
         if process.poll() is not None:
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal it and everything that it has started; it leads a session of its own."""
+    """Send a signal to the process and all that it started; it leads a session of its own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

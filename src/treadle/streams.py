@@ -1,11 +1,10 @@
 """Standard output and error that never block their writer: a bounded queue and a thread that empties it.
 
-Rules:
-- A full pipe or a stopped terminal holds up nobody: text that finds the queue full is dropped and counted.
-- From the first drop on everything is dropped until the queue is empty; then one notice counts the missing lines.
+- A full pipe or a stopped terminal delays no writer: text that finds the queue full is dropped and counted.
+- From the first drop on, all text is dropped until the queue is empty; then one notice counts the missing lines.
 - Text keeps its order. Pieces are joined up to the size that a pipe takes as one, so that several processes can share
   a pipe line by line.
-- `settle` waits for the queue to empty, within a bound.
+- `flush_within` waits for the queue to empty, within a bound.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 MOST_BYTES = 1 << 20
-"""Bytes that may wait for a slow reader."""
+"""Capacity of the queue."""
 AT_ONCE = select.PIPE_BUF
 SETTLE_S = 0.5
-"""Seconds that the end of the process waits for a slow reader."""
+"""Time that the end of the process waits for a slow reader."""
 RETRY_S = 0.5
 MOST_PART_BYTES = 1 << 16
-"""The longest beginning of a line that `relay` holds back until the line ends."""
+"""The longest part of a line that is held back until the line ends."""
 STANDARD = (0, 1, 2)
 ERROR = 2
 
@@ -43,14 +42,14 @@ class Statistics:
 
 @dataclass(slots=True)
 class _Mark:
-    """A place in the queue that `settle` waits for."""
+    """A place in the queue that `flush_within` waits for."""
 
     reached: threading.Event = field(default_factory=threading.Event)
 
 
 class LineWriter:
-    """Writes to descriptor `fd` on a daemon thread of its own. `put` may be called on any thread and from finalizers.
-    `notice` makes the line that tells of so many dropped ones."""
+    """Writer of descriptor `fd` on a daemon thread of its own. `put` may be called on any thread and from finalizers.
+    `notice` makes the line that reports a number of dropped lines."""
 
     def __init__(self, fd: int, *, most_bytes: int = MOST_BYTES) -> None:
         self.notice: Callable[[int], bytes] = _notice
@@ -64,7 +63,7 @@ class LineWriter:
         threading.Thread(target=self._run, name="treadle-output", daemon=True).start()
 
     def put(self, data: bytes) -> None:
-        """Queue `data`, or drop it where the queue is full."""
+        """Queue `data`, or drop it if the queue is full."""
         with self._lock:
             if self._dropping or self._held + len(data) > self._most_bytes:
                 self._drop(data)
@@ -72,8 +71,8 @@ class LineWriter:
                 self._held += len(data)
                 self._queue.put(data)
 
-    def settle(self, within_s: float = SETTLE_S) -> bool:
-        """Wait until everything that was put so far is written; False where that takes longer than `within_s`."""
+    def flush_within(self, within_s: float = SETTLE_S) -> bool:
+        """Wait until all data put so far is written; False if that takes longer than `within_s`."""
         mark = _Mark()
         self._queue.put(mark)
         return mark.reached.wait(within_s)
@@ -94,13 +93,13 @@ class LineWriter:
             first = self._queue.get() if self._next is None else self._next
             self._next = None
             if isinstance(first, bytes):
-                self._put_out(self._batch(first))
+                self._write_batch(self._batch(first))
             if self._next is None and self._queue.empty():
-                self._tell()
+                self._write_notice()
             if isinstance(first, _Mark):
                 first.reached.set()
 
-    def _put_out(self, batch: bytes) -> None:
+    def _write_batch(self, batch: bytes) -> None:
         written = self._write(batch)
         with self._lock:
             self._held -= len(batch)
@@ -108,7 +107,7 @@ class LineWriter:
                 self._drop(batch)
 
     def _batch(self, first: bytes) -> bytes:
-        """`first` and the pieces behind it that a pipe takes with it as one."""
+        """Return `first` joined with the pieces behind it, up to the size that a pipe takes as one."""
         parts, size = [first], len(first)
         while size < AT_ONCE and self._next is None:
             try:
@@ -122,8 +121,8 @@ class LineWriter:
                 size += len(item)
         return b"".join(parts)
 
-    def _tell(self) -> None:
-        """Take text again, after a notice of what is missing."""
+    def _write_notice(self) -> None:
+        """Accept text again, after a notice of the number of dropped lines."""
         with self._lock:
             missing, self._missing, self._dropping = self._missing, 0, False
         if missing and not self._write(self.notice(missing)):
@@ -131,12 +130,12 @@ class LineWriter:
                 self._missing += missing
 
     def _write(self, data: bytes) -> bool:
-        """Write all of `data`, for as long as that takes; False where the descriptor can't be written to."""
+        """Write all of `data`, without a bound of time; False if the descriptor can't be written to."""
         rest = memoryview(data)
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:  # another process that shares it made it so
+            except BlockingIOError:  # another process that shares it made it non-blocking
                 select.select([], [self._fd], [], RETRY_S)
             except OSError:
                 return False
@@ -148,8 +147,8 @@ def _notice(missing: int) -> bytes:
 
 
 class QueuedText(io.TextIOBase):
-    """A text stream over a LineWriter, for Python's own writers: a line is queued at its end, part of one by `flush`,
-    which waits for nothing. `terminal` says whether it shows on one."""
+    """Text stream over a LineWriter, for Python's own writers. A line is queued at its end, part of one by `flush`,
+    which does not wait. `isatty` is that of `fd`."""
 
     def __init__(self, writer: LineWriter, fd: int) -> None:
         self.writer = writer
@@ -192,38 +191,40 @@ class QueuedText(io.TextIOBase):
         self.writer.put(text.encode(self.encoding, self.errors))
 
 
-# This process's own -----------------------------------------------------------------------------------------------
+# This process's streams ----------------------------------------------------------------------------------------------
 
 
 _own: list[LineWriter] = []
 
 
 def unblock() -> LineWriter:
-    """Make `sys.stderr` and `sys.stdout` one queue to this process's standard error, until its end. Idempotent."""
+    """Replace `sys.stderr` and `sys.stdout` by one queue to this process's standard error, until its end.
+    Idempotent."""
     if not _own:
         _own.append(LineWriter(ERROR))
         sys.stderr = sys.stdout = QueuedText(_own[0], ERROR)
-        atexit.register(settle)
+        atexit.register(flush_within)
     return _own[0]
 
 
 def own() -> LineWriter | None:
-    """The writer that `unblock` made, if it was called."""
+    """Return the writer that `unblock` made; None if it was not called."""
     return _own[0] if _own else None
 
 
-def settle(within_s: float = SETTLE_S) -> None:
-    """Write what this process's streams hold, within a bound where they are queued; for its end."""
+def flush_within(within_s: float = SETTLE_S) -> None:
+    """Write the text that this process's streams hold, within a bound of `within_s` seconds if they are queued. For the
+    end of the process."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # broken, closed, or None
             stream.flush()
     for writer in _own:
-        writer.settle(within_s)
+        writer.flush_within(within_s)
 
 
-def occupy() -> None:
-    """Open /dev/null in the place of standard descriptors that are closed, so that no socket or file takes their
-    numbers, and streams for them."""
+def open_missing_descriptors() -> None:
+    """Open /dev/null in the place of closed standard descriptors, so that no socket or file gets their numbers, and
+    streams for them."""
     for fd in STANDARD:
         try:
             os.fstat(fd)
@@ -235,16 +236,16 @@ def occupy() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-# Another process's -------------------------------------------------------------------------------------------------
+# Another process's output --------------------------------------------------------------------------------------------
 
 
-def drain(fd: int, relay: Callable[[bytes], None], ended: Callable[[], None] = lambda: None) -> None:
-    """Hand what comes from `fd` to `relay`, in whole lines where they are not too long, on a daemon thread, until the
-    other side has closed it; then call `ended`."""
-    threading.Thread(target=_drain, args=(fd, relay, ended), name="treadle-relay", daemon=True).start()
+def relay_lines(fd: int, relay: Callable[[bytes], None], ended: Callable[[], None] = lambda: None) -> None:
+    """Pass data from `fd` to `relay` on a daemon thread until the other side has closed it, then call `ended`. Data
+    comes in whole lines, except lines longer than MOST_PART_BYTES."""
+    threading.Thread(target=_relay_lines, args=(fd, relay, ended), name="treadle-relay", daemon=True).start()
 
 
-def _drain(fd: int, relay: Callable[[bytes], None], ended: Callable[[], None]) -> None:
+def _relay_lines(fd: int, relay: Callable[[bytes], None], ended: Callable[[], None]) -> None:
     part = b""
     with os.fdopen(fd, "rb", buffering=0) as source:
         while data := source.read(MOST_PART_BYTES):

@@ -1,4 +1,4 @@
-"""Quantities as text. Bytes have binary units everywhere, as `--memory 8GiB` does."""
+"""Quantities as text. Bytes have binary units everywhere, as in `--memory 8GiB`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(count: float) -> str:
-    """Bytes as text: "0 B", "2.0 KiB", "511 MiB", "10.5 GiB"."""
+    """Format bytes: "0 B", "2.0 KiB", "511 MiB", "10.5 GiB"."""
     power = _power(count)
     return f"{_scaled(count, power)} {_UNITS[power]}"
 
 
 def portion(done: float, total: float) -> str:
-    """Bytes out of bytes, in the unit of all of them: "1.1 of 2.6 GiB"."""
+    """Format bytes out of bytes, in the unit of the total: "1.1 of 2.6 GiB"."""
     power = _power(total)
     return f"{_scaled(done, power)} of {_scaled(total, power)} {_UNITS[power]}"
 
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
 
 
 def _power(count: float) -> int:
-    """The power of 1024 that leaves a number below 1024, as it is written."""
+    """Return the power of 1024 that leaves a number below 1024 after rounding."""
     power = 0
     while round(count) >= 1024 and power < len(_UNITS) - 1:
         count /= 1024

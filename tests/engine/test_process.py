@@ -23,7 +23,7 @@ from tests.support.child import ENTRY
 from tests.support.faults import plain
 from tests.support.owners import settle
 from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
-from treadle.descriptors import Spare
+from treadle.descriptors import DescriptorReserve
 from treadle.engine import deaths as deaths_module
 from treadle.engine import process as process_module
 from treadle.engine.child import Channel, freeze_gc_when_ready, transmit
@@ -651,7 +651,7 @@ def test_once_it_is_ready_garbage_is_not_looked_for_in_what_is_loaded(monkeypatc
 @in_loop
 async def test_a_child_is_launched_with_the_descriptors_in_reserve_when_all_others_are_taken() -> None:
     """Clients may hold every other one: the engine must come back all the same."""
-    spare = Spare()
+    spare = DescriptorReserve()
     client = EngineClient(lambda: ProcessOwner(ENTRY, {}, spare), Admission(4, 4, 30.0))
     try:
         with no_descriptors():

@@ -8,7 +8,7 @@ import httpx
 
 from tests.serve.conftest import Start, Tiny
 from tests.serve.server import until
-from treadle.exposure import _routed
+from treadle.exposure import _routed_addresses
 
 
 def test_a_server_without_a_key_does_not_open_to_the_network_unasked(start: Start, tiny: Tiny) -> None:
@@ -35,7 +35,7 @@ def test_an_open_server_says_where_it_is_and_that_anyone_may_come_in(start: Star
     ):
         assert line in banner
     port = server.url.rpartition(":")[2]
-    for address in [text for text in _routed() if ":" not in text]:
+    for address in [text for text in _routed_addresses() if ":" not in text]:
         assert f"http://{address}:{port}" in banner
         assert server.http.get(f"http://{address}:{port}/health/live").status_code == 200
     assert re.search(r"gRPC +grpc://127\.0\.0\.1:\d+", banner)

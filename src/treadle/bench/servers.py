@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import PurePath
 from typing import IO, Any
 
-from ..processes import ended_within, free_port, last_words, signal_group
+from ..processes import free_port, last_lines, signal_group, wait_for_exit
 from .client import Client
 from .errors import BenchError
 from .plan import Message, Request
@@ -57,22 +57,22 @@ class Process:
     def ended(self) -> str:
         """How it ended; nothing while it runs."""
         code = self._process.poll()
-        return "" if code is None else f"ended with {_exit(code)}: {self.last_words()}"
+        return "" if code is None else f"ended with {_exit(code)}: {self.last_lines()}"
 
     def check(self) -> None:
         """Raises BenchError when it has ended."""
         if ended := self.ended:
             raise BenchError(f"'{self.command}' {ended}")
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """The end of what it printed."""
         self._log.seek(0)
-        return last_words(self._log.read().decode("utf-8", "replace")) or "it said nothing"
+        return last_lines(self._log.read().decode("utf-8", "replace")) or "it said nothing"
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL for what is left of its group after a while."""
         signal_group(self._process, signal.SIGTERM)
-        await ended_within(self._process, STOP_S)
+        await wait_for_exit(self._process, STOP_S)
         self.kill()
 
     def kill(self) -> None:
@@ -148,7 +148,7 @@ class Target:
                 await self._find_model(model)
                 await self._answering()
         except TimeoutError:
-            words = "" if self.process is None else f": {self.process.last_words()}"
+            words = "" if self.process is None else f": {self.process.last_lines()}"
             raise BenchError(f"{self.info.name} was not ready after {timeout_s:g} s{words}") from None
         self.control = [path for path in ("/health", "/v1/models") if (await self.client.get(path)).status == 200]
         self.info.version = await self._version()

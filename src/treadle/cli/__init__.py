@@ -18,10 +18,10 @@ def main() -> NoReturn:
 
     The process ends here and now: the threads of a download that was given up would hold up the interpreter's own end.
     """
-    streams.occupy()
+    streams.open_missing_descriptors()
     code = _run()
     logging.shutdown()
-    streams.settle()
+    streams.flush_within()
     os._exit(code)
 
 

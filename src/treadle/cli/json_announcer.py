@@ -74,7 +74,7 @@ class LoggedAnnouncer:
         _log("ready", fields)
         for access in reach.access:
             level = logging.WARNING if access.open else logging.INFO
-            _log("access", {"about": access.about, "text": access.text}, level)
+            _log("access", {"about": access.subject, "text": access.text}, level)
 
     def draining(self, running: int, drain_s: float) -> None:
         self._ends = True

@@ -168,7 +168,7 @@ def connections(limits: ConnectionLimits) -> str:
 
 
 def _access(access: Access) -> str:
-    text = escape(f"{access.about}: {access.text}")
+    text = escape(f"{access.subject}: {access.text}")
     return f"[bold yellow]{text}[/]" if access.open else text
 
 

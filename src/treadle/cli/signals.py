@@ -30,7 +30,7 @@ LAST_WORDS_S = 0.2
 def end(code: int, kill: Callable[[], None]) -> None:
     """End this process now, from any thread: `kill` and the rest of the log have a moment each, whoever is stuck."""
     within(KILL_S, kill)
-    streams.settle(LAST_WORDS_S)
+    streams.flush_within(LAST_WORDS_S)
     os._exit(code)
 
 

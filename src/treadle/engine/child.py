@@ -156,7 +156,7 @@ def main(argv: list[str]) -> int:
 def run(argv: list[str]) -> NoReturn:
     """`main`, and then the end of the process: the interpreter's own teardown may abort under MLX's threads (mlx.md),
     and nothing is left to unwind."""
-    streams.occupy()
+    streams.open_missing_descriptors()
     streams.unblock()
     code = EXIT_FAILED
     try:
@@ -164,7 +164,7 @@ def run(argv: list[str]) -> NoReturn:
     except BaseException:
         log.exception("the engine process failed")
     logging.shutdown()
-    streams.settle()
+    streams.flush_within()
     os._exit(code)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from .. import streams
 from ..core.messages import ToOwner
-from ..descriptors import Spare
+from ..descriptors import DescriptorReserve
 from ..environment import without_secrets
 from ..processes import is_stopped
 from .framing import HEADER, frame, from_owner
@@ -39,12 +39,12 @@ class ProcessOwner:
         self,
         entry: str,
         arguments: Any,
-        spare: Spare | None = None,
+        spare: DescriptorReserve | None = None,
         *,
         relay: Callable[[bytes], None] | None = None,
     ) -> None:
         self._entry = entry
-        self._spare = spare or Spare(0)
+        self._spare = spare or DescriptorReserve(0)
         self._arguments = arguments
         self._relay = relay
         self._roster: Roster | None = None
@@ -60,7 +60,7 @@ class ProcessOwner:
 
     async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
         arguments = frame_of_arguments(self._arguments)
-        with self._spare.lent():
+        with self._spare.released():
             reader = await self._launch()
         self._write(arguments)
         self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")
@@ -97,7 +97,7 @@ class ProcessOwner:
             self._drained.set()
             return await spawn(stdin=asyncio.subprocess.DEVNULL)
         ours, theirs = os.pipe()
-        streams.drain(ours, self._relay, self._on_drained(asyncio.get_running_loop()))
+        streams.relay_lines(ours, self._relay, self._on_drained(asyncio.get_running_loop()))
         try:
             return await spawn(stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs)
         finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import StartFailed
-from ..processes import ended_within, last_words, signal_group
+from ..processes import last_lines, signal_group, wait_for_exit
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 LEASHED = Path(__file__).with_name("leashed.py")
@@ -138,7 +138,7 @@ class Member:
         """SIGTERM, if it has not had one, and SIGKILL for what is left after `grace_s`."""
         self.ask()
         if self._process is not None:
-            await ended_within(self._process, grace_s)
+            await wait_for_exit(self._process, grace_s)
         self.kill()
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -166,6 +166,6 @@ class Member:
 
     def _last_words(self) -> str:
         try:
-            return last_words(self.log.read_text("utf-8", "replace"))
+            return last_lines(self.log.read_text("utf-8", "replace"))
         except OSError:
             return ""
