@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.support.tiny import make_tiny
 from treadle.cli.check import Bounds, check_model, first_difference
 from treadle.cli.check_report import CheckReport, Outcome
-from treadle.cli.engine_trial import Ran, prompt_of
+from treadle.cli.engine_trial import CompletedRun, make_prompt
 from treadle.cli.findings import Finding, Findings, Mark
 from treadle.config import Settings
 from treadle.text import TextModel
@@ -96,8 +96,8 @@ def test_a_batch_that_changes_answers_fails_with_the_first_difference(
     with_owner(monkeypatch, "unfaithful")
     outcomes = check(folder)
     assert outcomes["fidelity"].mark is Mark.FAIL
-    assert "7 differ: prompt of 8 at token 1: " in outcomes["fidelity"].said
-    assert "2.0000 nats apart" in outcomes["fidelity"].said
+    assert "7 differ: prompt of 8 at token 1: " in outcomes["fidelity"].text
+    assert "2.0000 nats apart" in outcomes["fidelity"].text
     assert outcomes["stop"].mark is Mark.OK
 
 
@@ -105,7 +105,7 @@ def test_a_difference_between_equally_likely_tokens_is_a_remark(folder: Path, mo
     with_owner(monkeypatch, "tied")
     found = check(folder)["fidelity"]
     assert found.mark is Mark.WARN
-    assert "a tie in bfloat16" in found.said
+    assert "a tie in bfloat16" in found.text
 
 
 def test_a_step_that_never_ends_is_bounded_and_the_child_is_ended(
@@ -115,7 +115,7 @@ def test_a_step_that_never_ends_is_bounded_and_the_child_is_ended(
     monkeypatch.setattr("treadle.cli.check.STOP_GRACE_S", 0.5)
     outcomes = check(folder, Bounds(0.3, 0.3, 0.3, 0.3), start_timeout=6)
     assert outcomes["start"].mark is Mark.OK
-    assert outcomes["fidelity"].said == "not done within 0.3 s"
+    assert outcomes["fidelity"].text == "not done within 0.3 s"
     assert all(outcomes[name].mark is Mark.FAIL for name in ("fidelity", "cancel", "crash", "burst", "stop"))
 
 
@@ -126,8 +126,8 @@ def test_an_engine_that_does_not_come_back_fails_the_crash_check(
     outcomes = check(make_tiny(tmp_path / "model"))
     assert outcomes["fidelity"].mark is not Mark.FAIL  # a remark where steps were too short for rows to meet
     assert outcomes["crash"].mark is Mark.FAIL
-    assert "start_failed" in outcomes["crash"].said
-    assert "engine_unavailable" in outcomes["burst"].said
+    assert "start_failed" in outcomes["crash"].text
+    assert "engine_unavailable" in outcomes["burst"].text
 
 
 def test_a_model_that_can_not_start_ends_the_checks(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_model_that_can_not_start_ends_the_checks(tmp_path: Path) -> None:
     outcomes = check(folder)
     assert list(outcomes) == ["start", "stop"]
     assert outcomes["start"].mark is Mark.FAIL
-    assert "shape" in outcomes["start"].said
+    assert "shape" in outcomes["start"].text
 
 
 def test_a_model_that_is_not_there_is_the_one_outcome(tmp_path: Path) -> None:
@@ -146,21 +146,21 @@ def test_a_model_that_is_not_there_is_the_one_outcome(tmp_path: Path) -> None:
     assert outcomes["model"].mark is Mark.FAIL
 
 
-def ran(*tokens: int) -> Ran:
-    return Ran(tokens, (), 0.0, 0.0)
+def ran(*tokens: int) -> CompletedRun:
+    return CompletedRun(tokens, (), 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "at"),
     [(ran(1, 2), ran(1, 2), None), (ran(1, 2), ran(1, 3), 1), (ran(1, 2), ran(1), 1), (ran(), ran(4), 0)],
 )
-def test_the_first_difference(one: Ran, other: Ran, at: int | None) -> None:
+def test_the_first_difference(one: CompletedRun, other: CompletedRun, at: int | None) -> None:
     assert first_difference(one, other) == at
 
 
 def test_prompts_have_the_length_asked_for_and_begin_otherwise(folder: Path) -> None:
     text = TextModel.load(folder)
-    prompts = [prompt_of(text, 700, turn) for turn in range(8)]
+    prompts = [make_prompt(text, 700, turn) for turn in range(8)]
     assert {len(prompt) for prompt in prompts} == {700}
     assert len({prompt[:8] for prompt in prompts}) == 8
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from tests.support.tiny import make_tiny
-from treadle.cli.device_probe import Answer, Question, ask
+from treadle.cli.device_probe import ProbeRequest, ProbeResult, probe
 from treadle.runner.build import build
 
 
-def ask_script(script: str, *, folder: str | None = None, timeout_s: float = 30.0) -> Answer:
-    return ask(Question(folder=folder), command=(sys.executable, "-c", script), timeout_s=timeout_s)
+def probe_script(script: str, *, folder: str | None = None, timeout_s: float = 30.0) -> ProbeResult:
+    return probe(ProbeRequest(folder=folder), command=(sys.executable, "-c", script), timeout_s=timeout_s)
 
 
 def say(*names: str) -> str:
@@ -22,16 +22,16 @@ def say(*names: str) -> str:
 
 
 def test_a_crash_is_reported_with_what_came_before_and_the_last_words() -> None:
-    answer = ask_script("import os, sys\n" + say("blas") + "print('a\\nmetal says no', file=sys.stderr)\nos.abort()")
-    assert set(answer.parts) == {"blas"}
-    assert "SIGABRT" in answer.ended
-    assert answer.last_words.endswith("metal says no")
+    result = probe_script("import os, sys\n" + say("blas") + "print('a\\nmetal says no', file=sys.stderr)\nos.abort()")
+    assert set(result.parts) == {"blas"}
+    assert "SIGABRT" in result.ended
+    assert result.last_line.endswith("metal says no")
 
 
 def test_a_hang_is_bounded() -> None:
-    answer = ask_script(say("blas", "mlx") + "import threading; threading.Event().wait()", timeout_s=1.0)
-    assert set(answer.parts) == {"blas", "mlx"}
-    assert answer.ended == "no answer within 1 s"
+    result = probe_script(say("blas", "mlx") + "import threading; threading.Event().wait()", timeout_s=1.0)
+    assert set(result.parts) == {"blas", "mlx"}
+    assert result.ended == "no answer within 1 s"
 
 
 def test_a_hang_in_a_grandchild_that_holds_the_pipes_is_bounded() -> None:
@@ -40,32 +40,32 @@ def test_a_hang_in_a_grandchild_that_holds_the_pipes_is_bounded() -> None:
         "wait = 'import threading; threading.Event().wait()'\n"
         "subprocess.run([sys.executable, '-c', wait])"
     )
-    assert ask_script(script, timeout_s=1.0).ended == "no answer within 1 s"
+    assert probe_script(script, timeout_s=1.0).ended == "no answer within 1 s"
 
 
 def test_an_early_clean_exit_is_no_answer() -> None:
-    assert ask_script(say("blas", "mlx")).ended == "the process that asked it ended: exit code 0"
+    assert probe_script(say("blas", "mlx")).ended == "the process that asked it ended: exit code 0"
 
 
 def test_lines_that_are_no_answer_are_passed_over() -> None:
-    answer = ask_script("print('hello'); print('[1]'); print('{}'); print('3')\n" + say("blas", "mlx", "mlx-lm"))
-    assert set(answer.parts) == {"blas", "mlx", "mlx-lm"}
-    assert answer.ended == ""
+    result = probe_script("print('hello'); print('[1]'); print('{}'); print('3')\n" + say("blas", "mlx", "mlx-lm"))
+    assert set(result.parts) == {"blas", "mlx", "mlx-lm"}
+    assert result.ended == ""
 
 
 def test_what_mlx_can_not_do_ends_the_answer_without_being_a_crash() -> None:
-    answer = ask_script(say("blas") + 'print(\'{"part": "mlx", "error": "no device"}\')')
-    assert answer.ended == ""
-    assert answer.parts["mlx"] == {"error": "no device"}
+    result = probe_script(say("blas") + 'print(\'{"part": "mlx", "error": "no device"}\')')
+    assert result.ended == ""
+    assert result.parts["mlx"] == {"error": "no device"}
 
 
 @pytest.fixture(scope="module")
-def real() -> Answer:
+def real() -> ProbeResult:
     """The real child's, of no model."""
-    return ask(Question(threads=1))
+    return probe(ProbeRequest(threads=1))
 
 
-def test_the_real_child_knows_the_device_and_the_adapter(real: Answer) -> None:
+def test_the_real_child_knows_the_device_and_the_adapter(real: ProbeResult) -> None:
     assert real.ended == ""
     assert set(real.parts) == {"blas", "mlx", "mlx-lm"}
     assert real.parts["mlx"]["kind"] in ("cpu", "metal", "cuda")
@@ -73,7 +73,7 @@ def test_the_real_child_knows_the_device_and_the_adapter(real: Answer) -> None:
     assert "error" not in real.parts["mlx-lm"]
 
 
-def test_threads_reach_the_blas(real: Answer) -> None:
+def test_threads_reach_the_blas(real: ProbeResult) -> None:
     blas = real.parts["blas"]
     assert blas["threads"] in (0, 1)
 
@@ -81,7 +81,7 @@ def test_threads_reach_the_blas(real: Answer) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "qwen3_moe"])
 def test_the_estimate_is_what_then_runs(tmp_path: Path, architecture: str) -> None:
     folder = make_tiny(tmp_path / "model", architecture=architecture, context=512)  # type: ignore[arg-type]
-    estimate = ask(Question(folder=str(folder))).parts["model"]
+    estimate = probe(ProbeRequest(folder=str(folder))).parts["model"]
     runner = build(str(folder))
     can = msgspec.to_builtins(runner.capabilities())
     runner.close()
@@ -91,7 +91,7 @@ def test_the_estimate_is_what_then_runs(tmp_path: Path, architecture: str) -> No
 
 def test_what_quantized_keys_and_values_take_is_left_to_the_start(tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "model", context=512)
-    estimate = ask(Question(folder=str(folder), kv_bits=4)).parts["model"]
+    estimate = probe(ProbeRequest(folder=str(folder), kv_bits=4)).parts["model"]
     assert (estimate["kv_token_bytes"], estimate["kv_row_bytes"]) == (None, None)
 
 
@@ -99,26 +99,26 @@ def test_an_unknown_architecture_is_an_error_of_the_model_alone(tmp_path: Path) 
     folder = make_tiny(tmp_path / "model")
     config = (folder / "config.json").read_text().replace('"llama"', '"no_such_model"')
     (folder / "config.json").write_text(config)
-    answer = ask(Question(folder=str(folder)))
-    assert answer.ended == ""
-    assert "no_such_model" in answer.parts["model"]["error"]
-    assert "error" not in answer.parts["mlx-lm"]
+    result = probe(ProbeRequest(folder=str(folder)))
+    assert result.ended == ""
+    assert "no_such_model" in result.parts["model"]["error"]
+    assert "error" not in result.parts["mlx-lm"]
 
 
 def test_a_broken_tokenizer_is_an_error_of_the_text_side_alone(tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "model")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
-    answer = ask(Question(folder=str(folder)))
-    assert "tokenizer.json" in answer.parts["text"]["error"]
-    assert "error" not in answer.parts["model"]
+    result = probe(ProbeRequest(folder=str(folder)))
+    assert "tokenizer.json" in result.parts["text"]["error"]
+    assert "error" not in result.parts["model"]
 
 
 def test_a_context_over_the_models_is_said(tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "model", context=256)
-    assert "256" in ask(Question(folder=str(folder), context=1000)).parts["model"]["error"]
+    assert "256" in probe(ProbeRequest(folder=str(folder), context=1000)).parts["model"]["error"]
 
 
 def test_a_budget_beyond_what_the_weights_leave_fails(tmp_path: Path) -> None:
-    question = Question(folder=str(make_tiny(tmp_path)), memory=1 << 50, threads=1, spelling={"memory": "--memory"})
-    part = ask(question).parts["model"]
+    request = ProbeRequest(folder=str(make_tiny(tmp_path)), memory=1 << 50, threads=1, spelling={"memory": "--memory"})
+    part = probe(request).parts["model"]
     assert part["error"].startswith("--memory is 1024.0 TiB, and ")

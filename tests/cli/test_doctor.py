@@ -13,7 +13,7 @@ import pytest
 import treadle
 from tests.support.tiny import make_tiny
 from treadle.cli import doctor
-from treadle.cli.device_probe import Answer, Question
+from treadle.cli.device_probe import ProbeRequest, ProbeResult
 from treadle.config import Settings
 from treadle.errors import StartFailed
 from treadle.installation import install_command
@@ -40,14 +40,14 @@ GOOD: dict[str, dict[str, Any]] = {
 class Asked:
     """A probe that says what it is told to, and remembers the question."""
 
-    def __init__(self, answer: Answer | None = None, **changed: dict[str, Any]) -> None:
+    def __init__(self, result: ProbeResult | None = None, **changed: dict[str, Any]) -> None:
         parts = {**GOOD, **{name.replace("_", "-"): part for name, part in changed.items()}}
-        self.answer = answer or Answer(parts)
-        self.question: Question | None = None
+        self.result = result or ProbeResult(parts)
+        self.request: ProbeRequest | None = None
 
-    def __call__(self, question: Question) -> Answer:
-        self.question = question
-        return self.answer
+    def __call__(self, request: ProbeRequest) -> ProbeResult:
+        self.request = request
+        return self.result
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def report(
-    capsys: pytest.CaptureFixture[str], ask: Asked, model: Path | str, **settings: Any
+    capsys: pytest.CaptureFixture[str], probe: Asked, model: Path | str, **settings: Any
 ) -> tuple[int, dict[str, Any]]:
-    code = doctor.run(Settings(model=str(model), **settings), check=False, as_json=True, ask=ask)
+    code = doctor.run(Settings(model=str(model), **settings), check=False, as_json=True, probe=probe)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -86,15 +86,15 @@ def test_a_machine_that_can_serve(capsys: pytest.CaptureFixture[str], folder: Pa
 
 
 def test_the_question_carries_the_settings(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    ask = Asked()
-    report(capsys, ask, folder, threads=3, context=50, memory=77 << 20, kv_bits=8)
-    assert ask.question == Question(folder=str(folder), threads=3, context=50, memory=77 << 20, kv_bits=8)
+    probe = Asked()
+    report(capsys, probe, folder, threads=3, context=50, memory=77 << 20, kv_bits=8)
+    assert probe.request == ProbeRequest(folder=str(folder), threads=3, context=50, memory=77 << 20, kv_bits=8)
 
 
 def test_for_people_each_line_has_a_mark_and_the_verdict_comes_last(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert doctor.run(Settings(model=str(folder)), check=False, as_json=False, ask=Asked()) == 0
+    assert doctor.run(Settings(model=str(folder)), check=False, as_json=False, probe=Asked()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "System"
     assert lines[-1] == "Can serve"
@@ -110,15 +110,15 @@ def test_in_brief_it_is_one_line(capsys: pytest.CaptureFixture[str], folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"),
+    ("probe", "says"),
     [
         (Asked(mlx={"error": "no device", "fix": "buy one"}), "no device: buy one"),
         (Asked(mlx_lm={"error": "too old"}), "too old"),
     ],
 )
-def test_in_brief_the_first_failure_is_an_error(folder: Path, ask: Asked, says: str) -> None:
+def test_in_brief_the_first_failure_is_an_error(folder: Path, probe: Asked, says: str) -> None:
     with pytest.raises(StartFailed) as caught:
-        doctor.run_brief(Settings(model=str(folder)), ask)
+        doctor.run_brief(Settings(model=str(folder)), probe)
     assert caught.value.message == f"can't serve {folder}: {says}"
 
 
@@ -143,8 +143,8 @@ def test_in_brief_all_that_is_not_installed_is_named_with_one_command(
 def test_a_probe_that_crashes_or_hangs_is_a_finding(
     capsys: pytest.CaptureFixture[str], folder: Path, parts: tuple[str, ...], ended: str, at: str
 ) -> None:
-    answer = Answer({name: GOOD[name] for name in parts}, ended, "Metal: out of luck")
-    code, plain = report(capsys, Asked(answer), folder)
+    result = ProbeResult({name: GOOD[name] for name in parts}, ended, "Metal: out of luck")
+    code, plain = report(capsys, Asked(result), folder)
     found = plain["sections"]["MLX"]["probe"]
     assert code == 1
     assert found["mark"] == "fail"
@@ -206,21 +206,21 @@ def test_a_budget_beyond_the_devices_memory_fails_whatever_the_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("treadle.models.cache.default_root", lambda: tmp_path)
-    ask = Asked(Answer({name: GOOD[name] for name in ("blas", "mlx", "mlx-lm")}))
-    code, plain = report(capsys, ask, "demo", memory=100 << 30)
+    probe = Asked(ProbeResult({name: GOOD[name] for name in ("blas", "mlx", "mlx-lm")}))
+    code, plain = report(capsys, probe, "demo", memory=100 << 30)
     assert code == 1
     assert plain["sections"]["Model"]["capacity"]["value"] == "--memory is 100.0 GiB, and 8.0 GiB are usable here"
-    assert "capacity" not in report(capsys, ask, "demo", memory=8 << 30)[1]["sections"]["Model"]
+    assert "capacity" not in report(capsys, probe, "demo", memory=8 << 30)[1]["sections"]["Model"]
 
 
 def test_a_folder_that_would_run_code_fails(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
-    ask = Asked(Answer({name: GOOD[name] for name in ("blas", "mlx", "mlx-lm")}))
-    code, plain = report(capsys, ask, folder)
+    probe = Asked(ProbeResult({name: GOOD[name] for name in ("blas", "mlx", "mlx-lm")}))
+    code, plain = report(capsys, probe, folder)
     assert code == 1
-    assert ask.question is not None
-    assert ask.question.folder is None
+    assert probe.request is not None
+    assert probe.request.folder is None
     assert "auto_map" in plain["sections"]["Model"]["model"]["value"]
 
 
@@ -260,7 +260,7 @@ def test_the_demo_without_its_package_names_the_extra(
 def test_with_check_a_machine_that_can_not_serve_is_not_checked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code = doctor.run(Settings(model=str(tmp_path / "nowhere")), check=True, as_json=True, ask=Asked())
+    code = doctor.run(Settings(model=str(tmp_path / "nowhere")), check=True, as_json=True, probe=Asked())
     plain = json.loads(capsys.readouterr().out)
     assert code == 1
     assert "check" not in plain

@@ -13,7 +13,7 @@ from tests.cli.test_doctor import GOOD, Asked, report
 from tests.support.hub import COMMIT, HubServer, files_of
 from tests.support.tiny import make_tiny
 from treadle.cli import doctor
-from treadle.cli.device_probe import Answer
+from treadle.cli.device_probe import ProbeResult
 from treadle.config import Settings
 from treadle.models import fetch, hub, remote
 
@@ -36,7 +36,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
 
 def model_section(capsys: pytest.CaptureFixture[str], **settings: Any) -> tuple[int, Any]:
     parts = {name: part for name, part in GOOD.items() if name != "text"}  # a sketch has no tokenizer to ask
-    code, plain = report(capsys, Asked(Answer(parts)), MODEL, **settings)
+    code, plain = report(capsys, Asked(ProbeResult(parts)), MODEL, **settings)
     return code, plain["sections"]["Model"]
 
 

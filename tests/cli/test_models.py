@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.hub import COMMIT, HubServer, files_of, wait_for_partial
 from tests.support.tiny import make_tiny
-from treadle.cli.models import _agrees, show
+from treadle.cli.models import _confirmed, show
 from treadle.installation import Problem
 from treadle.models.cache_paths import repository
 
@@ -85,7 +85,7 @@ def test_a_question_has_one_mark(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert _agrees("Remove it?") is False
+    assert _confirmed("Remove it?") is False
     assert capsys.readouterr().err.rstrip() == "Remove it? [y/N]"
 
 

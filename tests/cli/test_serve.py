@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from treadle.cli.json_announcer import LoggedAnnouncer, logged_end
-from treadle.cli.serve import Announcer
+from treadle.cli.json_reporter import LogReporter, run_logged
+from treadle.cli.serve import TerminalReporter
 from treadle.compose import Say
 from treadle.config import Settings
 from treadle.core.messages import Capabilities
@@ -36,19 +36,19 @@ class Broken(io.StringIO):
         raise OSError(self.number, "broken")
 
 
-def say_everything(announcer: Say, reach: Reach = REACH) -> None:
-    announcer.listening(reach)
-    announcer.transfer(Transfer("o/m", 1, 2))
-    announcer.stage("reading")
-    announcer.ready(reach, "m", CAN, {}, 1.0)
-    announcer.draining(1, 30.0)
-    announcer.transfer(Transfer("late", 1, 2))
-    announcer.stopped()
-    announcer.close()
+def say_everything(reporter: Say, reach: Reach = REACH) -> None:
+    reporter.listening(reach)
+    reporter.transfer(Transfer("o/m", 1, 2))
+    reporter.stage("reading")
+    reporter.ready(reach, "m", CAN, {}, 1.0)
+    reporter.draining(1, 30.0)
+    reporter.transfer(Transfer("late", 1, 2))
+    reporter.stopped()
+    reporter.close()
 
 
 def test_it_says_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    say_everything(Announcer(Settings()))
+    say_everything(TerminalReporter(Settings()))
     shown = capsys.readouterr().err
     assert "late" not in shown  # a download that was given up is no longer shown
     assert all(
@@ -58,7 +58,7 @@ def test_it_says_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_says_where_it_is_reached_and_by_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    say_everything(Announcer(Settings()))
+    say_everything(TerminalReporter(Settings()))
     shown = capsys.readouterr().err.splitlines()
     assert "  access   HTTP: anyone on this machine" in shown
     assert not [line for line in shown if line.startswith(("  HTTP", "  gRPC"))]
@@ -67,7 +67,7 @@ def test_it_says_where_it_is_reached_and_by_whom(capsys: pytest.CaptureFixture[s
         ("grpc://127.0.0.1:2", "grpc://[fd00::5]:2"),
         (Access("HTTP", "anyone [bold]", open=True), Access("gRPC", "nobody")),
     )
-    say_everything(Announcer(Settings()), reach)
+    say_everything(TerminalReporter(Settings()), reach)
     shown = capsys.readouterr().err.splitlines()
     assert "Treadle listens on http://127.0.0.1:1 and grpc://127.0.0.1:2 and loads demo" in shown
     at = shown.index("  HTTP     http://127.0.0.1:1, http://[fd00::5]:1")
@@ -81,7 +81,7 @@ def test_it_says_where_it_is_reached_and_by_whom(capsys: pytest.CaptureFixture[s
 def test_a_log_has_the_same_events_as_fields(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="treadle.serve")
     reach = Reach(("http://127.0.0.1:1",), ("grpc://127.0.0.1:2",), (Access("HTTP", "anyone", open=True),))
-    say_everything(LoggedAnnouncer(Settings(max_running=3)), reach)
+    say_everything(LogReporter(Settings(max_running=3)), reach)
     told = {record.getMessage(): record.__dict__["fields"] for record in caplog.records}
     assert list(told) == ["listening", "downloading", "loading", "ready", "access", "draining", "stopped"]
     assert told["listening"] == {"http": ("http://127.0.0.1:1",), "grpc": ("grpc://127.0.0.1:2",), "model": "demo"}
@@ -105,14 +105,14 @@ def test_the_error_that_ends_a_server_is_a_line_of_its_log(
     def run() -> int:
         raise error
 
-    assert logged_end(run) == code
+    assert run_logged(run) == code
     (record,) = caplog.records
     assert (record.getMessage(), record.levelname) == (said, "ERROR")
-    assert logged_end(lambda: 0) == 0
+    assert run_logged(lambda: 0) == 0
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])
 def test_a_standard_error_that_nobody_reads_ends_nothing(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """B7, C3: neither an engine's restart nor a drain may fail because nobody can be told of it."""
     monkeypatch.setattr(sys, "stderr", Broken(number))
-    say_everything(Announcer(Settings()))
+    say_everything(TerminalReporter(Settings()))

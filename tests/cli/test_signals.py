@@ -96,7 +96,7 @@ async def test_a_kill_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Mo
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     hang = threading.Event()
-    signals.end(70, lambda: hang.wait(20) and None)
+    signals.exit_now(70, lambda: hang.wait(20) and None)
     assert codes == [70]
     hang.set()
 

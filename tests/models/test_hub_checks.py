@@ -84,7 +84,7 @@ def refused(server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> s
     assert not server.asked
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     monkeypatch.setattr("treadle.models.remote.HfApi", _at(server.url))
-    found, drawn = hub_check.look(Settings(model=MODEL), root / "scratch")
+    found, drawn = hub_check.examine(Settings(model=MODEL), root / "scratch")
     assert ([finding.value for finding in found], drawn) == ([caught.value.message], False)
     assert listed(root) == before
     assert caught.value.message.isprintable()

@@ -31,11 +31,11 @@ import asyncio, sys, threading, time
 from treadle.cli import serve
 from treadle.telemetry import watchdog
 
-def stick(settle=serve._settle):
+def stick(settle=serve._freeze_loaded):
     settle()
     asyncio.get_running_loop().call_later(0.3, lambda: (print("STUCK", file=sys.stderr), time.sleep(600)))
 
-serve._settle = stick
+serve._freeze_loaded = stick
 serve.STUCK_S = float(sys.argv.pop(1))
 watchdog.Watchdog.__init__.__kwdefaults__["stuck_s"] = serve.STUCK_S
 from treadle.cli import main

@@ -1,4 +1,4 @@
-"""The command line: serve, doctor, pull, models, rm, bench, fleet."""
+"""Command line: serve, doctor, pull, models, rm, bench, fleet, keys."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SERVING = ("serve", "doctor")
 
 
 def main() -> NoReturn:
-    """Entry of the `treadle` command. A mistake, or an error of Treadle's own, is one line and a non-zero exit.
+    """Run the `treadle` command. A usage error, or an error of Treadle's own, is one line and a non-zero exit.
 
-    The process ends here and now: the threads of a download that was given up would hold up the interpreter's own end.
+    Ends the process with `os._exit`: threads of a download that was given up would delay the interpreter's own end.
     """
     streams.open_missing_descriptors()
     code = _run()
@@ -36,36 +36,36 @@ def _run() -> int:
     try:
         code = app(standalone_mode=False)
     except TreadleError as error:
-        return _say(spell(error.message, FLAGS), exit_code(error))
+        return _print_error(spell(error.message, FLAGS), exit_code(error))
     except usage_error as error:
-        return _say_usage(error)
+        return _print_usage_error(error)
     except typer.Abort:
-        return _say("aborted", 1)
+        return _print_error("aborted", 1)
     except KeyboardInterrupt:
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
 def exit_code(error: Exception) -> int:
-    """2 for a wrong setting, 1 for everything else."""
+    """Return 2 for a wrong setting, 1 for every other error."""
     from ..errors import ConfigError
 
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def _say_usage(error: BaseException) -> int:
-    """One line for a wrong command line; without any arguments the help has been shown, and nothing is left to say."""
+def _print_usage_error(error: BaseException) -> int:
+    """Print one line for a wrong command line; without arguments typer has printed the help already."""
     message = error.format_message()  # type: ignore[attr-defined]
     context = error.ctx  # type: ignore[attr-defined]
     if context is not None and context.info_name in SERVING and (refused := getattr(error, "option_name", "")):
         from .foreign_options import cure
 
-        message = cure(refused, sys.argv[1:], _typed(context)) or message
-    return _say(f"{message.rstrip('.')}; see {_typed(context)} --help", 2) if message else 2
+        message = cure(refused, sys.argv[1:], _command_line(context)) or message
+    return _print_error(f"{message.rstrip('.')}; see {_command_line(context)} --help", 2) if message else 2
 
 
-def _typed(context: Any) -> str:
-    """The command and subcommand of `context` as the user ran them."""
+def _command_line(context: Any) -> str:
+    """Return the command and subcommand of `context` as the user ran them."""
     from ..installation import command
 
     if context is None:
@@ -74,6 +74,6 @@ def _typed(context: Any) -> str:
     return command() + subcommand
 
 
-def _say(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     print(f"treadle: error: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""`treadle bench`: its commands and their options."""
+"""Commands of `treadle bench`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import bench_options as options
 from .bench_engine import engine_command
-from .bench_errors import run_cli
+from .bench_errors import run_reporting_errors
 
 if TYPE_CHECKING:
     from ..bench.plan import Workload
@@ -25,80 +26,31 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-TARGETS, LOAD, OUTPUT = "Targets", "Load", "Output"
-
-
-def _option(*flags: str, help_: str, panel: str, kind: str | None = None) -> Any:
-    return typer.Option(*flags, help=help_, rich_help_panel=panel, metavar=kind)
-
 
 @app.command("run")
 def run_command(
-    workload: Annotated[
-        list[str],
-        _option("--workload", "-w", help_="NAME, NAME:OPTION=VALUE,... or a trace.jsonl.", panel=LOAD, kind="NAME"),
-    ],
-    start: Annotated[
-        list[str] | None,
-        _option("--start", help_="A server's command line, started and stopped here.", panel=TARGETS, kind="COMMAND"),
-    ] = None,
-    url: Annotated[
-        list[str] | None, _option("--url", help_="A server that runs already.", panel=TARGETS, kind="URL")
-    ] = None,
-    name: Annotated[
-        list[str] | None,
-        _option("--name", help_="Its name in tables, in the targets' order: starts, then URLs.", panel=TARGETS),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        _option(
-            "--model", help_="Its model, in the same order; one for all. Default: the first listed.", panel=TARGETS
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option("--api-key", help="Key for all targets.", envvar="TREADLE_API_KEY", rich_help_panel=TARGETS),
-    ] = None,
-    start_timeout: Annotated[
-        float, _option("--start-timeout", help_="What a server may take to get ready.", panel=TARGETS, kind="SECONDS")
-    ] = 600.0,
-    rounds: Annotated[int, _option("--rounds", help_="Rounds of each workload, targets in turn.", panel=LOAD)] = 3,
-    seed: Annotated[int, _option("--seed", help_="The same seed gives the same requests.", panel=LOAD)] = 0,
-    endpoint: Annotated[str, _option("--endpoint", help_="chat or completions.", panel=LOAD, kind="NAME")] = "chat",
-    silence: Annotated[
-        float, _option("--silence", help_="How long an answer may say nothing.", panel=LOAD, kind="SECONDS")
-    ] = 120.0,
-    goodput: Annotated[
-        str,
-        _option(
-            "--goodput",
-            help_="Limits of a good answer: seconds to its first token, and for each after it.",
-            panel=LOAD,
-            kind="TTFT,EACH",
-        ),
-    ] = "2,0.2",
-    max_lag: Annotated[
-        float,
-        _option(
-            "--max-lag",
-            help_="How late the client may be (p99) before the run is given up.",
-            panel=LOAD,
-            kind="SECONDS",
-        ),
-    ] = 0.05,
-    json: Annotated[Path | None, _option("--json", help_="Write the result here.", panel=OUTPUT, kind="FILE")] = None,
-    html: Annotated[Path | None, _option("--html", help_="Write a page with plots.", panel=OUTPUT, kind="FILE")] = None,
+    workload: options.Workloads,
+    start: options.Starts = None,
+    url: options.Urls = None,
+    name: options.Names = None,
+    model: options.Models = None,
+    api_key: options.ApiKey = None,
+    start_timeout: options.StartTimeout = 600.0,
+    rounds: options.Rounds = 3,
+    seed: options.Seed = 0,
+    endpoint: options.EndpointName = "chat",
+    silence: options.Silence = 120.0,
+    goodput: options.Goodput = "2,0.2",
+    max_lag: options.MaxLag = 0.05,
+    json: options.Json = None,
+    html: options.Html = None,
 ) -> None:
     """Run WORKLOADs against every target, interleaved round by round, and compare all with the first."""
     from ..bench.run import Plan, run
 
-    def work(watcher: Any, keep: Any) -> Coroutine[Any, Any, Result]:
-        limits = _goodput(goodput)
-        plan = Plan(
-            rounds=[
-                [within(limits, made) for given in workload for made in workloads_of(given, seed, number)]
-                for number in range(1, _at_least_one(rounds) + 1)
-            ],
+    def plan() -> Plan:
+        return Plan(
+            rounds=_rounds(workload, rounds, seed, _goodput(goodput)),
             starts=start or (),
             urls=url or (),
             names=name or (),
@@ -109,9 +61,8 @@ def run_command(
             start_timeout_s=start_timeout,
             max_lag_s=max_lag,
         )
-        return run(plan, watcher, keep)
 
-    raise typer.Exit(_run(work, json, html))
+    raise typer.Exit(_run(lambda watcher, save_result: run(plan(), watcher, save_result), json, html))
 
 
 app.command("engine")(engine_command)
@@ -136,18 +87,18 @@ def compare_command(
         _console().print(comparison_table(comparison))
         return 0 if comparison.passed else 1
 
-    raise typer.Exit(run_cli(judge))
+    raise typer.Exit(run_reporting_errors(judge))
 
 
 @app.command("report")
 def report_command(
     result: Annotated[Path, typer.Argument(help="What `run --json` wrote.", metavar="RESULT.json")],
-    html: Annotated[Path | None, _option("--html", help_="Write a page with plots.", panel=OUTPUT, kind="FILE")] = None,
+    html: options.Html = None,
 ) -> None:
     """Show a result again, or write its page."""
     from ..bench.store import load
 
-    raise typer.Exit(run_cli(lambda: _show(load(result), html)))
+    raise typer.Exit(run_reporting_errors(lambda: _show(load(result), html)))
 
 
 @app.command("workloads")
@@ -161,23 +112,26 @@ def workloads_command() -> None:
         print("    " + " ".join(f"{key}={value:g}" for key, value in defaults.items()))
 
 
-def workloads_of(given: str, seed: int, round_: int) -> list[Workload]:
-    """The workloads that `NAME`, `NAME:OPTION=VALUE,...` or a trace's path stands for. A trace is the same in every
-    round. Raises BenchError."""
+def workloads_of(text: str, seed: int, round_: int) -> list[Workload]:
+    """Build the workloads that `NAME`, `NAME:OPTION=VALUE,...` or a trace's path stands for. A trace is the same in
+    every round. Raises BenchError."""
     from ..bench.trace import read_trace
     from ..bench.workloads import build
 
-    name, _, options = given.partition(":")
+    name, _, numbers = text.partition(":")
     if name.endswith(".jsonl"):
-        return [read_trace(Path(given))]
-    return build(name, seed, _numbers(options), round_=round_)
+        return [read_trace(Path(text))]
+    return build(name, seed, _numbers(numbers), round_=round_)
 
 
-def within(limits: tuple[float, float], workload: Workload) -> Workload:
-    """The workload with these limits of a good answer."""
+def _rounds(names: list[str], count: int, seed: int, goodput: tuple[float, float]) -> list[list[Workload]]:
+    """Build the workloads of `count` rounds, each with these limits of a good answer. Raises BenchError."""
     import msgspec
 
-    return msgspec.structs.replace(workload, goodput=limits)
+    return [
+        [msgspec.structs.replace(made, goodput=goodput) for name in names for made in workloads_of(name, seed, number)]
+        for number in range(1, _at_least_one(count) + 1)
+    ]
 
 
 def _goodput(text: str) -> tuple[float, float]:
@@ -205,9 +159,9 @@ def _numbers(text: str) -> dict[str, float]:
     return found
 
 
-def _limits(given: list[str]) -> dict[str, float]:
+def _limits(text: list[str]) -> dict[str, float]:
     limits: dict[str, float] = {}
-    for entry in given:
+    for entry in text:
         limits |= _numbers(entry.replace(",", ""))
     return limits
 
@@ -224,35 +178,35 @@ def _at_least_one(rounds: int) -> int:
     return rounds
 
 
-def _endpoint(given: str) -> Any:
+def _endpoint(text: str) -> Any:
     from ..bench.errors import BenchError
     from ..bench.wire import PATHS
 
-    if given not in PATHS:
-        raise BenchError(f"--endpoint {given}: use {' or '.join(PATHS)}")
-    return given
+    if text not in PATHS:
+        raise BenchError(f"--endpoint {text}: use {' or '.join(PATHS)}")
+    return text
 
 
 def _run(work: Callable[[Any, Any], Coroutine[Any, Any, Result]], json: Path | None, html: Path | None) -> int:
     from ..bench.store import check_writable, save
     from ..bench.tables import LiveTable
 
-    def keep(result: Result) -> None:
+    def save_result(result: Result) -> None:
         if json is not None:
             save(result, json)
 
-    def go() -> int:
+    def measure_and_show() -> int:
         for path in filter(None, (json, html)):
             check_writable(path)
         with LiveTable(_console()) as live:
-            result = asyncio.run(_until_signal(work(live, keep)))
+            result = asyncio.run(_until_signal(work(live, save_result)))
         return _show(result, html)
 
-    return run_cli(go)
+    return run_reporting_errors(measure_and_show)
 
 
 async def _until_signal(work: Coroutine[Any, Any, Result]) -> Result:
-    """SIGTERM ends a run as Ctrl-C does: servers that it started are stopped."""
+    """Await `work`; SIGTERM cancels it as Ctrl-C does, which stops the servers that it started."""
     task = asyncio.ensure_future(work)
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,4 +1,4 @@
-"""`treadle bench engine`: Treadle's engine beside mlx-lm's BatchGenerator, without a server."""
+"""`treadle bench engine`: Treadle's engine against mlx-lm's BatchGenerator, without a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .bench_errors import run_cli
+from .bench_errors import run_reporting_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,11 +34,11 @@ def engine_command(
 ) -> None:
     """Run Treadle's engine and mlx-lm's BatchGenerator in this process, on the same weights and prompts."""
 
-    def go() -> int:
+    def measure_and_print() -> int:
         _show(_measure(model, batch, json, prompt, tokens, rounds, seed, prefill_tokens, threads))
         return 0
 
-    raise typer.Exit(run_cli(go))
+    raise typer.Exit(run_reporting_errors(measure_and_print))
 
 
 def _measure(model: str, batch: str, json: Path | None, *options: Any) -> EngineResult:
@@ -51,17 +51,17 @@ def _measure(model: str, batch: str, json: Path | None, *options: Any) -> Engine
     bench = EngineBench(sizes(batch), *options)
     if json is not None:
         check_writable(json)
-    say = _progress()
+    progress = _progress()
     require_installed(model)
-    folder = resolve(Settings(model=model), say)
-    result = measure(folder.path, folder.name, bench, say)
+    folder = resolve(Settings(model=model), progress)
+    result = measure(folder.path, folder.name, bench, progress)
     if json is not None:
         save(result, json)
     return result
 
 
 def sizes(given: str) -> tuple[int, ...]:
-    """The batch sizes in "1,8,32". Raises BenchError."""
+    """Parse the batch sizes in "1,8,32". Raises BenchError."""
     from ..bench.errors import BenchError
 
     try:
@@ -71,7 +71,7 @@ def sizes(given: str) -> tuple[int, ...]:
 
 
 def _progress() -> Callable[[str], None]:
-    """One line a stage, on standard error, so that standard output holds the table alone."""
+    """Return a printer of one line a stage on standard error: standard output holds the table alone."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)

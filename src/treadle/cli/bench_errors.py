@@ -1,4 +1,4 @@
-"""How the commands of `treadle bench` end."""
+"""Exit codes and error lines of the `treadle bench` commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 
 
-def run_cli(go: Callable[[], int]) -> int:
-    """The exit code; what went wrong is one line."""
+def run_reporting_errors(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code; an error is one line on standard error."""
     from ..errors import TreadleError, spell
 
     try:
-        return go()
+        return command()
     except TreadleError as error:
         print(f"treadle bench: {spell(error.message, {})}", file=sys.stderr)
         return 1

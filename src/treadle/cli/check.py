@@ -1,4 +1,4 @@
-"""`treadle doctor --check`: whether the engine keeps its promises on this device, with this model.
+"""`treadle doctor --check`: test an engine with a model on this device.
 
 Six checks on one engine in a child process, without HTTP: start, fidelity, cancel, crash, burst, stop. Each has a bound
 in time, and each failure is an outcome; only a failed start ends the rest. Slowness is a warning, never a failure.
@@ -25,7 +25,7 @@ from ..errors import RequestCancelled, TreadleError, spell
 from ..models import resolve
 from ..text import TextModel
 from .check_report import CheckReport, Outcome
-from .engine_trial import Ran, Trial, prompt_of, together
+from .engine_trial import CompletedRun, Trial, gather_or_cancel, make_prompt
 from .findings import Mark
 
 LENGTHS = (3, 8, 17, 33, 64, 130, 257, 520)
@@ -36,12 +36,12 @@ BURST, BURST_AT_ONCE, BURST_PROMPT, BURST_TOKENS, BURST_GAP_S = 16, 4, 48, 24, 0
 CANCEL_RATIO, BURST_RATIO = 1.5, 1.1
 STOP_GRACE_S = 20.0
 TIES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-"""Nats between two tokens within which a batch may pick the other one: what the type's rounding moves logits by."""
+"""Difference in nats, by type, within which a batch may choose the other token: the effect of rounding on logits."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds each check may take; starting has the settings' own bound."""
+    """Seconds that each check may take; the bound of the start is a setting."""
 
     fidelity_s: float = 900.0
     cancel_s: float = 180.0
@@ -49,8 +49,8 @@ class Bounds:
     burst_s: float = 600.0
 
 
-class Check:
-    """The checks of one trial, in order."""
+class EngineChecks:
+    """Checks of one trial, in order."""
 
     def __init__(self, trial: Trial, text: TextModel, bounds: Bounds) -> None:
         self._trial = trial
@@ -58,54 +58,57 @@ class Check:
         self._bounds = bounds
 
     async def start(self) -> Outcome:
-        """The engine loads its model and warms up."""
+        """Check that the engine loads its model and warms up."""
         began = time.monotonic()
         await self._trial.client.start()
-        can = self._can
+        capabilities = self._capabilities
         note = (
-            "" if can.path == "batched" else f"; rows don't share a step ({can.details.get('not batched', can.path)})"
+            ""
+            if capabilities.path == "batched"
+            else f"; rows don't share a step ({capabilities.details.get('not batched', capabilities.path)})"
         )
         load_s = self._trial.client.supervisor.load_s
         return Outcome("start", Mark.OK, f"ready after {time.monotonic() - began:.1f} s (load {load_s:.1f} s){note}")
 
     async def fidelity(self) -> Outcome:
-        """Greedy tokens of prompts of different lengths: each alone, and all of them batched."""
+        """Compare greedy tokens of prompts of different lengths, each alone, with those of all in one batch."""
         prompts = self._prompts(LENGTHS)
         alone = [await self._trial.run(prompt, FIDELITY_TOKENS) for prompt in prompts]
         batched = await self._trial.run_batch(prompts, FIDELITY_TOKENS)
-        at_once = self._trial.watch.most_running
+        at_once = self._trial.observer.most_running
         lengths = f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens"
-        what = f"{len(prompts)} prompts of {lengths}, {FIDELITY_TOKENS} greedy tokens each, {at_once} at once"
-        apart = [(i, at) for i in range(len(prompts)) if (at := first_difference(alone[i], batched[i])) is not None]
-        if not apart and at_once < 2:
-            return Outcome("fidelity", Mark.WARN, f"{what}: the same, but nothing ran together")
-        if not apart:
-            return Outcome("fidelity", Mark.OK, f"{what}: batched = alone, token for token")
-        verdicts = [await self._difference(prompts[i], batched[i], at) for i, at in apart]
+        summary = f"{len(prompts)} prompts of {lengths}, {FIDELITY_TOKENS} greedy tokens each, {at_once} at once"
+        differing = [(i, at) for i in range(len(prompts)) if (at := first_difference(alone[i], batched[i])) is not None]
+        if not differing and at_once < 2:
+            return Outcome("fidelity", Mark.WARN, f"{summary}: the same, but nothing ran together")
+        if not differing:
+            return Outcome("fidelity", Mark.OK, f"{summary}: batched = alone, token for token")
+        verdicts = [await self._difference(prompts[i], batched[i], at) for i, at in differing]
         mark = Mark.FAIL if any(mark is Mark.FAIL for mark, _ in verdicts) else Mark.WARN
-        first = "; ".join(said for _, said in verdicts[:3])
-        return Outcome("fidelity", mark, f"{what}: {len(apart)} differ: {first}")
+        first = "; ".join(text for _, text in verdicts[:3])
+        return Outcome("fidelity", mark, f"{summary}: {len(differing)} differ: {first}")
 
-    async def _difference(self, prompt: Sequence[int], batched: Ran, at: int) -> tuple[Mark, str]:
-        """Whether the two tokens were all but equally likely (then rounding decides), and how far apart they were."""
+    async def _difference(self, prompt: Sequence[int], batched: CompletedRun, at: int) -> tuple[Mark, str]:
+        """Judge the first difference: a warning if the two tokens were nearly equally likely, so that rounding decides,
+        else a failure. Returns the mark and the gap in words."""
         again = await self._trial.run(prompt, at + 1, logprobs=5)
         top = dict(again.logprobs[at].top)
-        where = f"prompt of {len(prompt)} at token {at}"
+        position = f"prompt of {len(prompt)} at token {at}"
         if at >= len(batched.tokens):
-            return Mark.FAIL, f"{where}: the batched one ended early"
-        took, best = batched.tokens[at], max(top.values())
-        if took not in top:
-            return Mark.FAIL, f"{where}: {again.tokens[at]} alone, {took} batched, which is not among the top five"
-        gap = best - top[took]
-        tie = gap <= TIES.get(self._can.dtype, TIES["bfloat16"])
-        said = f"{where}: {again.tokens[at]} alone, {took} batched, {gap:.4f} nats apart"
-        return (Mark.WARN, f"{said} (a tie in {self._can.dtype})") if tie else (Mark.FAIL, said)
+            return Mark.FAIL, f"{position}: the batched one ended early"
+        chosen, best = batched.tokens[at], max(top.values())
+        if chosen not in top:
+            return Mark.FAIL, f"{position}: {again.tokens[at]} alone, {chosen} batched, which is not among the top five"
+        gap = best - top[chosen]
+        tie = gap <= TIES.get(self._capabilities.dtype, TIES["bfloat16"])
+        text = f"{position}: {again.tokens[at]} alone, {chosen} batched, {gap:.4f} nats apart"
+        return (Mark.WARN, f"{text} (a tie in {self._capabilities.dtype})") if tie else (Mark.FAIL, text)
 
     async def cancel(self) -> Outcome:
-        """A stream is cancelled in mid-decode: its slot is free, and a follow-up starts at once."""
+        """Cancel a stream in mid-decode, and check that its slot is free and a follow-up starts at once."""
         prompt, other = self._prompts((BURST_PROMPT, BURST_PROMPT))
         idle_s = await self._trial.idle_ttft_s(other)
-        with self._trial.generating([prompt], self._room(prompt, CANCEL_TOKENS)) as (generation,):
+        with self._trial.generating([prompt], self._cap(prompt, CANCEL_TOKENS)) as (generation,):
             await reach(generation, CANCEL_AFTER)
             generation.cancel()
             began = time.monotonic()
@@ -120,76 +123,77 @@ class Check:
         if not isinstance(ended, RequestCancelled):
             return Outcome("cancel", Mark.FAIL, f"the cancelled stream ended with {ended!r}")
         ratio = follow_s / idle_s
-        said = (
+        text = (
             f"after {CANCEL_AFTER} tokens, slot free in {closed_s * 1e3:.0f} ms; follow-up's first token after "
             f"{follow_s * 1e3:.0f} ms, {ratio:.2f} x idle ({idle_s * 1e3:.0f} ms)"
         )
         slow = ratio > CANCEL_RATIO
-        return Outcome("cancel", Mark.WARN if slow else Mark.OK, said + (f"; aim {CANCEL_RATIO}" if slow else ""))
+        return Outcome("cancel", Mark.WARN if slow else Mark.OK, text + (f"; aim {CANCEL_RATIO}" if slow else ""))
 
     async def crash(self) -> Outcome:
-        """The child is killed in mid-stream: the stream goes on with a new child, with the tokens of a calm run."""
+        """Kill the child in mid-stream, and check that a new child continues the stream with the tokens of a run
+        without a crash."""
         client = self._trial.client
         (prompt,) = self._prompts((BURST_PROMPT,))
-        tokens = self._room(prompt, CRASH_TOKENS)
+        tokens = self._cap(prompt, CRASH_TOKENS)
         calm = await self._trial.run(prompt, tokens)
         pid = client.supervisor.pid
         assert pid is not None
-        self._trial.watch.back.clear()
+        self._trial.observer.restart.clear()
         with self._trial.generating([prompt], tokens) as (generation,):
             await reach(generation, min(CANCEL_AFTER, tokens - 1))
             os.kill(pid, signal.SIGKILL)
             began = time.monotonic()
             ending = asyncio.create_task(end_of(generation))
-            not_ready = await self._away()
-            await self._trial.back()
+            not_ready = await self._sees_outage()
+            await self._trial.wait_for_restart()
             back_s = time.monotonic() - began
             ended = await ending
         after = await self._trial.run(prompt, tokens)
-        said = f"killed by SIGKILL in mid-stream: ready again after {back_s:.1f} s"
+        text = f"killed by SIGKILL in mid-stream: ready again after {back_s:.1f} s"
         if ended is not None:
-            return Outcome("crash", Mark.FAIL, f"{said}; the stream ended with {ended!r}")
+            return Outcome("crash", Mark.FAIL, f"{text}; the stream ended with {ended!r}")
         if not not_ready:
-            return Outcome("crash", Mark.FAIL, f"{said}; health said ready while it was gone")
+            return Outcome("crash", Mark.FAIL, f"{text}; health said ready while it was gone")
         if after.tokens != calm.tokens:
-            return Outcome("crash", Mark.FAIL, f"{said}; the same prompt gave other tokens afterwards")
+            return Outcome("crash", Mark.FAIL, f"{text}; the same prompt gave other tokens afterwards")
         if tuple(generation.generated) != calm.tokens:
-            return Outcome("crash", Mark.WARN, f"{said}; the stream went on with other tokens than in a calm run")
-        return Outcome("crash", Mark.OK, f"{said}, and the stream went on with the same tokens")
+            return Outcome("crash", Mark.WARN, f"{text}; the stream went on with other tokens than in a calm run")
+        return Outcome("crash", Mark.OK, f"{text}, and the stream went on with the same tokens")
 
-    async def _away(self) -> bool:
-        """Whether health says so while the engine is gone; returns once either shows."""
-        while not self._trial.watch.back.is_set():
+    async def _sees_outage(self) -> bool:
+        """Whether health reports the lost engine; returns once it does, or once the engine is back."""
+        while not self._trial.observer.restart.is_set():
             if not self._trial.client.health().ready:
                 return True
             await asyncio.sleep(0)
         return False
 
     async def burst(self) -> Outcome:
-        """Requests that come staggered, some at a time: how evenly they start."""
-        places = asyncio.Semaphore(BURST_AT_ONCE)
+        """Run staggered requests, some at a time, and compare their times to first token."""
+        slots = asyncio.Semaphore(BURST_AT_ONCE)
         prompts = self._prompts([BURST_PROMPT] * BURST)
 
-        async def one(i: int) -> Ran:
+        async def one(i: int) -> CompletedRun:
             await asyncio.sleep(i * BURST_GAP_S)
-            async with places:
+            async with slots:
                 return await self._trial.run(prompts[i], BURST_TOKENS)
 
         began = time.monotonic()
-        ran = await together([one(i) for i in range(BURST)])
+        ran = await gather_or_cancel([one(i) for i in range(BURST)])
         rate = sum(len(r.tokens) for r in ran) / (time.monotonic() - began)
         ttfts = [r.ttft_s for r in ran]
         median_s, worst_s = statistics.median(ttfts), max(ttfts)
         ratio = worst_s / median_s
-        said = (
+        text = (
             f"{BURST} requests, {BURST_AT_ONCE} at a time: TTFT median {median_s * 1e3:.0f} ms, "
             f"max/median {ratio:.2f}, {rate:.1f} tok/s"
         )
         uneven = ratio > BURST_RATIO
-        return Outcome("burst", Mark.WARN if uneven else Mark.OK, said + (f"; aim {BURST_RATIO}" if uneven else ""))
+        return Outcome("burst", Mark.WARN if uneven else Mark.OK, text + (f"; aim {BURST_RATIO}" if uneven else ""))
 
     async def stop(self) -> Outcome:
-        """The child ends by itself and leaves no process."""
+        """Stop the child, and check that it ends by itself and leaves no process."""
         client = self._trial.client
         pid, began = client.supervisor.pid, time.monotonic()
         await client.stop(STOP_GRACE_S)
@@ -201,7 +205,7 @@ class Check:
         return Outcome("stop", Mark.OK, f"the engine's process is gone after {took_s:.1f} s")
 
     def steps(self) -> list[tuple[str, float, Callable[[], Awaitable[Outcome]]]]:
-        """Name, bound in seconds, and work of each check that a started engine goes through."""
+        """Return name, bound in seconds, and work of each check that needs a started engine."""
         bounds, start_s = self._bounds, self._trial.settings.start_timeout_s
         return [
             ("fidelity", bounds.fidelity_s, self.fidelity),
@@ -211,50 +215,50 @@ class Check:
         ]
 
     @property
-    def _can(self) -> Capabilities:
-        can = self._trial.client.capabilities
-        assert can is not None
-        return can
+    def _capabilities(self) -> Capabilities:
+        capabilities = self._trial.client.capabilities
+        assert capabilities is not None
+        return capabilities
 
     def _prompts(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-        """A prompt for each length, shortened to leave the context room for an answer."""
-        longest = max(1, min(self._can.context, self._text.context) - FIDELITY_TOKENS)
-        return [prompt_of(self._text, min(length, longest), turn) for turn, length in enumerate(lengths)]
+        """Build a prompt of each length, shortened so that the context has room for an answer."""
+        longest = max(1, min(self._capabilities.context, self._text.context) - FIDELITY_TOKENS)
+        return [make_prompt(self._text, min(length, longest), turn) for turn, length in enumerate(lengths)]
 
-    def _room(self, prompt: Sequence[int], wanted: int) -> int:
-        return min(wanted, self._can.context - len(prompt))
+    def _cap(self, prompt: Sequence[int], tokens: int) -> int:
+        return min(tokens, self._capabilities.context - len(prompt))
 
 
 async def check_model(settings: Settings, console: Console, bounds: Bounds | None = None) -> CheckReport:
-    """Find the model of `settings`, run every check on it, and report; progress goes to `console`."""
+    """Resolve the model of `settings`, run every check on it, and report; progress goes to `console`."""
 
-    def say(text: str) -> None:
+    def progress(text: str) -> None:
         console.print(f"[dim]{escape(text)}[/]")
 
     try:
-        folder = await asyncio.to_thread(resolve, settings, say)
+        folder = await asyncio.to_thread(resolve, settings, progress)
         text = await asyncio.to_thread(TextModel.load, folder.path, context=settings.context)
     except TreadleError as error:
         return CheckReport(settings.model, (Outcome("model", Mark.FAIL, spell(error.message, settings.spelling)),))
     trial = Trial(settings, folder)
-    trial.client.supervisor.on_stage = lambda stage: say(f"  {stage}")
-    check = Check(trial, text, bounds or Bounds())
+    trial.client.supervisor.on_stage = lambda stage: progress(f"  {stage}")
+    check = EngineChecks(trial, text, bounds or Bounds())
     outcomes: list[Outcome] = []
     try:
-        outcomes.append(await bounded("start", trial.settings.start_timeout_s + 10.0, check.start, say))
+        outcomes.append(await bounded("start", trial.settings.start_timeout_s + 10.0, check.start, progress))
         for name, bound_s, work in check.steps() if outcomes[0].mark is Mark.OK else []:
-            outcomes.append(await bounded(name, bound_s, work, say))
-        outcomes.append(await bounded("stop", 2 * STOP_GRACE_S, check.stop, say))
+            outcomes.append(await bounded(name, bound_s, work, progress))
+        outcomes.append(await bounded("stop", 2 * STOP_GRACE_S, check.stop, progress))
     finally:
         await trial.client.stop(STOP_GRACE_S)
     return CheckReport(folder.name, tuple(outcomes), trial.client.capabilities)
 
 
 async def bounded(
-    name: str, bound_s: float, work: Callable[[], Awaitable[Outcome]], say: Callable[[str], None]
+    name: str, bound_s: float, work: Callable[[], Awaitable[Outcome]], progress: Callable[[str], None]
 ) -> Outcome:
-    """The outcome of `work`; what it raises, and a bound that it breaks, are failures."""
-    say(f"checking {name}")
+    """Run `work` and return its outcome; TreadleErrors and a broken bound become failures."""
+    progress(f"checking {name}")
     try:
         async with asyncio.timeout(bound_s):
             outcome = await work()
@@ -262,12 +266,12 @@ async def bounded(
         outcome = Outcome(name, Mark.FAIL, f"not done within {bound_s:g} s")
     except TreadleError as error:
         outcome = Outcome(name, Mark.FAIL, f"{error.code}: {error.message}")
-    say(f"  {outcome.mark.value}: {outcome.said}")
+    progress(f"  {outcome.mark.value}: {outcome.text}")
     return outcome
 
 
 async def reach(generation: Generation, tokens: int) -> None:
-    """Read until that many tokens came. Raises what ended the generation before."""
+    """Read until `tokens` tokens came. Raises the error that ended the generation before."""
     async with aclosing(aiter(generation)) as deltas:
         async for _ in deltas:
             if generation.completion_tokens >= tokens:
@@ -275,7 +279,7 @@ async def reach(generation: Generation, tokens: int) -> None:
 
 
 async def end_of(generation: Generation) -> TreadleError | None:
-    """Read to the end; the error that ended it, None for a good end."""
+    """Read to the end; return the error that ended the generation, or None."""
     try:
         async with aclosing(aiter(generation)) as deltas:
             async for _ in deltas:
@@ -285,8 +289,8 @@ async def end_of(generation: Generation) -> TreadleError | None:
     return None
 
 
-def first_difference(one: Ran, other: Ran) -> int | None:
-    """The first position at which two runs differ; None where they are the same."""
+def first_difference(one: CompletedRun, other: CompletedRun) -> int | None:
+    """Return the first position at which two runs differ; None if they are the same."""
     if one.tokens == other.tokens:
         return None
     pairs = zip(one.tokens, other.tokens, strict=False)

@@ -1,4 +1,4 @@
-"""The report of `treadle doctor --check`: Markdown to paste into an issue, or plain values."""
+"""Report of `treadle doctor --check`: Markdown to paste into an issue, or plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..units import size
 from .findings import Findings, Mark, count
 
 _WORDS = {Mark.OK: "pass", Mark.WARN: "pass, with a remark", Mark.FAIL: "**FAIL**"}
-_SHOWN = (
+_FACTS = (
     ("System", "platform"),
     ("System", "CPU cores"),
     ("System", "memory"),
@@ -27,20 +27,20 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check went: `said` holds its figures, or why it failed."""
+    """Result of one check. `text` holds its figures, or the reason of its failure."""
 
     name: str
     mark: Mark
-    said: str
+    text: str
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All checks of one model; `can` is what the engine said of itself, None when it never started."""
+    """All checks of one model. `capabilities` are the engine's, None if it never started."""
 
     model: str
     outcomes: tuple[Outcome, ...]
-    can: Capabilities | None = None
+    capabilities: Capabilities | None = None
 
     @property
     def ok(self) -> bool:
@@ -48,36 +48,38 @@ class CheckReport:
         return all(outcome.mark is not Mark.FAIL for outcome in self.outcomes)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON shows it."""
+        """Return the report as values for JSON."""
         return {
             "ok": self.ok,
             "model": self.model,
-            "engine": None if self.can is None else msgspec.to_builtins(self.can),
-            "outcomes": {o.name: {"mark": o.mark.value, "said": o.said} for o in self.outcomes},
+            "engine": None if self.capabilities is None else msgspec.to_builtins(self.capabilities),
+            "outcomes": {o.name: {"mark": o.mark.value, "said": o.text} for o in self.outcomes},
         }
 
     def to_markdown(self, findings: Findings) -> str:
-        """Two tables: what ran where, and how each check went. The model goes by its name, not its path."""
-        about = [(name, found.value) for section, name in _SHOWN if (found := findings.of(section, name))]
+        """Format two tables: the machine with its software, and the outcome of each check. The model goes by its name,
+        not its path."""
+        about = [(name, found.value) for section, name in _FACTS if (found := findings.of(section, name))]
         lines = [
             f"### Treadle check: {'PASS' if self.ok else 'FAIL'}",
             "",
-            *_rows(("what", "here"), [*about, ("model", self._engine())]),
+            *_table(("what", "here"), [*about, ("model", self._engine())]),
             "",
-            *_rows(("check", "result", "figures"), [(o.name, _WORDS[o.mark], o.said) for o in self.outcomes]),
+            *_table(("check", "result", "figures"), [(o.name, _WORDS[o.mark], o.text) for o in self.outcomes]),
         ]
         return "\n".join(lines)
 
     def _engine(self) -> str:
-        if (can := self.can) is None:
+        if (capabilities := self.capabilities) is None:
             return f"{self.model} (did not start)"
-        cache = f", {size(can.kv_budget_bytes)} of cache" if can.kv_budget_bytes else ""
+        cache = f", {size(capabilities.kv_budget_bytes)} of cache" if capabilities.kv_budget_bytes else ""
+        architecture = f"{capabilities.architecture}, {count(capabilities.parameters)} parameters, {capabilities.dtype}"
         return (
-            f"{self.model} ({can.architecture}, {count(can.parameters)} parameters, {can.dtype}, {can.path}; "
-            f"{size(can.weight_bytes)} of weights{cache}, context {can.context:,})"
+            f"{self.model} ({architecture}, {capabilities.path}; "
+            f"{size(capabilities.weight_bytes)} of weights{cache}, context {capabilities.context:,})"
         )
 
 
-def _rows(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     cells = [head, tuple("---" for _ in head), *rows]
     return ["| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |" for row in cells]

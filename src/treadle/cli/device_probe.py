@@ -1,10 +1,10 @@
-"""Facts about this machine from MLX, asked in a short-lived child: where MLX crashes or hangs, the doctor lives on.
+"""Probe of this machine's MLX in a short-lived child process: if MLX crashes or hangs, the doctor survives.
 
-    python -m treadle.cli.device_probe QUESTION
+    python -m treadle.cli.device_probe REQUEST
 
-QUESTION is JSON. The child writes one JSON line for each part of the answer as soon as it is known: `blas`, `mlx`,
-`mlx-lm` and, with a model folder, `text` (not of a sketch) and `model`; the first part that is missing is where it
-ended. Nothing else is on its standard output.
+REQUEST is JSON. The child writes one JSON line for each part of the result as soon as it is known: `blas`, `mlx`,
+`mlx-lm` and, with a model folder, `text` (not of a sketch) and `model`; the first missing part names the place of a
+crash. Its standard output holds nothing else.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MODEL_PARTS = ("text", "model")
 _COMMAND = (sys.executable, "-m", "treadle.cli.device_probe")
 
 
-class Question(msgspec.Struct, frozen=True):
-    """What the child is to find out; `folder` is a checked model folder, or None for the device alone. A `sketch` of a
-    folder has no tokenizer that could be asked."""
+class ProbeRequest(msgspec.Struct, frozen=True):
+    """Input of the probe. `folder` is a checked model folder, or None for the device alone. A `sketch` of a folder has
+    no tokenizer to load."""
 
     folder: str | None = None
     threads: int | None = None
@@ -47,22 +47,22 @@ class Question(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """`parts` are the parts that came, each with `error` in it where it is a failure. `ended` says why no more came:
-    empty when the child got to its end."""
+class ProbeResult:
+    """`parts` by name, each with `error` in it if it failed. `ended` is the reason why parts are missing: empty if the
+    child ran to its end."""
 
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ended: str = ""
-    last_words: str = ""
+    last_line: str = ""
 
 
-Ask = Callable[[Question], Answer]
+Probe = Callable[[ProbeRequest], ProbeResult]
 
 
-def ask(question: Question, *, command: Sequence[str] = _COMMAND, timeout_s: float = PROBE_S) -> Answer:
-    """Ask a child and wait at most `timeout_s`. Never raises for what the child does."""
+def probe(request: ProbeRequest, *, command: Sequence[str] = _COMMAND, timeout_s: float = PROBE_S) -> ProbeResult:
+    """Run a child and wait at most `timeout_s` seconds. Crashes and hangs of the child raise nothing."""
     process = subprocess.Popen(
-        [*command, msgspec.json.encode(question).decode()],
+        [*command, msgspec.json.encode(request).decode()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,20 +81,20 @@ def ask(question: Question, *, command: Sequence[str] = _COMMAND, timeout_s: flo
             _end(process)
             raise
     parts = _parts(out)
-    if not ended and (process.returncode or not _is_complete(parts, question)):
+    if not ended and (process.returncode or not _is_complete(parts, request)):
         ended = f"the process that asked it ended: {describe_exit(process.returncode)}"
-    return Answer(parts, ended, _last_line(err))
+    return ProbeResult(parts, ended, _last_line(err))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it started, which would hold its pipes open."""
+    """Kill the child and the processes it started, which would hold its pipes open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _is_complete(parts: Mapping[str, Mapping[str, Any]], question: Question) -> bool:
-    """Whether every part is there, up to one that could not be answered and without which the next ones can't be."""
-    for name in _names(question):
+def _is_complete(parts: Mapping[str, Mapping[str, Any]], request: ProbeRequest) -> bool:
+    """Whether all parts are there, up to a failed one that the next ones depend on."""
+    for name in _names(request):
         if name not in parts:
             return False
         if _is_last(name, parts[name]):
@@ -102,10 +102,10 @@ def _is_complete(parts: Mapping[str, Mapping[str, Any]], question: Question) -> 
     return True
 
 
-def _names(question: Question) -> tuple[str, ...]:
-    if question.folder is None:
+def _names(request: ProbeRequest) -> tuple[str, ...]:
+    if request.folder is None:
         return DEVICE_PARTS
-    return DEVICE_PARTS + (MODEL_PARTS[1:] if question.sketch else MODEL_PARTS)
+    return DEVICE_PARTS + (MODEL_PARTS[1:] if request.sketch else MODEL_PARTS)
 
 
 def _is_last(name: str, part: Mapping[str, Any]) -> bool:
@@ -130,32 +130,32 @@ def _last_line(err: bytes) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer the question in `argv`, part by part."""
-    question = msgspec.json.decode(argv[0], type=Question)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    """Compute and print the parts of the request in `argv`."""
+    request = msgspec.json.decode(argv[0], type=ProbeRequest)
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # keep the output of libraries out of the result
     known: dict[str, Any] = {}
-    for name in _names(question):
+    for name in _names(request):
         try:
-            known[name] = _ANSWERS[name](question, known)
+            known[name] = _PARTS[name](request, known)
         except TreadleError as error:
-            known[name] = {"error": spell(error.message, question.spelling)}
-        except Exception as error:  # whatever MLX or a model's code raises is the answer
+            known[name] = {"error": spell(error.message, request.spelling)}
+        except Exception as error:  # any error of MLX or of a model's code is the result
             known[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-        print(json.dumps({"part": name, **known[name]}), file=answers, flush=True)
+        print(json.dumps({"part": name, **known[name]}), file=output, flush=True)
         if _is_last(name, known[name]):
             break
     return 0
 
 
-def _blas(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+def _blas(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from ..runner.device import blas
 
-    report = blas.prepare(question.threads)
+    report = blas.prepare(request.threads)
     return {"text": str(report), "threads": report.threads, "warning": report.warning}
 
 
-def _mlx(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+def _mlx(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from ..runner.device.require_mlx import try_mlx
 
     if (found := try_mlx()) is not None:
@@ -166,18 +166,18 @@ def _mlx(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": device.kind, "name": device.name, "usable_bytes": memory.usable_bytes(device.kind)}
 
 
-def _mlx_lm(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+def _mlx_lm(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from ..runner import mlxlm
 
     return {"version": mlxlm.connect().version}
 
 
-def _text(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+def _text(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from ..text import TextModel
 
-    assert question.folder is not None
-    template = None if question.chat_template is None else Path(question.chat_template)
-    text = TextModel.load(Path(question.folder), chat_template=template, context=question.context)
+    assert request.folder is not None
+    template = None if request.chat_template is None else Path(request.chat_template)
+    text = TextModel.load(Path(request.folder), chat_template=template, context=request.context)
     return {
         "vocabulary": text.vocabulary,
         "eos_token_ids": list(text.eos_token_ids),
@@ -186,14 +186,14 @@ def _text(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model(question: Question, known: Mapping[str, Any]) -> dict[str, Any]:
+def _model(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from .estimate import estimate
 
-    found = estimate(question, known["mlx"]["kind"], known["mlx"]["usable_bytes"])
+    found = estimate(request, known["mlx"]["kind"], known["mlx"]["usable_bytes"])
     return msgspec.structs.asdict(found)
 
 
-_ANSWERS: dict[str, Callable[[Question, Mapping[str, Any]], dict[str, Any]]] = {
+_PARTS: dict[str, Callable[[ProbeRequest, Mapping[str, Any]], dict[str, Any]]] = {
     "blas": _blas,
     "mlx": _mlx,
     "mlx-lm": _mlx_lm,

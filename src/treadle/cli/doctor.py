@@ -1,4 +1,4 @@
-"""`treadle doctor`: what would run here, and what is in the way. This process never imports MLX."""
+"""`treadle doctor`: report on a server that would run here, and its obstacles. This process never imports MLX."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..errors import StartFailed
 from ..runner.device import blas
 from ..units import size
 from . import machine, model_location
-from .device_probe import Answer, Ask, Question, ask
+from .device_probe import Probe, ProbeRequest, ProbeResult, probe
 from .findings import Finding, Findings, Mark, count, show
 from .model_location import MODEL, ModelLocation
 
 ENGINE = "MLX"
-_AT = {
+_STAGES = {
     "blas": "choosing a BLAS",
     "mlx": "MLX's first use",
     "mlx-lm": "mlx-lm's self-check",
@@ -32,9 +32,10 @@ _AT = {
 }
 
 
-def run(settings: Settings, *, check: bool, as_json: bool, ask: Ask = ask) -> int:
-    """Print what was found, with `check` also whether it works; 0 when Treadle could serve (and does), else 1."""
-    findings = examine(settings, ask)
+def run(settings: Settings, *, check: bool, as_json: bool, probe: Probe = probe) -> int:
+    """Print the findings, with `check` also those of a running engine. Returns 0 if Treadle could serve (and does),
+    else 1."""
+    findings = examine(settings, probe)
     if check and findings.ok:
         return _run_check(settings, findings, as_json)
     if as_json:
@@ -44,27 +45,27 @@ def run(settings: Settings, *, check: bool, as_json: bool, ask: Ask = ask) -> in
     return 0 if findings.ok else 1
 
 
-def run_brief(settings: Settings, ask: Ask = ask) -> int:
-    """Print one line: what would serve here, and on what; 0 when it could.
+def run_brief(settings: Settings, probe: Probe = probe) -> int:
+    """Print one line: versions, device, and that the model can be served. Returns 0.
 
-    Raises StartFailed with all that is not installed, or the first thing that fails, and the cure.
+    Raises StartFailed with all that is not installed, or with the first failure and its cure.
     """
     from ..compose import require_installed
 
     require_installed(settings.model)
-    found = examine(settings, ask)
+    found = examine(settings, probe)
     if not found.ok:
         raise StartFailed(f"can't serve {settings.model}: {found.first_failure()}")
-    print(f"{in_brief(found)}: can serve {settings.model}")
+    print(f"{summary(found)}: can serve {settings.model}")
     return 0
 
 
-def in_brief(found: Findings) -> str:
-    """The device and the versions, in one line."""
+def summary(found: Findings) -> str:
+    """Format the device and the versions as one line."""
     device, library = found.of(ENGINE, "device"), found.of(ENGINE, "BLAS")
     on = [item.value for item in (device, library) if item is not None and item.value != blas.DEVICE]
     names = {"mlx": "MLX", "mlx-lm": "mlx-lm", "Python": "Python"}
-    versions = [f"{shown} {_version(found, name)}" for name, shown in names.items()]
+    versions = [f"{label} {_version(found, name)}" for name, label in names.items()]
     return f"Treadle {_version(found, 'treadle')} on {', '.join(on)}; {', '.join(versions)}"
 
 
@@ -77,7 +78,7 @@ def _run_check(settings: Settings, findings: Findings, as_json: bool) -> int:
     from ..telemetry.logs import configure
     from .check import check_model
 
-    configure("critical", sys.stderr)  # what the checks do to the engine is in the report
+    configure("critical", sys.stderr)  # the report holds the effects of the checks
     report = asyncio.run(check_model(settings, Console(stderr=True, highlight=False)))
     if as_json:
         print(json.dumps({**findings.to_plain(), "check": report.to_plain()}, indent=2))
@@ -86,58 +87,58 @@ def _run_check(settings: Settings, findings: Findings, as_json: bool) -> int:
     return 0 if report.ok else 1
 
 
-def examine(settings: Settings, ask: Ask = ask) -> Findings:
-    """Everything that can be found out without reading a model's weights. The hub is asked only of a model that is not
-    on this disk, and not with `offline`."""
+def examine(settings: Settings, probe: Probe = probe) -> Findings:
+    """Find out everything that needs no reading of a model's weights. The hub is asked only for a model that is not on
+    this disk, and not with `offline`."""
     with tempfile.TemporaryDirectory(prefix="treadle-doctor-") as scratch:
-        place = model_location.find(settings, Path(scratch))
-        answer = ask(_question(settings, place))
+        location = model_location.find(settings, Path(scratch))
+        result = probe(_probe_request(settings, location))
         return Findings(
             (
                 *machine.system(),
                 *machine.software(),
-                *_engine(answer),
-                *place.findings,
-                *_text(answer),
-                *_would_run(settings, place, answer),
+                *_engine(result),
+                *location.findings,
+                *_text(result),
+                *_prospects(settings, location, result),
             )
         )
 
 
-def _question(settings: Settings, place: ModelLocation) -> Question:
-    return Question(
-        folder=None if place.folder is None else str(place.folder),
+def _probe_request(settings: Settings, location: ModelLocation) -> ProbeRequest:
+    return ProbeRequest(
+        folder=None if location.folder is None else str(location.folder),
         threads=settings.threads,
         context=settings.context,
         memory=settings.memory,
         chat_template=None if settings.chat_template is None else str(settings.chat_template),
         kv_bits=settings.kv_bits,
-        sketch=place.sketch,
+        sketch=location.sketch,
         spelling=dict(settings.spelling),
     )
 
 
-def _engine(answer: Answer) -> list[Finding]:
-    """What the probe said of MLX; where it ended early, that."""
+def _engine(result: ProbeResult) -> list[Finding]:
+    """Return the probe's findings about MLX, and its early end, if it ended early."""
     found = [
-        make(answer.parts[name])
+        make(result.parts[name])
         for name, make in (("mlx", _device), ("blas", _blas), ("mlx-lm", _adapter))
-        if name in answer.parts
+        if name in result.parts
     ]
-    if answer.ended:
-        found.append(_ended(answer))
+    if result.ended:
+        found.append(_ended(result))
     return found
 
 
-def _ended(answer: Answer) -> Finding:
-    """The probe crashed or hung: after what, and with which last words."""
-    at = next((said for name, said in _AT.items() if name not in answer.parts), "its end")
-    said = f" ({answer.last_words})" if answer.last_words else ""
-    facts = {"at": at, "ended": answer.ended, "last_words": answer.last_words}
+def _ended(result: ProbeResult) -> Finding:
+    """Return the finding of a probe that crashed or hung: its stage and the last line of its output."""
+    at = next((stage for name, stage in _STAGES.items() if name not in result.parts), "its end")
+    tail = f" ({result.last_line})" if result.last_line else ""
+    facts = {"at": at, "ended": result.ended, "last_words": result.last_line}
     fix = "choose another model, or newer versions of mlx and mlx-lm"
-    if "mlx-lm" not in answer.parts:
+    if "mlx-lm" not in result.parts:
         fix = f"install MLX anew: {installation.reinstall_command()}"
-    return Finding(ENGINE, "probe", f"failed at {at}: {answer.ended}{said}", Mark.FAIL, fix, facts)
+    return Finding(ENGINE, "probe", f"failed at {at}: {result.ended}{tail}", Mark.FAIL, fix, facts)
 
 
 def _device(part: Mapping[str, Any]) -> Finding:
@@ -152,9 +153,9 @@ def _blas(part: Mapping[str, Any]) -> Finding:
         return Finding(ENGINE, "BLAS", part["error"], Mark.WARN, installation.install_command("cpu"), part)
     if part.get("warning"):
         return Finding(ENGINE, "BLAS", f"{part['text']}; {part['warning']}", Mark.WARN, facts=part)
-    if part["threads"] > (most := blas.default_threads()):
-        value = f"{part['text']}, and {most} can run at once: more are many times slower"
-        return Finding(ENGINE, "BLAS", value, Mark.WARN, f"--threads {most}", part)
+    if part["threads"] > (limit := blas.default_threads()):
+        value = f"{part['text']}, and {limit} can run at once: more are many times slower"
+        return Finding(ENGINE, "BLAS", value, Mark.WARN, f"--threads {limit}", part)
     return Finding(ENGINE, "BLAS", part["text"], facts=part)
 
 
@@ -164,9 +165,10 @@ def _adapter(part: Mapping[str, Any]) -> Finding:
     return Finding(ENGINE, "mlx-lm", f"{part['version']} passes the self-check", facts=part)
 
 
-def _text(answer: Answer) -> list[Finding]:
-    """The model's text side: a broken tokenizer is a failed start, a missing template only costs the chat route."""
-    part = answer.parts.get("text")
+def _text(result: ProbeResult) -> list[Finding]:
+    """Return the findings about tokenizer and template. A broken tokenizer fails the start; a missing template costs
+    the chat route only."""
+    part = result.parts.get("text")
     if part is None:
         return []
     if "error" in part:
@@ -178,12 +180,12 @@ def _text(answer: Answer) -> list[Finding]:
     return [Finding(MODEL, "tokenizer", f"{value}, with a chat template", facts=part)]
 
 
-def _would_run(settings: Settings, place: ModelLocation, answer: Answer) -> list[Finding]:
-    part = answer.parts.get("model")
-    if place.folder is None or part is None:
-        return _budget(settings, answer)
+def _prospects(settings: Settings, location: ModelLocation, result: ProbeResult) -> list[Finding]:
+    part = result.parts.get("model")
+    if location.folder is None or part is None:
+        return _budget(settings, result)
     if "error" in part:
-        why = part["error"].replace(str(place.folder), settings.model)
+        why = part["error"].replace(str(location.folder), settings.model)
         return [Finding(MODEL, "would run", why, Mark.FAIL, facts={"error": why})]
     shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
     return [
@@ -193,9 +195,9 @@ def _would_run(settings: Settings, place: ModelLocation, answer: Answer) -> list
     ]
 
 
-def _budget(settings: Settings, answer: Answer) -> list[Finding]:
-    """A budget that exceeds the device's memory, whatever the model."""
-    usable = answer.parts.get("mlx", {}).get("usable_bytes")
+def _budget(settings: Settings, result: ProbeResult) -> list[Finding]:
+    """Return the finding of a budget that exceeds the device's memory, for any model."""
+    usable = result.parts.get("mlx", {}).get("usable_bytes")
     if settings.memory is None or not usable or settings.memory <= usable:
         return []
     value = f"--memory is {size(settings.memory)}, and {size(usable)} are usable here"
@@ -207,7 +209,7 @@ def _path(part: Mapping[str, Any]) -> str:
 
 
 def _cache(settings: Settings, part: Mapping[str, Any]) -> Finding:
-    """How many may run, and how many of them fit with the whole context."""
+    """Return the finding of the capacity: sequences that may run, and sequences of a whole context that fit."""
     running, budget, token_bytes = settings.max_running, part["kv_budget_bytes"], part["kv_token_bytes"]
     facts = {"max_running": running, "budget_bytes": budget, "token_bytes": token_bytes, "whole_contexts": None}
     value = f"up to {running} at once" + (f" in {size(budget)} of cache" if budget else "")

@@ -1,4 +1,4 @@
-"""One engine under test: runs prompts through it without HTTP, and watches what it tells."""
+"""Engine under test: runs prompts through it without HTTP, and records its restarts and its batch sizes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _SENTENCES = (
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One finished sequence: times are in seconds from its submission."""
+class CompletedRun:
+    """One finished sequence. Times are in seconds from its submission."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
@@ -45,18 +45,18 @@ class Ran:
     total_s: float
 
 
-class Watch:
-    """An observer that keeps what the checks ask about."""
+class TrialObserver:
+    """Observer that records the largest batch and the restarts."""
 
     def __init__(self) -> None:
         self.most_running = 0
-        self.back = asyncio.Event()
+        self.restart = asyncio.Event()
 
     def step(self, report: StepReport) -> None:
         self.most_running = max(self.most_running, report.statistics.running)
 
     def restarted(self) -> None:
-        self.back.set()
+        self.restart.set()
 
     def admitted(self, kind: str, wait_s: float) -> None: ...
 
@@ -76,7 +76,7 @@ class Watch:
 
 
 class Trial:
-    """An engine in a child process, with room for ROWS rows, that nobody else uses."""
+    """Engine in a child process, with slots for ROWS sequences and no other users."""
 
     def __init__(self, settings: Settings, folder: ModelFolder) -> None:
         self.settings = replace(
@@ -87,14 +87,15 @@ class Trial:
             max_wait_s=_WAIT_S,
             log_level="error",
         )
-        self.watch = Watch()
-        self.client: EngineClient = engine_for(self.settings, lambda: folder, [self.watch])
+        self.observer = TrialObserver()
+        self.client: EngineClient = engine_for(self.settings, lambda: folder, [self.observer])
 
     @contextmanager
     def generating(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, *, logprobs: int | None = None
     ) -> Iterator[list[Generation]]:
-        """Greedy sequences that are under way; leaving cancels them. Nothing ends one before `max_tokens`."""
+        """Context manager that starts greedy sequences and cancels them at its end. No stop token ends one before
+        `max_tokens`."""
         with self.client.reserve(
             rows=len(prompts),
             prompt_tokens=sum(map(len, prompts)),
@@ -106,20 +107,20 @@ class Trial:
                 [Submit(id="", prompt=tuple(p), max_tokens=max_tokens, logprobs=logprobs) for p in prompts]
             )
 
-    async def run(self, prompt: Sequence[int], max_tokens: int, *, logprobs: int | None = None) -> Ran:
-        """Generate to the end. Raises what ended it early."""
+    async def run(self, prompt: Sequence[int], max_tokens: int, *, logprobs: int | None = None) -> CompletedRun:
+        """Generate to the end. Raises the error that ended it early."""
         with self.generating([prompt], max_tokens, logprobs=logprobs) as (generation,):
             return await _read(generation)
 
-    async def run_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Ran]:
-        """Generate all of them to the end, submitted at the same moment."""
+    async def run_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[CompletedRun]:
+        """Generate from all prompts to the end, submitted at the same moment."""
         with self.generating(prompts, max_tokens) as generations:
-            return await together([_read(generation) for generation in generations])
+            return await gather_or_cancel([_read(generation) for generation in generations])
 
-    async def back(self) -> None:
-        """Returns when a lost engine is ready again. Raises StartFailed when it has failed for good."""
+    async def wait_for_restart(self) -> None:
+        """Wait until a lost engine is ready again. Raises StartFailed if it has failed for good."""
         failed = asyncio.create_task(self.client.supervisor.failed())
-        back = asyncio.create_task(self.watch.back.wait())
+        back = asyncio.create_task(self.observer.restart.wait())
         try:
             await asyncio.wait((failed, back), return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
@@ -130,25 +131,25 @@ class Trial:
             await asyncio.gather(failed, back, return_exceptions=True)
 
     async def idle_ttft_s(self, prompt: Sequence[int], times: int = 3) -> float:
-        """The median time to the first token when nothing else runs."""
+        """Return the median time to the first token on an otherwise idle engine, in seconds."""
         return statistics.median([(await self.run(prompt, 1)).ttft_s for _ in range(times)])
 
 
-async def _read(generation: Generation) -> Ran:
+async def _read(generation: Generation) -> CompletedRun:
     tokens: list[int] = []
-    found: list[TokenLogprob] = []
+    entries: list[TokenLogprob] = []
     began, ttft_s = time.monotonic(), 0.0
     async with aclosing(aiter(generation)) as deltas:
         async for delta in deltas:
             if delta.tokens and not tokens:
                 ttft_s = time.monotonic() - began
             tokens.extend(delta.tokens)
-            found.extend(delta.logprobs)
-    return Ran(tuple(tokens), tuple(found), ttft_s, time.monotonic() - began)
+            entries.extend(delta.logprobs)
+    return CompletedRun(tuple(tokens), tuple(entries), ttft_s, time.monotonic() - began)
 
 
-async def together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run all at once; when one raises, the others are cancelled and it is raised."""
+async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run all at once. If one raises, cancel the remaining ones and raise its error."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
@@ -158,10 +159,10 @@ async def together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def prompt_of(text: TextModel, tokens: int, turn: int) -> tuple[int, ...]:
-    """A prompt of `tokens` tokens of plain English; another `turn` begins with another sentence."""
-    turn %= len(_SENTENCES)
-    passage = " ".join((*_SENTENCES[turn:], *_SENTENCES[:turn]))
+def make_prompt(text: TextModel, tokens: int, variant: int) -> tuple[int, ...]:
+    """Build a prompt of `tokens` tokens of English; each `variant` begins with another sentence."""
+    variant %= len(_SENTENCES)
+    passage = " ".join((*_SENTENCES[variant:], *_SENTENCES[:variant]))
     ids = text.encode(passage)
     while len(ids) < tokens:
         passage += " " + passage

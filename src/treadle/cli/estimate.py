@@ -1,6 +1,6 @@
-"""An estimate of what would run, from a model's config and the headers of its files: the weights are not read.
+"""Estimate of a model's memory and path from its config and the headers of its files, without reading weights.
 
-Lives in the probe's child: it asks mlx-lm for the model's classes and caches.
+Runs in the probe's child: it asks mlx-lm for the model's classes and caches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..text.folder import FolderFacts
 from ..units import size
 
 if TYPE_CHECKING:
-    from .device_probe import Question
+    from .device_probe import ProbeRequest
 
 _FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -25,10 +25,9 @@ _PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """`kv_token_bytes` and `kv_row_bytes` are None where the config alone does not tell (quantized keys and values,
-    for one): they are measured at the start. `kv_budget_bytes` is 0 where nothing says how much memory there is.
-    `kv_least_tokens` are what the first row takes at once. `path` is how rows are expected to be kept; the start finds
-    out by trying."""
+    """`kv_token_bytes` and `kv_row_bytes` are None if the config alone does not determine them (quantized keys and
+    values, for one): the start measures them. `kv_budget_bytes` is 0 if the memory is unknown. `kv_least_tokens` is the
+    first allocation of a sequence. `path` is the expected KV backend; the start decides by trial."""
 
     architecture: str
     parameters: int
@@ -42,33 +41,33 @@ class Estimate(msgspec.Struct, frozen=True):
     path: str = ""
 
 
-def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
-    """What would run on a device of this `kind`. Raises ModelError, ConfigError, or whatever the model's class does."""
+def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
+    """Estimate for a device of this `kind`. Raises ModelError, ConfigError, or any error of the model's class."""
     from ..runner import mlxlm
     from ..runner.device import memory
     from ..runner.kv.contiguous import buffer
 
-    assert question.folder is not None
-    folder = Path(question.folder)
+    assert request.folder is not None
+    folder = Path(request.folder)
     config = folder_checks.check(folder)
     library = mlxlm.connect()
     module, _ = library.load(folder)
     parameters = library.parameters(module)
-    dtype = "float32" if kind == "cpu" else _stored(folder)
-    weight_bytes = parameters * _WIDTH[dtype] if kind == "cpu" else _on_disk(folder)
+    dtype = "float32" if kind == "cpu" else _stored_dtype(folder)
+    weight_bytes = parameters * _WIDTH[dtype] if kind == "cpu" else _weight_bytes(folder)
     if usable_bytes and weight_bytes > usable_bytes:
         raise ModelError(
             f"the weights take {size(weight_bytes)} and {size(usable_bytes)} are free: use a smaller or a quantized "
             "model, or free memory"
         )
-    context = FolderFacts.read(folder).context(question.context)
+    context = FolderFacts.read(folder).context(request.context)
     share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE
     budget = int((usable_bytes - weight_bytes) * share) if usable_bytes else 0
-    if question.memory is not None:
-        memory.check_budget(question.memory, usable_bytes - weight_bytes if usable_bytes else None)
+    if request.memory is not None:
+        memory.check_budget(request.memory, usable_bytes - weight_bytes if usable_bytes else None)
     caches = library.new_caches(module)
     leaves = library.leaves(caches)
-    cost = None if question.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
+    cost = None if request.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
     token_bytes, row_bytes = cost or (None, None)
     return Estimate(
         architecture=str(config["model_type"]),
@@ -76,7 +75,7 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
         dtype=dtype,
         weight_bytes=weight_bytes,
         context=context,
-        kv_budget_bytes=budget if question.memory is None else question.memory,
+        kv_budget_bytes=budget if request.memory is None else request.memory,
         kv_token_bytes=token_bytes,
         kv_row_bytes=row_bytes,
         kv_least_tokens=buffer.STEP,
@@ -85,7 +84,8 @@ def estimate(question: Question, kind: str, usable_bytes: int) -> Estimate:
 
 
 def expected_path(plain: bool, mergeable: bool, kind: str) -> str:
-    """How rows would be kept on a device of this `kind`: `plain` keys and values, or caches that can be merged."""
+    """Describe the expected KV backend on a device of this `kind`: `plain` keys and values, or caches that can be
+    merged."""
     if not mergeable and not plain:
         return "one request at a time, as mlx-lm's caches for it can't be batched"
     if not plain:
@@ -94,7 +94,8 @@ def expected_path(plain: bool, mergeable: bool, kind: str) -> str:
 
 
 def kv_cost(leaves: list[Any], config: Mapping[str, Any], width: int, context: int) -> tuple[int, int] | None:
-    """Bytes of cache a token and a row, `width` bytes a number; None unless every layer keeps plain keys and values."""
+    """Return bytes of cache a token and a sequence, `width` bytes a number; None unless every layer keeps plain keys
+    and values."""
     if any(type(cache).__name__ not in _PLAIN_CACHES for cache in leaves):
         return None
     numbers = _numbers_a_token(config)
@@ -106,7 +107,7 @@ def kv_cost(leaves: list[Any], config: Mapping[str, Any], width: int, context: i
 
 
 def _numbers_a_token(config: Mapping[str, Any]) -> int | None:
-    """Keys and values of one token in one layer."""
+    """Return the count of keys' and values' elements of one token in one layer; None if unknown."""
     places = [config, config.get("text_config") or {}]
     found = {
         name: next((p[name] for p in places if isinstance(p.get(name), int)), None)
@@ -118,8 +119,8 @@ def _numbers_a_token(config: Mapping[str, Any]) -> int | None:
     return 2 * heads * width if heads and width else None
 
 
-def _stored(folder: Path) -> str:
-    """The floating type that most of the weights are stored in."""
+def _stored_dtype(folder: Path) -> str:
+    """Return the floating type that most of the weights are stored in."""
     sizes: dict[str, int] = {}
     for path in folder.glob("model*.safetensors"):
         for tensor in safetensors_file.read_header(path).values():
@@ -128,7 +129,7 @@ def _stored(folder: Path) -> str:
     return _FLOATS[max(sizes, key=lambda name: sizes[name])] if sizes else "float16"
 
 
-def _on_disk(folder: Path) -> int:
+def _weight_bytes(folder: Path) -> int:
     return sum(
         tensor.end - tensor.start
         for path in folder.glob("model*.safetensors")

@@ -1,4 +1,4 @@
-"""The limit of open files: each connection is one, and so is each descriptor that the engine's next child needs."""
+"""Limit of open files: each connection needs one descriptor, and so does each one of the engine's next child."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import resource
 
 from ..fronts.connections import ConnectionLimits
 
-ENOUGH = 65536
-MODEST = 10240  # macOS takes no more, also where it says that there is no limit
-RESERVED = 128  # the server's own, the engine's next process, the log, and connections that are told to come back
-MOST_GRPC = 4096
-ONE_MACHINE = 320  # connections that one client's machine may need: 256 streams, and some to spare
+TARGET_FILES = 65536
+MACOS_FILES = 10240  # macOS accepts no more, even if it reports no limit
+RESERVED_FILES = (
+    128  # the server's own, the engine's next process, the log, and connections that are refused with an answer
+)
+MAX_GRPC_CONNECTIONS = 4096
+MACHINE_CONNECTIONS = 320  # connections that one client's machine may need: 256 streams, and some to spare
 
 
 def raise_open_files() -> int:
-    """Raise this process's soft limit as far as is allowed and of use; the limit then."""
+    """Raise this process's soft limit as far as is allowed and useful; return the limit then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return ENOUGH
-    for most in (ENOUGH, MODEST):
+        return TARGET_FILES
+    for most in (TARGET_FILES, MACOS_FILES):
         wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
         if soft >= wanted:
             break
@@ -30,17 +32,17 @@ def raise_open_files() -> int:
     return soft
 
 
-def connection_limits(open_files: int, *, grpc: bool, places: int) -> ConnectionLimits:
-    """How many connections leave descriptors for what else must be opened. gRPC, if it is served, gets a quarter of
-    them. `places` is how many sequences the server holds, all of which one client may want."""
-    left = max(open_files // 2, open_files - RESERVED)
-    of_grpc = min(MOST_GRPC, left // 4) if grpc else 0
-    of_http = left - of_grpc
+def connection_limits(open_files: int, *, grpc: bool, slots: int) -> ConnectionLimits:
+    """Compute the connections that leave enough descriptors. gRPC, if it is served, gets a quarter of them. `slots` is
+    the number of sequences that the server holds, all of which one client may use."""
+    available = max(open_files // 2, open_files - RESERVED_FILES)
+    grpc_limit = min(MAX_GRPC_CONNECTIONS, available // 4) if grpc else 0
+    http_limit = available - grpc_limit
     if not grpc:
-        return ConnectionLimits(of_http, _share(of_http, places))
-    return ConnectionLimits(of_http, _share(of_http, places), of_grpc, _share(of_grpc, places))
+        return ConnectionLimits(http_limit, _share(http_limit, slots))
+    return ConnectionLimits(http_limit, _share(http_limit, slots), grpc_limit, _share(grpc_limit, slots))
 
 
-def _share(limit: int, places: int) -> int:
-    """The most that one address may hold of `limit`: a quarter, or what one machine needs, but not all."""
-    return max(1, limit // 4, min(limit * 3 // 4, max(ONE_MACHINE, places + places // 4)))
+def _share(limit: int, slots: int) -> int:
+    """Return the most that one address may hold of `limit`: a quarter, or the need of one machine, but not all."""
+    return max(1, limit // 4, min(limit * 3 // 4, max(MACHINE_CONNECTIONS, slots + slots // 4)))

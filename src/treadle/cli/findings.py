@@ -1,4 +1,4 @@
-"""What the doctor found: each thing with a mark, and with cause and fix where it is not well."""
+"""Findings of the doctor: each with a mark, and with cause and fix if it is not OK."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 
 class Mark(StrEnum):
-    """FAIL means that Treadle can't serve; WARN that it can, but worse than it could."""
+    """FAIL: Treadle can't serve. WARN: it can, but worse than possible."""
 
     OK = "ok"
     WARN = "warn"
@@ -25,8 +25,8 @@ _COLOURS = {Mark.OK: "green", Mark.WARN: "yellow", Mark.FAIL: "bold red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: `value` is for people, `facts` are the same as plain values. What is not OK says why in
-    `value` and what to do in `fix`."""
+    """One line of the report: `value` is for people, `facts` are the same as plain values. A finding that is not OK has
+    its reason in `value` and its cure in `fix`."""
 
     section: str
     name: str
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that was found, in the order in which it is shown."""
+    """All findings, in the order of the report."""
 
     items: tuple[Finding, ...]
 
@@ -48,18 +48,18 @@ class Findings:
         return all(item.mark is not Mark.FAIL for item in self.items)
 
     def of(self, section: str, name: str) -> Finding | None:
-        """The finding of that name, if there is one."""
+        """Return the finding of that name; None if there is none."""
         return next((i for i in self.items if (i.section, i.name) == (section, name)), None)
 
     def first_failure(self) -> str:
-        """The first finding that fails, with its cure, in one line; empty where none does."""
+        """Return the first failure with its cure, in one line; empty if there is none."""
         failed = next((item for item in self.items if item.mark is Mark.FAIL), None)
         if failed is None:
             return ""
         return f"{failed.value}: {failed.fix}" if failed.fix else failed.value
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON shows it: `ok`, and per section and name the mark, the value, the fix and the facts."""
+        """Return values for JSON: `ok`, and per section and name the mark, the value, the fix and the facts."""
         sections: dict[str, dict[str, Any]] = {}
         for item in self.items:
             entry: dict[str, Any] = {"mark": item.mark.value, "value": item.value}
@@ -70,7 +70,7 @@ class Findings:
 
 
 def show(findings: Findings, console: Console) -> None:
-    """A line for each thing under its section, all aligned, and what it comes to."""
+    """Print a line for each finding under its section, all aligned, and the verdict."""
     width = max((len(item.name) for item in findings.items), default=0)
     section = ""
     for item in findings.items:
@@ -92,7 +92,7 @@ def _show_item(item: Finding, width: int, console: Console) -> None:
 
 
 def _folded(text: str, indent: str, console: Console) -> str:
-    """On a terminal, in lines that fit it; elsewhere as it is, so that it can be searched."""
+    """Wrap text to a terminal's width; elsewhere leave it unbroken, so that it can be searched."""
     if not console.is_terminal:
         return text
     lines = textwrap.wrap(text, max(20, console.width - len(indent)), break_on_hyphens=False)
@@ -100,7 +100,7 @@ def _folded(text: str, indent: str, console: Console) -> str:
 
 
 def count(number: float) -> str:
-    """A large number for people: 268 M."""
+    """Format a large number: 268 M."""
     for unit in ("", " K", " M"):
         if number < 1000:
             return f"{number:.0f}{unit}"

@@ -1,4 +1,4 @@
-"""`treadle fleet`: its options."""
+"""Options of `treadle fleet`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet at a terminal: one table of everyone, kept up to date."""
+"""Run of a fleet at a terminal: one table of all members, kept up to date."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLORS = {"ready": "green", "healthy": "green", "down": "red", "failed": "red", 
 
 
 def log_folder(given: Path | None) -> Path:
-    """The folder for the members' logs; made where it is missing. Raises ConfigError."""
+    """Return the folder for the members' logs, made if it is missing. Raises ConfigError."""
     if given is None:
         return Path(tempfile.mkdtemp(prefix="treadle-fleet-"))
     try:
@@ -36,7 +36,7 @@ def log_folder(given: Path | None) -> Path:
 
 
 async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
-    """Run the fleet until told to stop; 0 after a clean end, 128 plus its number after a second signal. Raises
+    """Run the fleet until a signal. Returns 0 after a clean end, 128 plus its number after a second signal. Raises
     TreadleError."""
     forget_key()
     warn_of_command_line()
@@ -44,16 +44,16 @@ async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     access = http_access(plan.host, has_key=plan.asks_for_a_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
     require_installed(plan.model, gateway=True)
-    with Announcer(Reach(tuple(urls), (), (access,)), has_key=plan.api_key is not None) as say:
-        fleet = Fleet(plan, say)
+    with FleetReporter(Reach(tuple(urls), (), (access,)), has_key=plan.api_key is not None) as reporter:
+        fleet = Fleet(plan, reporter)
         with ShutdownSignals(hurry=fleet.hurry, kill=fleet.kill) as signals:
             await fleet.run(signals.requested)
-    say.stopped()
+    reporter.stopped()
     return signals.exit_code(0)
 
 
-class Announcer:
-    """A table that is kept up to date on a terminal; elsewhere one line for each change."""
+class FleetReporter:
+    """Reporter of a fleet's progress: a live table on a terminal; elsewhere one line for each change."""
 
     def __init__(self, reach: Reach, *, has_key: bool) -> None:
         """`reach` is the gateway's. `has_key`: its clients send what TREADLE_API_KEY holds."""
@@ -64,7 +64,7 @@ class Announcer:
         self._last: dict[str, str] = {}
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Announcer:
+    def __enter__(self) -> FleetReporter:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -109,7 +109,7 @@ class Announcer:
 
 
 def table_of(view: FleetView) -> Table:
-    """Everyone at a glance."""
+    """Build the table of all members."""
     table = Table(title=f"gateway: {view.gateway}", title_justify="left", title_style="bold")
     for name in ("worker", "place", "pid", "state", "gateway says"):
         table.add_column(name)

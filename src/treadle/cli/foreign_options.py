@@ -1,4 +1,4 @@
-"""Options of other servers (vLLM, SGLang, llama.cpp, mlx-lm) and what takes their place here."""
+"""Options of other servers (vLLM, SGLang, llama.cpp, mlx-lm) and their equivalents here."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CURES: Mapping[str, str] = {
 
 
 def cure(refused: str, words: Sequence[str], command: str) -> str:
-    """What to write instead of the first option of another server among the command line's `words`; empty where there
-    is none. `refused` is the option, or the beginning of it, that `command` does not have."""
+    """Return the replacement of the first option of another server among the command line's `words`; empty if there is
+    none. `refused` is the option, or the beginning of it, that `command` does not have."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, _, value = word.partition("=")
         if flag in CURES and flag.startswith(refused):

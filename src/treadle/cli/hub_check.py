@@ -1,5 +1,5 @@
-"""The doctor's findings about a model that is only on the hub: existence, access, disk space, tokenizer, and a sketch
-to judge the rest by. Asks for names, sizes, small files and headers; no weights are downloaded."""
+"""Doctor's findings about a model that is only on the hub: existence, access, disk space, tokenizer, and a sketch for
+the remaining checks. Asks for names, sizes, small files and headers; no weights are downloaded."""
 
 from __future__ import annotations
 
@@ -20,44 +20,46 @@ if TYPE_CHECKING:
 _SECTION = "Model"
 
 
-def look(settings: Settings, scratch: Path) -> tuple[list[Finding], bool]:
-    """What was found, and whether the folder `scratch` now holds a sketch of the model that can be judged like a
+def examine(settings: Settings, scratch: Path) -> tuple[list[Finding], bool]:
+    """Return the findings, and whether the folder `scratch` now holds a sketch of the model that can be examined like a
     folder. Takes seconds; each request has a time limit."""
     from ..models import remote
 
     model = settings.model
     try:
-        listing = _patiently(lambda: remote.look_up(model, settings.revision))
+        listing = _with_retries(lambda: remote.look_up(model, settings.revision))
         _sketch(listing, scratch)
     except ModelError as error:
-        return [_no(settings, error.message.replace(str(scratch), model))], False
-    except Exception as error:  # whatever the hub's client raises is the finding
-        return [_no(settings, hub_errors.explain(model, settings.revision, False, error, hub.cache_folder()))], False
-    there = Finding(
+        return [_failure(settings, error.message.replace(str(scratch), model))], False
+    except Exception as error:  # any error of the hub's client is the finding
+        return [
+            _failure(settings, hub_errors.explain(model, settings.revision, False, error, hub.cache_folder()))
+        ], False
+    on_hub = Finding(
         _SECTION,
         "model",
         f"{model} is on the hub and not wholly on this disk",
         fix=f"{command()} pull {model}" + (f" --revision {settings.revision}" if settings.revision else ""),
         facts={"name": model, "source": "hub", "cached": False, "commit": listing.commit},
     )
-    return [there, _download(listing), _tokenizer(settings, scratch)], True
+    return [on_hub, _download(listing), _tokenizer(settings, scratch)], True
 
 
 def _sketch(listing: Listing, scratch: Path) -> None:
     from ..models import sketch
 
     folder_checks.refuse_formats(listing.model, listing.names)
-    _patiently(lambda: sketch.draw(listing, scratch))
+    _with_retries(lambda: sketch.draw(listing, scratch))
     folder_checks.check(scratch)
 
 
-def _patiently(attempt: Any) -> Any:
+def _with_retries(attempt: Any) -> Any:
     from ..models.fetch import FEW_WAITS_S, keep_trying
 
     return keep_trying(attempt, lambda wait_s, error: time.sleep(wait_s), FEW_WAITS_S)
 
 
-def _no(settings: Settings, why: str) -> Finding:
+def _failure(settings: Settings, why: str) -> Finding:
     facts = {"name": settings.model, "source": "hub", "cached": False}
     return Finding(_SECTION, "model", why, Mark.FAIL, facts=facts)
 
@@ -69,19 +71,19 @@ def _download(listing: Listing) -> Finding:
     files, cache = listing.wanted(), hub.cache_folder()
     total = sum(file.size for file in files)
     blobs = repository(cache, listing.model) / "blobs"
-    here = sum(on_disk(blobs, file) for file in files)
+    cached = sum(on_disk(blobs, file) for file in files)
     free = hub.free_bytes(cache)
-    facts = {"total_bytes": total, "here_bytes": here, "free_bytes": free, "files": len(files), "cache": str(cache)}
-    value = f"{size(total)} in {len(files)} files" + (f", {size(here)} of it here already" if here else "")
+    facts = {"total_bytes": total, "here_bytes": cached, "free_bytes": free, "files": len(files), "cache": str(cache)}
+    value = f"{size(total)} in {len(files)} files" + (f", {size(cached)} of it here already" if cached else "")
     value += f"; {size(free)} free in {cache}"
-    if total - here > free:
+    if total - cached > free:
         fix = f"free some ('{command()} models' lists what can go), or set HF_HOME to a folder on another disk"
         return Finding(_SECTION, "download", value, Mark.FAIL, fix, facts)
     return Finding(_SECTION, "download", value, facts=facts)
 
 
 def _tokenizer(settings: Settings, scratch: Path) -> Finding:
-    """Whether there is a chat template; the tokenizer itself is read once it is here."""
+    """Return the finding about the chat template; the tokenizer itself is only read from the disk."""
     from ..text.folder import FolderFacts
     from ..text.templates import find_template
 

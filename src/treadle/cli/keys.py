@@ -50,14 +50,14 @@ def add_key(
     holds its hash alone. A running server takes it within seconds."""
     path = _path(file)
     check_name(name)
-    key = _given() if from_stdin else new_key()
+    key = _key_from_stdin() if from_stdin else new_key()
     scopes = ALL if scope is Scope.ADMIN else frozenset({scope})
     limits = KeyLimits(requests_per_minute, tokens_per_minute, max_running)
     add(path, Key(name, digest(key.encode()), scopes, limits))
     if from_stdin:
-        _tell(f"Added '{name}' to {path}")
+        _report(f"Added '{name}' to {path}")
     else:
-        _tell(f"Added '{name}' to {path}. Its key, which is shown this once:")
+        _report(f"Added '{name}' to {path}. Its key, which is shown this once:")
         print(key)
 
 
@@ -68,8 +68,8 @@ def list_keys(file: File = None) -> None:
     width = max((len(key.name) for key in keys), default=0)
     for key in keys:
         limits = ((limit, getattr(key.limits, limit)) for limit in LIMITS)
-        told = ", ".join(f"{limit.replace('_', ' ')} {value}" for limit, value in limits if value is not None)
-        print(f"{key.name:<{width}}  {'+'.join(sorted(key.scopes, reverse=True)):<9}  {told or 'no limits'}")
+        text = ", ".join(f"{limit.replace('_', ' ')} {value}" for limit, value in limits if value is not None)
+        print(f"{key.name:<{width}}  {'+'.join(sorted(key.scopes, reverse=True)):<9}  {text or 'no limits'}")
 
 
 @app.command("remove")
@@ -77,7 +77,7 @@ def remove_key(name: Name, file: File = None) -> None:
     """Take a key out of the file. A running server refuses it within seconds."""
     path = _path(file)
     remove(path, name)
-    _tell(f"Removed '{name}' from {path}")
+    _report(f"Removed '{name}' from {path}")
 
 
 def _path(file: Path | None) -> Path:
@@ -86,8 +86,8 @@ def _path(file: Path | None) -> Path:
     return file
 
 
-def _given() -> str:
-    """The key on standard input. Raises ConfigError for one that is short: whoever has the file could guess it."""
+def _key_from_stdin() -> str:
+    """Read the key on standard input. Raises ConfigError for a short one: a reader of the file could guess it."""
     key = sys.stdin.readline().strip()
     with spelled({"api_key": "the key on standard input"}):
         if not key:
@@ -101,5 +101,5 @@ def _given() -> str:
     return key
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr)

@@ -15,17 +15,17 @@ from ..units import size
 from .findings import Finding, Mark
 
 SYSTEM, SOFTWARE = "System", "Software"
-FEW_FILES = 1024
-_BESIDE = ("tokenizers", "transformers", "huggingface_hub", "fastapi", "starlette", "uvicorn", "pydantic", "numpy")
+MIN_FILES = 1024
+_FURTHER = ("tokenizers", "transformers", "huggingface_hub", "fastapi", "starlette", "uvicorn", "pydantic", "numpy")
 
 
 def system() -> list[Finding]:
-    """The machine as the operating system shows it."""
+    """Return the findings about the machine, from the operating system."""
     return [_platform(), _cores(), _memory(), _open_files()]
 
 
 def software() -> list[Finding]:
-    """Python and the packages that decide how things behave."""
+    """Return the findings about Python and the packages that decide behaviour."""
     return [_python(), *_packages()]
 
 
@@ -33,7 +33,7 @@ def _platform() -> Finding:
     value = f"{platform.platform()} ({platform.machine()})"
     facts = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
     if (found := installation.unsupported()) is not None:
-        # where MLX is installed all the same, it was built for this machine
+        # an MLX that is installed all the same was built for this machine
         mark = Mark.FAIL if version_of("mlx") is None else Mark.WARN
         return Finding(SYSTEM, "platform", f"{value}: {found.what}", mark, found.fix, facts)
     return Finding(SYSTEM, "platform", value, facts=facts)
@@ -48,7 +48,7 @@ def _cores() -> Finding:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -64,7 +64,7 @@ def _memory() -> Finding:
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     facts = {"soft": soft, "hard": hard}
-    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+    if hard != resource.RLIM_INFINITY and hard < MIN_FILES:
         value = f"{hard}: each connection takes one, and no more clients than that are taken"
         return Finding(SYSTEM, "open files", value, Mark.WARN, "ulimit -Hn 8192 before the start", facts)
     most = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}"
@@ -80,8 +80,8 @@ def _python() -> Finding:
 def _packages() -> Iterator[Finding]:
     for name in ("treadle", "mlx", "mlx-lm"):
         yield _mlx() if name == "mlx" else _package(name)
-    beside = {name: version for name in _BESIDE if (version := version_of(name))}
-    yield Finding(SOFTWARE, "beside", ", ".join(f"{name} {v}" for name, v in beside.items()), facts=beside)
+    further = {name: version for name in _FURTHER if (version := version_of(name))}
+    yield Finding(SOFTWARE, "beside", ", ".join(f"{name} {v}" for name, v in further.items()), facts=further)
 
 
 def _package(name: str) -> Finding:
@@ -93,7 +93,7 @@ def _package(name: str) -> Finding:
 
 
 def _mlx() -> Finding:
-    """What is installed of MLX. What merely may be wrong is a warning: the probe tries it."""
+    """Return the finding about the installed MLX. A doubtful build is a warning: the probe tries it."""
     version, builds, problem = version_of("mlx"), installation.builds(), installation.problem()
     value = version or "not installed"
     value += f" ({', '.join(f'{name} {v}' for name, v in builds.items())})" if builds else ""

@@ -1,4 +1,4 @@
-"""Where the model is and whether it may be served, without loading it: on this disk, or by what the hub says of it."""
+"""Location of the model and its fitness to be served, without loading it: on this disk, or from the hub's listing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL = "Model"
 
 @dataclass(frozen=True)
 class ModelLocation:
-    """`folder` is what can be judged of the model: its own, or the `sketch` of one that is still on the hub; None where
+    """`folder` can be examined in place of the model: its own, or the `sketch` of one that is still on the hub; None if
     there is neither."""
 
     findings: tuple[Finding, ...]
@@ -27,16 +27,16 @@ class ModelLocation:
 
 
 def find(settings: Settings, scratch: Path) -> ModelLocation:
-    """Look for the model that `settings` name. Of a hub model that is not cached the hub is asked, unless `offline` is
+    """Look for the model that `settings` name. The hub is asked for a hub model that is not cached, unless `offline` is
     set, and a sketch of it is made in the folder `scratch`."""
     if settings.model == DEMO and not demo.is_converted():
-        return ModelLocation((_demo_to_come(),))
+        return ModelLocation((_unconverted_demo(),))
     if _is_on_hub(settings.model) and (why := _not_cached(settings)):
         if settings.offline:
             facts = {"name": settings.model, "source": "hub", "cached": False}
             return ModelLocation((Finding(MODEL, "model", why, Mark.FAIL, facts=facts),))
-        findings, can_judge = hub_check.look(settings, scratch)
-        return ModelLocation(tuple(findings), scratch if can_judge else None, sketch=can_judge)
+        findings, has_sketch = hub_check.examine(settings, scratch)
+        return ModelLocation(tuple(findings), scratch if has_sketch else None, sketch=has_sketch)
     try:
         folder = resolve(replace(settings, offline=True), lambda stage: None)
     except ModelError as error:
@@ -44,7 +44,7 @@ def find(settings: Settings, scratch: Path) -> ModelLocation:
     return ModelLocation((_found(folder),), folder.path)
 
 
-def _demo_to_come() -> Finding:
+def _unconverted_demo() -> Finding:
     if (missing := demo.lacks()) is not None:
         return Finding(MODEL, "model", missing.what, Mark.FAIL, missing.fix)
     value = f"{demo.NAME} is installed, and converted at the first start (once, under a minute, 0.5 GiB of disk)"

@@ -1,4 +1,4 @@
-"""`treadle pull`, `treadle models`, `treadle rm`: the models on this disk."""
+"""`treadle pull`, `treadle models`, `treadle rm`: models on this disk."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ from .transfers import TransferView
 
 _SHORTEST_COMMIT = 7
 _COLOURS = {State.READY: "green", State.PARTIAL: "yellow", State.REFUSED: "red"}
-_WIDE = 1000  # where lines are read by programs no cell may be folded
+_WIDE = 1000  # output for programs: no cell may be folded
 
 
 # pull ---------------------------------------------------------------------------------------------------------------
 
 
 def pull(model: str, revision: str | None) -> int:
-    """Download and check MODEL, or convert the demo, and print its folder on standard output; 0. Raises ModelError."""
+    """Download and check MODEL, or convert the demo, and print its folder on standard output. Returns 0. Raises
+    ModelError."""
     if model != DEMO and Path(model).expanduser().is_dir():
         raise ModelError(f"'{model}' is a folder here: there is nothing to pull; '{command()} serve {model}' serves it")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     began = time.monotonic()
     with _interruptible(), contextlib.closing(TransferView(console)) as view:
 
-        def say(line: str) -> None:
+        def progress(line: str) -> None:
             view.close()
             console.print(f"  {line}", style="dim", markup=False)
 
         try:
-            folder = resolve(Settings(model=model, revision=revision), say, view.show)
+            folder = resolve(Settings(model=model, revision=revision), progress, view.show)
         except KeyboardInterrupt as stop:
             view.close()
             console.print(f"Interrupted: '{command()} pull {model}' goes on from what was fetched", markup=False)
@@ -63,7 +64,8 @@ def pull(model: str, revision: str | None) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as SIGINT does, so that a bar is taken off the screen."""
+    """Context manager in which SIGTERM raises KeyboardInterrupt, as SIGINT does, so that a bar is taken off the
+    screen."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt(number)
@@ -79,24 +81,24 @@ def _interruptible() -> Iterator[None]:
 
 
 def show(*, everything: bool, as_json: bool) -> int:
-    """Print the models on this disk; without `everything` only those that can be served once they are whole."""
+    """Print the models on this disk; without `everything` only those that can be served once they are complete."""
     found = inventory.entries()
-    shown = [entry for entry in found if everything or entry.state is not State.REFUSED]
+    listed = [entry for entry in found if everything or entry.state is not State.REFUSED]
     if as_json:
         print(
-            json.dumps({"hub_cache": str(hub.cache_folder()), "models": [_plain(entry) for entry in shown]}, indent=2)
+            json.dumps({"hub_cache": str(hub.cache_folder()), "models": [_plain(entry) for entry in listed]}, indent=2)
         )
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDE)
-    if shown:
-        console.print(_table(shown))
+    if listed:
+        console.print(_table(listed))
     else:
         console.print(f"No model in {hub.cache_folder()}. '{command()} pull OWNER/NAME' fetches one.", markup=False)
     if not demo.is_converted() and demo.lacks() is None:
         console.print("demo is installed: it is converted at the first start, once", markup=False)
-    if hidden := len(found) - len(shown):
+    if hidden := len(found) - len(listed):
         console.print(
             f"{hidden} more that can't be served: '{command()} models --all' says why", style="dim", markup=False
         )
@@ -155,15 +157,15 @@ def _moment(moment: float) -> str:
 
 
 def remove(model: str, revision: str | None, *, yes: bool) -> int:
-    """Remove MODEL from this disk after asking; 0 when it is gone, 1 when the answer was no. Raises ModelError where
-    there is nothing to remove or it is in use, ConfigError where nobody can be asked."""
+    """Remove MODEL from this disk after a question. Returns 0 when it is gone, 1 if the answer was no. Raises
+    ModelError if there is nothing to remove or it is in use, ConfigError without a terminal to ask on."""
     entry = _to_remove(model)
     commit = None if revision is None else _commit(entry, revision)
-    what = f"revision {revision} of {model}" if commit else f"{model}, {size(entry.size_bytes)}"
-    if not yes and not _agrees(f"Remove {what} from {entry.home}?"):
+    subject = f"revision {revision} of {model}" if commit else f"{model}, {size(entry.size_bytes)}"
+    if not yes and not _confirmed(f"Remove {subject} from {entry.home}?"):
         print("Nothing was removed")
         return 1
-    print(f"Removed {what}: {size(inventory.remove(entry, commit))} are free again")
+    print(f"Removed {subject}: {size(inventory.remove(entry, commit))} are free again")
     return 0
 
 
@@ -180,7 +182,7 @@ def _to_remove(model: str) -> Entry:
 
 
 def _commit(entry: Entry, revision: str) -> str:
-    """The full commit of a branch, a tag or the beginning of a commit."""
+    """Return the full commit of a branch, a tag or the beginning of a commit."""
     ref = entry.home / "refs" / revision
     if ".." not in revision and ref.is_file():
         return ref.read_text(encoding="ascii").strip()
@@ -191,7 +193,7 @@ def _commit(entry: Entry, revision: str) -> str:
     raise ModelError(f"{entry.model} has no revision {revision} on this disk: there are {cached}")
 
 
-def _agrees(question: str) -> bool:
+def _confirmed(question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("there is no terminal to ask on: give --yes to remove without asking", param="yes")
     return typer.confirm(question, prompt_suffix=" ", err=True)

@@ -1,4 +1,4 @@
-"""The API key as users give it: kept out of the environment of other processes, and told of where `ps` shows it."""
+"""API key of the user: removed from the environment of child processes, with a warning if `ps` shows it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FLAG = "--api-key"
 
 
 def forget_key() -> None:
-    """Take the key out of this process's environment, so that nothing it starts inherits it. What the user set stays
-    readable in /proc/PID/environ, for the same user and root alone."""
+    """Remove the key from this process's environment, so that no child inherits it. The original value stays readable
+    in /proc/PID/environ, for the same user and root alone."""
     os.environ.pop(KEY_VARIABLE, None)
 
 
 def warn_of_command_line(arguments: Sequence[str] | None = None) -> None:
-    """Log a warning where the key stands on the command line."""
+    """Log a warning if the key stands on the command line."""
     given = sys.argv[1:] if arguments is None else arguments
     if any(argument == FLAG or argument.startswith(f"{FLAG}=") for argument in given):
         log.warning(

@@ -1,4 +1,4 @@
-"""`treadle serve`: from settings to an exit code."""
+"""`treadle serve`: run a server with the given settings, and return its exit code."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from ..telemetry.watchdog import STUCK_S, Watchdog
 from ..units import size
 from .files import connection_limits, raise_open_files
 from .findings import count
-from .json_announcer import LoggedAnnouncer, logged_end
+from .json_reporter import LogReporter, run_logged
 from .secrets import forget_key, warn_of_command_line
-from .signals import KILL_S, ShutdownSignals, end, within
+from .signals import KILL_S, ShutdownSignals, exit_now, run_with_timeout
 from .transfers import TransferView
 
 EXIT_STUCK = 70
 
 
 def run(settings: Settings) -> int:
-    """Serve until told to stop; 0 after a clean end. Raises TreadleError when it can't start."""
+    """Serve until a signal; 0 after a clean end. Raises TreadleError if it can't start."""
     streams.unblock()
     configure(settings.log_level, sys.stderr, settings.log_format)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes to the descriptor, and would wait for it
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes to the descriptor, and would block
     forget_key()
     warn_of_command_line()
     limits = connection_limits(
-        raise_open_files(), grpc=settings.grpc_port is not None, places=settings.max_running + settings.waiting_places
+        raise_open_files(), grpc=settings.grpc_port is not None, slots=settings.max_running + settings.waiting_places
     )
     if settings.log_format == "json":
-        return logged_end(lambda: asyncio.run(_serve(settings, limits, LoggedAnnouncer(settings, limits))))
-    return asyncio.run(_serve(settings, limits, Announcer(settings, limits)))
+        return run_logged(lambda: asyncio.run(_serve(settings, limits, LogReporter(settings, limits))))
+    return asyncio.run(_serve(settings, limits, TerminalReporter(settings, limits)))
 
 
-async def _serve(settings: Settings, limits: ConnectionLimits, say: Announcer | LoggedAnnouncer) -> int:
+async def _serve(settings: Settings, limits: ConnectionLimits, reporter: TerminalReporter | LogReporter) -> int:
     watchdog = Watchdog(lambda found: _stuck(found, kill))
-    server = Server(settings, say=say, limits=limits, settled=_settle, watchdog=watchdog)
+    server = Server(settings, say=reporter, limits=limits, settled=_freeze_loaded, watchdog=watchdog)
 
     def kill() -> None:
         server.kill()
-        say.close()
+        reporter.close()
 
-    with contextlib.closing(say), ShutdownSignals(hurry=server.hurry, kill=kill) as signals:
+    with contextlib.closing(reporter), ShutdownSignals(hurry=server.hurry, kill=kill) as signals:
         return signals.exit_code(await server.run(signals.requested))
 
 
@@ -65,19 +65,19 @@ def _stuck(stacks: str, kill: Callable[[], None]) -> None:
     message = f"the event loop has not run for {STUCK_S:g} s: the server ends with exit code {EXIT_STUCK}, to be "
     message += "started again by what supervises it; where each thread stands:"
     record = logging.LogRecord("treadle.serve", logging.CRITICAL, "", 0, message, None, None, sinfo=stacks)
-    within(KILL_S, lambda: logging.getLogger().handle(record))  # a stuck thread may hold the handler's lock
-    end(EXIT_STUCK, kill)
+    run_with_timeout(KILL_S, lambda: logging.getLogger().handle(record))  # a stuck thread may hold the handler's lock
+    exit_now(EXIT_STUCK, kill)
 
 
-def _settle() -> None:
-    """What is loaded stays: going through it in search of garbage would keep every answer waiting."""
+def _freeze_loaded() -> None:
+    """Freeze all loaded objects: a garbage collection of them would delay every answer."""
     gc.collect()
     gc.freeze()
 
 
-class Announcer:
-    """Tells a person at a terminal what goes on, on standard error. Where that can't be written to any more (a closed
-    pipe, a full disk) nobody is told, and the server goes on."""
+class TerminalReporter:
+    """Reporter of a server's progress on standard error, for a person at a terminal. If that can't be written to any
+    more (a closed pipe, a full disk) nothing is printed, and the server goes on."""
 
     def __init__(self, settings: Settings, limits: ConnectionLimits | None = None) -> None:
         self._settings = settings
@@ -85,43 +85,48 @@ class Announcer:
         self._console = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._transfers = TransferView(self._console)
         self._last = ""
-        self._ends = False
+        self._stopping = False
 
     def listening(self, reach: Reach) -> None:
         where = " and ".join([reach.url, *reach.grpc[:1]])
         self._print(f"[bold]Treadle[/] listens on {escape(where)} and loads {escape(self._settings.model)}")
 
     def stage(self, stage: str) -> None:
-        """One line per stage of converting and loading."""
+        """Print one line per stage of converting and loading."""
         if stage != self._last:
             self._last = stage
             self._print(f"  [dim]{escape(stage)}[/]")
 
     def transfer(self, transfer: Transfer) -> None:
-        """A bar, or a line now and then; nothing once the server ends, which gives the download up."""
-        if not self._ends:
+        """Show a bar, or a line now and then; nothing once the server ends, which gives the download up."""
+        if not self._stopping:
             with contextlib.suppress(OSError):
                 self._transfers.show(transfer)
 
     def close(self) -> None:
-        """Give the terminal back."""
-        self._ends = True
+        """Release the terminal."""
+        self._stopping = True
         with contextlib.suppress(OSError):
             self._transfers.close()
 
-    def ready(self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
-        """What runs, its limits, where it is reached and by whom, and a line to copy."""
+    def ready(
+        self, reach: Reach, name: str, capabilities: Capabilities, sampling: Mapping[str, float], load_s: float
+    ) -> None:
+        """Print the model, its limits, its addresses and access, and a command to copy."""
         settings, url = self._settings, reach.url
-        memory = f"{size(can.weight_bytes)} of weights"
-        if can.kv_budget_bytes:
-            memory += f", up to {size(can.kv_budget_bytes)} of KV cache"
-            memory += f" in {can.kv_dtype}" if can.kv_dtype else ""
+        memory = f"{size(capabilities.weight_bytes)} of weights"
+        if capabilities.kv_budget_bytes:
+            memory += f", up to {size(capabilities.kv_budget_bytes)} of KV cache"
+            memory += f" in {capabilities.kv_dtype}" if capabilities.kv_dtype else ""
+        weights = f"{count(capabilities.parameters)} parameters, {capabilities.dtype}"
         rows = {
-            "model": f"{name} ({can.architecture}, {count(can.parameters)} parameters, {can.dtype})",
-            "device": ", ".join([can.device, *(f"{k} {v}" if k != "device" else v for k, v in can.details.items())]),
+            "model": f"{name} ({capabilities.architecture}, {weights})",
+            "device": ", ".join(
+                [capabilities.device, *(f"{k} {v}" if k != "device" else v for k, v in capabilities.details.items())]
+            ),
             "memory": memory,
             "limits": f"{settings.max_running} running, {settings.waiting_places} waiting up to "
-            f"{settings.max_wait_s:g} s, {can.context:,} tokens of context",
+            f"{settings.max_wait_s:g} s, {capabilities.context:,} tokens of context",
             "clients": connections(self._limits),
             "sampling": ", ".join(f"{k} {v:g}" for k, v in sampling.items()) or "as each request says",
             "API": f"{url}/v1  (docs at {url}/docs, status at {url}/v1/status, metrics at {url}/metrics)",
@@ -140,7 +145,7 @@ class Announcer:
         )
 
     def _print_reach(self, reach: Reach) -> None:
-        """Addresses beyond the API's own, then who may come in; what is open to strangers stands out."""
+        """Print addresses beyond the API's own, then the access; access for strangers stands out."""
         for name, urls in (("HTTP", reach.http if len(reach.http) > 1 else ()), ("gRPC", reach.grpc)):
             if urls:
                 self._print(f"  [bold]{name:<9}[/]{escape(', '.join(urls))}")
@@ -161,10 +166,12 @@ class Announcer:
 
 
 def connections(limits: ConnectionLimits) -> str:
-    """Most connections, in words; empty where there is no limit."""
+    """Format the limits of connections; empty if there are none."""
     fronts = (("HTTP", limits.http, limits.http_per_peer), ("gRPC", limits.grpc, limits.grpc_per_peer))
-    told = [f"{name} {most:,} ({each:,} of one address)" for name, most, each in fronts if most and each]
-    return f"connections: {', '.join(told)}" if told else ""
+    parts = [
+        f"{name} {limit:,} ({per_peer:,} of one address)" for name, limit, per_peer in fronts if limit and per_peer
+    ]
+    return f"connections: {', '.join(parts)}" if parts else ""
 
 
 def _access(access: Access) -> str:
@@ -174,5 +181,5 @@ def _access(access: Access) -> str:
 
 class _Terminal(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the process here."""
+        """Go quiet; Rich would end the process here."""
         self.quiet = True

@@ -1,11 +1,11 @@
-"""Signals that end a server, in our own hands (C3).
+"""Handlers of the signals that end a server (C3).
 
-The first SIGINT, SIGTERM or SIGHUP asks for a shutdown that lets running requests end. The second asks for an end now:
-running requests are told so, and the process ends within END_S seconds with 128 plus the signal's number, however far
-it got. A third ends it on the spot. A SIGHUP that was ignored at the start, as under nohup, stays ignored.
+The first SIGINT, SIGTERM or SIGHUP requests a shutdown that lets running requests end. The second requests an end now:
+running requests end with an error, and the process ends within END_S seconds with 128 plus the signal's number, however
+far it got. A third ends it on the spot. A SIGHUP that was ignored at the start, as under nohup, stays ignored.
 
-A thread takes the signals from the descriptor to which the interpreter writes their numbers, and counts them: where the
-event loop does not run any more, the second signal still ends the process.
+A thread reads the signals from the descriptor to which the interpreter writes their numbers, and counts them: the
+second signal ends the process even if the event loop does not run any more.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from .. import streams
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_S = 1.5
 KILL_S = 0.25
-LAST_WORDS_S = 0.2
+FLUSH_S = 0.2
 
 
-def end(code: int, kill: Callable[[], None]) -> None:
-    """End this process now, from any thread: `kill` and the rest of the log have a moment each, whoever is stuck."""
-    within(KILL_S, kill)
-    streams.flush_within(LAST_WORDS_S)
+def exit_now(code: int, kill: Callable[[], None]) -> None:
+    """End this process now, from any thread; `kill` and the rest of the log have a moment each, even if threads are
+    stuck."""
+    run_with_timeout(KILL_S, kill)
+    streams.flush_within(FLUSH_S)
     os._exit(code)
 
 
-def within(seconds: float, work: Callable[[], None]) -> None:
-    """Run `work` on a thread of its own and wait for it no longer than `seconds`; its errors are dropped."""
+def run_with_timeout(seconds: float, work: Callable[[], None]) -> None:
+    """Run `work` on a thread of its own and wait for it at most `seconds`; its errors are dropped."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -47,8 +48,8 @@ def within(seconds: float, work: Callable[[], None]) -> None:
 
 
 class ShutdownSignals:
-    """While installed, `requested` is set by the first signal. The second calls `hurry`, on the event loop. `kill` ends
-    child processes, on any thread, right before this process ends by itself."""
+    """Signal handlers, while entered. The first signal sets `requested`. The second calls `hurry`, on the event loop.
+    `kill` ends child processes, on any thread, right before this process ends by itself."""
 
     def __init__(self, *, hurry: Callable[[], None], kill: Callable[[], None]) -> None:
         self.requested = asyncio.Event()
@@ -67,9 +68,9 @@ class ShutdownSignals:
         self._wake.setblocking(False)
         self._woken = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for number in self._installed:
-            self._before[number] = signal.signal(number, _taken)
+            self._before[number] = signal.signal(number, _ignore)
             signal.siginterrupt(number, False)
-        threading.Thread(target=self._take, name="treadle-signals", daemon=True).start()
+        threading.Thread(target=self._read_signals, name="treadle-signals", daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -81,12 +82,12 @@ class ShutdownSignals:
             self._deadline.cancel()
 
     def exit_code(self, code: int) -> int:
-        """`code`, or that of the second signal, if there was one."""
+        """Return `code`, or that of the second signal, if there was one."""
         return code if self._code is None else self._code
 
     # The thread --------------------------------------------------------------------------------------------------
 
-    def _take(self) -> None:
+    def _read_signals(self) -> None:
         with self._numbers:
             while numbers := self._numbers.recv(64):
                 for number in numbers:
@@ -99,17 +100,17 @@ class ShutdownSignals:
             self._call(self.requested.set)
         elif self._count == 2:
             self._code = 128 + number
-            self._deadline = threading.Timer(END_S, end, (self._code, self._kill))
+            self._deadline = threading.Timer(END_S, exit_now, (self._code, self._kill))
             self._deadline.daemon = True
             self._deadline.start()
             self._call(self._hurry)
         else:
-            end(128 + number, self._kill)
+            exit_now(128 + number, self._kill)
 
     def _call(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends anyway
             self._loop.call_soon_threadsafe(work)
 
 
-def _taken(number: int, frame: object) -> None:
-    """The thread has its number."""
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing: the thread reads the number."""

@@ -1,4 +1,4 @@
-"""A download on the screen: one bar over all files in a terminal, a line now and then in a log."""
+"""View of a download: one bar over all files in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..models.transfer import Lines, Transfer
 
 
 class TransferView:
-    """Shows transfers on `console` until `close`, after which it may begin again."""
+    """View of transfers on `console` until `close`, after which it may begin again."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -25,7 +25,7 @@ class TransferView:
         if self._bar is None:
             self._begin(transfer)
         assert self._bar is not None
-        total = max(1, transfer.total_bytes)  # of nothing, nothing is missing
+        total = max(1, transfer.total_bytes)  # an empty download is complete
         done = transfer.done_bytes if transfer.total_bytes else total
         self._bar.update(self._task, completed=done, total=total, details=transfer.details)
 

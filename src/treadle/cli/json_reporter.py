@@ -1,4 +1,4 @@
-"""Announcements of `treadle serve --log-format json`: the events that a terminal shows, each as a line of the log."""
+"""Reporter of `treadle serve --log-format json`: the events that a terminal shows, each as a line of the log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .flags import FLAGS
 log = logging.getLogger("treadle.serve")
 
 
-class LoggedAnnouncer:
-    """The server's progress as log lines at INFO."""
+class LogReporter:
+    """Reporter of a server's progress as log lines at INFO."""
 
     def __init__(self, settings: Settings, limits: ConnectionLimits | None = None) -> None:
         self._settings = settings
@@ -27,7 +27,7 @@ class LoggedAnnouncer:
         self._stage = ""
         self._lines = Lines(self._transfer)
         self._last: Transfer | None = None
-        self._ends = False
+        self._stopping = False
 
     def listening(self, reach: Reach) -> None:
         _log("listening", {"http": reach.http, "grpc": reach.grpc, "model": self._settings.model})
@@ -38,8 +38,8 @@ class LoggedAnnouncer:
             _log("loading", {"stage": stage})
 
     def transfer(self, transfer: Transfer) -> None:
-        """A line now and then; nothing once the server ends, which gives the download up."""
-        if not self._ends:
+        """Log a line now and then; nothing once the server ends, which gives the download up."""
+        if not self._stopping:
             self._last = transfer
             self._lines(transfer)
 
@@ -49,20 +49,22 @@ class LoggedAnnouncer:
         _log("downloading", {"model": self._last.model, "done_bytes": self._last.done_bytes} | fields)
 
     def close(self) -> None:
-        """Nothing holds the terminal."""
+        """Do nothing: no terminal is held."""
 
-    def ready(self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float) -> None:
-        """What runs and its limits; then who may come in, as warnings where strangers may."""
+    def ready(
+        self, reach: Reach, name: str, capabilities: Capabilities, sampling: Mapping[str, float], load_s: float
+    ) -> None:
+        """Log the model, its limits, and the access: a warning where it is open to strangers."""
         fields = {
             "url": reach.url,
             "model": name,
-            "architecture": can.architecture,
-            "parameters": can.parameters,
-            "dtype": can.dtype,
-            "device": can.device,
-            "weight_bytes": can.weight_bytes,
-            "kv_budget_bytes": can.kv_budget_bytes,
-            "context": can.context,
+            "architecture": capabilities.architecture,
+            "parameters": capabilities.parameters,
+            "dtype": capabilities.dtype,
+            "device": capabilities.device,
+            "weight_bytes": capabilities.weight_bytes,
+            "kv_budget_bytes": capabilities.kv_budget_bytes,
+            "context": capabilities.context,
             "max_running": self._settings.max_running,
             "max_waiting": self._settings.waiting_places,
             "max_wait_s": self._settings.max_wait_s,
@@ -77,15 +79,15 @@ class LoggedAnnouncer:
             _log("access", {"about": access.subject, "text": access.text}, level)
 
     def draining(self, running: int, drain_s: float) -> None:
-        self._ends = True
+        self._stopping = True
         _log("draining", {"running": running, "drain_s": drain_s})
 
     def stopped(self) -> None:
         _log("stopped", {})
 
 
-def logged_end(run: Callable[[], int]) -> int:
-    """The exit code of `run`; an error that ends it is a line of the log."""
+def run_logged(run: Callable[[], int]) -> int:
+    """Return the exit code of `run`; an error that ends it is a line of the log."""
     try:
         return run()
     except TreadleError as error:
