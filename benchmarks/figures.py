@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from treadle.bench import formatting
-from treadle.bench.ratios import Row, rows
+from treadle.bench.ratios import FigureRow, rows
 from treadle.bench.samples import Machine, Result
 from treadle.bench.store import load
 
@@ -109,12 +109,12 @@ def of_bench(result: Result, workloads: Sequence[str], wanted: Sequence[str]) ->
     return ["workload", "figure", *names], table
 
 
-def _is_empty(row: Row) -> bool:
+def _is_empty(row: FigureRow) -> bool:
     """Whether a count is zero for all targets."""
     return not row.figure.unit and not any(value.most for value in row.values.values())
 
 
-def _cells(row: Row, names: Sequence[str]) -> list[str]:
+def _cells(row: FigureRow, names: Sequence[str]) -> list[str]:
     return [formatting.over_rounds(row.values.get(name), row.figure.unit) for name in names]
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.aio import in_loop
 from treadle.bench.client import Client
 from treadle.bench.errors import BenchError
-from treadle.bench.plan import Message, Request
+from treadle.bench.plan import PromptMessage, Request
 from treadle.bench.samples import Sample
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -63,11 +63,11 @@ async def ask(serve: Serve, *, stream: bool = True) -> Sample:
 
 
 async def ask_of(
-    client: Client, leave: asyncio.Event, heard: Callable[[int], None] = lambda _: None, *, stream: bool = True
+    client: Client, leave: asyncio.Event, on_pieces: Callable[[int], None] = lambda _: None, *, stream: bool = True
 ) -> Sample:
     sample = Sample(id="1", role="all", due_s=0.0, sent_s=0.0)
-    request = Request("1", (Message("user", "Hi"),), 4, stream=stream)
-    await client.send(request, sample, leave, model="m", endpoint="chat", extra={}, heard=heard)
+    request = Request("1", (PromptMessage("user", "Hi"),), 4, stream=stream)
+    await client.send(request, sample, leave, model="m", endpoint="chat", extra={}, on_pieces=on_pieces)
     return sample
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from treadle.bench.compare import Check, Comparison, compare
+from treadle.bench.compare import Comparison, FigureCheck, compare
 from treadle.bench.errors import BenchError
 from treadle.bench.samples import Result, Sample
 
@@ -18,7 +18,7 @@ def failed(comparison: Comparison) -> set[str]:
     return {check.figure.name for check in comparison.checks if not check.passed}
 
 
-def check(comparison: Comparison, name: str) -> Check:
+def check(comparison: Comparison, name: str) -> FigureCheck:
     return next(check for check in comparison.checks if check.figure.name == name)
 
 

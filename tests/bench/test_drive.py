@@ -12,12 +12,12 @@ import pytest
 
 from tests.support.fake_time import in_fake_time
 from treadle.bench.drive import Drive, in_background, undisturbed, watch_own_lag
-from treadle.bench.measures import figures, particular
-from treadle.bench.plan import Message, Moment, Request, Workload
+from treadle.bench.measures import figures, workload_figures
+from treadle.bench.plan import Moment, PromptMessage, Request, Workload
 from treadle.bench.samples import Round, Sample
 from treadle.bench.workloads import build
 
-HELLO = (Message("user", "hello"),)
+HELLO = (PromptMessage("user", "hello"),)
 
 
 @dataclass
@@ -32,11 +32,13 @@ class Server:
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.slots)
 
-    async def send(self, request: Request, sample: Sample, leave: asyncio.Event, heard: Callable[[int], None]) -> None:
+    async def send(
+        self, request: Request, sample: Sample, leave: asyncio.Event, on_pieces: Callable[[int], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.log.append((loop.time(), "sent", request.id))
         began = loop.time()
-        answer = asyncio.ensure_future(self._answer(request, sample, began, heard))
+        answer = asyncio.ensure_future(self._answer(request, sample, began, on_pieces))
         left = asyncio.ensure_future(leave.wait())
         await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
         sample.outcome = "ok" if answer.done() else "left"
@@ -44,12 +46,12 @@ class Server:
         left.cancel()
         sample.end_s = loop.time() - began
 
-    async def _answer(self, request: Request, sample: Sample, began: float, heard: Callable[[int], None]) -> None:
+    async def _answer(self, request: Request, sample: Sample, began: float, on_pieces: Callable[[int], None]) -> None:
         async with self._free:
             for i in range(request.max_tokens):
                 await asyncio.sleep(self.gap_s if i else self.ttft_s)
                 sample.piece_s.append(asyncio.get_running_loop().time() - began)
-                heard(1)
+                on_pieces(1)
 
 
 def workload(*requests: Request, concurrency: int = 0) -> Workload:
@@ -160,22 +162,24 @@ async def test_a_stall_compares_gaps_before_and_during_the_long_prefill() -> Non
     """P3"""
 
     class Stalls(Server):
-        async def _answer(self, request: Request, sample: Sample, began: float, heard: Callable[[int], None]) -> None:
+        async def _answer(
+            self, request: Request, sample: Sample, began: float, on_pieces: Callable[[int], None]
+        ) -> None:
             if request.id == "long":
                 self.gap_s = 0.3
                 await asyncio.sleep(6.0)
                 self.gap_s = 0.1
                 sample.piece_s.append(asyncio.get_running_loop().time() - began)
-                heard(1)
+                on_pieces(1)
                 return
             for _ in range(request.max_tokens):
                 await asyncio.sleep(self.gap_s)
                 sample.piece_s.append(asyncio.get_running_loop().time() - began)
-                heard(1)
+                on_pieces(1)
 
     round_ = await run("stall", Stalls())
     assert {s.id: s.outcome for s in round_.samples} == {"long": "ok"} | {f"decoder {i}": "left" for i in range(4)}
-    found = particular("stall", round_)
+    found = workload_figures("stall", round_)
     assert found["gap p99 / idle gap p99"] == pytest.approx(3.0)
     assert found["rate kept"] == pytest.approx(1 / 3, rel=0.1)
     assert found["long TTFT s"] == pytest.approx(6.0)
@@ -186,14 +190,16 @@ async def test_short_requests_beside_a_long_prefill_are_compared_with_those_alon
     """P4"""
 
     class Slow(Server):
-        async def _answer(self, request: Request, sample: Sample, began: float, heard: Callable[[int], None]) -> None:
+        async def _answer(
+            self, request: Request, sample: Sample, began: float, on_pieces: Callable[[int], None]
+        ) -> None:
             if request.id == "long":
                 self.ttft_s = 0.5
                 await asyncio.sleep(10.0)
                 return
-            await super()._answer(request, sample, began, heard)
+            await super()._answer(request, sample, began, on_pieces)
 
-    found = particular("interactive", await run("interactive", Slow(ttft_s=0.1)))
+    found = workload_figures("interactive", await run("interactive", Slow(ttft_s=0.1)))
     assert found["short TTFT / unloaded"] == pytest.approx(5.0)
 
 
@@ -204,7 +210,7 @@ async def test_a_follow_up_is_compared_with_one_alone_and_work_for_the_gone_is_c
     assert sum(s.outcome == "left" for s in round_.samples) == 10
     seen = sum(s.tokens for s in round_.samples)
     round_.status = {"completion_tokens": float(seen + 30)}
-    found = particular("cancel", round_)
+    found = workload_figures("cancel", round_)
     assert found["follow-up TTFT / idle"] == pytest.approx(1.0)
     assert found["wasted tokens a cancel"] == pytest.approx(3.0)
 

@@ -57,12 +57,12 @@ def test_an_arrow_says_which_way_is_better() -> None:
 
 @given(st.text(), st.integers(3, 40))
 def test_text_from_outside_is_one_printable_line_no_longer_than_asked(text: str, most: int) -> None:
-    line = formatting.plain(text, most)
+    line = formatting.printable(text, most)
     assert line.isprintable()
     assert len(line) <= most
 
 
 def test_a_long_name_keeps_both_its_ends() -> None:
     """Targets often differ in their last words."""
-    assert formatting.plain("server --model a --batch 1", 14) == "server --…ch 1"
-    assert formatting.plain("\x1b[31mred\n\r\x07") == "[31mred"
+    assert formatting.printable("server --model a --batch 1", 14) == "server --…ch 1"
+    assert formatting.printable("\x1b[31mred\n\r\x07") == "[31mred"

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.support.tiny import make_tiny
-from treadle.bench.engine_figures import OURS, THEIRS, EngineResult, Pass, Record, agreement, batch_of
+from treadle.bench.engine_figures import OURS, THEIRS, BatchRun, EngineResult, RunRecorder, agreement, batch_of
 from treadle.bench.engine_table import engine_table
 from treadle.bench.errors import BenchError
 from treadle.bench.inprocess import EngineBench, measure, prompts
@@ -176,7 +176,7 @@ def test_prompts_are_the_same_for_a_seed_and_others_in_every_round() -> None:
 
 
 def test_a_record_tells_full_steps_from_those_that_wait_for_a_row() -> None:
-    record = Record(2, 3)
+    record = RunRecorder(2, 3)
     record.step([], 1.0)
     record.step([(0, 7)], 2.0)
     record.step([(0, 8), (1, 7)], 4.0)  # row 1 begins
@@ -196,8 +196,8 @@ def test_a_divergence_is_found_where_it_begins() -> None:
 
 def test_a_round_without_full_steps_has_no_decode_rate() -> None:
     passes = [
-        Pass(OURS, 1, 4.0, 2.0, 1.0, (0.5, 0.5), 8, 10),
-        Pass(THEIRS, 1, 8.0, 4.0, 2.0, (), 0, 20),
+        BatchRun(OURS, 1, 4.0, 2.0, 1.0, (0.5, 0.5), 8, 10),
+        BatchRun(THEIRS, 1, 8.0, 4.0, 2.0, (), 0, 20),
     ]
     batch = batch_of(4, 11, 16, passes, [agreement(1, [[1]], [[2]])])
     figures = {row.figure.name: row for row in batch.figures}

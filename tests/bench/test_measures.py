@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.bench.measures import figures, particular, quantile, spread
+from treadle.bench.measures import figures, percentiles, quantile, workload_figures
 from treadle.bench.samples import Round, Sample
 
 
@@ -35,16 +35,16 @@ LIMITS = (0.5, 0.2)
 def test_percentiles_are_values_that_were_seen() -> None:
     ordered = [float(i) for i in range(1, 101)]
     assert [quantile(ordered, q) for q in (0.0, 0.5, 0.9, 0.99, 1.0)] == [1.0, 50.0, 90.0, 99.0, 100.0]
-    assert spread([]) is None
-    assert spread([None, None]) is None
-    seen = spread([3.0, None, 1.0, 2.0])
+    assert percentiles([]) is None
+    assert percentiles([None, None]) is None
+    seen = percentiles([3.0, None, 1.0, 2.0])
     assert seen is not None
     assert (seen.count, seen.mean, seen.p50, seen.p90, seen.p99, seen.max) == (3, 2.0, 2.0, 3.0, 3.0, 3.0)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_percentiles_are_in_order(values: list[float]) -> None:
-    seen = spread(values)
+    seen = percentiles(values)
     assert seen is not None
     assert min(values) <= seen.p50 <= seen.p90 <= seen.p99 <= seen.max == max(values)
 
@@ -112,7 +112,7 @@ def test_nothing_seen_is_no_figure_and_no_error() -> None:
         found = figures(nothing, LIMITS)
         assert (found.ttft, found.gap, found.flatness, found.tokens) == (None, None, None, 0)
         for name in ("burst", "stall", "interactive", "cancel", "mixed-length", "agents", "sweep c=1", "trace x"):
-            assert all(math.isfinite(value) for value in particular(name, nothing).values())
+            assert all(math.isfinite(value) for value in workload_figures(name, nothing).values())
 
 
 def test_roles_are_measured_apart() -> None:
@@ -120,7 +120,7 @@ def test_roles_are_measured_apart() -> None:
     short = figures(round_, LIMITS, role="short")
     assert short.ttft is not None
     assert (short.answers, short.ttft.max) == ({"ok": 1}, 0.4)
-    assert particular("mixed-length", round_) == {"short TTFT p50 s": 0.4, "long TTFT s": 9.0}
+    assert workload_figures("mixed-length", round_) == {"short TTFT p50 s": 0.4, "long TTFT s": 9.0}
 
 
 def test_overload_tells_how_fast_and_how_honestly_it_was_refused() -> None:
@@ -133,7 +133,7 @@ def test_overload_tells_how_fast_and_how_honestly_it_was_refused() -> None:
         sample(outcome="left", piece_s=[]),
         sample(outcome="left"),
     )
-    assert particular("overload", round_) == {
+    assert workload_figures("overload", round_) == {
         "refusal p99 s": 0.004,
         "refusals with Retry-After": 0.5,
         "neither answered nor refused": 1.0,
@@ -147,12 +147,12 @@ def test_agents_tell_what_their_later_turns_cost_and_what_was_reused() -> None:
         sample(role="first turn", prompt_tokens=100, cached_tokens=0, piece_s=[1.0]),
         sample(role="later turn", prompt_tokens=300, cached_tokens=200, piece_s=[0.25]),
     )
-    assert particular("agents", round_) == {"later turn TTFT / first": 0.25, "prompt tokens reused": 0.5}
+    assert workload_figures("agents", round_) == {"later turn TTFT / first": 0.25, "prompt tokens reused": 0.5}
 
 
 def test_pieces_that_come_at_once_are_no_error() -> None:
     """A server may send several pieces in one packet: gaps of 0, and no ratio to them."""
     decoder = sample("d", role="decoder", piece_s=[0.0, 0.0, 0.0, 5.0, 5.5], end_s=5.5)
     long = sample("long", role="long", sent_s=1.0, piece_s=[5.0], end_s=5.0)
-    assert particular("stall", round_of(decoder, long)) == {"rate kept": 0.0, "long TTFT s": 5.0}
-    assert particular("burst", round_of(sample(piece_s=[0.0], end_s=0.0))) == {}
+    assert workload_figures("stall", round_of(decoder, long)) == {"rate kept": 0.0, "long TTFT s": 5.0}
+    assert workload_figures("burst", round_of(sample(piece_s=[0.0], end_s=0.0))) == {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.bench.ratios import Range, Row, rows, targets, telling, values, verdict
+from treadle.bench.ratios import FigureRow, Range, informative, judge, rows, targets, values
 from treadle.bench.samples import Control, Result
 
 from .results import burst, refused, result, round_of, sample
 
 
-def row(found: Result, name: str) -> Row:
+def row(found: Result, name: str) -> FigureRow:
     return next(row for row in rows(found, "burst") if row.figure.name == name)
 
 
@@ -73,7 +73,7 @@ def test_only_targets_that_ran_are_there_in_the_result_s_order() -> None:
     ],
 )
 def test_rounds_that_disagree_or_hardly_differ_say_nothing(ratios: tuple[float, ...], better: str, said: str) -> None:
-    assert verdict(Range(ratios), better) == said  # type: ignore[arg-type]
+    assert judge(Range(ratios), better) == said  # type: ignore[arg-type]
 
 
 def test_every_figure_is_there_once_and_in_reading_order() -> None:
@@ -102,11 +102,11 @@ def test_a_look_that_was_not_answered_is_counted_and_not_timed() -> None:
 
 
 def test_rows_that_say_nothing_are_left_out_of_what_is_told() -> None:
-    quiet = {entry.figure.name for entry in telling(rows(burst(a=0.1), "burst"))}
+    quiet = {entry.figure.name for entry in informative(rows(burst(a=0.1), "burst"))}
     assert not quiet & {"failed", "incomplete", "refused", "good answers", "TTFT p99", "control looks unanswered"}
     assert quiet >= {"TTFT p50", "TTFT max", "tok/s", "answered"}
     one_bad = result("a", "b", rounds={"burst": [round_of("a", 1, sample()), round_of("b", 1, sample(), refused())]})
-    assert {"refused", "good answers"} <= {entry.figure.name for entry in telling(rows(one_bad, "burst"))}
+    assert {"refused", "good answers"} <= {entry.figure.name for entry in informative(rows(one_bad, "burst"))}
 
 
 def test_a_workload_without_rounds_has_no_rows() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from treadle.bench.errors import BenchError
-from treadle.bench.plan import Message, Moment
+from treadle.bench.plan import Moment, PromptMessage
 from treadle.bench.trace import read_trace
 from treadle.bench.workloads import digest
 
@@ -28,7 +28,7 @@ def test_a_line_is_a_request(tmp_path: Path) -> None:
         )
     )
     first, second = workload.requests
-    assert (first.id, first.messages, first.at_s, first.max_tokens) == ("a", (Message("user", "Hi"),), 0.5, 3)
+    assert (first.id, first.messages, first.at_s, first.max_tokens) == ("a", (PromptMessage("user", "Hi"),), 0.5, 3)
     assert (first.session, first.after, first.leave, first.stream) == ("s", None, None, True)
     assert (second.id, second.after) == ("line 3", Moment("a", "end", delay_s=2.0))
     assert second.leave == Moment("line 3", "sent", delay_s=1.0)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.bench.plan import Message, Request
+from treadle.bench.plan import PromptMessage, Request
 from treadle.bench.wire import AnswerReader, body_of, error_of
 
-TALK = (Message("system", "Be brief."), Message("user", "Hi"))
+TALK = (PromptMessage("system", "Be brief."), PromptMessage("user", "Hi"))
 
 
 def chunk(**delta: Any) -> bytes:

@@ -1,1 +1,1 @@
-"""`treadle bench`: honest figures of any OpenAI-compatible server, and of several side by side."""
+"""`treadle bench`: figures of any OpenAI-compatible server, and of several side by side."""

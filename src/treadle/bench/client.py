@@ -1,4 +1,5 @@
-"""One HTTP exchange at a time per connection, with nothing between the socket and the clock that could hold it up."""
+"""HTTP client that sends one request per connection, with nothing between the socket and the clock that could delay
+it."""
 
 from __future__ import annotations
 
@@ -22,46 +23,47 @@ MAX_ERROR_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a GET came to. `status` 0: there was no whole answer."""
+class HttpResponse:
+    """Result of a GET. `status` 0: no complete response came."""
 
     status: int
     body: bytes
     took_s: float
 
     def json(self) -> Any:
-        """The body's value, or None where it is not JSON."""
+        """Return the body's value; None if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
         except msgspec.DecodeError:
             return None
 
 
-class Exchange(asyncio.Protocol):
-    """Sends `data` when connected and reads the answer. `over` is set when it has ended, for whatever reason.
+class HttpExchange(asyncio.Protocol):
+    """Protocol that sends `data` when connected and reads the response. `ended` is set when it has ended, for any
+    reason.
 
-    `heard` is called with the number of new pieces. Times are the loop's, in seconds, from `began`.
+    `on_pieces` is called with the number of new pieces. Times are the loop's, in seconds, from `began`.
     """
 
     def __init__(
-        self, data: bytes, reader: AnswerReader, clock: Callable[[], float], heard: Callable[[int], None]
+        self, data: bytes, reader: AnswerReader, clock: Callable[[], float], on_pieces: Callable[[int], None]
     ) -> None:
         self._data = data
         self._reader = reader
         self._clock = clock
-        self._heard = heard
+        self._on_pieces = on_pieces
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self.began = clock()
-        self.changed = self.began
-        self.over = asyncio.Event()
+        self.last_data = self.began
+        self.ended = asyncio.Event()
         self.status = 0
         self.headers: dict[str, str] = {}
         self.header_s: float | None = None
         self.piece_s: list[float] = []
         self.body = b""
         self.complete = False
-        self.trouble = ""
+        self.failure = ""
 
     # asyncio's callbacks
 
@@ -70,19 +72,19 @@ class Exchange(asyncio.Protocol):
         self._transport.write(self._data)
 
     def data_received(self, data: bytes) -> None:
-        self.changed = self._clock()
+        self.last_data = self._clock()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.trouble = f"not HTTP: {error}"
+            self.failure = f"not HTTP: {error}"
             self.drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None and not self.trouble:
-            self.trouble = "connection reset"
+        if exc is not None and not self.failure:
+            self.failure = "connection reset"
         if self.status and "content-length" not in self.headers and not self._is_chunked():
             self.on_message_complete()
-        self.over.set()
+        self.ended.set()
 
     # httptools' callbacks
 
@@ -91,7 +93,7 @@ class Exchange(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self.header_s = self.changed - self.began
+        self.header_s = self.last_data - self.began
 
     def on_body(self, data: bytes) -> None:
         if self.status != 200:
@@ -110,22 +112,22 @@ class Exchange(asyncio.Protocol):
         self.drop()
 
     def drop(self) -> None:
-        """End the connection, whatever state it is in."""
+        """End the connection, in any state."""
         if self._transport is not None:
             self._transport.abort()
-        self.over.set()
+        self.ended.set()
 
     def _count(self, pieces: int) -> None:
-        self.piece_s += [self.changed - self.began] * pieces
+        self.piece_s += [self.last_data - self.began] * pieces
         if pieces:
-            self._heard(pieces)
+            self._on_pieces(pieces)
 
     def _is_chunked(self) -> bool:
         return "chunked" in self.headers.get("transfer-encoding", "").lower()
 
 
 class Client:
-    """Talks to one server. `silence_s` is how long an answer may say nothing at all before it is given up."""
+    """Client of one server. An answer is given up after `silence_s` seconds without a byte."""
 
     def __init__(self, url: str, *, api_key: str | None = None, silence_s: float = 120.0) -> None:
         self.host, self.port, path = _parts(url)
@@ -133,16 +135,16 @@ class Client:
         self._silence_s = silence_s
         self._key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
 
-    async def get(self, path: str, timeout_s: float = 10.0) -> Answer:
-        """One GET, whatever its status."""
-        whole = _Whole()
+    async def get(self, path: str, timeout_s: float = 10.0) -> HttpResponse:
+        """Send a GET and return the response, of any status."""
+        whole = _BodyReader()
         exchange = await self._begin(self._head("GET", path).encode(), whole, lambda _: None)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await exchange.over.wait()
+                await exchange.ended.wait()
         exchange.drop()
         took_s = asyncio.get_running_loop().time() - exchange.began
-        return Answer(exchange.status if exchange.complete else 0, whole.data or exchange.body, took_s)
+        return HttpResponse(exchange.status if exchange.complete else 0, whole.data or exchange.body, took_s)
 
     async def send(
         self,
@@ -153,51 +155,51 @@ class Client:
         model: str,
         endpoint: Endpoint,
         extra: dict[str, Any],
-        heard: Callable[[int], None],
+        on_pieces: Callable[[int], None],
     ) -> None:
-        """One generation; what was seen is written into `sample`. It is left as soon as `leave` is set."""
+        """Send one generation request and record it in `sample`. Leaves as soon as `leave` is set."""
         body = body_of(request, model, endpoint, extra)
         head = self._head("POST", PATHS[endpoint], f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n")
         reader = AnswerReader(stream=request.stream)
-        exchange = await self._begin(head.encode() + body, reader, heard)
-        why = await self._until_over(exchange, leave)
-        fill(sample, exchange, reader, why)
+        exchange = await self._begin(head.encode() + body, reader, on_pieces)
+        early_end = await self._until_ended(exchange, leave)
+        fill(sample, exchange, reader, early_end)
 
-    async def _begin(self, data: bytes, reader: AnswerReader, heard: Callable[[int], None]) -> Exchange:
+    async def _begin(self, data: bytes, reader: AnswerReader, on_pieces: Callable[[int], None]) -> HttpExchange:
         loop = asyncio.get_running_loop()
-        exchange = Exchange(data, reader, loop.time, heard)
+        exchange = HttpExchange(data, reader, loop.time, on_pieces)
         try:
             await loop.create_connection(lambda: exchange, self.host, self.port)
         except OSError as error:
-            exchange.trouble = f"no connection: {error.strerror or error}"
+            exchange.failure = f"no connection: {error.strerror or error}"
             exchange.drop()
         return exchange
 
-    async def _until_over(self, exchange: Exchange, leave: asyncio.Event) -> str:
-        """Why the exchange ended before its end: "left", "silent", or nothing."""
+    async def _until_ended(self, exchange: HttpExchange, leave: asyncio.Event) -> str:
+        """Wait for the end of the exchange. Returns the reason of an early end, "left" or "silent", or ""."""
         left = asyncio.ensure_future(leave.wait())
-        over = asyncio.ensure_future(exchange.over.wait())
+        end = asyncio.ensure_future(exchange.ended.wait())
         try:
-            while not over.done():
-                quiet = asyncio.get_running_loop().time() - exchange.changed
+            while not end.done():
+                quiet = asyncio.get_running_loop().time() - exchange.last_data
                 if quiet >= self._silence_s:
                     return "silent"
-                await asyncio.wait((left, over), timeout=self._silence_s - quiet, return_when=asyncio.FIRST_COMPLETED)
-                if left.done() and not over.done():
+                await asyncio.wait((left, end), timeout=self._silence_s - quiet, return_when=asyncio.FIRST_COMPLETED)
+                if left.done() and not end.done():
                     return "left"
             return ""
         finally:
             left.cancel()
-            over.cancel()
+            end.cancel()
             exchange.drop()
 
-    def _head(self, method: str, path: str, more: str = "") -> str:
+    def _head(self, method: str, path: str, headers: str = "") -> str:
         host = f"{self.host}:{self.port}"
-        return f"{method} {self._base}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{self._key}{more}\r\n"
+        return f"{method} {self._base}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{self._key}{headers}\r\n"
 
 
 def _parts(url: str) -> tuple[str, int, str]:
-    """Host, port and path. Raises BenchError."""
+    """Split a URL into host, port and path. Raises BenchError."""
     wrong = BenchError(f"'{url}' is not a URL of the form http://HOST:PORT")
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -209,8 +211,8 @@ def _parts(url: str) -> tuple[str, int, str]:
     return host, port, parts.path
 
 
-class _Whole(AnswerReader):
-    """Keeps a body as it is."""
+class _BodyReader(AnswerReader):
+    """Reader that collects a body unparsed."""
 
     def __init__(self) -> None:
         super().__init__(stream=False)
@@ -221,37 +223,40 @@ class _Whole(AnswerReader):
         return 0
 
 
-def fill(sample: Sample, exchange: Exchange, reader: AnswerReader, why: str) -> None:
-    """Write what an exchange came to into its sample. `why`: "left", "silent" or "" for an end of its own."""
+def fill(sample: Sample, exchange: HttpExchange, reader: AnswerReader, early_end: str) -> None:
+    """Record an exchange in its sample. `early_end`: "left", "silent", or "" for an end by the server."""
     sample.status = exchange.status
     sample.header_s = exchange.header_s
     sample.piece_s = exchange.piece_s
-    ended = asyncio.get_running_loop().time() if why and not reader.whole else exchange.changed
+    ended = asyncio.get_running_loop().time() if early_end and not reader.whole else exchange.last_data
     sample.end_s = ended - exchange.began
     sample.prompt_tokens = reader.count("prompt_tokens")
     sample.completion_tokens = reader.count("completion_tokens")
     sample.cached_tokens = reader.count("cached_tokens")
     sample.finish_reason = reader.finish_reason
     sample.retry_after_s = _retry_after(exchange.headers)
-    sample.outcome, sample.reason = _judge(exchange, reader, why)
+    sample.outcome, sample.reason = _judge(exchange, reader, early_end)
 
 
-def _judge(exchange: Exchange, reader: AnswerReader, why: str) -> tuple[Outcome, str]:
-    if why == "left":
+def _judge(exchange: HttpExchange, reader: AnswerReader, early_end: str) -> tuple[Outcome, str]:
+    if early_end == "left":
         return "left", ""
     if exchange.status in REFUSED:
         return "refused", f"{exchange.status} {error_of(exchange.body)}"
     if exchange.status == 0:
-        return "failed", "no answer in time" if why == "silent" else exchange.trouble or "closed without an answer"
+        return (
+            "failed",
+            "no answer in time" if early_end == "silent" else exchange.failure or "closed without an answer",
+        )
     if exchange.status != 200:
         return "failed", f"{exchange.status} {error_of(exchange.body)}"
     if reader.error:
         return "failed", f"inside a 200: {reader.error}"
     if reader.whole:
         return "ok", ""
-    if why == "silent":
+    if early_end == "silent":
         return "incomplete", "fell silent"
-    return "incomplete", exchange.trouble or "broke off"
+    return "incomplete", exchange.failure or "broke off"
 
 
 def _retry_after(headers: dict[str, str]) -> float | None:

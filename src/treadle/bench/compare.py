@@ -1,4 +1,4 @@
-"""Two runs of the same load on the same machine: did anything get worse than is tolerated? For use in CI."""
+"""Comparison of two runs of the same load on the same machine with limits to worsening. For use in CI."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TOLERATED: dict[str, float] = {
 NOISE_S = 0.00025
 
 
-class Check(msgspec.Struct, frozen=True):
+class FigureCheck(msgspec.Struct, frozen=True):
     """One figure of one target in both runs: medians over the rounds; for counts the mean a round, so that one bad
-    round is not lost. `ratio` is how many times worse `b` is, whichever way the figure points: above 1 is worse. It is
-    None without a limit to its worsening (from 0), or where one run has no such figure. `limit` is the largest `ratio`
-    tolerated; None where the figure is only shown."""
+    round is not lost. `ratio` is the factor of worsening of `b`, in either direction of the figure: above 1 is worse.
+    It is None for an unlimited worsening (from 0), and if one run lacks the figure. `limit` is the largest `ratio`
+    tolerated; None if the figure is not judged."""
 
     workload: str
     target: str
@@ -45,9 +45,9 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All checks. `notes` are what a reader should know: targets left out, other models or versions."""
+    """All checks. `notes` are remarks for the reader: targets left out, other models or versions."""
 
-    checks: list[Check]
+    checks: list[FigureCheck]
     notes: list[str]
 
     @property
@@ -57,8 +57,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
 def compare(a: Result, b: Result, thresholds: Mapping[str, float] | None = None) -> Comparison:
     """Compare run `b` with the earlier run `a`. `thresholds`, from a figure's name to the largest worsening tolerated
-    as a ratio (1.1: a tenth worse), win over TOLERATED. A time that moved by less than NOISE_S passes. Raises
-    BenchError for runs that are not alike or hold nothing, and for thresholds that are below 1 or name no figure."""
+    as a ratio (1.1: a tenth worse), override TOLERATED. A time that moved by less than NOISE_S passes. Raises
+    BenchError for empty or incomparable runs, and for thresholds that are below 1 or name no figure."""
     _refuse_unlike(a, b)
     pairs, notes = _pairs(a, b)
     limits = TOLERATED | dict(thresholds or {})
@@ -69,11 +69,11 @@ def compare(a: Result, b: Result, thresholds: Mapping[str, float] | None = None)
     return Comparison(checks, notes)
 
 
-# What must be the same --------------------------------------------------------------------------------------------
+# Conditions that must be the same ------------------------------------------------------------------------------------
 
 
 def _refuse_unlike(a: Result, b: Result) -> None:
-    unlike = [*_unlike_places(a, b), *_unlike_workloads(a, b)]
+    unlike = [*_unlike_machines(a, b), *_unlike_workloads(a, b)]
     if unlike:
         raise BenchError(
             f"the two runs can't be compared: {'; '.join(unlike)}. "
@@ -81,7 +81,7 @@ def _refuse_unlike(a: Result, b: Result) -> None:
         )
 
 
-def _unlike_places(a: Result, b: Result) -> Iterator[str]:
+def _unlike_machines(a: Result, b: Result) -> Iterator[str]:
     yield from _unlike("endpoint", a.endpoint, b.endpoint)
     for part in ("processor", "cores", "accelerator"):
         yield from _unlike(part, getattr(a.machine, part), getattr(b.machine, part))
@@ -96,7 +96,7 @@ def _unlike_workloads(a: Result, b: Result) -> Iterator[str]:
 
 
 def _unlike_loads(name: str, a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """What differs in a workload; its digest only where nothing else says why."""
+    """List the differences of a workload; its digest only if nothing else explains it."""
     found = [
         text
         for part in ("seed", "requests", "concurrency", "goodput")
@@ -107,12 +107,12 @@ def _unlike_loads(name: str, a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return found or list(_unlike(f"digest of '{name}'", a["digest"], b["digest"]))
 
 
-def _unlike(what: str, a: object, b: object) -> Iterator[str]:
+def _unlike(label: str, a: object, b: object) -> Iterator[str]:
     if a != b:
-        yield f"{what} {_shown(a)} and {_shown(b)}"
+        yield f"{label} {_format(a)} and {_format(b)}"
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if value is None or value == "":
         return "none"
     return f"{value:g}" if isinstance(value, float) else f"{value}"
@@ -127,11 +127,11 @@ def _refuse_unknown(thresholds: Mapping[str, float], seen: set[str]) -> None:
             raise BenchError(f"the threshold {name}={limit:g} must be at least 1: 1.1 tolerates a tenth worse")
 
 
-# What is compared -------------------------------------------------------------------------------------------------
+# Figures -------------------------------------------------------------------------------------------------------------
 
 
 def _pairs(a: Result, b: Result) -> tuple[list[tuple[str, str]], list[str]]:
-    """Targets of the same name, or the only one of each; and notes on those left out and on what they serve."""
+    """Pair the targets of the same name, or the only one of each; and note unpaired targets and other models."""
     first, second = {t.name: t for t in a.targets}, {t.name: t for t in b.targets}
     if len(first) == len(second) == 1:
         pairs = [(next(iter(first)), next(iter(second)))]
@@ -152,7 +152,7 @@ def _pairs(a: Result, b: Result) -> tuple[list[tuple[str, str]], list[str]]:
 
 def _checks(
     a: Result, b: Result, workload: str, pairs: list[tuple[str, str]], limits: Mapping[str, float]
-) -> Iterator[Check]:
+) -> Iterator[FigureCheck]:
     first = {row.figure: row.values for row in ratios.rows(a, workload)}
     second = {row.figure: row.values for row in ratios.rows(b, workload)}
     for x, y in pairs:
@@ -164,13 +164,13 @@ def _checks(
 
 def _check(
     workload: str, target: str, figure: Figure, before: Range | None, now: Range | None, limit: float | None
-) -> Check:
+) -> FigureCheck:
     a, b = _middle(figure, before), _middle(figure, now)
     if a is None or b is None:
-        return Check(workload, target, figure, a, b, None, limit, passed=limit is None or b is not None)
+        return FigureCheck(workload, target, figure, a, b, None, limit, passed=limit is None or b is not None)
     ratio = _worsening(figure, a, b)
     passed = limit is None or _within_noise(figure, a, b) or (ratio is not None and ratio <= limit)
-    return Check(workload, target, figure, a, b, ratio, limit, passed)
+    return FigureCheck(workload, target, figure, a, b, ratio, limit, passed)
 
 
 def _middle(figure: Figure, over: Range | None) -> float | None:

@@ -1,6 +1,6 @@
-"""Runs a workload against a server: each request at its moment, and looks at the server and at itself meanwhile.
+"""Driver of a workload: sends each request at its moment, and watches the event loop's own lag.
 
-All time is the event loop's, so that tests run on a loop whose clock is theirs.
+All times come from the event loop, so that tests can run with a clock of their own.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from .plan import Moment, Request, Workload
 from .samples import Sample
 
 LAG_EVERY_S = 0.01
-AHEAD = 10
-SET_UP_S = 5e-5  # what it takes to set one request up: the round's clock starts when all are
+PRIORITY_GAIN = 10
+SET_UP_S = 5e-5  # time to set one request up: the round's clock starts after all of them
 
 
 class Send(Protocol):
-    """Sends one request and writes what it saw into `sample`; leaves when `leave` is set; tells `heard` of pieces."""
+    """Sender of one request. It records the answer in `sample`, leaves when `leave` is set, and calls `on_pieces` with
+    counts of pieces."""
 
     def __call__(
-        self, request: Request, sample: Sample, leave: asyncio.Event, heard: Callable[[int], None]
+        self, request: Request, sample: Sample, leave: asyncio.Event, on_pieces: Callable[[int], None]
     ) -> Awaitable[None]: ...
 
 
-class Progress:
-    """How far one request has come, for those whose moment depends on it."""
+class RequestProgress:
+    """Progress of one request, for the requests that wait for an event of it."""
 
     def __init__(self) -> None:
         self.sent = asyncio.Event()
@@ -37,21 +38,21 @@ class Progress:
         self.pieces = 0
         self._waiting: list[tuple[int, asyncio.Event]] = []
 
-    def heard(self, pieces: int) -> None:
+    def on_pieces(self, pieces: int) -> None:
         self.pieces += pieces
         for count, event in self._waiting:
             if self.pieces >= count:
                 event.set()
 
     def end(self) -> None:
-        """It has ended, or it will never be sent."""
+        """Mark the request as ended, or as never sent."""
         self.sent.set()
         self.ended.set()
         for _, event in self._waiting:
             event.set()
 
     async def reach(self, moment: Moment) -> None:
-        """Return `delay_s` after the moment's event, or after the end that came instead."""
+        """Return `delay_s` after the moment's event, or after an end that came instead."""
         if moment.event == "sent":
             await self.sent.wait()
         elif moment.event == "end":
@@ -65,18 +66,19 @@ class Progress:
 
 
 class Drive:
-    """One run of a workload. `seen` is told of every sample when it is done."""
+    """One run of a workload. `on_sample` is called with every sample when it is done."""
 
-    def __init__(self, workload: Workload, send: Send, seen: Callable[[Sample], None] = lambda _: None) -> None:
+    def __init__(self, workload: Workload, send: Send, on_sample: Callable[[Sample], None] = lambda _: None) -> None:
         self._workload = workload
         self._send = send
-        self._seen = seen
-        self._progress = {request.id: Progress() for request in workload.requests}
-        self._open = asyncio.Semaphore(workload.concurrency) if workload.concurrency else contextlib.nullcontext()
+        self._on_sample = on_sample
+        self._progress = {request.id: RequestProgress() for request in workload.requests}
+        self._slots = asyncio.Semaphore(workload.concurrency) if workload.concurrency else contextlib.nullcontext()
         self._start = 0.0
 
     async def run(self) -> list[Sample]:
-        """The samples, in the order of the requests; without those whose time to leave came before they were sent."""
+        """Return the samples, in the order of the requests, without those whose time to leave came before they were
+        sent."""
         self._start = self._now() + SET_UP_S * len(self._workload.requests)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._request(request)) for request in self._workload.requests]
@@ -88,22 +90,24 @@ class Drive:
             try:
                 await self._until_due(request, leave)
                 due_s = self._now() - self._start
-                async with self._open:
-                    return None if leave.is_set() else await self._sent(request, progress, leave, due_s)
+                async with self._slots:
+                    return None if leave.is_set() else await self._send_recorded(request, progress, leave, due_s)
             finally:
                 progress.end()
 
-    async def _sent(self, request: Request, progress: Progress, leave: asyncio.Event, due_s: float) -> Sample:
+    async def _send_recorded(
+        self, request: Request, progress: RequestProgress, leave: asyncio.Event, due_s: float
+    ) -> Sample:
         sample = Sample(
             id=request.id, role=request.role, session=request.session, due_s=due_s, sent_s=self._now() - self._start
         )
         progress.sent.set()
-        await self._send(request, sample, leave, progress.heard)
-        self._seen(sample)
+        await self._send(request, sample, leave, progress.on_pieces)
+        self._on_sample(sample)
         return sample
 
     async def _until_due(self, request: Request, leave: asyncio.Event) -> None:
-        """Returns when it is due, or at once when its client leaves before that."""
+        """Wait until the request is due, or until its client leaves, if that comes first."""
         if request.leave is None:
             await self._due(request)
             return
@@ -121,7 +125,7 @@ class Drive:
 
     @contextlib.asynccontextmanager
     async def _leaving(self, request: Request) -> AsyncIterator[asyncio.Event]:
-        """An event that is set when it is time for this request's client to leave."""
+        """Context manager of an event that is set when this request's client leaves."""
         leave = asyncio.Event()
         if request.leave is None:
             yield leave
@@ -142,7 +146,7 @@ class Drive:
 
 @contextlib.asynccontextmanager
 async def in_background(work: Awaitable[None]) -> AsyncIterator[None]:
-    """Run `work` beside the block, and end it with the block."""
+    """Context manager that runs `work` beside the block, and cancels it at the end of the block."""
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -154,12 +158,12 @@ async def in_background(work: Awaitable[None]) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Run the block without garbage collection, and with a higher priority where this user may: neither this process
-    nor servers that take every core must hold up the clock that measures them. Servers are started outside of it, as
+    """Context manager that turns garbage collection off and raises the priority where this user may: neither this
+    process nor servers that take every core must delay the clock that measures them. Start servers outside of it, as
     they would inherit the priority."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, usual - AHEAD)
+        os.setpriority(os.PRIO_PROCESS, 0, usual - PRIORITY_GAIN)
     gc.collect()
     gc.disable()
     try:
@@ -171,7 +175,7 @@ def undisturbed() -> Iterator[None]:
 
 
 async def watch_own_lag(lags: list[float]) -> None:
-    """Note every 10 ms how many seconds late this event loop is."""
+    """Append this event loop's lateness to `lags` every 10 ms, in seconds."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_EVERY_S

@@ -1,4 +1,4 @@
-"""What `treadle bench engine` saw, and its figures: plain values, no engine behind them."""
+"""Result and figures of `treadle bench engine`: plain values without an engine."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from .measures import spread
-from .ratios import Figure, Row, row_of
+from .measures import percentiles
+from .ratios import Figure, FigureRow, figure_row
 from .samples import Machine
 
 FORMAT = 1
 OURS, THEIRS = "treadle", "mlx-lm"
 
 
-class Pass(msgspec.Struct, frozen=True):
-    """One engine's way with one batch, all of whose prompts came at once.
+class BatchRun(msgspec.Struct, frozen=True):
+    """One engine's run over one batch, all of whose prompts came at once.
 
-    `wall_s` is the whole of it, `first_s` until every row had its first token; rows that had theirs decode meanwhile.
-    `prefill_s` is what reading prompts took, as each engine counts it. `full_step_s` are the steps after `first_s` in
-    which every row gained a token, `full_tokens` in all: what decoding costs with the batch full, and nothing to read
-    beside it.
-    `peak_bytes` is the most that MLX held meanwhile, weights included.
+    `wall_s` is the whole time, `first_s` the time until every row had its first token; rows that had theirs decode
+    meanwhile. `prefill_s` is the time of reading prompts, by each engine's own count. `full_step_s` are the steps after
+    `first_s` in which every row gained a token, `full_tokens` in all: the cost of decoding with the batch full and no
+    prefill. `peak_bytes` is the peak of MLX's memory, weights included.
     """
 
     engine: str
@@ -35,8 +34,8 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """Whether both engines gave the same tokens: `equal` of `rows` rows did, and the others parted at the earliest at
-    position `first_divergence` (0 is the first generated token)."""
+    """Equality of both engines' tokens: `equal` of `rows` rows are the same, and the earliest difference is at position
+    `first_divergence` (0 is the first generated token)."""
 
     round: int
     rows: int
@@ -48,9 +47,9 @@ class Batch(msgspec.Struct, frozen=True):
     """One batch size. In each of `figures` mlx-lm is the first target: `ratios` are Treadle's values over its."""
 
     size: int
-    passes: tuple[Pass, ...]
+    passes: tuple[BatchRun, ...]
     agreement: tuple[Agreement, ...]
-    figures: tuple[Row, ...]
+    figures: tuple[FigureRow, ...]
 
     @property
     def all_equal(self) -> bool:
@@ -58,7 +57,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class EngineResult(msgspec.Struct, frozen=True):
-    """A whole run: what its JSON file holds. `details` are for people: device, versions, which BLAS answered."""
+    """A whole run, as its JSON file holds it. `details` are for people: device, versions, BLAS."""
 
     format: int
     started: str
@@ -73,8 +72,8 @@ class EngineResult(msgspec.Struct, frozen=True):
     batches: tuple[Batch, ...]
 
 
-class Record:
-    """Takes down the tokens of a pass as they come, and when."""
+class RunRecorder:
+    """Recorder of a run's tokens and their times."""
 
     def __init__(self, prompts: int, tokens: int) -> None:
         self.rows: list[list[int]] = [[] for _ in range(prompts)]
@@ -83,14 +82,14 @@ class Record:
         self.prefill_s = 0.0
         self.full_step_s: list[float] = []
         self.full_tokens = 0
-        self._wanted = tokens
+        self._max_tokens = tokens
 
     @property
     def done(self) -> bool:
-        return all(len(row) >= self._wanted for row in self.rows)
+        return all(len(row) >= self._max_tokens for row in self.rows)
 
     def step(self, gained: Sequence[tuple[int, int]], took_s: float) -> None:
-        """One step is over: (row, token) of each token it gave."""
+        """Record one step of `took_s` seconds: (row, token) of each token it gave."""
         waiting = not all(self.rows)
         for row, token in gained:
             self.rows[row].append(token)
@@ -101,8 +100,8 @@ class Record:
             self.full_step_s.append(took_s)
             self.full_tokens += len(gained)
 
-    def as_pass(self, engine: str, round_: int, peak_bytes: int) -> Pass:
-        return Pass(
+    def as_run(self, engine: str, round_: int, peak_bytes: int) -> BatchRun:
+        return BatchRun(
             engine=engine,
             round=round_,
             wall_s=self.wall_s,
@@ -115,42 +114,42 @@ class Record:
 
 
 def agreement(round_: int, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Agreement:
-    """Compare the tokens of two passes over the same prompts."""
-    parted = [place for a, b in zip(ours, theirs, strict=True) if (place := _divergence(a, b)) is not None]
-    return Agreement(round_, len(ours), len(ours) - len(parted), min(parted, default=None))
+    """Compare the tokens of two runs over the same prompts."""
+    divergences = [position for a, b in zip(ours, theirs, strict=True) if (position := _divergence(a, b)) is not None]
+    return Agreement(round_, len(ours), len(ours) - len(divergences), min(divergences, default=None))
 
 
 def _divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """The first position at which they differ, one of them having ended included."""
-    for place, (x, y) in enumerate(zip(a, b, strict=False)):
+    """Return the first position at which they differ; the end of the shorter one counts. None if they are equal."""
+    for position, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
-            return place
+            return position
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
-def batch_of(size: int, prompt: int, tokens: int, passes: Sequence[Pass], agreed: Sequence[Agreement]) -> Batch:
-    """The figures of one batch size from its passes."""
+def batch_of(size: int, prompt: int, tokens: int, passes: Sequence[BatchRun], agreed: Sequence[Agreement]) -> Batch:
+    """Compute the figures of one batch size from its runs."""
     rows = (_row(figure, read, size, prompt, tokens, passes) for figure, read in FIGURES)
     return Batch(size, tuple(passes), tuple(agreed), tuple(row for row in rows if row is not None))
 
 
-Read = Callable[[Pass, int, int, int], float | None]
-"""A pass's value, given the batch's size, the prompts' length and how many tokens each row generated."""
+Read = Callable[[BatchRun, int, int, int], float | None]
+"""Value of a run, given the batch's size, the prompts' length and the tokens that each row generated."""
 
 
-def _decode_rate(seen: Pass, size: int, prompt: int, tokens: int) -> float | None:
-    return seen.full_tokens / sum(seen.full_step_s) if seen.full_step_s else None
+def _decode_rate(run: BatchRun, size: int, prompt: int, tokens: int) -> float | None:
+    return run.full_tokens / sum(run.full_step_s) if run.full_step_s else None
 
 
-def _prefill_rate(seen: Pass, size: int, prompt: int, tokens: int) -> float | None:
-    """The last token of a prompt goes in with a decode step."""
-    return size * (prompt - 1) / seen.prefill_s if prompt > 1 and seen.prefill_s > 0 else None
+def _prefill_rate(run: BatchRun, size: int, prompt: int, tokens: int) -> float | None:
+    """Return prompt tokens a second; the last token of a prompt goes in with a decode step."""
+    return size * (prompt - 1) / run.prefill_s if prompt > 1 and run.prefill_s > 0 else None
 
 
-def _step(which: str) -> Read:
-    def read(seen: Pass, size: int, prompt: int, tokens: int) -> float | None:
-        steps = spread(seen.full_step_s)
-        return None if steps is None else float(getattr(steps, which))
+def _step(percentile: str) -> Read:
+    def read(run: BatchRun, size: int, prompt: int, tokens: int) -> float | None:
+        steps = percentiles(run.full_step_s)
+        return None if steps is None else float(getattr(steps, percentile))
 
     return read
 
@@ -160,15 +159,17 @@ FIGURES: tuple[tuple[Figure, Read], ...] = (
     (Figure("step p50", "s", "lower"), _step("p50")),
     (Figure("step p99", "s", "lower"), _step("p99")),
     (Figure("prefill", "tok/s", "higher"), _prefill_rate),
-    (Figure("all have begun", "s", "lower"), lambda seen, size, prompt, tokens: seen.first_s),
-    (Figure("whole run", "tok/s", "higher"), lambda seen, size, prompt, tokens: size * tokens / seen.wall_s),
-    (Figure("peak memory", "bytes", "lower"), lambda seen, size, prompt, tokens: float(seen.peak_bytes)),
+    (Figure("all have begun", "s", "lower"), lambda run, size, prompt, tokens: run.first_s),
+    (Figure("whole run", "tok/s", "higher"), lambda run, size, prompt, tokens: size * tokens / run.wall_s),
+    (Figure("peak memory", "bytes", "lower"), lambda run, size, prompt, tokens: float(run.peak_bytes)),
 )
 
 
-def _row(figure: Figure, read: Read, size: int, prompt: int, tokens: int, passes: Sequence[Pass]) -> Row | None:
+def _row(
+    figure: Figure, read: Read, size: int, prompt: int, tokens: int, passes: Sequence[BatchRun]
+) -> FigureRow | None:
     values: dict[str, dict[int, float]] = {THEIRS: {}, OURS: {}}
-    for seen in passes:
-        if (value := read(seen, size, prompt, tokens)) is not None:
-            values[seen.engine][seen.round] = value
-    return row_of(figure, (THEIRS, OURS), values) if any(values.values()) else None
+    for run in passes:
+        if (value := read(run, size, prompt, tokens)) is not None:
+            values[run.engine][run.round] = value
+    return figure_row(figure, (THEIRS, OURS), values) if any(values.values()) else None

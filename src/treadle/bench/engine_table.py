@@ -1,4 +1,4 @@
-"""The figures of `treadle bench engine` for a terminal."""
+"""Table of `treadle bench engine` for a terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rich.text import Text
 from ..units import size
 from .engine_figures import OURS, THEIRS, Agreement, Batch, EngineResult
 from .formatting import ratio_over_rounds, value
-from .ratios import Range, Row, verdict
+from .ratios import FigureRow, Range, judge
 
 STYLES = {"better": "green", "worse": "red", "even": ""}
 
 
 def engine_table(result: EngineResult) -> RenderableType:
-    """Each batch size's figures side by side: medians, and the ratio with its least and most."""
+    """Build a table of each batch size's figures side by side: medians, and the ratio with its least and most."""
     table = Table(title=f"{result.model} ({result.dtype}), prompts of {result.prompt}, {result.tokens} tokens each")
     for name in ("batch", "", OURS, THEIRS, "ratio"):
         table.add_column(name, justify="left" if not name else "right")
@@ -27,9 +27,9 @@ def engine_table(result: EngineResult) -> RenderableType:
     return Group(table, *(Text(agreement_line(batch)) for batch in result.batches), Text(details, style="dim"))
 
 
-def _cells(row: Row) -> tuple[str | Text, ...]:
+def _cells(row: FigureRow) -> tuple[str | Text, ...]:
     ratio = row.ratios.get(OURS)
-    style = "" if ratio is None else STYLES[verdict(ratio, row.figure.better)]
+    style = "" if ratio is None else STYLES[judge(ratio, row.figure.better)]
     medians = (_median(row.values.get(engine), row.figure.unit) for engine in (OURS, THEIRS))
     return *medians, Text(ratio_over_rounds(ratio), style=style)
 
@@ -41,15 +41,15 @@ def _median(values: Range | None, unit: str) -> str:
 
 
 def agreement_line(batch: Batch) -> str:
-    """Whether both engines said the same."""
+    """Report in one line whether both engines gave the same tokens."""
     rows = sum(round_.rows for round_ in batch.agreement)
     if batch.all_equal:
         return f"batch {batch.size}: greedy tokens equal in all {rows} rows"
     equal = sum(round_.equal for round_ in batch.agreement)
-    return f"batch {batch.size}: greedy tokens equal in {equal} of {rows} rows; {_parted(batch.agreement)}"
+    return f"batch {batch.size}: greedy tokens equal in {equal} of {rows} rows; {_first_divergence(batch.agreement)}"
 
 
-def _parted(rounds: tuple[Agreement, ...]) -> str:
+def _first_divergence(rounds: tuple[Agreement, ...]) -> str:
     first = min(((r.first_divergence, r.round) for r in rounds if r.first_divergence is not None), default=None)
     assert first is not None, "rows that are not equal part somewhere"
     return f"the earliest parts at token {first[0]}, in round {first[1]}"

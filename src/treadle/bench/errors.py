@@ -1,4 +1,4 @@
-"""What can keep a benchmark from being run, read or compared."""
+"""Error of a benchmark that can't be run, read or compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from ..errors import TreadleError
 
 
 class BenchError(TreadleError):
-    """One line with cause and fix; the command ends with a non-zero exit."""
+    """Error of one line with cause and fix; the command ends with a non-zero exit."""
 
     code = "bench_failed"

@@ -1,4 +1,4 @@
-"""Figures as text: the same in tables and on the page."""
+"""Formatting of figures, the same in tables and on the page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ARROWS = {"lower": "↓", "higher": "↑", "neither": ""}
 
 
 def value(number: float | None, unit: str) -> str:
-    """A figure with its unit, three digits long: "12.3 ms", "1.20 s", "66.0 tok/s", "87 %", "1.09", "3"."""
+    """Format a figure with its unit in three digits: "12.3 ms", "1.20 s", "66.0 tok/s", "87 %", "1.09", "3"."""
     if number is None:
         return "–"
-    write: Callable[[float], str] | None = _WRITERS.get(unit)
-    return f"{digits(number)} {unit}" if write is None else write(number)
+    writer: Callable[[float], str] | None = _WRITERS.get(unit)
+    return f"{digits(number)} {unit}" if writer is None else writer(number)
 
 
 def seconds(number: float) -> str:
@@ -26,7 +26,7 @@ def seconds(number: float) -> str:
 
 
 def digits(number: float) -> str:
-    """Three digits, without an exponent and without decimals that say nothing; small ones keep three decimals."""
+    """Format in three digits, without an exponent and without needless decimals; small numbers keep three decimals."""
     size = abs(number)
     if not number:
         return "0"
@@ -37,8 +37,8 @@ def digits(number: float) -> str:
     return f"{number:.2f}" if size >= 0.0995 else f"{number:.3f}"
 
 
-def short(number: float) -> str:
-    """A tick: "0", "2.5", "1,000"."""
+def tick(number: float) -> str:
+    """Format a tick: "0", "2.5", "1,000"."""
     return f"{number:,.0f}" if number == round(number) else f"{number:,.4g}"
 
 
@@ -47,14 +47,14 @@ def ratio(number: float) -> str:
 
 
 def over_rounds(values: Range | None, unit: str) -> str:
-    """The median, and where there are several rounds what it lies between."""
+    """Format the median and, if there are several rounds, the range."""
     if values is None:
         return "–"
     return value(values.median, unit) + between(values, unit)
 
 
 def between(values: Range, unit: str) -> str:
-    """ " (least..most)", or nothing for one value or equal ones. The unit stands once where all have the same."""
+    """Format " (least..most)", or "" for one value or equal ones. The unit stands once if all have the same."""
     low, middle, high = (value(number, unit) for number in (values.least, values.median, values.most))
     if low == high:
         return ""
@@ -72,20 +72,20 @@ def ratio_over_rounds(values: Range | None) -> str:
 
 
 def name(figure: Figure) -> str:
-    """With an arrow down where lower is better, up where higher is."""
+    """Return the figure's name with an arrow down if lower is better, up if higher is."""
     return f"{figure.name} {ARROWS[figure.better]}".rstrip()
 
 
-def plain(text: str, most: int = 0) -> str:
-    """`text` from outside as one line: without control characters, and with `most` given not longer than that."""
+def printable(text: str, most: int = 0) -> str:
+    """Return foreign text as one line without control characters, and with `most` given not longer than that."""
     line = "".join(c if c.isprintable() else " " for c in text).strip()
     if not most or len(line) <= most:
         return line
     return f"{line[: most - most // 3 - 1]}…{line[len(line) - most // 3 :]}"
 
 
-def _part(number: float) -> str:
-    """Per cent; what is nearly all or nearly nothing is not called all or nothing."""
+def _percent(number: float) -> str:
+    """Format per cent; a part close to all or none is not rounded to all or none."""
     percent = 100 * number
     if percent == round(percent) or 0.5 <= percent < 99.5:
         return f"{percent:.0f} %"
@@ -99,6 +99,6 @@ def _count(number: float) -> str:
 _WRITERS: dict[str, Callable[[float], str]] = {
     "s": seconds,
     "x": digits,
-    "part": _part,
+    "part": _percent,
     "": _count,
 }

@@ -1,4 +1,4 @@
-"""A result as one page that needs nothing but itself: what ran where, figures with ratios, and plots."""
+"""Result as one self-contained page: targets and machine, figures with ratios, and plots."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from ..units import size
 from . import formatting, ratios
 from .plots import against_concurrency, distribution, shade
-from .ratios import Range, Row, Verdict
+from .ratios import FigureRow, Range, Verdict
 from .samples import Result, Round, Sample, TargetInfo
 from .sections import Grid, Section, Sweep, sections
 from .style import STYLE
 from .svg import text
-from .timeline import OUTCOMES, extent_s, mark, timeline
+from .timeline import OUTCOMES, last_end_s, mark, timeline
 
 MOST_NAME, MOST_LINK = 60, 30
 BARS_A_PAGE, BARS_A_PLOT = 6000, (24, 110)
@@ -33,14 +33,15 @@ PHASES = {"wait": "waits in the client", "first": "until the first token", "stre
 
 
 def page(result: Result) -> str:
-    """The whole document. The same result gives the same text; nothing in it is fetched, run or left unescaped."""
+    """Return the whole document. The same result gives the same text; nothing in it is fetched, run or left
+    unescaped."""
     found = sections(result)
     shades = {target.name: shade(i) for i, target in enumerate(result.targets)}
     timelines = sum(len(section.targets) for section in found if isinstance(section, Section))
     least, most = BARS_A_PLOT
     page_ = _Page(result, shades, max(least, min(most, BARS_A_PAGE // max(1, timelines))))
     body = [page_.head(), page_.glance(found), *(page_.section(f"w{i}", part) for i, part in enumerate(found))]
-    title = f"treadle bench: {', '.join(formatting.plain(target.name, 40) for target in result.targets)}"
+    title = f"treadle bench: {', '.join(formatting.printable(target.name, 40) for target in result.targets)}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -51,14 +52,14 @@ def page(result: Result) -> str:
 
 
 class _Page:
-    """What all parts of one page share: the result, the targets' line styles, and how many bars a timeline has."""
+    """Parts of one page that share the result, the targets' line styles, and the number of bars of a timeline."""
 
     def __init__(self, result: Result, shades: dict[str, str], bars: int) -> None:
         self._result = result
         self._shades = shades
         self._bars = bars
 
-    # What ran where
+    # Targets and machine
 
     def head(self) -> str:
         machine = self._result.machine
@@ -85,8 +86,8 @@ class _Page:
         return f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
     def glance(self, found: Sequence[Section | Sweep]) -> str:
-        """The figures that a workload is there to show, or the two that everyone asks for; and what failed, where
-        anything did. Of a sweep, at its highest concurrency."""
+        """Return a workload's main figures, or the two general ones; and failures, if there are any. For a sweep, at
+        its highest concurrency."""
         rows = []
         for i, part in enumerate(found):
             section = part.levels[-1][1] if isinstance(part, Sweep) else part
@@ -104,14 +105,14 @@ class _Page:
         )
 
     def _how_to_read(self) -> str:
-        said = "Medians over the rounds, with the least and most of them. ↓ lower is better, ↑ higher is better."
+        caption = "Medians over the rounds, with the least and most of them. ↓ lower is better, ↑ higher is better."
         if len(self._result.targets) > 1:
             first = text(self._result.targets[0].name, MOST_NAME)
-            said += (
+            caption += (
                 f" Ratios are to <b>{first}</b> in the same round: ▲ better than it, ▼ worse, ≈ where rounds disagree"
                 " or it is within 2 %."
             )
-        return f'<p class="soft">{said}</p>'
+        return f'<p class="soft">{caption}</p>'
 
     # One workload
 
@@ -135,9 +136,9 @@ class _Page:
         return heading + self._table(grid.corner, grid.targets, [(text(label), row) for label, row in grid.rows])
 
     def _table(
-        self, corner: str, targets: Sequence[str], rows: Iterable[tuple[str, Row]], kind: str = "figures"
+        self, corner: str, targets: Sequence[str], rows: Iterable[tuple[str, FigureRow]], kind: str = "figures"
     ) -> str:
-        """`rows` are labels, as they are to stand in the page, and figures."""
+        """Return a table. `rows` are labels as HTML, and figures."""
         heads = "".join(f'<th scope="col">{self._swatch(name)}{text(name, MOST_NAME)}</th>' for name in targets)
         lines = (
             f'<tr{BEGINS if "<a" in label else ""}><th scope="row">{label}</th>'
@@ -151,9 +152,9 @@ class _Page:
 
     def _plots(self, key: str, section: Section) -> str:
         shades = [self._shades[name] for name in section.targets]
-        heard = {name: [s for s in _samples(section, name) if s.piece_s] for name in section.targets}
-        first = {name: [s.piece_s[0] for s in samples] for name, samples in heard.items()}
-        gaps = {name: [gap for s in samples for gap in s.gaps_s] for name, samples in heard.items()}
+        answered = {name: [s for s in _samples(section, name) if s.piece_s] for name in section.targets}
+        first = {name: [s.piece_s[0] for s in samples] for name, samples in answered.items()}
+        gaps = {name: [gap for s in samples for gap in s.gaps_s] for name, samples in answered.items()}
         drawn = [
             _figure(
                 "Time to first token",
@@ -173,13 +174,13 @@ class _Page:
         )
 
     def _timelines(self, key: str, section: Section) -> str:
-        """The middle one of the rounds that the first target ran, of every target on the same scale."""
+        """Return the middle one of the rounds that the first target ran, of every target on the same scale."""
         numbers = sorted({round_.number for round_ in section.rounds})
         if not numbers:
             return ""
         chosen = numbers[(len(numbers) - 1) // 2]
         rounds = {r.target: r for r in section.rounds if r.number == chosen and r.target in self._shades}
-        until_s = extent_s(list(rounds.values()))
+        until_s = last_end_s(list(rounds.values()))
         drawn = []
         for i, name in enumerate(section.targets):
             if name in rounds:
@@ -187,8 +188,8 @@ class _Page:
                 drawn.append(
                     f"<figure><figcaption>{text(name, MOST_NAME)}<small>{caption}</small></figcaption>{svg}</figure>"
                 )
-        which = f"Requests over time, round {chosen} of {len(numbers)}"
-        return f'<h3>{which}</h3>{_phases(rounds.values())}<div class="plots">{"".join(drawn)}</div>'
+        heading = f"Requests over time, round {chosen} of {len(numbers)}"
+        return f'<h3>{heading}</h3>{_phases(rounds.values())}<div class="plots">{"".join(drawn)}</div>'
 
     def _swept(self, key: str, sweep: Sweep) -> str:
         shades = [self._shades[name] for name in sweep.targets]
@@ -210,7 +211,7 @@ class _Page:
         return _swatch(f'<path class="line {self._shades[name]}" d="M0 6H30"/>')
 
 
-# Parts that need nothing but their arguments ----------------------------------------------------------------------
+# Parts without shared state ------------------------------------------------------------------------------------------
 
 
 def _load(section: Section) -> str:
@@ -219,11 +220,11 @@ def _load(section: Section) -> str:
     at_once = f"{info.concurrency} at a time" if info.concurrency else ""
     limits = f"good: TTFT up to {info.goodput[0]:g} s, then up to {info.goodput[1]:g} s a token"
     count = f"{info.requests:,} requests a round"
-    said = (count, at_once, options, f"seed {info.seed}", limits, f"digest {info.digest}")
-    return "; ".join(filter(None, said))
+    caption = (count, at_once, options, f"seed {info.seed}", limits, f"digest {info.digest}")
+    return "; ".join(filter(None, caption))
 
 
-def _is_at_a_glance(workload: str, row: Row) -> bool:
+def _is_at_a_glance(workload: str, row: FigureRow) -> bool:
     if row.figure.name in ("failed", "incomplete", "crashes"):
         return any(values.most for values in row.values.values())
     return row.figure.name in GLANCE_OF.get(workload.split()[0], GLANCE)
@@ -241,32 +242,32 @@ def _samples(section: Section, target: str) -> Iterable[Sample]:
     return (sample for round_ in section.rounds if round_.target == target for sample in round_.samples)
 
 
-def _cell(row: Row, name: str) -> str:
-    over, unit = row.values.get(name), row.figure.unit
-    if over is None:
+def _cell(row: FigureRow, name: str) -> str:
+    values, unit = row.values.get(name), row.figure.unit
+    if values is None:
         return '<td class="cell">–</td>'
-    between = formatting.between(over, unit).strip()
-    spread = f"<small>{between}</small> " if between else ""
+    between = formatting.between(values, unit).strip()
+    range_ = f"<small>{between}</small> " if between else ""
     chip = _chip(row, row.ratios[name]) if name in row.ratios else ""
-    return f'<td class="cell"><b>{formatting.value(over.median, unit)}</b> {spread}{chip}</td>'
+    return f'<td class="cell"><b>{formatting.value(values.median, unit)}</b> {range_}{chip}</td>'
 
 
-def _chip(row: Row, over: Range) -> str:
-    """A ratio and its verdict, in a sign, a word and a colour."""
-    verdict = ratios.verdict(over, row.figure.better)
+def _chip(row: FigureRow, values: Range) -> str:
+    """Return a ratio and its verdict, as a sign, a word and a colour."""
+    verdict = ratios.judge(values, row.figure.better)
     word = "" if verdict == "even" else f" {verdict}"
-    return f'<span class="chip {verdict}">{SIGNS[verdict]} {formatting.ratio(over.median)}{word}</span>'
+    return f'<span class="chip {verdict}">{SIGNS[verdict]} {formatting.ratio(values.median)}{word}</span>'
 
 
 def _figure(title: str, about: str, svg: str) -> str:
-    """Nothing where there is nothing to draw."""
+    """Return a captioned figure; nothing if there is nothing to draw."""
     return f"<figure><figcaption>{title}<small>{about}</small></figcaption>{svg}</figure>" if svg else ""
 
 
 def _phases(rounds: Iterable[Round]) -> str:
-    """What the bars' colours and signs are; of the signs, those that there are."""
+    """Return the legend of the bars' colours, and of the signs that occur."""
     seen = {sample.outcome for round_ in rounds for sample in round_.samples}
-    entries = [(f'<path class="{name}" d="M0 1h30v10h-30z"/>', said) for name, said in PHASES.items()]
+    entries = [(f'<path class="{name}" d="M0 1h30v10h-30z"/>', caption) for name, caption in PHASES.items()]
     entries += [
         (
             f'<path class="first {name}" d="M0 1h15v10h-15z"/><path class="mark {name}" d="{mark(name, 22, 6, 4.5)}"/>',
@@ -275,7 +276,7 @@ def _phases(rounds: Iterable[Round]) -> str:
         for name in OUTCOMES
         if name in seen
     ]
-    listed = "".join(f"<li>{_swatch(drawn)}{said}</li>" for drawn, said in entries)
+    listed = "".join(f"<li>{_swatch(drawn)}{caption}</li>" for drawn, caption in entries)
     return f'<ul class="legend">{listed}</ul>'
 
 

@@ -1,8 +1,8 @@
-"""Treadle's engine and mlx-lm's BatchGenerator without a server, on the same weights and the same prompts.
+"""Treadle's engine and mlx-lm's BatchGenerator in one process, on the same weights and the same prompts.
 
-Rules: nothing of MLX is imported before OpenBLAS is chosen, as in the server's owner. Both engines work on the model
-as Treadle loads it (float32 on a CPU), on this thread, in turn, and each goes first in every other round. Both get as
-many BLAS threads as Treadle would give itself at that moment. Decoding is greedy and nothing ends a row but its limit.
+No module of MLX is imported before OpenBLAS is chosen, as in the server's owner. Both engines use the model as Treadle
+loads it (float32 on a CPU), on this thread, in turn, and each goes first in every other round. Both get the BLAS
+threads that Treadle would use at that moment. Decoding is greedy and only the token limit ends a row.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ..engine.owner import OwnerLimits, kv_tokens, scheduler_for
 from ..runner.base import RunnerBroken
 from ..runner.device import blas
 from ..runner.device.require_mlx import require_mlx
-from .engine_figures import FORMAT, OURS, THEIRS, Batch, EngineResult, Record, agreement, batch_of
+from .engine_figures import FORMAT, OURS, THEIRS, Batch, EngineResult, RunRecorder, agreement, batch_of
 from .errors import BenchError
 from .machine import this_machine
 
 Prompts = Sequence[tuple[int, ...]]
-Say = Callable[[str], None]
-MOST_ROWS = 1024
+ReportProgress = Callable[[str], None]
+MAX_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class EngineBench:
-    """What to run: for each of `batches` that many prompts of `prompt` tokens at once, `tokens` tokens of each,
-    `rounds` times after a round that does not count. `prefill_tokens` is the server's setting of that name; `threads`
-    are BLAS threads at most (None: as many as the server would take)."""
+    """Parameters of a run: for each size in `batches` that number of prompts of `prompt` tokens at once, `tokens`
+    tokens of each, `rounds` times after a round that does not count. `prefill_tokens` is the server's setting of that
+    name; `threads` bounds BLAS threads (None: the server's choice)."""
 
     batches: Sequence[int] = (1, 8, 32)
     prompt: int = 128
@@ -49,8 +49,8 @@ class EngineBench:
         if not self.batches:
             raise BenchError("--batch names no batch size: give for example 1,8,32")
         for size in self.batches:
-            if not 1 <= size <= MOST_ROWS:
-                raise BenchError(f"--batch {size}: a batch has 1 to {MOST_ROWS} rows")
+            if not 1 <= size <= MAX_ROWS:
+                raise BenchError(f"--batch {size}: a batch has 1 to {MAX_ROWS} rows")
         _at_least("--prompt", self.prompt, 1)
         _at_least("--tokens", self.tokens, 2)  # the first one belongs to the prompt's time
         _at_least("--rounds", self.rounds, 1)
@@ -64,17 +64,17 @@ def _at_least(flag: str, value: int, least: int) -> None:
         raise BenchError(f"{flag} {value}: give at least {least}")
 
 
-def measure(folder: Path, name: str, bench: EngineBench, say: Say = lambda stage: None) -> EngineResult:
-    """Load the model in `folder` and run both engines. The calling thread owns everything of MLX meanwhile.
+def measure(folder: Path, name: str, bench: EngineBench, progress: ReportProgress = lambda stage: None) -> EngineResult:
+    """Load the model in `folder` and run both engines. The calling thread owns all MLX state meanwhile.
 
-    Raises BenchError where the model can't do what is asked or an engine fails, and what loading a model raises.
+    Raises BenchError if the model can't run such a batch or an engine fails, and the errors of loading a model.
     """
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    engines = Engines(folder, name, bench, say)
+    engines = Engines(folder, name, bench, progress)
     try:
         for size in bench.batches:
             engines.check(size)
-        batches = tuple(_batch(engines, bench, size, say) for size in bench.batches)
+        batches = tuple(_batch(engines, bench, size, progress) for size in bench.batches)
         return EngineResult(
             format=FORMAT,
             started=begun,
@@ -93,35 +93,35 @@ def measure(folder: Path, name: str, bench: EngineBench, say: Say = lambda stage
 
 
 def prompts(bench: EngineBench, size: int, round_: int, vocabulary: int) -> Prompts:
-    """The same for the same seed, size and round; no two rounds share any, so that no cache helps."""
-    chance = random.Random(f"{bench.seed} {size} {round_}")
-    return [tuple(chance.randrange(vocabulary) for _ in range(bench.prompt)) for _ in range(size)]
+    """Build prompts: the same for the same seed, size and round. No two rounds share any, so that no cache helps."""
+    rng = random.Random(f"{bench.seed} {size} {round_}")
+    return [tuple(rng.randrange(vocabulary) for _ in range(bench.prompt)) for _ in range(size)]
 
 
-def _batch(engines: Engines, bench: EngineBench, size: int, say: Say) -> Batch:
+def _batch(engines: Engines, bench: EngineBench, size: int, progress: ReportProgress) -> Batch:
     loop = engines.engine_loop(size)
-    ways: dict[str, Callable[[Prompts], Record]] = {
-        OURS: lambda wanted: engines.ours(loop, wanted),
-        THEIRS: engines.theirs,
+    runs: dict[str, Callable[[Prompts], RunRecorder]] = {
+        OURS: lambda batch: engines.run_treadle(loop, batch),
+        THEIRS: engines.run_mlx_lm,
     }
     passes, agreed = [], []
     for round_ in range(bench.rounds + 1):  # round 0 warms both up
-        wanted = prompts(bench, size, round_, engines.model.vocabulary)
-        seen: dict[str, Record] = {}
+        batch = prompts(bench, size, round_, engines.model.vocabulary)
+        records: dict[str, RunRecorder] = {}
         for engine in (OURS, THEIRS) if round_ % 2 else (THEIRS, OURS):
-            say(f"batch {size}, {f'round {round_} of {bench.rounds}' if round_ else 'warming up'}: {engine}")
-            seen[engine], peak = engines.watched(ways[engine], wanted)
+            progress(f"batch {size}, {f'round {round_} of {bench.rounds}' if round_ else 'warming up'}: {engine}")
+            records[engine], peak = engines.run_measured(runs[engine], batch)
             if round_:
-                passes.append(seen[engine].as_pass(engine, round_, peak))
+                passes.append(records[engine].as_run(engine, round_, peak))
         if round_:
-            agreed.append(agreement(round_, seen[OURS].rows, seen[THEIRS].rows))
+            agreed.append(agreement(round_, records[OURS].rows, records[THEIRS].rows))
     return batch_of(size, bench.prompt, bench.tokens, passes, agreed)
 
 
 class Engines:
-    """One model in memory, and both engines' ways with it."""
+    """One model in memory, and runs of both engines on it."""
 
-    def __init__(self, folder: Path, name: str, bench: EngineBench, say: Say) -> None:
+    def __init__(self, folder: Path, name: str, bench: EngineBench, progress: ReportProgress) -> None:
         report = blas.prepare(bench.threads)
         require_mlx()
         from ..runner.device.blas_threads import ThreadGovernor
@@ -129,8 +129,8 @@ class Engines:
         from ..runner.model_runner import ModelRunner
 
         if report.warning:
-            say(report.warning)
-        self.model = load(folder, name=name, details={"blas": str(report)}, progress=say)
+            progress(report.warning)
+        self.model = load(folder, name=name, details={"blas": str(report)}, progress=progress)
         self._bench = bench
         self._before_step: Callable[[], None] = lambda: None
         if report.set_threads is not None:
@@ -144,32 +144,35 @@ class Engines:
             raise
 
     def check(self, size: int) -> None:
-        """Raises BenchError when `size` rows can't share a step, or don't fit."""
-        bench, can = self._bench, self._runner.capabilities()
+        """Raise BenchError if `size` rows can't share a step, or don't fit."""
+        bench, capabilities = self._bench, self._runner.capabilities()
         if not self.model.batched:
-            why = can.details.get("not batched", "its caches can't be merged")
-            raise BenchError(f"mlx-lm's BatchGenerator can't run {can.model} ({why}): choose another model")
-        each = bench.prompt + bench.tokens
-        if each > can.context:
+            reason = capabilities.details.get("not batched", "its caches can't be merged")
+            raise BenchError(f"mlx-lm's BatchGenerator can't run {capabilities.model} ({reason}): choose another model")
+        row_tokens = bench.prompt + bench.tokens
+        if row_tokens > capabilities.context:
             raise BenchError(
-                f"--prompt {bench.prompt} and --tokens {bench.tokens} make {each} tokens, and the context of "
-                f"{can.model} is {can.context}: give fewer"
+                f"--prompt {bench.prompt} and --tokens {bench.tokens} make {row_tokens} tokens, and the context of "
+                f"{capabilities.model} is {capabilities.context}: give fewer"
             )
-        room, needed = kv_tokens(can, size), size * -(-each // can.kv_block) * can.kv_block
-        if room and needed > room:
+        capacity, needed = (
+            kv_tokens(capabilities, size),
+            size * -(-row_tokens // capabilities.kv_block) * capabilities.kv_block,
+        )
+        if capacity and needed > capacity:
             raise BenchError(
-                f"a batch of {size} needs a cache of {needed:,} tokens, and there is memory for {room:,}: "
+                f"a batch of {size} needs a cache of {needed:,} tokens, and there is memory for {capacity:,}: "
                 "give a smaller --batch, --prompt or --tokens"
             )
 
     def engine_loop(self, size: int) -> EngineLoop:
-        """The owner's loop for batches of `size`, with the scheduler that a server would have."""
+        """Return the owner's loop for batches of `size`, with the scheduler that a server would have."""
         limits = OwnerLimits(max_running=size, prefill_tokens=self._bench.prefill_tokens)
         scheduler = scheduler_for(self._runner.capabilities(), limits, self._runner.reuse)
         return EngineLoop(self._runner, scheduler, Mailbox(), self._reports.append)
 
-    def watched(self, way: Callable[[Prompts], Record], wanted: Prompts) -> tuple[Record, int]:
-        """What `way` did, and the most memory it took in bytes. Nothing of the last pass is left to count."""
+    def run_measured(self, engine: Callable[[Prompts], RunRecorder], batch: Prompts) -> tuple[RunRecorder, int]:
+        """Run `engine` and return its record and its peak memory in bytes. State of the last run is cleared before."""
         import mlx.core as mx
 
         self._runner.forget_prefixes()
@@ -177,49 +180,49 @@ class Engines:
         mx.clear_cache()
         mx.reset_peak_memory()
         try:
-            return way(wanted), int(mx.get_peak_memory())
+            return engine(batch), int(mx.get_peak_memory())
         except (RunnerBroken, RuntimeError, MemoryError) as error:
             line = " ".join(str(error).split()) or type(error).__name__
-            raise BenchError(f"an engine failed at batch {len(wanted)} ({line}): give a smaller --batch") from error
+            raise BenchError(f"an engine failed at batch {len(batch)} ({line}): give a smaller --batch") from error
 
-    def ours(self, loop: EngineLoop, wanted: Prompts) -> Record:
-        """Treadle: everything but the fronts and the way to the owner."""
-        record = Record(len(wanted), self._bench.tokens)
+    def run_treadle(self, loop: EngineLoop, batch: Prompts) -> RunRecorder:
+        """Run Treadle's engine, without the fronts and the transport to the owner."""
+        record = RunRecorder(len(batch), self._bench.tokens)
         prefilled_s = _prefilled_s(loop)
-        for i, prompt in enumerate(wanted):
+        for i, prompt in enumerate(batch):
             loop.mailbox.put(Submit(id=str(i), prompt=prompt, max_tokens=self._bench.tokens, max_wait_s=1e9))
         while not record.done:
             began = time.perf_counter()
             loop.run_once()
             took_s = time.perf_counter() - began
-            record.step(_gained(self._reports), took_s)
+            record.step(_reported_tokens(self._reports), took_s)
             self._reports.clear()
         record.prefill_s = _prefilled_s(loop) - prefilled_s
         while loop.has_work:  # the last rows are released
             loop.run_once()
         return record
 
-    def theirs(self, wanted: Prompts) -> Record:
-        """mlx-lm: its generator with its own defaults, as its server and its `batch_generate` use it; but it may
-        decode the whole batch at once, where its default would hold at 32."""
+    def run_mlx_lm(self, batch: Prompts) -> RunRecorder:
+        """Run mlx-lm's generator with its own defaults, as its server and its `batch_generate` use it, except that it
+        may decode the whole batch at once: its default would hold at 32."""
         from mlx_lm.generate import BatchGenerator
 
-        record = Record(len(wanted), self._bench.tokens)
+        record = RunRecorder(len(batch), self._bench.tokens)
         generator = BatchGenerator(
-            self.model.module, max_tokens=self._bench.tokens, completion_batch_size=max(32, len(wanted))
+            self.model.module, max_tokens=self._bench.tokens, completion_batch_size=max(32, len(batch))
         )
         try:
-            with generator.stats() as counted:
+            with generator.stats() as statistics:
                 began = time.perf_counter()
-                uids = generator.insert([list(prompt) for prompt in wanted])
+                uids = generator.insert([list(prompt) for prompt in batch])
                 rows = {uid: i for i, uid in enumerate(uids)}
                 while not record.done:
                     self._before_step()
-                    record.step(_taken(generator, rows), time.perf_counter() - began)
+                    record.step(_generated_tokens(generator, rows), time.perf_counter() - began)
                     began = time.perf_counter()
         finally:
             generator.close()
-        record.prefill_s = float(counted.prompt_time)
+        record.prefill_s = float(statistics.prompt_time)
         return record
 
     def close(self) -> None:
@@ -229,12 +232,12 @@ class Engines:
 
 
 def _prefilled_s(loop: EngineLoop) -> float:
-    """Seconds that this loop has read prompts so far."""
+    """Return the seconds that this loop has read prompts so far."""
     return loop.scheduler.statistics(0.0, RunnerStatistics()).prefill_s
 
 
-def _gained(reports: Sequence[FromOwner]) -> list[tuple[int, int]]:
-    """(row, token) of what a step had to tell. Raises BenchError where a row or the engine failed."""
+def _reported_tokens(reports: Sequence[FromOwner]) -> list[tuple[int, int]]:
+    """Return (row, token) of each token in a step's reports. Raises BenchError if a row or the engine failed."""
     gained: list[tuple[int, int]] = []
     for report in reports:
         if isinstance(report, Failed):
@@ -246,8 +249,8 @@ def _gained(reports: Sequence[FromOwner]) -> list[tuple[int, int]]:
     return gained
 
 
-def _taken(generator: Any, rows: dict[int, int]) -> list[tuple[int, int]]:
-    """(row, token) of one iteration of mlx-lm's generator. Its log-probabilities are dropped unread, as a server does
-    when nobody asks for them."""
+def _generated_tokens(generator: Any, rows: dict[int, int]) -> list[tuple[int, int]]:
+    """Return (row, token) of one iteration of mlx-lm's generator. Its log-probabilities are dropped unread, as a server
+    does unless a client asks for them."""
     _, responses = generator.next()
     return [(rows[response.uid], int(response.token)) for response in responses]

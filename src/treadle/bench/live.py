@@ -1,5 +1,5 @@
-"""How a run goes, while it goes. All of this shares a process with the load generator, so it may cost next to nothing:
-a sample only counts up, and the table is drawn from the counters a few times a second."""
+"""Live view of a run. It shares a process with the load generator, so it must cost next to nothing: a sample only
+updates counters, and the table is drawn from them a few times a second."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HEADINGS = ("", "round", "done", "answers", "TTFT p50", "tok/s", "time")
 NEVER = float("inf")
 
 
-class _Tally:
-    """One round so far. `tokens_per_s` is of the requests that have ended, and the time until the last of them."""
+class _RoundTally:
+    """Counters of one round. The token rate covers requests that have ended, until the end of the last of them."""
 
     def __init__(self, workload: str, target: str, number: int, total: int, began: float) -> None:
         self.workload = workload
-        self.target = formatting.plain(target, 40)
+        self.target = formatting.printable(target, 40)
         self.number = number
         self.total = total
         self.began = began
@@ -47,7 +47,7 @@ class _Tally:
         self._until_s = max(self._until_s, sample.sent_s + sample.end_s)
 
     def cells(self, now: float) -> list[str]:
-        """What HEADINGS name."""
+        """Return the cells under HEADINGS."""
         outcomes = dict(self._outcomes)
         ran_s = self._until_s - self._from_s
         return [
@@ -62,15 +62,15 @@ class _Tally:
 
 
 class LiveTable:
-    """Implements `run.Watcher`. On a terminal, a table of the workload that runs, with the last round of each target;
-    elsewhere, a line for each round that has ended. A context manager; the table goes away with it."""
+    """Implementation of `run.Watcher`. On a terminal, a table of the workload that runs, with the last round of each
+    target; elsewhere, a line for each round that has ended. A context manager; the table goes away with it."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
         self._began = clock()
-        self._tallies: dict[str, _Tally] = {}
-        self._now: _Tally | None = None
+        self._tallies: dict[str, _RoundTally] = {}
+        self._tally: _RoundTally | None = None
         self._live: Live | None = None
         if console.is_terminal:
             self._live = Live(
@@ -89,19 +89,19 @@ class LiveTable:
             self._live.stop()
 
     def begin(self, workload: str, target: str, round_: int, total: int) -> None:
-        """A round of `total` requests starts."""
-        kept = {name: tally for name, tally in self._tallies.items() if tally.workload == workload}
-        self._now = _Tally(workload, target, round_, total, self._clock())
-        self._tallies = kept | {target: self._now}
+        """Start a round of `total` requests."""
+        current = {name: tally for name, tally in self._tallies.items() if tally.workload == workload}
+        self._tally = _RoundTally(workload, target, round_, total, self._clock())
+        self._tallies = current | {target: self._tally}
 
     def sample(self, sample: Sample) -> None:
-        """A request of that round has ended."""
-        if self._now is not None:
-            self._now.add(sample)
+        """Count an ended request of that round."""
+        if self._tally is not None:
+            self._tally.add(sample)
 
     def end(self, round_: Round) -> None:
-        """That round is over."""
-        tally = self._now
+        """End that round."""
+        tally = self._tally
         if tally is None:
             return
         tally.took_s = round_.wall_s
@@ -109,11 +109,11 @@ class LiveTable:
             self._console.print(Text(_line(tally, round_)), soft_wrap=True)
 
     def _draw(self) -> RenderableType:
-        """Called from a thread of its own, while rounds go on."""
+        """Draw the table; called from a thread of its own, while rounds go on."""
         tallies, now = list(self._tallies.values()), self._clock()
         if not tallies:
             return Text(f"getting the targets ready: {now - self._began:,.0f} s")
-        table = Table(title=Text(formatting.plain(tallies[0].workload, 60)), title_justify="left", show_edge=False)
+        table = Table(title=Text(formatting.printable(tallies[0].workload, 60)), title_justify="left", show_edge=False)
         for i, heading in enumerate(HEADINGS):
             table.add_column(heading, justify="right" if i in (1, 2, 4, 5, 6) else "left", no_wrap=True)
         for tally in tallies:
@@ -121,8 +121,8 @@ class LiveTable:
         return table
 
 
-def _line(tally: _Tally, round_: Round) -> str:
+def _line(tally: _RoundTally, round_: Round) -> str:
     target, number, done, answers, ttft, rate, took = tally.cells(tally.began)
-    crash = f"; it ended: {formatting.plain(round_.crash, 160)}" if round_.crash else ""
-    place = f"{formatting.plain(tally.workload, 60)}, {target}, round {number}"
+    crash = f"; it ended: {formatting.printable(round_.crash, 160)}" if round_.crash else ""
+    place = f"{formatting.printable(tally.workload, 60)}, {target}, round {number}"
     return f"{place}: {done} ({answers}), TTFT p50 {ttft}, {rate} tok/s, {took}{crash}"

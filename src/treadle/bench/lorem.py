@@ -23,11 +23,11 @@ _COMMON = (
 WORDS = tuple(_COMMON.split())
 
 
-def text(chance: random.Random, words: int) -> str:
-    """`words` words, as sentences of 6 to 18."""
+def text(rng: random.Random, words: int) -> str:
+    """Build `words` words, as sentences of 6 to 18."""
     parts: list[str] = []
     while len(parts) < words:
-        sentence = chance.choices(WORDS, k=min(chance.randint(6, 18), words - len(parts)))
+        sentence = rng.choices(WORDS, k=min(rng.randint(6, 18), words - len(parts)))
         sentence[0] = sentence[0].capitalize()
         sentence[-1] += "."
         parts += sentence

@@ -1,4 +1,4 @@
-"""Where figures come from: what decides how fast this machine is."""
+"""Facts about this machine that decide its speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def this_machine() -> Machine:
-    """The machine that the client runs on, which is taken to be the servers' too."""
+    """Describe the machine of the client, which is taken to be the servers' too."""
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=processor(),
@@ -28,24 +28,24 @@ def this_machine() -> Machine:
 
 
 def processor(cpuinfo: Path = CPUINFO) -> str:
-    """The processor's name, as the system has it."""
+    """Return the processor's name, as the system reports it."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return _said("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine()
+        return _output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
 
 def accelerator() -> str:
-    """The names of NVIDIA GPUs; "Apple GPU" on Apple silicon; else nothing."""
+    """Return the names of NVIDIA GPUs; "Apple GPU" on Apple silicon; else ""."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return "Apple GPU"
-    return ", ".join(_said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines())
+    return ", ".join(_output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines())
 
 
-def _said(program: str, *arguments: str) -> str:
-    """What a small program prints; nothing where it is missing or fails."""
+def _output_of(program: str, *arguments: str) -> str:
+    """Return the output of a small program; empty if it is missing or fails."""
     if shutil.which(program) is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Figures of a round: pure functions of its samples. Percentiles are values that were seen, never interpolated."""
+"""Figures of a round: pure functions of its samples. Percentiles are observed values, never interpolated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from .samples import Round, Sample
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """How some values lie. Seconds, unless it says otherwise."""
+class Percentiles(msgspec.Struct, frozen=True):
+    """Count, mean, percentiles and maximum of some values, in seconds unless noted otherwise."""
 
     count: int
     mean: float
@@ -24,22 +24,22 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a round, or the requests of one role in it, came to.
+    """Figures of a round, or of the requests of one role in it.
 
-    `answers` counts outcomes and `reasons` the causes of those that are not ok. `gap` is between one piece of an
-    answer and the next, `stream_tokens_per_s` per answer after its first piece, `tokens_per_s` over all of them and
-    the whole time. `flatness` is TTFT max / median. `good` is the part of all requests that were answered within the
-    workload's limits, `goodput_per_s` how many of them a second.
+    `answers` counts outcomes and `reasons` the causes of those that are not ok. `gap` is between one piece of an answer
+    and the next, `stream_tokens_per_s` per answer after its first piece, `tokens_per_s` over all of them and the whole
+    time. `flatness` is TTFT max / median. `good` is the part of all requests that were answered within the workload's
+    limits, `goodput_per_s` their number a second.
     """
 
     answers: dict[str, int]
     reasons: dict[str, int]
-    ttft: Spread | None
-    gap: Spread | None
-    total: Spread | None
-    stream_tokens_per_s: Spread | None
-    refusal: Spread | None
-    client_wait: Spread | None
+    ttft: Percentiles | None
+    gap: Percentiles | None
+    total: Percentiles | None
+    stream_tokens_per_s: Percentiles | None
+    refusal: Percentiles | None
+    client_wait: Percentiles | None
     tokens: int
     prompt_tokens: int
     cached_tokens: int
@@ -51,16 +51,16 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """The smallest value that at least the part `q` of all are not above (nearest rank)."""
+    """Return the smallest value that at least the part `q` of all values do not exceed (nearest rank)."""
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """None where there are no values."""
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """Compute the percentiles; None if there are no values."""
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
-    return Spread(
+    return Percentiles(
         count=len(ordered),
         mean=statistics.fmean(ordered),
         p50=quantile(ordered, 0.5),
@@ -71,36 +71,36 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def figures(round_: Round, goodput: tuple[float, float], *, role: str | None = None) -> Figures:
-    """The figures of all samples, or of those with `role`."""
+    """Compute the figures of all samples, or of those with `role`."""
     samples = [sample for sample in round_.samples if role is None or sample.role == role]
     ok = [sample for sample in samples if sample.outcome == "ok"]
-    heard = [sample for sample in samples if sample.piece_s]
-    wall = max(_extent(samples), 1e-9)
-    ttft = spread(sample.ttft_s for sample in heard)
+    answered = [sample for sample in samples if sample.piece_s]
+    wall = max(_duration_s(samples), 1e-9)
+    ttft = percentiles(sample.ttft_s for sample in answered)
     tokens = sum(sample.tokens for sample in samples)
     good = sum(_is_good(sample, goodput) for sample in ok)
     return Figures(
         answers=dict(Counter(sample.outcome for sample in samples)),
         reasons=dict(Counter(sample.reason for sample in samples if sample.reason)),
         ttft=ttft,
-        gap=spread(gap for sample in heard for gap in sample.gaps_s),
-        total=spread(sample.end_s for sample in ok),
-        stream_tokens_per_s=spread(_stream_rate(sample) for sample in ok),
-        refusal=spread(sample.end_s for sample in samples if sample.outcome == "refused"),
-        client_wait=spread(sample.sent_s - sample.due_s for sample in samples),
+        gap=percentiles(gap for sample in answered for gap in sample.gaps_s),
+        total=percentiles(sample.end_s for sample in ok),
+        stream_tokens_per_s=percentiles(_stream_rate(sample) for sample in ok),
+        refusal=percentiles(sample.end_s for sample in samples if sample.outcome == "refused"),
+        client_wait=percentiles(sample.sent_s - sample.due_s for sample in samples),
         tokens=tokens,
         prompt_tokens=sum(sample.prompt_tokens or 0 for sample in samples),
         cached_tokens=sum(sample.cached_tokens or 0 for sample in samples),
         tokens_per_s=tokens / wall,
         requests_per_s=len(ok) / wall,
-        flatness=_over(ttft.max, ttft.p50) if ttft else None,
+        flatness=_quotient(ttft.max, ttft.p50) if ttft else None,
         good=good / len(samples) if samples else 0.0,
         goodput_per_s=good / wall,
     )
 
 
-def _extent(samples: Sequence[Sample]) -> float:
-    """Seconds from the first request sent to the last one ended."""
+def _duration_s(samples: Sequence[Sample]) -> float:
+    """Return the seconds from the first request sent to the last one ended."""
     if not samples:
         return 0.0
     return max(s.sent_s + s.end_s for s in samples) - min(s.sent_s for s in samples)
@@ -120,32 +120,32 @@ def _is_good(sample: Sample, limits: tuple[float, float]) -> bool:
     return (sample.end_s - sample.ttft_s) <= each_s * max(1, sample.tokens - 1)
 
 
-# What a workload is there to show ---------------------------------------------------------------------------------
+# Figures of single workloads -----------------------------------------------------------------------------------------
 
 
-def particular(workload: str, round_: Round) -> dict[str, float]:
-    """The figures that are this workload's own, by name; a figure that the round can't give is left out."""
-    show = PARTICULAR.get(workload.split()[0])
-    if show is None:
+def workload_figures(workload: str, round_: Round) -> dict[str, float]:
+    """Return the workload's own figures, by name, without those that the round can't give."""
+    compute = WORKLOAD_FIGURES.get(workload.split()[0])
+    if compute is None:
         return {}
-    return {name: value for name, value in show(round_).items() if value is not None and math.isfinite(value)}
+    return {name: value for name, value in compute(round_).items() if value is not None and math.isfinite(value)}
 
 
 def _burst(round_: Round) -> dict[str, float | None]:
-    ttft = spread(sample.ttft_s for sample in round_.samples)
-    return {"TTFT max / median": _over(ttft.max, ttft.p50) if ttft else None}
+    ttft = percentiles(sample.ttft_s for sample in round_.samples)
+    return {"TTFT max / median": _quotient(ttft.max, ttft.p50) if ttft else None}
 
 
 def _stall(round_: Round) -> dict[str, float | None]:
-    """Gaps of the decoders while the long prompt prefills, over those before it came (P3)."""
+    """Compare gaps of the decoders during the long prompt's prefill with those before it came (P3)."""
     before, during = _decoder_gaps(round_)
-    idle, loaded = spread(before), spread(during)
+    idle, loaded = percentiles(before), percentiles(during)
     if idle is None or loaded is None:
         return {}
     return {
-        "gap p99 / idle gap p99": _over(loaded.p99, idle.p99),
-        "longest gap / idle median": _over(loaded.max, idle.p50),
-        "rate kept": _over(idle.mean, loaded.mean),
+        "gap p99 / idle gap p99": _quotient(loaded.p99, idle.p99),
+        "longest gap / idle median": _quotient(loaded.max, idle.p50),
+        "rate kept": _quotient(idle.mean, loaded.mean),
         "long TTFT s": _role_ttft(round_, "long"),
     }
 
@@ -170,32 +170,32 @@ def _decoder_gaps(round_: Round) -> tuple[list[float], list[float]]:
 
 
 def _interactive(round_: Round) -> dict[str, float | None]:
-    """A short request's TTFT during a long prefill, over the same without it (P4)."""
+    """Compare a short request's TTFT during a long prefill with that on an idle server (P4)."""
     loaded, alone = _role_ttft(round_, "short"), _role_ttft(round_, "alone")
-    return {"short TTFT / unloaded": _over(loaded, alone)}
+    return {"short TTFT / unloaded": _quotient(loaded, alone)}
 
 
 def _cancel(round_: Round) -> dict[str, float | None]:
-    """A follow-up's TTFT right after another client left, over the same on an idle server; and what was computed for
-    clients that had left."""
+    """Compare a follow-up's TTFT right after another client left with that on an idle server; and count the tokens
+    computed for clients that had left."""
     follow, alone = _role_ttft(round_, "follow-up"), _role_ttft(round_, "alone")
     left = [s for s in round_.samples if s.outcome == "left"]
     made = round_.status.get("completion_tokens")
     wasted = None if made is None else made - sum(s.tokens for s in round_.samples)
     return {
-        "follow-up TTFT / idle": _over(follow, alone),
+        "follow-up TTFT / idle": _quotient(follow, alone),
         "wasted tokens a cancel": wasted / len(left) if wasted is not None and left else None,
     }
 
 
 def _overload(round_: Round) -> dict[str, float | None]:
-    refusal = spread(s.end_s for s in round_.samples if s.outcome == "refused")
-    told = [s for s in round_.samples if s.outcome == "refused"]
-    honest = sum(s.retry_after_s is not None for s in told)
+    refusal = percentiles(s.end_s for s in round_.samples if s.outcome == "refused")
+    refused = [s for s in round_.samples if s.outcome == "refused"]
+    with_retry_after = sum(s.retry_after_s is not None for s in refused)
     wrong = sum(s.outcome in ("failed", "incomplete") for s in round_.samples)
     return {
         "refusal p99 s": refusal.p99 if refusal else None,
-        "refusals with Retry-After": honest / len(told) if told else None,
+        "refusals with Retry-After": with_retry_after / len(refused) if refused else None,
         "neither answered nor refused": float(wrong),
         "still waiting at the end": float(sum(s.outcome == "left" and not s.piece_s for s in round_.samples)),
     }
@@ -210,22 +210,22 @@ def _agents(round_: Round) -> dict[str, float | None]:
     prompt = sum(s.prompt_tokens or 0 for s in round_.samples)
     cached = sum(s.cached_tokens or 0 for s in round_.samples)
     return {
-        "later turn TTFT / first": _over(later, first),
-        "prompt tokens reused": _over(cached, prompt),
+        "later turn TTFT / first": _quotient(later, first),
+        "prompt tokens reused": _quotient(cached, prompt),
     }
 
 
-def _over(a: float | None, b: float | None) -> float | None:
-    """`a / b`, where there is anything to divide and to divide by."""
+def _quotient(a: float | None, b: float | None) -> float | None:
+    """Return `a / b`; None if either is missing or `b` is 0."""
     return a / b if a is not None and b else None
 
 
 def _role_ttft(round_: Round, role: str) -> float | None:
-    times = spread(s.ttft_s for s in round_.samples if s.role == role)
+    times = percentiles(s.ttft_s for s in round_.samples if s.role == role)
     return times.p50 if times else None
 
 
-PARTICULAR: dict[str, Callable[[Round], dict[str, float | None]]] = {
+WORKLOAD_FIGURES: dict[str, Callable[[Round], dict[str, float | None]]] = {
     "burst": _burst,
     "stall": _stall,
     "interactive": _interactive,

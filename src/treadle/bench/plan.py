@@ -1,4 +1,4 @@
-"""What a workload is: requests and the moments they are sent at, as plain values. Nothing here knows a server."""
+"""Workloads as plain values: requests and the moments they are sent at, independent of any server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 Event = Literal["sent", "token", "end"]
 
 
-class Message(msgspec.Struct, frozen=True):
+class PromptMessage(msgspec.Struct, frozen=True):
     """One turn of a conversation. `role` is "system", "user" or "assistant"."""
 
     role: str
@@ -17,8 +17,8 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """`delay_s` seconds after the event of request `of`: it was sent, its `count`th piece came, or it ended, however
-    it ended. What has no such event any more (its end came first) counts as happening with its end."""
+    """A time `delay_s` seconds after an event of request `of`: it was sent, its `count`th piece came, or it ended, for
+    any reason. If its end comes before the event, the end counts as the event."""
 
     of: str
     event: Event = "end"
@@ -28,12 +28,12 @@ class Moment(msgspec.Struct, frozen=True):
 
 class Request(msgspec.Struct, frozen=True):
     """One request. It is due at `at_s` seconds after the start of the run or, with `after`, at that moment; it is sent
-    when it is due and the workload's concurrency allows. At `leave` the client drops the connection, if the
-    request has not ended by then. `role` groups what is measured together; `session` names the conversation it
-    belongs to."""
+    when it is due and the workload's concurrency allows. At `leave` the client drops the connection, if the request has
+    not ended by then. `role` groups requests that are measured together; `session` names the conversation it belongs
+    to."""
 
     id: str
-    messages: tuple[Message, ...]
+    messages: tuple[PromptMessage, ...]
     max_tokens: int
     at_s: float = 0.0
     after: Moment | None = None

@@ -13,7 +13,7 @@ from .client import Client
 from .drive import Drive, in_background, undisturbed, watch_own_lag
 from .errors import BenchError
 from .machine import this_machine
-from .measures import spread
+from .measures import percentiles
 from .plan import Workload
 from .samples import Control, Result, Round, Sample, WorkloadInfo
 from .servers import Target, program_name, started
@@ -24,14 +24,14 @@ from .workloads import digest
 CONTROL_EVERY_S = 0.25
 SETTLE_S = 20.0
 CRASH_S = 1.0
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `rounds` has the workloads of each round, the same names in all of them. `starts` are commands and
-    `urls` servers that run already; the first of all is what the others are compared with. `max_lag_s` is how late
-    the client's own event loop may be (p99) before a run is given up."""
+    """Parameters of a run. `rounds` has the workloads of each round, the same names in all of them. `starts` are
+    commands and `urls` servers that run already; the first target of all is the reference of the ratios. A run is given
+    up when the client's own event loop is later than `max_lag_s` seconds (p99)."""
 
     rounds: Sequence[Sequence[Workload]]
     starts: Sequence[str] = ()
@@ -47,16 +47,16 @@ class Plan:
 
 
 class Watcher(Protocol):
-    """Who is told how the run goes: the live table."""
+    """Observer of a run, such as the live table."""
 
     def begin(self, workload: str, target: str, round_: int, total: int) -> None: ...
     def sample(self, sample: Sample) -> None: ...
     def end(self, round_: Round) -> None: ...
 
 
-async def run(plan: Plan, watcher: Watcher, keep: Callable[[Result], None] = lambda _: None) -> Result:
-    """Run everything; `keep` gets what there is after each workload. Raises BenchError; servers that were started here
-    have ended when this returns or raises."""
+async def run(plan: Plan, watcher: Watcher, on_progress: Callable[[Result], None] = lambda _: None) -> Result:
+    """Run everything; `on_progress` is called with the result so far after each workload. Raises BenchError. Servers
+    that were started here have ended when this returns or raises."""
     _check(plan)
     async with contextlib.AsyncExitStack() as stack:
         targets = [await _ready(stack, plan, i, entry) for i, entry in enumerate(_entries(plan))]
@@ -77,7 +77,7 @@ async def run(plan: Plan, watcher: Watcher, keep: Callable[[Result], None] = lam
             ]
             result.workloads[workloads[0].name] = _info(workloads)
             result.rounds[workloads[0].name] = rounds
-            keep(result)
+            on_progress(result)
     return result
 
 
@@ -90,21 +90,21 @@ def _check(plan: Plan) -> None:
             raise BenchError(f"{flag} {seconds:g}: give seconds above 0")
     if not plan.max_lag_s >= 0:
         raise BenchError(f"--max-lag {plan.max_lag_s:g}: give 0 or more seconds")
-    for what, given in (("name", plan.names), ("model", plan.models)):
-        if len(given) > count:
-            raise BenchError(f"{len(given)} {what}s for {count} target{'s' * (count > 1)}: give one --{what} each")
-    _refuse_twice(plan.names, "--name {}")
-    _refuse_twice([workload.name for workload in plan.rounds[0]], "workload '{}'")
+    for label, values in (("name", plan.names), ("model", plan.models)):
+        if len(values) > count:
+            raise BenchError(f"{len(values)} {label}s for {count} target{'s' * (count > 1)}: give one --{label} each")
+    _refuse_duplicates(plan.names, "--name {}")
+    _refuse_duplicates([workload.name for workload in plan.rounds[0]], "workload '{}'")
 
 
-def _refuse_twice(names: Sequence[str], what: str) -> None:
+def _refuse_duplicates(names: Sequence[str], label: str) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise BenchError(f"{what.format(name)} is there twice: results are kept by name")
+            raise BenchError(f"{label.format(name)} is there twice: results are kept by name")
 
 
 def _entries(plan: Plan) -> list[tuple[str | None, str | None]]:
-    """(command, url) of each target, with one of the two."""
+    """Return (command, url) of each target; one of the two is None."""
     entries: list[tuple[str | None, str | None]] = [(command, None) for command in plan.starts]
     return entries + [(None, url) for url in plan.urls]
 
@@ -158,30 +158,31 @@ async def _round(plan: Plan, workload: Workload, target: Target, number: int, wa
     round_.wall_s = loop.time() - began
     round_.crash = await _crash(target, round_.samples)
     if before is not None:
-        round_.status = await _difference(target, before)
+        round_.status = await _counter_growth(target, before)
     watcher.end(round_)
     _check_lag(round_, plan.max_lag_s)
     return round_
 
 
 async def _crash(target: Target, samples: Sequence[Sample]) -> str:
-    """How the target ended in the round, if it did. Its connections break a little before it is seen to have ended."""
+    """Return the end of a target that ended in the round, else empty. Its connections break a little before its exit
+    shows."""
     if target.process is None:
         return ""
     broken = any(sample.outcome in ("failed", "incomplete") for sample in samples)
-    for _ in range(int(CRASH_S / LOOK_EVERY_S) if broken else 0):
+    for _ in range(int(CRASH_S / POLL_S) if broken else 0):
         if target.process.ended:
             break
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
     return target.process.ended
 
 
-def _check_lag(round_: Round, most_s: float) -> None:
-    lag = spread(round_.lag_s)
-    if lag is not None and lag.p99 > most_s:
+def _check_lag(round_: Round, limit_s: float) -> None:
+    lag = percentiles(round_.lag_s)
+    if lag is not None and lag.p99 > limit_s:
         raise BenchError(
             f"the client was the bottleneck: its event loop was {lag.p99 * 1e3:.0f} ms late (p99; at most "
-            f"{most_s * 1e3:.0f}): ask for less at a time, use a quieter machine, or allow it with --max-lag"
+            f"{limit_s * 1e3:.0f}): ask for less at a time, use a quieter machine, or allow it with --max-lag"
         )
 
 
@@ -196,13 +197,13 @@ async def _watch_control(target: Target, round_: Round) -> None:
         await asyncio.sleep(CONTROL_EVERY_S)
 
 
-async def _difference(target: Target, before: dict[str, float]) -> dict[str, float]:
-    """How much each counter grew, and `rows_left`, what is still admitted though everyone has gone, after a while."""
+async def _counter_growth(target: Target, before: dict[str, float]) -> dict[str, float]:
+    """Return each counter's growth, and `rows_left`: sequences still admitted some time after every client has left."""
     loop = asyncio.get_running_loop()
     until = loop.time() + SETTLE_S
     after = await target.status()
     while after is not None and after["rows"] > before["rows"] and loop.time() < until:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
         after = await target.status()
     if after is None:
         return {}

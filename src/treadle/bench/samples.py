@@ -1,4 +1,4 @@
-"""What was seen of one request, and of one round: plain values that are written to the result file as they are."""
+"""Observations of one request and of one round: plain values that are written to the result file as they are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Outcome = Literal["ok", "refused", "failed", "incomplete", "left"]
 class Sample(msgspec.Struct):
     """One request as the client saw it.
 
-    `due_s` and `sent_s` are seconds from the start of the round; everything after is seconds from `sent_s`, so that
-    time the client spent waiting for its own concurrency is never the server's. `piece_s` are the times of the pieces
-    of the answer (one or more tokens each). `outcome`: "ok" is a whole answer; "refused" a 429 or 503 before any of
-    it; "failed" another error, also one inside a 200; "incomplete" an answer that broke off or fell silent; "left"
-    one that the client dropped on purpose. `reason` says more of the last four.
+    `due_s` and `sent_s` are seconds from the start of the round; all later times are seconds from `sent_s`, so that a
+    wait for the client's own concurrency never counts as the server's. `piece_s` are the times of the pieces of the
+    answer (one or more tokens each). `outcome`: "ok" is a complete answer; "refused" a 429 or 503 before any of it;
+    "failed" another error, also one inside a 200; "incomplete" an answer that broke off or stopped coming; "left" one
+    that the client dropped on purpose. `reason` details the last four.
     """
 
     id: str
@@ -48,12 +48,12 @@ class Sample(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer: as the server counted them, else the pieces that came."""
+        """Tokens of the answer: the server's count, else the number of pieces."""
         return len(self.piece_s) if self.completion_tokens is None else self.completion_tokens
 
 
 class Control(msgspec.Struct):
-    """One look at a control route (`/health`, `/v1/models`) during load. `status` 0: no answer."""
+    """One request to a control route (`/health`, `/v1/models`) during load. `status` 0: no answer."""
 
     path: str
     at_s: float
@@ -62,9 +62,9 @@ class Control(msgspec.Struct):
 
 
 class Round(msgspec.Struct):
-    """One run of a workload against one target. `lag_s` are samples of how late the client's own event loop was;
-    `status` is the difference of `/v1/status` counters over the round, where the target has them. `crash` says how a
-    server that was started for the run ended in it; it is started again for the next round."""
+    """One run of a workload against one target. `lag_s` are samples of the lateness of the client's own event loop;
+    `status` is the difference of `/v1/status` counters over the round, if the target has them. `crash` describes the
+    end of a server that was started for the run; it is started again for the next round."""
 
     target: str
     number: int
@@ -77,7 +77,7 @@ class Round(msgspec.Struct):
 
 
 class TargetInfo(msgspec.Struct):
-    """A server under test: its name in tables, its URL, the model it serves, and how it was started, if it was."""
+    """A server under test: its name in tables, its URL, its model, and its command if it was started here."""
 
     name: str
     url: str
@@ -87,7 +87,7 @@ class TargetInfo(msgspec.Struct):
 
 
 class Machine(msgspec.Struct):
-    """Where the figures come from."""
+    """The machine of the figures."""
 
     system: str
     processor: str
@@ -99,7 +99,7 @@ class Machine(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """A whole `treadle bench run`: what its JSON file holds. `workloads` has one entry per workload that was run, with
+    """A whole `treadle bench run`, as its JSON file holds it. `workloads` has one entry per workload that was run, with
     its seed and options; `rounds[name]` are its rounds in the order in which they ran, targets interleaved."""
 
     format: int
@@ -112,7 +112,7 @@ class Result(msgspec.Struct):
 
 
 class WorkloadInfo(msgspec.Struct):
-    """What identifies a workload: two runs can be compared if these are equal."""
+    """Identity of a workload: two runs can be compared if these are equal."""
 
     seed: int
     options: dict[str, float]

@@ -1,4 +1,4 @@
-"""A result as a reader goes through it: one section a workload, and the levels of a sweep gathered in one."""
+"""Result in reading order: one section a workload, and the levels of a sweep gathered in one."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from . import formatting, ratios
-from .ratios import Row
+from .ratios import FigureRow
 from .samples import Result, Round, WorkloadInfo
 
 SWEEP = "sweep c="
 SWEPT = ("tok/s", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "good answers")
-MOST_REASONS = 6
-MOST_REASON = 160
-MOST_NAME = 60
+MAX_REASONS = 6
+MAX_REASON_CHARS = 160
+MAX_NAME_CHARS = 60
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """Rows of figures under targets. `corner` says what the rows' labels are."""
+    """Rows of figures under targets. `corner` is the heading of the rows' labels."""
 
     title: str
     corner: str
     targets: list[str]
-    rows: list[tuple[str, Row]]
+    rows: list[tuple[str, FigureRow]]
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One workload: `rows` has all its figures, `grids` those to show, `remarks` what went wrong in words."""
+    """One workload: `rows` has all its figures, `grids` the informative ones, `remarks` the failures in words."""
 
     name: str
     info: WorkloadInfo
     rounds: list[Round]
     targets: list[str]
-    rows: list[Row]
+    rows: list[FigureRow]
     remarks: list[str]
 
     @property
     def grids(self) -> list[Grid]:
-        told = ratios.telling(self.rows)
-        return [Grid(self.name, "", self.targets, [(formatting.name(row.figure), row) for row in told])] if told else []
+        chosen = ratios.informative(self.rows)
+        return (
+            [Grid(self.name, "", self.targets, [(formatting.name(row.figure), row) for row in chosen])]
+            if chosen
+            else []
+        )
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -59,12 +63,12 @@ class Sweep(msgspec.Struct, frozen=True):
 
     @property
     def grids(self) -> list[Grid]:
-        """One for each figure of SWEPT that says something at any level."""
-        told = {row.figure.name for _, section in self.levels for row in ratios.telling(section.rows)}
-        return [self._grid(name) for name in SWEPT if name in told]
+        """One grid for each figure of SWEPT that is informative at any level."""
+        chosen = {row.figure.name for _, section in self.levels for row in ratios.informative(section.rows)}
+        return [self._grid(name) for name in SWEPT if name in chosen]
 
-    def swept(self, figure: str) -> list[tuple[int, Row]]:
-        """That figure's row at each concurrency which has it."""
+    def swept(self, figure: str) -> list[tuple[int, FigureRow]]:
+        """Return that figure's row at each concurrency which has it."""
         return [(c, row) for c, section in self.levels for row in section.rows if row.figure.name == figure]
 
     def _grid(self, figure: str) -> Grid:
@@ -74,7 +78,7 @@ class Sweep(msgspec.Struct, frozen=True):
 
 
 def sections(result: Result) -> list[Section | Sweep]:
-    """All workloads in the order in which they ran; a sweep stands where its first level does."""
+    """Return all workloads in the order in which they ran; a sweep stands in the place of its first level."""
     found: list[Section | Sweep] = []
     levels: list[tuple[int, Section]] = []
     for name, info in result.workloads.items():
@@ -102,16 +106,17 @@ def _level(name: str) -> int | None:
 
 
 def _remarks(rounds: Sequence[Round], names: Sequence[str]) -> Iterable[str]:
-    """What kept answers from being whole, by target, and servers that ended."""
+    """Describe the causes of incomplete answers, by target, and servers that ended."""
     for name in names:
         own = [round_ for round_ in rounds if round_.target == name]
-        target = formatting.plain(name, MOST_NAME)
+        target = formatting.printable(name, MAX_NAME_CHARS)
         causes = Counter((s.outcome, s.reason) for r in own for s in r.samples if s.outcome != "ok")
-        for (outcome, reason), count in causes.most_common(MOST_REASONS):
-            cause = f": {formatting.plain(reason, MOST_REASON)}" if reason else ""
+        for (outcome, reason), count in causes.most_common(MAX_REASONS):
+            cause = f": {formatting.printable(reason, MAX_REASON_CHARS)}" if reason else ""
             yield f"{target}: {count:,} × {outcome}{cause}"
-        if len(causes) > MOST_REASONS:
-            yield f"{target}: {len(causes) - MOST_REASONS:,} more reasons, each rarer"
+        if len(causes) > MAX_REASONS:
+            yield f"{target}: {len(causes) - MAX_REASONS:,} more reasons, each rarer"
         for round_ in own:
             if round_.crash:
-                yield f"{target}: ended in round {round_.number}: {formatting.plain(round_.crash, MOST_REASON)}"
+                crash = formatting.printable(round_.crash, MAX_REASON_CHARS)
+                yield f"{target}: ended in round {round_.number}: {crash}"

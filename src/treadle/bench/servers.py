@@ -17,23 +17,23 @@ from typing import IO, Any
 from ..processes import free_port, last_lines, signal_group, wait_for_exit
 from .client import Client
 from .errors import BenchError
-from .plan import Message, Request
+from .plan import PromptMessage, Request
 from .samples import Sample, TargetInfo
 from .wire import Endpoint
 
 PORT = re.compile(r"(?<!\S)--port(?:=|\s+)(\d+)")
-LOOK_EVERY_S = 0.2
+POLL_S = 0.2
 STOP_S = 15.0
 
 
 class Process:
-    """A server's process group: its output is kept, and it never outlives the run."""
+    """Process group of a server. Its output is recorded, and it never outlives the run."""
 
     def __init__(self, command: str) -> None:
-        """`command` as a shell's words, with `NAME=value` before it for its environment. `{port}` stands for a free
-        port; without it and without `--port N`, `--port` and a free port are added."""
+        """Start `command`, in a shell's words, with `NAME=value` before it for its environment. `{port}` stands for a
+        free port; without it and without `--port N`, `--port` and a free port are added."""
         self.command, self.port = with_port(command)
-        self._variables, self._words = split_environment(words_of(self.command))
+        self._variables, self._arguments = split_environment(split_command(self.command))
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.start()
 
@@ -42,7 +42,7 @@ class Process:
         self._log.truncate(0)
         try:
             self._process = subprocess.Popen(
-                self._words,
+                self._arguments,
                 env=os.environ | self._variables,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -51,26 +51,28 @@ class Process:
             )
         except OSError as error:
             self._log.close()
-            raise BenchError(f"'{self._words[0]}' can't be started: {error.strerror}: give its whole path") from error
+            raise BenchError(
+                f"'{self._arguments[0]}' can't be started: {error.strerror}: give its whole path"
+            ) from error
 
     @property
     def ended(self) -> str:
-        """How it ended; nothing while it runs."""
+        """Its exit in words; empty while it runs."""
         code = self._process.poll()
-        return "" if code is None else f"ended with {_exit(code)}: {self.last_lines()}"
+        return "" if code is None else f"ended with {_exit_text(code)}: {self.last_lines()}"
 
     def check(self) -> None:
-        """Raises BenchError when it has ended."""
+        """Raise BenchError if it has ended."""
         if ended := self.ended:
             raise BenchError(f"'{self.command}' {ended}")
 
     def last_lines(self) -> str:
-        """The end of what it printed."""
+        """Return the end of its output."""
         self._log.seek(0)
         return last_lines(self._log.read().decode("utf-8", "replace")) or "it said nothing"
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what is left of its group after a while."""
+        """Send SIGTERM, and after a while SIGKILL to the rest of its group."""
         signal_group(self._process, signal.SIGTERM)
         await wait_for_exit(self._process, STOP_S)
         self.kill()
@@ -81,12 +83,12 @@ class Process:
         self._log.close()
 
 
-def _exit(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def with_port(command: str) -> tuple[str, int]:
-    """The command with its port filled in, and the port."""
+    """Return the command with its port filled in, and the port."""
     if "{port}" in command:
         port = free_port()
         return command.replace("{port}", str(port)), port
@@ -97,35 +99,35 @@ def with_port(command: str) -> tuple[str, int]:
     return f"{command} --port {port}", port
 
 
-def words_of(command: str) -> list[str]:
-    """As a shell would split it. Raises BenchError."""
+def split_command(command: str) -> list[str]:
+    """Split a command as a shell would. Raises BenchError."""
     try:
         return shlex.split(command)
     except ValueError as error:
         raise BenchError(f"the command {command} can't be read: {error}") from None
 
 
-def split_environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """`NAME=value` words at the beginning, and the rest. Raises BenchError where nothing is left."""
+def split_environment(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Split `NAME=value` words at the beginning from the rest. Raises BenchError if nothing is left."""
     variables: dict[str, str] = {}
-    while words and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", words[0], re.DOTALL):
-        name, _, value = words.pop(0).partition("=")
+    while arguments and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", arguments[0], re.DOTALL):
+        name, _, value = arguments.pop(0).partition("=")
         variables[name] = value
-    if not words:
+    if not arguments:
         raise BenchError("the command to start is empty: give the server's command line")
-    return variables, words
+    return variables, arguments
 
 
 def program_name(command: str) -> str:
-    """What to call a started server in tables."""
-    _, words = split_environment(words_of(command))
-    if PurePath(words[0]).name.startswith("python") and "-m" in words[:-1]:
-        return words[words.index("-m") + 1]
-    return PurePath(words[0]).name
+    """Return the name of a started server for tables."""
+    _, arguments = split_environment(split_command(command))
+    if PurePath(arguments[0]).name.startswith("python") and "-m" in arguments[:-1]:
+        return arguments[arguments.index("-m") + 1]
+    return PurePath(arguments[0]).name
 
 
 class Target:
-    """One server: how to talk to it, and what was found out about it."""
+    """One server: its client, and the facts found out about it."""
 
     def __init__(self, name: str, client: Client, endpoint: Endpoint, *, process: Process | None = None) -> None:
         self.client = client
@@ -141,75 +143,78 @@ class Target:
         self.control: list[str] = []
 
     async def get_ready(self, timeout_s: float, model: str | None) -> None:
-        """Return once it answers a small request. Finds its model, its control routes and the fields it takes."""
+        """Wait until it answers a small request. Finds its model, its control routes and the fields it takes."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._listening()
+                await self._wait_until_listening()
                 await self._find_model(model)
-                await self._answering()
+                await self._wait_until_answering()
         except TimeoutError:
-            words = "" if self.process is None else f": {self.process.last_lines()}"
-            raise BenchError(f"{self.info.name} was not ready after {timeout_s:g} s{words}") from None
+            arguments = "" if self.process is None else f": {self.process.last_lines()}"
+            raise BenchError(f"{self.info.name} was not ready after {timeout_s:g} s{arguments}") from None
         self.control = [path for path in ("/health", "/v1/models") if (await self.client.get(path)).status == 200]
         self.info.version = await self._version()
 
     async def _version(self) -> str:
-        """What its API's description calls it; nothing where it has none."""
+        """Return title and version from its API's description; empty if it has none."""
         described = (await self.client.get("/openapi.json")).json()
         info = described.get("info") if isinstance(described, dict) else None
         return f"{info.get('title', '')} {info.get('version', '')}".strip() if isinstance(info, dict) else ""
 
-    async def _listening(self) -> None:
+    async def _wait_until_listening(self) -> None:
         while not (answer := await self.client.get("/v1/models")).status:
             if self.process is None:
                 raise BenchError(f"nothing answers at {self.info.url}: start the server, or mend the URL")
             self.process.check()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
         self._models = answer
 
-    async def _find_model(self, asked: str | None) -> None:
+    async def _find_model(self, requested: str | None) -> None:
         listed = self._models.json()
         self._served = [entry["id"] for entry in listed.get("data", ())] if isinstance(listed, dict) else []
-        if asked is None and not self._served:
+        if requested is None and not self._served:
             raise BenchError(f"{self.info.name} lists no model at /v1/models: name it with --model")
-        self.info.model = asked or self._served[0]
+        self.info.model = requested or self._served[0]
 
-    async def _answering(self) -> None:
-        """Ask for two tokens, until it has loaded what it needs; fields it does not know are left out then."""
+    async def _wait_until_answering(self) -> None:
+        """Ask for two tokens until it has loaded everything; fields it does not know are left out then."""
         for extra in ({"ignore_eos": True}, {}):
             self.extra = extra
             while (sample := await self.ask("ready", "Hello", 2)).outcome == "refused" or not sample.status:
                 if self.process is not None:
                     self.process.check()
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(POLL_S)
             if sample.outcome == "ok":
                 return
             if sample.status not in (400, 422):
                 break
-        others = f" (it lists {', '.join(self._served)})" if self._served else ""
-        raise BenchError(f"{self.info.name} does not answer for model '{self.info.model}'{others}: {sample.reason}")
+        alternatives = f" (it lists {', '.join(self._served)})" if self._served else ""
+        raise BenchError(
+            f"{self.info.name} does not answer for model '{self.info.model}'{alternatives}: {sample.reason}"
+        )
 
     async def ask(self, id_: str, text: str, tokens: int) -> Sample:
-        """One small request, outside of any round."""
-        request = Request(id_, (Message("user", text),), tokens)
+        """Send one small request, outside of any round."""
+        request = Request(id_, (PromptMessage("user", text),), tokens)
         sample = Sample(id=id_, role="", due_s=0.0, sent_s=0.0)
         await self.send(request, sample, asyncio.Event(), lambda _: None)
         return sample
 
-    async def send(self, request: Request, sample: Sample, leave: asyncio.Event, heard: Any) -> None:
+    async def send(self, request: Request, sample: Sample, leave: asyncio.Event, on_pieces: Any) -> None:
         await self.client.send(
-            request, sample, leave, model=self.info.model, endpoint=self.endpoint, extra=self.extra, heard=heard
+            request, sample, leave, model=self.info.model, endpoint=self.endpoint, extra=self.extra, on_pieces=on_pieces
         )
 
     async def status(self) -> dict[str, float] | None:
-        """Counters of a Treadle server; None of others."""
+        """Return the counters of a Treadle server; None for other servers."""
         answer = await self.client.get("/v1/status")
         value = answer.json() if answer.status == 200 else None
         return None if not isinstance(value, dict) else counters(value)
 
 
 def counters(status: dict[str, Any]) -> dict[str, float] | None:
-    """What `/v1/status` says that a round changes. `rows` is what is admitted now; the others only grow."""
+    """Return the counters of `/v1/status` that a round changes. `rows` are the sequences admitted now; the rest only
+    grow."""
     try:
         statistics = status["engine"]["statistics"]
         return {
@@ -224,7 +229,7 @@ def counters(status: dict[str, Any]) -> dict[str, float] | None:
 
 @contextlib.asynccontextmanager
 async def started(command: str | None) -> AsyncIterator[Process | None]:
-    """The process of `command` for as long as the block runs."""
+    """Context manager of the process of `command`; None for None."""
     if command is None:
         yield None
         return

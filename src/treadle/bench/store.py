@@ -1,4 +1,4 @@
-"""The result file: one JSON document, written whole or not at all."""
+"""Result file: one JSON document, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,65 +21,65 @@ class _Head(msgspec.Struct):
 
 
 def save(result: msgspec.Struct, path: Path) -> None:
-    """Write `result`, making folders on the way; what was at `path` stays until the new file is whole. Raises
-    BenchError where it can't be written."""
+    """Write `result`, creating folders as needed; the file at `path` stays until the new one is complete. Raises
+    BenchError if it can't be written."""
     _write(path, msgspec.json.encode(result) + b"\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 in the same way. What can't be encoded is replaced."""
+    """Write `text` as UTF-8 in the same way. Characters that can't be encoded are replaced."""
     _write(path, text.encode("utf-8", errors="replace"))
 
 
 def check_writable(path: Path) -> None:
-    """Raises BenchError where `path` can't be written: better before a long run than after it. Leaves no trace but
-    the folders."""
-    with _telling(path):
+    """Raise BenchError if `path` can't be written: better before a long run than after it. Leaves only the folders
+    behind."""
+    with _reporting_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if _is_special(path):
             path.open("ab").close()
             return
-        beside = _beside(_place(path))
-        beside.touch()
-        beside.unlink()
+        temporary = _temporary(_target(path))
+        temporary.touch()
+        temporary.unlink()
 
 
 def _write(path: Path, data: bytes) -> None:
-    with _telling(path):
+    with _reporting_errors(path):
         if _is_special(path):
             path.write_bytes(data)
             return
-        where = _place(path)
-        beside = _beside(where)
+        target = _target(path)
+        temporary = _temporary(target)
         try:
-            with beside.open("wb") as file:
+            with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(where)
+            temporary.replace(target)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def _place(path: Path) -> Path:
-    """Where the bytes go: what a link stands for, with its folder made."""
-    where = Path(os.path.realpath(path))
-    where.parent.mkdir(parents=True, exist_ok=True)
-    return where
+def _target(path: Path) -> Path:
+    """Return the path to write to: the target of a link, with its folder made."""
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
-def _beside(where: Path) -> Path:
-    return where.parent / f".treadle-bench.{os.getpid()}.part"
+def _temporary(target: Path) -> Path:
+    return target.parent / f".treadle-bench.{os.getpid()}.part"
 
 
 def _is_special(path: Path) -> bool:
-    """A device or a pipe: `/dev/null` and `/dev/stdout` are written to, never replaced."""
+    """Whether `path` is a device or a pipe: `/dev/null` and `/dev/stdout` are written to, never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextlib.contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _reporting_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -87,7 +87,7 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 def load(path: Path) -> Result:
-    """The result in `path`. Raises BenchError if there is none, if it is torn, or of another format."""
+    """Read the result in `path`. Raises BenchError if there is none, or if it is torn or of another format."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -100,14 +100,14 @@ def load(path: Path) -> Result:
     try:
         return msgspec.json.decode(data, type=Result)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_ours(path, error) from error
+        raise _not_a_result(path, error) from error
 
 
 def _check_format(path: Path, data: bytes) -> None:
     try:
         head = msgspec.json.decode(data, type=_Head)
     except (msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_ours(path, error) from error
+        raise _not_a_result(path, error) from error
     except msgspec.DecodeError as error:
         raise BenchError(f"{path} is not whole JSON ({error}): copy it again, or run the benchmark again") from error
     if head.format != FORMAT:
@@ -117,7 +117,7 @@ def _check_format(path: Path, data: bytes) -> None:
         )
 
 
-def _not_ours(path: Path, error: Exception) -> BenchError:
+def _not_a_result(path: Path, error: Exception) -> BenchError:
     return BenchError(f"{path} is not a result of treadle bench ({error}): name a file that `treadle bench run` wrote")
 
 

@@ -1,4 +1,4 @@
-"""How the page looks: light and dark, wide and narrow. A target has a colour and a dash; nothing is told by colour
+"""Style of the page: light and dark, wide and narrow. A target has a colour and a dash; no meaning depends on colour
 alone."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What plots are made of: scales, ticks, axes, as text of inline SVG. Colours and letters are the page's style's."""
+"""Elements of plots: scales, ticks and axes, as text of inline SVG. Colours and fonts come from the page's style."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from . import formatting
 
 WIDTH = 520
 LEFT, RIGHT, TOP, BOTTOM = 64, 26, 14, 50
-LABEL_ROOM = 54
+LABEL_WIDTH = 54
 LOG_FROM = 20.0
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places along an axis; what is outside of `low`..`high` is put at its ends."""
+    """Mapping from values to positions along an axis; values outside of `low`..`high` are put at its ends."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """The place of `value`."""
+        """Return the position of `value`."""
         low, high, value = (self._along(min(max(v, self.low), self.high)) for v in (self.low, self.high, value))
         part = (value - low) / (high - low) if high > low else 0.0
         return self.start + part * (self.end - self.start)
@@ -37,7 +37,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale with what is written beside it."""
+    """A scale with its ticks and title."""
 
     scale: Scale
     ticks: Sequence[tuple[float, str]]
@@ -45,7 +45,7 @@ class Axis:
 
 
 def number(value: float) -> str:
-    """Short, for coordinates; what is none stands at 0."""
+    """Format a coordinate, short; a non-finite one is 0."""
     if not math.isfinite(value):
         return "0"
     text = f"{value:.1f}"
@@ -53,12 +53,12 @@ def number(value: float) -> str:
 
 
 def text(value: str, most: int = 0) -> str:
-    """What came from outside, fit to stand in a page."""
-    return escape(formatting.plain(value, most))
+    """Escape foreign text for a page."""
+    return escape(formatting.printable(value, most))
 
 
 def drawing(key: str, height: float, title: str, description: str, parts: Iterable[str]) -> str:
-    """An SVG with a name for those who can't see it. `key` is its own in the page."""
+    """Return an SVG with a name for screen readers. `key` is unique in the page."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {number(height)}" role="img" aria-labelledby="{key}-t {key}-d">'
         f'<title id="{key}-t">{text(title, 200)}</title><desc id="{key}-d">{text(description)}</desc>'
@@ -67,15 +67,15 @@ def drawing(key: str, height: float, title: str, description: str, parts: Iterab
 
 
 def axes(x: Axis, y: Axis) -> str:
-    """Both axes with grid lines; `y` from the bottom up."""
+    """Return both axes with grid lines; `y` from the bottom up."""
     left, right, bottom, top = x.scale.start, x.scale.end, y.scale.start, y.scale.end
     parts = [f'<path class="grid" d="{_grid(x, y)}"/>', f'<path class="frame" d="M{left} {bottom}H{right}"/>']
     last = -math.inf
     for value, label in x.ticks:
-        place = x.scale.at(value)
-        if place - last >= LABEL_ROOM:
-            last = place
-            parts.append(f'<text x="{number(place)}" y="{number(bottom + 18)}" text-anchor="middle">{label}</text>')
+        position = x.scale.at(value)
+        if position - last >= LABEL_WIDTH:
+            last = position
+            parts.append(f'<text x="{number(position)}" y="{number(bottom + 18)}" text-anchor="middle">{label}</text>')
     for value, label in y.ticks:
         parts.append(
             f'<text x="{left - 7}" y="{number(y.scale.at(value) + 4.5)}" text-anchor="end">{escape(label)}</text>'
@@ -96,8 +96,8 @@ def _grid(x: Axis, y: Axis) -> str:
 
 
 def seconds_axis(low: float, high: float, start: float, end: float, title: str, *, upwards: bool = False) -> Axis:
-    """Seconds from `low` to `high`: by powers of ten where they are far apart, from 0 where they are not.
-    `upwards` lets the axis end at a tick."""
+    """Return an axis of seconds from `low` to `high`: logarithmic if they are far apart, else linear from 0. `upwards`
+    lets the axis end at a tick."""
     if low > 0 and high / low >= LOG_FROM:
         scale = Scale(low, high, start, end, log=True)
         values = log_ticks(low, high)
@@ -112,7 +112,7 @@ def seconds_axis(low: float, high: float, start: float, end: float, title: str, 
 
 
 def even_ticks(high: float, most: int = 6) -> list[float]:
-    """Round numbers from 0, the last of them at or above nine tenths of `high`."""
+    """Return round numbers from 0, the last of them at or above nine tenths of `high`."""
     if not 0 < high < math.inf:
         return [0.0, 1.0]
     step = next(s for s in _round_numbers(high / most) if high / s <= most)
@@ -125,7 +125,7 @@ def _round_numbers(above: float) -> Iterable[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between the two; fewer digits where there are many powers."""
+    """Return 1, 2 and 5 times powers of ten between the two; only 1 if there are many powers."""
     decades = math.log10(high / low)
     digits = (1, 2, 5) if decades <= 3 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -134,7 +134,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_seconds(value: float) -> str:
-    """ "200 µs", "50 ms", "1.5 s"."""
+    """Format "200 µs", "50 ms" or "1.5 s"."""
     if not value:
         return "0"
     if value < 0.000999:

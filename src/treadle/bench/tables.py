@@ -1,4 +1,4 @@
-"""Results and comparisons for a terminal."""
+"""Tables of results and comparisons for a terminal."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rich.table import Table
 from rich.text import Text
 
 from . import formatting
-from .compare import Check, Comparison
+from .compare import Comparison, FigureCheck
 from .live import LiveTable
-from .ratios import Range, Row, verdict
+from .ratios import FigureRow, Range, judge
 from .samples import Result
 from .sections import Grid, Section, Sweep, sections
 
 __all__ = ["LiveTable", "comparison_table", "result_table"]
 
 VERDICTS = {"better": (" +", "green"), "worse": (" −", "red"), "even": ("  ", "")}
-MOST_NAME = 28
+MAX_NAME_CHARS = 28
 FIGURE_COLUMNS, VALUE_COLUMNS, RATIO_COLUMNS = 24, 26, 20
 
 
 def result_table(result: Result) -> RenderableType:
-    """Each workload's figures: medians over the rounds with their least and most, the targets side by side, and their
-    ratios to the first in the same rounds. Below, why answers were not whole."""
+    """Build a table of each workload's figures: medians over the rounds with their least and most, the targets side by
+    side, and their ratios to the first in the same rounds. Below, the reasons of incomplete answers."""
     found = sections(result)
     parts: list[RenderableType] = []
     for section in found:
@@ -39,35 +39,35 @@ def _heading(section: Section | Sweep) -> Text:
         return Text(f"sweep over {len(section.levels)} concurrencies", style="bold")
     info = section.info
     rounds = len({round_.number for round_ in section.rounds})
-    open_ = f", {info.concurrency} at a time" if info.concurrency else ""
-    said = f"{info.requests:,} request{'s' * (info.requests != 1)} a round{open_}; rounds: {rounds}"
-    return Text.assemble((formatting.plain(section.name, 80), "bold"), f"  {said}")
+    concurrency = f", {info.concurrency} at a time" if info.concurrency else ""
+    text = f"{info.requests:,} request{'s' * (info.requests != 1)} a round{concurrency}; rounds: {rounds}"
+    return Text.assemble((formatting.printable(section.name, 80), "bold"), f"  {text}")
 
 
 def _how_to_read(result: Result) -> str:
     text = "Median over the rounds (least..most). ↓ lower is better, ↑ higher is better."
     if len(result.targets) > 1:
-        first = formatting.plain(result.targets[0].name, MOST_NAME)
+        first = formatting.printable(result.targets[0].name, MAX_NAME_CHARS)
         text += f" Ratios are to {first} in the same round: + better, − worse, else rounds disagree or are within 2 %."
     return text
 
 
 def _remark(text: str) -> Text:
-    return Text(f"  {formatting.plain(text)}", style="yellow")
+    return Text(f"  {formatting.printable(text)}", style="yellow")
 
 
 class _GridTable:
-    """A grid, in as many tables as the terminal's width asks for; each has the first target, to compare with."""
+    """A grid, in several tables if the terminal is narrow; each has the first target, to compare with."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first, others = self._grid.targets[:1], self._grid.targets[1:]
-        room = options.max_width - FIGURE_COLUMNS - VALUE_COLUMNS
-        step = max(1, room // (VALUE_COLUMNS + RATIO_COLUMNS))
-        for start in range(0, len(others), step) if others else (0,):
-            yield self._table([*first, *others[start : start + step]])
+        first, compared = self._grid.targets[:1], self._grid.targets[1:]
+        width = options.max_width - FIGURE_COLUMNS - VALUE_COLUMNS
+        step = max(1, width // (VALUE_COLUMNS + RATIO_COLUMNS))
+        for start in range(0, len(compared), step) if compared else (0,):
+            yield self._table([*first, *compared[start : start + step]])
 
     def _table(self, targets: Sequence[str]) -> Table:
         table = Table(show_edge=False, pad_edge=False, header_style="bold", title_justify="left")
@@ -75,7 +75,7 @@ class _GridTable:
             table.title = Text(self._grid.title)
         table.add_column(self._grid.corner, justify="right" if self._grid.corner else "left")
         for i, name in enumerate(targets):
-            table.add_column(Text(formatting.plain(name, MOST_NAME)), justify="right")
+            table.add_column(Text(formatting.printable(name, MAX_NAME_CHARS)), justify="right")
             if i:
                 table.add_column("ratio", justify="right")
         for label, row in self._grid.rows:
@@ -83,49 +83,52 @@ class _GridTable:
         return table
 
 
-def _cells(row: Row, targets: Sequence[str]) -> Iterator[Text]:
+def _cells(row: FigureRow, targets: Sequence[str]) -> Iterator[Text]:
     for i, name in enumerate(targets):
         yield Text(formatting.over_rounds(row.values.get(name), row.figure.unit))
         if i:
             yield _ratio(row, row.ratios.get(name))
 
 
-def _ratio(row: Row, over: Range | None) -> Text:
-    if over is None:
+def _ratio(row: FigureRow, values: Range | None) -> Text:
+    if values is None:
         return Text("")
-    mark, style = VERDICTS[verdict(over, row.figure.better)]
-    return Text(formatting.ratio_over_rounds(over) + mark, style=style)
+    mark, style = VERDICTS[judge(values, row.figure.better)]
+    return Text(formatting.ratio_over_rounds(values) + mark, style=style)
 
 
 # Comparisons ------------------------------------------------------------------------------------------------------
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """Every figure that has a limit, but counts that stayed 0, and the verdict. Above 1 the ratio is a worsening,
-    whichever way a figure points."""
+    """Build a table of every figure that has a limit, except counts that stayed 0, and the verdict. A ratio above 1 is
+    a worsening, in either direction of a figure."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("figure")
     for heading in ("before", "after", "times worse", "limit", ""):
         table.add_column(heading, justify="right")
     last = ("", "")
-    for check in filter(_says_something, comparison.checks):
-        place = (check.workload, check.target)
-        if place != last:
+    for check in filter(_is_relevant, comparison.checks):
+        section = (check.workload, check.target)
+        if section != last:
             table.add_section()
             table.add_row(
-                Text(f"{formatting.plain(check.workload, 30)}, {formatting.plain(check.target, 30)}", style="bold")
+                Text(
+                    f"{formatting.printable(check.workload, 30)}, {formatting.printable(check.target, 30)}",
+                    style="bold",
+                )
             )
-        table.add_row(*_checked(check))
-        last = place
-    notes = [Text(f"note: {formatting.plain(note)}", style="yellow") for note in comparison.notes]
+        table.add_row(*_check_cells(check))
+        last = section
+    notes = [Text(f"note: {formatting.printable(note)}", style="yellow") for note in comparison.notes]
     return Group(table, *notes, _verdict(comparison))
 
 
-def _says_something(check: Check) -> bool:
+def _is_relevant(check: FigureCheck) -> bool:
     return check.limit is not None and not (check.passed and not check.a and not check.b)
 
 
-def _checked(check: Check) -> Iterator[Text]:
+def _check_cells(check: FigureCheck) -> Iterator[Text]:
     unit = check.figure.unit
     yield Text(f"  {formatting.name(check.figure)}")
     yield Text(formatting.value(check.a, unit))
@@ -140,8 +143,9 @@ def _verdict(comparison: Comparison) -> Text:
     failed = [check for check in limited if not check.passed]
     if not failed:
         return Text(f"PASS: {len(limited)} figures are within their limits", style="bold green")
-    what = "; ".join(
-        f"{formatting.plain(c.workload, 40)}, {formatting.plain(c.target, 40)}: {c.figure.name}" for c in failed[:5]
+    names = "; ".join(
+        f"{formatting.printable(c.workload, 40)}, {formatting.printable(c.target, 40)}: {c.figure.name}"
+        for c in failed[:5]
     )
     more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
-    return Text(f"FAIL: {len(failed)} of {len(limited)} figures are over their limit ({what}{more})", style="bold red")
+    return Text(f"FAIL: {len(failed)} of {len(limited)} figures are over their limit ({names}{more})", style="bold red")

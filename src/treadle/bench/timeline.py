@@ -1,4 +1,4 @@
-"""The requests of a round as bars: what each waited for, and how it ended."""
+"""Timeline of a round: its requests as bars, with their waits and their outcomes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Scale, axes, drawing, nu
 
 TALLEST, LOWEST, HEIGHT = 15.0, 2.4, 260.0
 LABELLED = 18
-ROOM_FOR_TITLE = 160.0
+MIN_TITLE_HEIGHT = 160.0
 OUTCOMES: tuple[Outcome, ...] = ("refused", "failed", "incomplete", "left")
 
 
 def timeline(key: str, round_: Round, until_s: float, most: int) -> tuple[str, str]:
-    """A drawing of `round_` up to `until_s`, with at most `most` bars, and what to say below it."""
+    """Draw `round_` up to `until_s`, with at most `most` bars. Returns the SVG and its caption."""
     samples = sorted(round_.samples, key=lambda sample: (sample.due_s, sample.sent_s))
     if not samples:
         return "", "no request was sent"
@@ -26,21 +26,21 @@ def timeline(key: str, round_: Round, until_s: float, most: int) -> tuple[str, s
     floor = TOP + row * len(drawn)
     x = seconds_axis(0.0, until_s, LEFT, WIDTH - RIGHT, "seconds since the start of the round")
     title = f"{round_.target}: requests of round {round_.number} over time"
-    beside = "" if _labelled(drawn) or floor < ROOM_FOR_TITLE else "requests, as due"
-    parts = [axes(x, Axis(Scale(0, 1, floor, TOP), [], beside))]
+    title_beside = "" if _labelled(drawn) or floor < MIN_TITLE_HEIGHT else "requests, as due"
+    parts = [axes(x, Axis(Scale(0, 1, floor, TOP), [], title_beside))]
     parts += (_bar(s, i, row, x.scale) for i, s in enumerate(drawn))
     parts += _labels(drawn, row)
     return drawing(key, floor + BOTTOM, title, outcomes(round_), parts), _caption(round_, every, len(drawn))
 
 
 def outcomes(round_: Round) -> str:
-    """How its requests ended, in words."""
+    """Count the outcomes of its requests, in words."""
     counts = Counter[str](sample.outcome for sample in round_.samples)
     return ", ".join(f"{counts[name]:,} {name}" for name in ("ok", *OUTCOMES) if counts[name]) or "no request"
 
 
-def extent_s(rounds: Sequence[Round]) -> float:
-    """When the last request of any of them ended."""
+def last_end_s(rounds: Sequence[Round]) -> float:
+    """Return the time at which the last request of any of them ended."""
     return max((s.sent_s + s.end_s for round_ in rounds for s in round_.samples), default=0.0)
 
 
@@ -62,7 +62,7 @@ def _bar(sample: Sample, index: int, row: float, x: Scale) -> str:
         parts.append(_piece("stream", first, end, top, height, x))
     if sample.outcome != "ok":
         parts.append(_mark(sample.outcome, x.at(end), top + height / 2, min(max(height / 2, 2.2), 4.5)))
-    return f"<g><title>{text(_told(sample), 160)}</title>{''.join(parts)}</g>"
+    return f"<g><title>{text(_describe(sample), 160)}</title>{''.join(parts)}</g>"
 
 
 def _piece(kind: str, start_s: float, end_s: float, top: float, height: float, x: Scale) -> str:
@@ -78,7 +78,7 @@ def _mark(outcome: str, x: float, y: float, r: float) -> str:
 
 
 def mark(outcome: str, x: float, y: float, r: float) -> str:
-    """The path of an outcome's sign: a ring, a cross, a triangle, a bar."""
+    """Return the path of an outcome's sign: a ring, a cross, a triangle, a bar."""
     a, b, size, twice = number(x), number(y), number(r), number(2 * r)
     match outcome:
         case "refused":
@@ -91,15 +91,15 @@ def mark(outcome: str, x: float, y: float, r: float) -> str:
             return f"M{a} {number(y - r)}v{twice}"
 
 
-def _told(sample: Sample) -> str:
-    """A bar in words."""
+def _describe(sample: Sample) -> str:
+    """Describe a bar in words."""
     wait = sample.sent_s - sample.due_s
     waited = f", {formatting.seconds(wait)} in the client" if wait > 0.001 else ""
     first = "" if sample.ttft_s is None else f", TTFT {formatting.seconds(sample.ttft_s)}"
-    reason = f" ({formatting.plain(sample.reason, 60)})" if sample.reason else ""
-    role = "" if sample.role == "all" else f", {formatting.plain(sample.role, 24)}"
+    reason = f" ({formatting.printable(sample.reason, 60)})" if sample.reason else ""
+    role = "" if sample.role == "all" else f", {formatting.printable(sample.role, 24)}"
     total = formatting.seconds(sample.end_s)
-    return f"{formatting.plain(sample.id, 24)}{role}: {sample.outcome}{reason}{waited}{first}, {total} in all"
+    return f"{formatting.printable(sample.id, 24)}{role}: {sample.outcome}{reason}{waited}{first}, {total} in all"
 
 
 def _labelled(drawn: Sequence[Sample]) -> bool:
@@ -107,7 +107,7 @@ def _labelled(drawn: Sequence[Sample]) -> bool:
 
 
 def _labels(drawn: Sequence[Sample], row: float) -> Iterator[str]:
-    """The roles, where there are several and bars are high enough to write beside."""
+    """Return the roles beside the bars, if there are several and bars are high enough."""
     for i, sample in enumerate(drawn if _labelled(drawn) else ()):
         y = number(TOP + i * row + row * 0.4 + 3.5)
         yield f'<text class="tiny" x="{LEFT - 5}" y="{y}" text-anchor="end">{text(sample.role, 11)}</text>'

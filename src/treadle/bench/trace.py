@@ -1,4 +1,4 @@
-"""A workload from a file: one JSON object a line, to replay what happened somewhere else."""
+"""Workload from a file: one JSON object a line, to replay recorded requests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from .errors import BenchError
-from .plan import Message, Moment, Request, Workload
+from .plan import Moment, PromptMessage, Request, Workload
 
 
 class TraceLine(msgspec.Struct, forbid_unknown_fields=True):
-    """`prompt` or `messages`, when it is sent (`at_s`, seconds from the start, or `after` another line's `id` has been
-    answered, `delay_s` later), and how much it may say."""
+    """One request: `prompt` or `messages`, its time (`at_s`, seconds from the start, or `delay_s` after the answer to
+    the line with the id `after`), and its token limit."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[PromptMessage] | None = None
     max_tokens: int = 128
     at_s: float = 0.0
     after: str | None = None
@@ -30,7 +30,7 @@ class TraceLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_trace(path: Path, concurrency: int = 0) -> Workload:
-    """The workload in the file at `path`. Raises BenchError with the line at fault."""
+    """Read the workload in the file at `path`. Raises BenchError with the line at fault."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -45,31 +45,39 @@ def read_trace(path: Path, concurrency: int = 0) -> Workload:
 
 
 def _request(path: Path, number: int, data: bytes) -> Request:
-    where = f"{path}, line {number}"
+    position = f"{path}, line {number}"
     try:
         line = msgspec.json.decode(data, type=TraceLine)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BenchError(f"{where}: {error}: mend or drop it") from error
+        raise BenchError(f"{position}: {error}: mend or drop it") from error
     if (line.prompt is None) == (line.messages is None):
-        raise BenchError(f"{where}: give either prompt or messages")
+        raise BenchError(f"{position}: give either prompt or messages")
     if line.messages == []:
-        raise BenchError(f"{where}: messages is empty: give at least one")
+        raise BenchError(f"{position}: messages is empty: give at least one")
     if line.max_tokens < 1 or min(line.at_s, line.delay_s, line.leave_after_s or 0.0) < 0:
-        raise BenchError(f"{where}: max_tokens must be at least 1, and times not negative")
+        raise BenchError(f"{position}: max_tokens must be at least 1, and times not negative")
     id_ = line.id or f"line {number}"
-    messages = tuple(line.messages) if line.messages is not None else (Message("user", line.prompt or ""),)
-    more: dict[str, Any] = {}
+    messages = tuple(line.messages) if line.messages is not None else (PromptMessage("user", line.prompt or ""),)
+    moments: dict[str, Any] = {}
     if line.after is not None:
-        more["after"] = Moment(line.after, delay_s=line.delay_s)
+        moments["after"] = Moment(line.after, delay_s=line.delay_s)
     if line.leave_after_s is not None:
-        more["leave"] = Moment(id_, "sent", delay_s=line.leave_after_s)
+        moments["leave"] = Moment(id_, "sent", delay_s=line.leave_after_s)
     return Request(
-        id_, messages, line.max_tokens, at_s=line.at_s, role=line.role, session=line.session, stream=line.stream, **more
+        id_,
+        messages,
+        line.max_tokens,
+        at_s=line.at_s,
+        role=line.role,
+        session=line.session,
+        stream=line.stream,
+        **moments,
     )
 
 
 def _check(path: Path, requests: tuple[Request, ...]) -> None:
-    """Every id is there once, and whoever waits for another comes after it: no request waits for ever."""
+    """Check that every id occurs once, and that a request waits only for earlier ones, so that none waits for ever.
+    Raises BenchError."""
     seen: set[str] = set()
     for request in requests:
         if request.id in seen:

@@ -1,4 +1,4 @@
-"""The two generation routes on the wire: a request as bytes, and an answer's bytes as what they say."""
+"""Wire format of the two generation routes: encodes requests, and reads answers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from .plan import Message, Request
+from .plan import PromptMessage, Request
 
 Endpoint = Literal["chat", "completions"]
 PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-SPOKEN = ("content", "reasoning_content", "reasoning", "tool_calls")
+CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 def body_of(request: Request, model: str, endpoint: Endpoint, extra: dict[str, Any]) -> bytes:
-    """The JSON of a request: greedy, with usage at the end of a stream. `extra` fields win."""
+    """Encode a request as JSON: greedy, with usage at the end of a stream. `extra` fields win."""
     body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": 0}
     if endpoint == "chat":
         body["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
@@ -26,15 +26,16 @@ def body_of(request: Request, model: str, endpoint: Endpoint, extra: dict[str, A
     return msgspec.json.encode(body | extra)
 
 
-def as_text(messages: Sequence[Message]) -> str:
-    """A conversation for a route that takes text alone."""
+def as_text(messages: Sequence[PromptMessage]) -> str:
+    """Flatten a conversation for a route that takes text alone."""
     if len(messages) == 1:
         return messages[0].content
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\nassistant:"
 
 
 class AnswerReader:
-    """Reads an answer as it comes. `pieces` counts what was said; `error` is one that came inside the answer."""
+    """Incremental reader of an answer. `pieces` counts the pieces with content; `error` is one that came inside the
+    answer."""
 
     def __init__(self, *, stream: bool) -> None:
         self._stream = stream
@@ -46,7 +47,7 @@ class AnswerReader:
         self.usage: dict[str, Any] = {}
 
     def feed(self, data: bytes) -> int:
-        """How many pieces of the answer `data` completes."""
+        """Return the number of pieces of the answer that `data` completes."""
         before = self.pieces
         self._rest += data
         if self._stream and not self._rest.lstrip().startswith(b"{"):
@@ -55,7 +56,7 @@ class AnswerReader:
         return self.pieces - before
 
     def end(self) -> None:
-        """The body is over: what is not a stream, or was not one though it was asked for, is read now."""
+        """End the body: an answer that is not a stream, or was not one though it was requested, is parsed now."""
         rest, self._rest = self._rest.strip(), b""
         if rest == b"data: [DONE]":
             self.done = True
@@ -64,7 +65,7 @@ class AnswerReader:
 
     @property
     def whole(self) -> bool:
-        """The answer came to its end."""
+        """Whether the answer came to its end."""
         return bool(self.finish_reason) or self.done
 
     def _lines(self) -> Iterator[bytes]:
@@ -97,13 +98,13 @@ class AnswerReader:
             self._choice(_object(choice))
 
     def _choice(self, choice: dict[str, Any]) -> None:
-        said = _object(choice.get("delta")) or _object(choice.get("message"))
-        if choice.get("text") or any(said.get(key) for key in SPOKEN):
+        message = _object(choice.get("delta")) or _object(choice.get("message"))
+        if choice.get("text") or any(message.get(key) for key in CONTENT_FIELDS):
             self.pieces += 1
         self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
 
     def count(self, name: str) -> int | None:
-        """A count from the usage: "prompt_tokens", "completion_tokens" or "cached_tokens"."""
+        """Return a count from the usage: "prompt_tokens", "completion_tokens" or "cached_tokens"."""
         if name == "cached_tokens":
             value = _object(self.usage.get("prompt_tokens_details")).get(name)
         else:
@@ -112,12 +113,12 @@ class AnswerReader:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """`value`, or an empty object where it is none: a broken server may say anything."""
+    """Return `value`, or an empty object if it is none: a broken server may send anything."""
     return value if isinstance(value, dict) else {}
 
 
 def error_name(body: Any) -> str:
-    """The shortest honest name of an error body: its code, its type, or the beginning of what it says."""
+    """Return a short name of an error body: its code, its type, or the beginning of its message."""
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, dict):
         error = error.get("code") or error.get("type") or error.get("message") or error.get("detail") or "error"
@@ -125,7 +126,7 @@ def error_name(body: Any) -> str:
 
 
 def error_of(body: bytes) -> str:
-    """The same, from the bytes of a refusal."""
+    """Return the same, from the bytes of a refusal."""
     try:
         return error_name(msgspec.json.decode(body))
     except msgspec.DecodeError:

@@ -1,5 +1,5 @@
-"""The named workloads: each a pure function of a seed, a round and its options to timed requests. Rounds differ in
-their words alone: a server that remembers prompts must not be faster in the second."""
+"""Named workloads: pure functions of a seed, a round and options to timed requests. Rounds differ in their words only:
+a server that caches prompts must not be faster in the second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from .errors import BenchError
 from .lorem import text
-from .plan import Message, Moment, Request, Workload
+from .plan import Moment, PromptMessage, Request, Workload
 
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SWEEP_ABOUT = "the same requests by 1, 2, 4 ... `most` clients at once: throughput against concurrency"
@@ -22,83 +22,84 @@ Options = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One named workload: what it is for, its options with their defaults, and the function that makes it."""
+class WorkloadKind:
+    """One named workload: its purpose, its options with their defaults, and the function that makes it."""
 
     about: str
     defaults: dict[str, float]
     make: Callable[[random.Random, Options], Sequence[Request]]
-    concurrency: str = ""  # the option that bounds what the client has open
+    concurrency: str = ""  # the option that bounds the client's open requests
 
 
-def build(name: str, seed: int, given: Options | None = None, *, round_: int = 1) -> list[Workload]:
-    """The workload called `name`, or for `sweep` one per concurrency. Raises BenchError for unknown names, options and
-    values."""
+def build(name: str, seed: int, overrides: Options | None = None, *, round_: int = 1) -> list[Workload]:
+    """Build the workload called `name`, or for `sweep` one per concurrency. Raises BenchError for unknown names,
+    options and values."""
     if name == "sweep":
-        return _sweep(seed, dict(given or {}), round_)
+        return _sweep(seed, dict(overrides or {}), round_)
     kind = KINDS.get(name)
     if kind is None:
         raise BenchError(f"there is no workload '{name}': use one of {', '.join([*KINDS, 'sweep'])}")
-    options = _options(name, kind.defaults, given or {})
+    options = _options(name, kind.defaults, overrides or {})
     requests = tuple(kind.make(random.Random(f"{name} {seed} {round_}"), options))
     concurrency = int(options[kind.concurrency]) if kind.concurrency else 0
-    return [Workload(_label(name, given or {}), seed, options, requests, concurrency)]
+    return [Workload(_label(name, overrides or {}), seed, options, requests, concurrency)]
 
 
-def _label(name: str, given: Options) -> str:
-    """ "burst c=16": the name with what was chosen, so that a run may have the same workload in several sizes."""
-    return " ".join([name, *(f"{key}={value:g}" for key, value in given.items())])
+def _label(name: str, overrides: Options) -> str:
+    """Return the name with the given options, such as "burst c=16", so that a run may have the same workload in several
+    sizes."""
+    return " ".join([name, *(f"{key}={value:g}" for key, value in overrides.items())])
 
 
 def digest(*rounds: Workload) -> str:
-    """Identifies the requests to the letter."""
+    """Return a hash of the requests."""
     return hashlib.sha256(b"".join(map(msgspec.json.encode, rounds))).hexdigest()[:16]
 
 
-def _options(name: str, defaults: Options, given: Options) -> dict[str, float]:
-    for key, value in given.items():
+def _options(name: str, defaults: Options, overrides: Options) -> dict[str, float]:
+    for key, value in overrides.items():
         if key not in defaults:
             raise BenchError(f"workload '{name}' has no option '{key}': it has {', '.join(defaults)}")
         if not 0 <= value < float("inf") or (not value and not key.endswith("_s")):
             raise BenchError(f"option {key}={value:g} of workload '{name}' must be above 0")
-    return dict(defaults) | dict(given)
+    return dict(defaults) | dict(overrides)
 
 
-def _user(chance: random.Random, words: float) -> tuple[Message, ...]:
-    return (Message("user", text(chance, int(words))),)
+def _user(rng: random.Random, words: float) -> tuple[PromptMessage, ...]:
+    return (PromptMessage("user", text(rng, int(words))),)
 
 
-def _burst(chance: random.Random, options: Options) -> list[Request]:
+def _burst(rng: random.Random, options: Options) -> list[Request]:
     return [
-        Request(f"{i}", _user(chance, options["prompt"]), int(options["tokens"]), at_s=i * options["every_s"])
+        Request(f"{i}", _user(rng, options["prompt"]), int(options["tokens"]), at_s=i * options["every_s"])
         for i in range(4 * int(options["c"]))
     ]
 
 
-def _closed(chance: random.Random, options: Options) -> list[Request]:
+def _closed(rng: random.Random, options: Options) -> list[Request]:
     """Clients that each send their next request when the last one is answered."""
     requests = []
     for client in range(int(options["c"])):
         for turn in range(int(options["each"])):
             after = Moment(f"{client}.{turn - 1}") if turn else None
-            prompt = _user(chance, options["prompt"])
+            prompt = _user(rng, options["prompt"])
             requests.append(Request(f"{client}.{turn}", prompt, int(options["tokens"]), after=after))
     return requests
 
 
-def _agents(chance: random.Random, options: Options) -> list[Request]:
-    """Agents of one application: a system prompt they share, then turns that each carry all that was said before.
-    What the assistant said is scripted, so that every server reads the same."""
-    system = Message("system", text(chance, int(options["system"])))
+def _agents(rng: random.Random, options: Options) -> list[Request]:
+    """Agents of one application: a system prompt they share, then turns that each carry the whole conversation. The
+    assistant's turns are scripted, so that every server reads the same."""
+    system = PromptMessage("system", text(rng, int(options["system"])))
     requests = []
     for agent in range(int(options["agents"])):
-        said: tuple[Message, ...] = (system,)
+        conversation: tuple[PromptMessage, ...] = (system,)
         for turn in range(int(options["turns"])):
-            said = (*said, Message("user", text(chance, int(options["turn"]))))
+            conversation = (*conversation, PromptMessage("user", text(rng, int(options["turn"]))))
             requests.append(
                 Request(
                     f"{agent}.{turn}",
-                    said,
+                    conversation,
                     int(options["tokens"]),
                     at_s=agent * options["every_s"],
                     after=Moment(f"{agent}.{turn - 1}") if turn else None,
@@ -106,37 +107,37 @@ def _agents(chance: random.Random, options: Options) -> list[Request]:
                     session=f"{agent}",
                 )
             )
-            said = (*said, Message("assistant", text(chance, int(options["tokens"]))))
+            conversation = (*conversation, PromptMessage("assistant", text(rng, int(options["tokens"]))))
     return requests
 
 
-def _decoders(chance: random.Random, options: Options, leave: Moment) -> list[Request]:
+def _decoders(rng: random.Random, options: Options, leave: Moment) -> list[Request]:
     return [
-        Request(f"decoder {i}", _user(chance, 20), int(options["tokens"]), leave=leave, role="decoder")
+        Request(f"decoder {i}", _user(rng, 20), int(options["tokens"]), leave=leave, role="decoder")
         for i in range(int(options["decoders"]))
     ]
 
 
-def _stall(chance: random.Random, options: Options) -> list[Request]:
+def _stall(rng: random.Random, options: Options) -> list[Request]:
     """Decoders run; then one long prompt joins them. They leave when it has its answer."""
-    decoders = _decoders(chance, options, Moment("long"))
+    decoders = _decoders(rng, options, Moment("long"))
     warm = Moment(decoders[-1].id, "token", int(options["lead"]))
-    return [*decoders, Request("long", _user(chance, options["prompt"]), 1, after=warm, role="long")]
+    return [*decoders, Request("long", _user(rng, options["prompt"]), 1, after=warm, role="long")]
 
 
-def _interactive(chance: random.Random, options: Options) -> list[Request]:
+def _interactive(rng: random.Random, options: Options) -> list[Request]:
     """Short requests on an idle server, then short ones while a long prompt prefills beside decoders."""
-    short = [_user(chance, options["short"]) for _ in range(2 * int(options["times"]))]
+    short = [_user(rng, options["short"]) for _ in range(2 * int(options["times"]))]
     times, tokens = int(options["times"]), int(options["short_tokens"])
     alone = [
         Request(f"alone {i}", short[i], tokens, after=Moment(f"alone {i - 1}") if i else None, role="alone")
         for i in range(times)
     ]
     begin = Moment(alone[-1].id)
-    decoders = [msgspec.structs.replace(request, after=begin) for request in _decoders(chance, options, Moment("long"))]
+    decoders = [msgspec.structs.replace(request, after=begin) for request in _decoders(rng, options, Moment("long"))]
     warm = Moment(decoders[-1].id, "token", 4)
-    long = Request("long", _user(chance, options["prompt"]), 1, after=warm, role="long")
-    beside = [
+    long = Request("long", _user(rng, options["prompt"]), 1, after=warm, role="long")
+    short_requests = [
         Request(
             f"short {i}",
             short[times + i],
@@ -147,16 +148,16 @@ def _interactive(chance: random.Random, options: Options) -> list[Request]:
         )
         for i in range(times)
     ]
-    return [*alone, *decoders, long, *beside]
+    return [*alone, *decoders, long, *short_requests]
 
 
-def _cancel(chance: random.Random, options: Options) -> list[Request]:
+def _cancel(rng: random.Random, options: Options) -> list[Request]:
     """First follow-ups alone; then a storm: a client leaves at a random phase, and a follow-up comes at once."""
     tokens, short = int(options["tokens"]), int(options["short_tokens"])
     alone = [
         Request(
             f"alone {i}",
-            _user(chance, options["prompt"]),
+            _user(rng, options["prompt"]),
             short,
             after=Moment(f"alone {i - 1}") if i else None,
             role="alone",
@@ -167,35 +168,35 @@ def _cancel(chance: random.Random, options: Options) -> list[Request]:
     before = alone[-1].id
     for i in range(int(options["times"])):
         id_ = f"leaver {i}"
-        in_stream = chance.random() < 0.7
+        in_stream = rng.random() < 0.7
         leave = (
-            Moment(id_, "token", chance.randint(1, tokens // 2))
+            Moment(id_, "token", rng.randint(1, tokens // 2))
             if in_stream
-            else Moment(id_, "sent", delay_s=chance.random() * options["early_s"])
+            else Moment(id_, "sent", delay_s=rng.random() * options["early_s"])
         )
         storm.append(
-            Request(id_, _user(chance, options["prompt"]), tokens, after=Moment(before), leave=leave, role="leaver")
+            Request(id_, _user(rng, options["prompt"]), tokens, after=Moment(before), leave=leave, role="leaver")
         )
         before = f"follow-up {i}"
-        storm.append(Request(before, _user(chance, options["prompt"]), short, after=Moment(id_), role="follow-up"))
+        storm.append(Request(before, _user(rng, options["prompt"]), short, after=Moment(id_), role="follow-up"))
     return [*alone, *storm]
 
 
-def _overload(chance: random.Random, options: Options) -> list[Request]:
-    """`times` as many clients as `fits`, each sending its next request about `pause_s` after its last one ended. After
-    `lasts_s` they all leave, so that a server which makes everyone wait is measured too."""
+def _overload(rng: random.Random, options: Options) -> list[Request]:
+    """Clients numbering `times` times `fits`, each sending its next request about `pause_s` after its last one ended.
+    After `lasts_s` they all leave, so that a server which queues everyone is measured too."""
     clients = int(options["times"] * options["fits"])
     pause_s, lasts_s = options["pause_s"], options["lasts_s"]
     over = Moment("0.0", "sent", delay_s=lasts_s)
     requests = []
     for client in range(clients):
-        at_s = chance.random() if client else 0.0
+        at_s = rng.random() if client else 0.0
         for turn in range(math.ceil(lasts_s / max(pause_s, 0.1))):
-            pause = Moment(f"{client}.{turn - 1}", delay_s=pause_s * chance.uniform(0.5, 1.5))
+            pause = Moment(f"{client}.{turn - 1}", delay_s=pause_s * rng.uniform(0.5, 1.5))
             requests.append(
                 Request(
                     f"{client}.{turn}",
-                    _user(chance, options["prompt"]),
+                    _user(rng, options["prompt"]),
                     int(options["tokens"]),
                     at_s=0.0 if turn else at_s,
                     after=pause if turn else None,
@@ -205,10 +206,10 @@ def _overload(chance: random.Random, options: Options) -> list[Request]:
     return requests
 
 
-def _mixed(chance: random.Random, options: Options) -> list[Request]:
+def _mixed(rng: random.Random, options: Options) -> list[Request]:
     """One long context decodes among short requests."""
     long = Request(
-        "long", _user(chance, options["prompt"]), int(options["long_tokens"]), role="long", leave=Moment("short last")
+        "long", _user(rng, options["prompt"]), int(options["long_tokens"]), role="long", leave=Moment("short last")
     )
     count = int(options["requests"])
     names = [*(f"short {i}" for i in range(count - 1)), "short last"]
@@ -217,7 +218,7 @@ def _mixed(chance: random.Random, options: Options) -> list[Request]:
     shorts = [
         Request(
             name,
-            _user(chance, options["short"]),
+            _user(rng, options["short"]),
             int(options["tokens"]),
             after=started if i < width else Moment(names[i - width]),
             role="short",
@@ -227,16 +228,16 @@ def _mixed(chance: random.Random, options: Options) -> list[Request]:
     return [long, *shorts]
 
 
-def _poisson(chance: random.Random, options: Options) -> list[Request]:
+def _poisson(rng: random.Random, options: Options) -> list[Request]:
     at, requests = 0.0, list[Request]()
     for i in range(int(options["requests"])):
-        requests.append(Request(f"{i}", _user(chance, options["prompt"]), int(options["tokens"]), at_s=at))
-        at += chance.expovariate(options["rate"])
+        requests.append(Request(f"{i}", _user(rng, options["prompt"]), int(options["tokens"]), at_s=at))
+        at += rng.expovariate(options["rate"])
     return requests
 
 
-def _sweep(seed: int, given: dict[str, float], round_: int) -> list[Workload]:
-    options = _options("sweep", SWEEP_DEFAULTS, given)
+def _sweep(seed: int, overrides: dict[str, float], round_: int) -> list[Workload]:
+    options = _options("sweep", SWEEP_DEFAULTS, overrides)
     most = options.pop("most")
     levels = [c for c in SWEEP if c <= most]
     if not levels:
@@ -253,48 +254,50 @@ def _sweep(seed: int, given: dict[str, float], round_: int) -> list[Workload]:
     ]
 
 
-KINDS: dict[str, Kind] = {
-    "burst": Kind(
+KINDS: dict[str, WorkloadKind] = {
+    "burst": WorkloadKind(
         "requests that come every 100 ms, c of them at a time: is the time to first token flat?",
         {"c": 4, "every_s": 0.1, "prompt": 16, "tokens": 64},
         _burst,
         "c",
     ),
-    "chat": Kind("clients that chat: D(100,256)", {"c": 4, "each": 3, "prompt": 100, "tokens": 256}, _closed, "c"),
-    "agent": Kind(
+    "chat": WorkloadKind(
+        "clients that chat: D(100,256)", {"c": 4, "each": 3, "prompt": 100, "tokens": 256}, _closed, "c"
+    ),
+    "agent": WorkloadKind(
         "clients with long prompts: D(2500,256)", {"c": 2, "each": 2, "prompt": 2500, "tokens": 256}, _closed, "c"
     ),
-    "agents": Kind(
+    "agents": WorkloadKind(
         "agents that share a long system prompt and grow their conversation turn by turn",
         {"agents": 4, "turns": 4, "system": 1000, "turn": 60, "tokens": 48, "every_s": 0.5},
         _agents,
     ),
-    "stall": Kind(
+    "stall": WorkloadKind(
         "one long prompt joins decoding clients: do they keep their rate?",
         {"decoders": 4, "prompt": 2000, "tokens": 1024, "lead": 24},
         _stall,
     ),
-    "interactive": Kind(
+    "interactive": WorkloadKind(
         "short requests while a long prompt is read: how long do they wait?",
         {"decoders": 2, "prompt": 2000, "tokens": 1024, "short": 12, "short_tokens": 2, "times": 5, "delay_s": 0.3},
         _interactive,
     ),
-    "cancel": Kind(
+    "cancel": WorkloadKind(
         "clients that leave at random phases, and a follow-up after each",
         {"times": 20, "prompt": 60, "tokens": 128, "short_tokens": 2, "early_s": 0.3},
         _cancel,
     ),
-    "overload": Kind(
+    "overload": WorkloadKind(
         "many times the clients that fit, each trying again until `lasts_s` are over",
         {"times": 10, "fits": 32, "lasts_s": 30, "prompt": 16, "tokens": 16, "pause_s": 1.0},
         _overload,
     ),
-    "mixed-length": Kind(
+    "mixed-length": WorkloadKind(
         "short requests while one long context decodes",
         {"prompt": 2000, "long_tokens": 1024, "short": 16, "tokens": 32, "requests": 16, "c": 4},
         _mixed,
     ),
-    "poisson": Kind(
+    "poisson": WorkloadKind(
         "requests that come at random, `rate` a second",
         {"rate": 1.0, "requests": 30, "prompt": 100, "tokens": 64},
         _poisson,
