@@ -7,7 +7,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,6 +195,53 @@ def test_a_front_loads_neither_mlx_nor_transformers(folder: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Circles of imports
+
+
+def circles(arrows: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Groups of names that reach one another, each sorted."""
+    targets: dict[str, set[str]] = {}
+    for name, target in arrows:
+        targets.setdefault(name, set()).add(target)
+    reached = {name: _reached(name, targets) for name in targets}
+    found = {tuple(sorted(b for b in reached[a] if a in reached.get(b, ()))) for a in targets if a in reached[a]}
+    return sorted([*group] for group in found)
+
+
+def _reached(name: str, targets: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    rest = [name]
+    while rest:
+        new = targets.get(rest.pop(), set()) - seen
+        seen |= new
+        rest.extend(new)
+    return seen
+
+
+def room(module: str) -> str:
+    """The folder of `runner/` that holds a module; a module beside the folders is a room of its own."""
+    parts = module.split(".")
+    return ".".join(parts[:2])
+
+
+def in_runner(found: Import) -> bool:
+    return found.ours and within(found.module, "runner") and within(found.target, "runner")
+
+
+def test_no_module_of_the_runner_imports_itself_round_about() -> None:
+    assert circles((found.module, found.target) for found in IMPORTS if in_runner(found)) == []
+
+
+def test_no_folder_of_the_runner_imports_itself_round_about() -> None:
+    arrows = {(room(found.module), room(found.target)) for found in IMPORTS if in_runner(found)}
+    assert circles((a, b) for a, b in arrows if a != b) == []
+
+
+def test_circles_are_found() -> None:
+    assert circles([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "a")]) == [["a", "b", "c"]]
+    assert circles([("a", "b"), ("b", "c")]) == []
 
 
 # The reader of imports itself

@@ -102,8 +102,8 @@ class Case:
         pages = self.tables[line[PAGES] : line[PAGES] + -(-end // self.kernels.page)]
         pool = self.pools[0]
         kept = pool.data[mx.array(pages)].astype(mx.float32)
-        if pool.factors is not None:
-            kept = (kept - 128) * pool.factors[mx.array(pages)][..., None]
+        if pool.scales is not None:
+            kept = (kept - 128) * pool.scales[mx.array(pages)][..., None]
         both = kept.transpose(1, 2, 0, 3, 4).reshape(2, self.kernels.heads, -1, self.kernels.dim)
         return both[0, :, :end], both[1, :, :end]
 
@@ -111,12 +111,12 @@ class Case:
 def _pool(kernels: Kernels, pages: int) -> Pool:
     """One that is full."""
     pool = kernels.new_pool(pages)
-    if pool.factors is None:
+    if pool.scales is None:
         pool.data = _random(pool.data.shape, kernels.dtype)
     else:
         pool.data = mx.random.randint(0, 256, pool.data.shape).astype(mx.uint8)
-        pool.factors = mx.random.uniform(1e-4, 2e-2, pool.factors.shape)
-    mx.eval(pool.data, pool.factors)
+        pool.scales = mx.random.uniform(1e-4, 2e-2, pool.scales.shape)
+    mx.eval(pool.data, pool.scales)
     return pool
 
 

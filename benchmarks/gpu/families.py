@@ -119,7 +119,7 @@ def greedy(model: LoadedModel, count: int) -> str:
         place = first_difference(tokens, expected)
         same += place == count
         gaps += [apart[place]] if place < count else []
-    runner._body.close()  # type: ignore[attr-defined]
+    runner._backend.close()  # type: ignore[attr-defined]
     return f"greedy {same} of {len(LENGTHS)} rows alike" + (f", others part {max(gaps):.4f} apart" if gaps else "")
 
 
@@ -136,7 +136,7 @@ def sampled(model: LoadedModel, count: int) -> str:
         one.run(count)
         one.release()
         same += one.tokens[0] == rows.tokens[i]
-    runner._body.close()  # type: ignore[attr-defined]
+    runner._backend.close()  # type: ignore[attr-defined]
     return f"drawn {same} alike together and alone"
 
 
@@ -154,11 +154,10 @@ def main() -> None:
             config = {**COMMON, **FAMILIES[family], **(SMALL if options.small else {})}
             with tempfile.TemporaryDirectory() as folder:
                 model = load(made(Path(folder), config, bits), memory=1 << 30, max_running=8, kv_bits=options.kv_bits)
-                own = "mlx-lm's caches" if model.own is None else model.own.kind
-                fused = ", fused" if model.own is not None and model.own.decoder is not None else ""
+                backend = model.choice.config.name + (", fused layers" if model.choice.config.fused else "")
                 found = [greedy(model, options.tokens), sampled(model, options.tokens)]
             seconds = time.perf_counter() - began
-            print(f"{family:10} {bits:2} bits: {own}{fused}; {'; '.join(found)}; {seconds:.0f} s", flush=True)
+            print(f"{family:10} {bits:2} bits: {backend}; {'; '.join(found)}; {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

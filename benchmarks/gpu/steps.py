@@ -27,9 +27,10 @@ from mlx_lm.models import cache, qwen3
 
 from treadle.core.messages import Sampling, Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
-from treadle.runner.device.memory import KvCost
 from treadle.runner.device.readback import readback
-from treadle.runner.loading import own_backend as owned
+from treadle.runner.kv.cost import KvCost
+from treadle.runner.loading import candidates
+from treadle.runner.loading.backend_choice import BackendChoice
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
@@ -73,11 +74,10 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
     library = connect()
     args = module.args
     token_bytes = args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * 2
-    own = owned.paged(library, module, budget=tokens * token_bytes, keeps=True, bits=kv_bits)
-    assert isinstance(own, owned.Own), own
+    config = candidates.paged(library, module, tokens * token_bytes, [], keep_prefixes=True, bits=kv_bits)
     if kind == "plain":
-        own = replace(own, decoder=None)
-    print(f"# {kind}: kind {own.kind}, fused {own.decoder is not None}", flush=True)
+        config = replace(config, decoder=None)
+    print(f"# {kind}: backend {config.name}, fused {config.fused}", flush=True)
     return LoadedModel(
         name="random",
         module=module,
@@ -89,13 +89,8 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
         dtype="bfloat16",
         parameters=0,
         weight_bytes=0,
-        kv=KvCost(token_bytes, 0),
-        kv_budget_bytes=tokens * token_bytes,
-        batched=True,
-        shares_prefill=False,
-        own=own,
+        choice=BackendChoice(config, KvCost(token_bytes, 0), tokens * token_bytes),
         kv_dtype="bfloat16",
-        keeps_prefixes=True,
         draws=sampling_kernel(args.vocab_size, mx.bfloat16),
         lands=readback(),
     )
@@ -243,7 +238,7 @@ def ours(model: LoadedModel, lengths: Sequence[int], steps: int, sampling: Sampl
     rows.run(1)
     rows.run(max(rows.position) + steps)
     rows.release()
-    runner._body.close()  # type: ignore[attr-defined]
+    runner._backend.close()  # type: ignore[attr-defined]
     return rows.decode_ms()
 
 
@@ -291,7 +286,7 @@ def main() -> None:
         for kind in kinds:
             runner = ModelRunner(loaded(module, kind, 1 << 14, options.kv_bits))
             fidelity(module, runner, (5, 40, 333, 7, 64, 1000, 17, 2), 24)
-            runner._body.close()  # type: ignore[attr-defined]
+            runner._backend.close()  # type: ignore[attr-defined]
             del runner
     for lengths in cases:
         least = floor_ms(module, lengths, options.kv_bits)

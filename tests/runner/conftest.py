@@ -38,13 +38,13 @@ def _make(folder: Path, architecture: str) -> Path:
     return make_family(folder, architecture)
 
 
-@pytest.fixture(params=[True, False], ids=["own", "merged"])
+@pytest.fixture(params=[False, True], ids=["contiguous", "padded"])
 def either(request: pytest.FixtureRequest, tiny: Tiny) -> Tiny:
-    """The same, on both paths: rows of our own, and mlx-lm's caches."""
-    return lambda architecture="llama", **options: tiny(architecture, own=request.param, **options)
+    """The same, with both backends."""
+    return lambda architecture="llama", **options: tiny(architecture, padded=request.param, **options)
 
 
 @pytest.fixture
 def runner(either: Tiny) -> ModelRunner:
-    """A runner over the tiny llama, on both paths."""
+    """A runner over the tiny llama, with both backends."""
     return ModelRunner(either("llama"))

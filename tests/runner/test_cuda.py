@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from treadle.runner.device.cuda import CudaKernel, included, text, whole_graphs
+from treadle.runner.device.cuda import CudaKernel, included, lift_graph_byte_limit, text
 
 FILES = ("device/numbers.cuh", "sampling/draw.cuh")
 
@@ -69,6 +69,6 @@ def test_a_kernel_of_another_text_has_another_name(monkeypatch: pytest.MonkeyPat
 def test_graphs_end_at_no_number_of_bytes_unless_somebody_said_so() -> None:
     mine, theirs = {"A": "1"}, {"MLX_MAX_MB_PER_BUFFER": "25"}
     for environment in (mine, theirs):
-        whole_graphs(environment)
+        lift_graph_byte_limit(environment)
     assert mine == {"A": "1", "MLX_MAX_MB_PER_BUFFER": "1000000000"}
     assert theirs == {"MLX_MAX_MB_PER_BUFFER": "25"}

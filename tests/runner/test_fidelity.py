@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
+from tests.runner.backends import configured
 from tests.runner.conftest import Tiny
 from tests.runner.drive import Drive, run_alone, seeded_choices
 from tests.runner.families import FAMILIES
@@ -32,7 +32,7 @@ def requests(seed: int, count: int = 7) -> list[Submit]:
 def test_any_schedule_gives_what_mlx_lm_gives(either: Tiny, architecture: str, seed: int) -> None:
     """In chunks of any size, held back now and then, with windows of 32."""
     model = either(architecture)
-    assert model.batched, model.details
+    assert model.choice.config.name != "serial", model.details
     some = requests(seed)
     runner = ModelRunner(model)
     together = Drive(runner, some).run(seeded_choices(seed))
@@ -50,9 +50,9 @@ def test_alone_gives_what_mlx_lm_gives(either: Tiny, architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_whose_caches_cannot_merge_gives_the_same(tiny: Tiny, architecture: str) -> None:
-    model = tiny(architecture, own=False)
+    model = tiny(architecture, padded=True)
     some = requests(3)
-    one_by_one = Drive(ModelRunner(replace(model, batched=False)), some).run(seeded_choices(3))
+    one_by_one = Drive(ModelRunner(configured(model, batched=False)), some).run(seeded_choices(3))
     assert one_by_one == references(model, some, one_by_one)
 
 
@@ -61,8 +61,8 @@ def test_every_kind_of_cache_gives_what_mlx_lm_gives(tiny: Tiny, family: str) ->
     """Recurrent, hybrid, lists of caches, compressed; llama4's chunked caches can't be merged and go one by one. Keys
     and values alone are rows of our own."""
     model = tiny(family)
-    assert model.batched is (family != "llama4"), model.details
-    assert (model.own is not None) is (family in ("smollm3", "gpt_oss")), model.details
+    assert (model.choice.config.name == "serial") is (family == "llama4"), model.details
+    assert (model.choice.config.name == "contiguous") is (family in ("smollm3", "gpt_oss")), model.details
     some = requests(1, count=6)
     together = Drive(ModelRunner(model), some).run(seeded_choices(1))
     assert together == references(model, some, together)

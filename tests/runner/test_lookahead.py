@@ -19,23 +19,28 @@ from tests.runner.reference import reference
 from tests.support import cuda
 from treadle.core.messages import FinishReason, Sampling, Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
-from treadle.runner.kv.contiguous.backend import ContiguousLayout
+from treadle.runner.kv.contiguous.backend import ContiguousBackend, ContiguousConfig
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling import sampler
 from treadle.runner.sampling.sampling_kernel import SamplingKernel
 
 
-class AheadLayout(ContiguousLayout):
+class AheadBackend(ContiguousBackend):
     lookahead = 1
+
+
+class AheadConfig(ContiguousConfig):
+    def build(self, module: Any, live: Any, clock: Any = None) -> ContiguousBackend:
+        return AheadBackend(self, module, live)
 
 
 def ahead(model: LoadedModel) -> LoadedModel:
     """The same model, one step ahead."""
-    windows = model.library.windows(model.module)
-    assert model.own is not None
-    assert windows is not None
-    return replace(model, own=replace(model.own, new_layout=lambda: AheadLayout(windows)))
+    config = model.choice.config
+    assert isinstance(config, ContiguousConfig)
+    ahead = AheadConfig(config.windows, config.selection, "metal", config.cost)
+    return replace(model, choice=replace(model.choice, config=ahead))
 
 
 KINDS = {

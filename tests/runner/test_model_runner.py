@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.runner.backends import configured
 from tests.runner.conftest import Tiny
 from tests.runner.drive import Choice, Drive, run_alone
 from tests.support.tiny import make_tiny
@@ -51,12 +52,14 @@ class Faulty:
 
 
 def faulty(model: LoadedModel, error: Callable[[], BaseException], *when: int) -> ModelRunner:
-    # On mlx-lm's caches one pass a row, so that `when` counts the rows' passes; else a pass is a step.
-    return ModelRunner(replace(model, module=Faulty(model.module, error, *when), shares_prefill=False))
+    # In mlx-lm's caches each sequence has a pass of its own, so that `when` counts those; else a pass is a step.
+    if not contiguous(model):
+        model = configured(model, shared_prefill=False)
+    return ModelRunner(replace(model, module=Faulty(model.module, error, *when)))
 
 
-def own(model: LoadedModel) -> bool:
-    return model.own is not None
+def contiguous(model: LoadedModel) -> bool:
+    return model.choice.config.name == "contiguous"
 
 
 def everyone(drive: Drive) -> Choice:
@@ -73,7 +76,7 @@ def test_rows_of_a_step_that_raised_go_on_the_same_after_release_and_readmission
     requests.append(sampled)
     model = either("gemma3")
     wanted = Drive(ModelRunner(model), requests).run()
-    runner = faulty(model, lambda: ValueError("bad shape"), 5 if own(model) else 8)
+    runner = faulty(model, lambda: ValueError("bad shape"), 5 if contiguous(model) else 8)
     drive = Drive(runner, requests)
     with pytest.raises(ValueError, match="bad shape"):
         drive.run()
@@ -89,7 +92,7 @@ def test_rows_that_were_not_in_the_plan_are_intact_after_an_exception(either: Ti
     requests = [submit("a"), submit("b", (5, 6)), submit("c", (9, 9, 9, 9))]
     model = either()
     wanted = Drive(ModelRunner(model), requests).run()
-    runner = faulty(model, lambda: KeyError("layer"), 1 if own(model) else 4)
+    runner = faulty(model, lambda: KeyError("layer"), 1 if contiguous(model) else 4)
     drive = Drive(runner, requests)
     drive.step(everyone(drive))
     held = [drive.live["a"]]
@@ -106,7 +109,7 @@ def test_decoding_rows_are_intact_after_an_exception_over_a_prompt_beside_them(e
     requests = [submit("a"), submit("b", (5, 6)), submit("c", (9, 9, 9, 9))]
     model = either()
     wanted = Drive(ModelRunner(model), requests).run()
-    runner = faulty(model, lambda: KeyError("layer"), 2 if own(model) else 4)
+    runner = faulty(model, lambda: KeyError("layer"), 2 if contiguous(model) else 4)
     drive = Drive(runner, requests)
     for _ in range(2):
         drive.step(Choice([drive.live["a"], drive.live["b"]], 10))
@@ -119,7 +122,7 @@ def test_decoding_rows_are_intact_after_an_exception_over_a_prompt_beside_them(e
 
 def test_rows_lost_in_an_exception_fail_alone_when_nobody_readmits_them(either: Tiny) -> None:
     model = either()
-    runner = faulty(model, lambda: KeyError("layer"), 0 if own(model) else 2)
+    runner = faulty(model, lambda: KeyError("layer"), 0 if contiguous(model) else 2)
     drive = Drive(runner, [submit("a"), submit("b")])
     with pytest.raises(KeyError):
         drive.step(everyone(drive))
@@ -271,7 +274,7 @@ def test_a_row_that_cannot_be_admitted_fails_alone(runner: ModelRunner, request_
 
 
 def test_a_prompt_that_the_model_refuses_in_a_pass_of_its_own_fails_alone(tiny: Tiny) -> None:
-    runner = faulty(tiny(own=False), lambda: ValueError("no such rope"), 0)
+    runner = faulty(tiny(padded=True), lambda: ValueError("no such rope"), 0)
     drive = Drive(runner, [submit("a"), submit("b")])
     result = drive.step(everyone(drive))
     assert drive.failures == {"a": "the prompt can't be read: no such rope"}
@@ -400,9 +403,9 @@ def test_log_probabilities_come_only_to_those_who_ask_and_are_of_the_raw_logits(
     assert all(found.top == () and found.logprob < 0 for found in drive.all["zero"].logprobs)
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_log_probabilities_are_of_the_token_that_a_wide_nucleus_gave_in_the_end(tmp_path: Path, own: bool) -> None:
-    model = load(make_tiny(tmp_path / "wide", vocabulary_extra=4000), own=own)
+@pytest.mark.parametrize("padded", [False, True])
+def test_log_probabilities_are_of_the_token_that_a_wide_nucleus_gave_in_the_end(tmp_path: Path, padded: bool) -> None:
+    model = load(make_tiny(tmp_path / "wide", vocabulary_extra=4000), padded=padded)
     flat = Sampling(temperature=9.0, top_p=0.99, seed=3)
     request = submit("a", max_tokens=6, sampling=flat, logprobs=0)
     drive = Drive(ModelRunner(model), [request])
@@ -453,7 +456,7 @@ def test_seconds_are_measured_for_prefill_and_for_decode(either: Tiny) -> None:
     third = drive.step(everyone(drive))
     assert [(r.prefill_s > 0, r.decode_s > 0) for r in (first, second, third)] == [
         (True, False),
-        (True, not own(model)),
+        (True, not contiguous(model)),
         (False, True),
     ]
 
@@ -508,7 +511,7 @@ def test_the_warm_up_leaves_nothing_behind(runner: ModelRunner) -> None:
 def test_a_warm_up_that_fails_half_way_leaves_nothing_behind(either: Tiny, call: int, error: Exception) -> None:
     """C1, C2: it raises, and the runner could still be used or closed."""
     model = either()
-    runner = faulty(model, lambda: error, min(call, 1) if own(model) else call)
+    runner = faulty(model, lambda: error, min(call, 1) if contiguous(model) else call)
     with pytest.raises((ValueError, RunnerBroken), match=r"shape|command buffer"):
         runner.warm_up()
     assert runner.statistics().kv_bytes == 0

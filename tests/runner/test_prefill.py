@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from treadle.core.messages import Submit
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
-from treadle.runner.forward.ragged import RowSegment
+from treadle.runner.forward.segments import RowSegment
 from treadle.runner.kv.padded.prefill import MAX_PADDED, MAX_SHARED_TOKENS, passes
+from treadle.runner.kv.planned_attention import pad_to
 from treadle.runner.model_runner import ModelRunner
 
+from .backends import configured, segment
 from .conftest import Tiny
 
 
 def chunk(name: str, start: int, length: int) -> RowSegment:
-    return RowSegment(id=name, start=start, tokens=tuple(range(1, length + 1)))
+    return segment(name, tuple(range(1, length + 1)), start)
 
 
 @given(st.lists(st.tuples(st.integers(0, 600), st.integers(1, 600)), max_size=12))
@@ -56,11 +58,11 @@ PROMPTS = {"a": tuple(range(3, 50)), "b": tuple(range(90, 60, -1)), "c": (9, 8, 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
 def test_prompts_read_in_one_pass_give_the_tokens_of_prompts_read_alone(tiny: Tiny, family: str) -> None:
     """Greedy, token for token, with a sliding window shorter than the prompts (gemma3)."""
-    model = tiny(family, own=False)
-    assert model.shares_prefill
+    model = tiny(family, padded=True)
+    assert model.choice.config.shared_prefill  # type: ignore[attr-defined]
     shared = steps(ModelRunner(model), PROMPTS, 4)
     alone = {
-        name: steps(ModelRunner(replace(model, shares_prefill=False)), {name: prompt}, 4)[name]
+        name: steps(ModelRunner(configured(model, shared_prefill=False)), {name: prompt}, 4)[name]
         for name, prompt in PROMPTS.items()
     }
     assert shared == alone
@@ -89,10 +91,9 @@ def test_a_bad_prompt_among_those_of_a_pass_fails_alone(either: Tiny) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
 def test_passes_that_are_padded_for_cuda_give_the_same_tokens(tiny: Tiny, family: str, shared: bool) -> None:
     """Few lengths for the device to plan for; sliding windows are read as they are where they can't be padded."""
-    model = replace(tiny(family, own=False), shares_prefill=shared)
-    padded = replace(model, device="cuda")
-    assert (padded.prefill_quantum, padded.pad_to) == (256, 64)
-    assert (model.prefill_quantum, model.pad_to) == (0, 1)
-    runner = ModelRunner(padded)
+    model = configured(tiny(family, padded=True), shared_prefill=shared)
+    runner = ModelRunner(configured(replace(model, device="cuda"), device="cuda"))
+    assert (runner.capabilities().prefill_quantum, pad_to("cuda")) == (256, 64)
+    assert (ModelRunner(model).capabilities().prefill_quantum, pad_to("cpu")) == (0, 1)
     runner.warm_up()
     assert steps(runner, PROMPTS, 4) == steps(ModelRunner(model), PROMPTS, 4)

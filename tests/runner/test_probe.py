@@ -52,11 +52,11 @@ def refuse(out: Any) -> Any:
 )
 def test_a_batch_is_tried_before_it_is_trusted(tiny: Tiny, change: Callable[[Any], Any], why: str) -> None:
     found = probe(connect(), Changed(tiny().module, change), 2048, Path("model"))
-    assert why in found.why_not
-    assert bool(found.why_not) is bool(why)
+    assert why in found.not_batched
+    assert bool(found.not_batched) is bool(why)
 
 
 def test_rotating_caches_that_keep_their_first_tokens_are_not_merged(tiny: Tiny) -> None:
     found = probe(connect(), Changed(tiny().module, lambda out: out, keep=4), 2048, Path("model"))
-    assert "caches can't be merged (RotatingKVCache)" in found.why_not
+    assert "caches can't be merged (RotatingKVCache)" in found.not_batched
     assert found.vocabulary == 261

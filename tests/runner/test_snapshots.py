@@ -22,6 +22,7 @@ from treadle.runner.kv.padded.snapshots import BLOCK, NODE_BYTES, Snapshots
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
+from treadle.runner.step import RunningRow
 
 SNAPSHOT_FAMILIES = ["mamba", "qwen3_next", "falcon_h1", "deepseek_v3", "llama4"]
 CUTS = ["deepseek_v3"]
@@ -37,8 +38,8 @@ def request(id_: str, prompt: Sequence[int], max_tokens: int = 12, **options: An
 
 
 def loop_of(model: LoadedModel) -> Looped:
-    assert model.own is None
-    assert model.keeps_prefixes
+    assert model.choice.config.name in ("padded", "serial")
+    assert model.choice.config.keep_prefixes
     return Looped(ModelRunner(model), prefill_tokens=512)
 
 
@@ -108,7 +109,7 @@ def test_who_comes_while_the_prompt_is_read_finds_where_they_part(tiny: Tiny, fa
 def test_what_those_who_come_together_share_is_computed_once(tiny: Tiny, family: str, reused: int) -> None:
     """P9: they wait for the first, which leaves one snapshot to all of them, however its chunks fall. It may have gone
     on from an earlier one itself."""
-    model = tiny(family, own=False)
+    model = tiny(family, padded=True)
     loop = Looped(ModelRunner(model), prefill_tokens=90)
     trunk = some_tokens(4, 310)
     loop.run(request("before", trunk[: reused + 1], max_tokens=1))
@@ -327,8 +328,8 @@ def test_the_deepest_snapshot_that_agrees_completely_is_found() -> None:
     tokens = list(some_tokens(1, 300))
     lengths = [64, 70, 100, 128, 127, 200, 250]
     for length in lengths:
-        snapshots.keep("", tokens[:length], kept_state(length), ROOM, f"r{length}")
-    snapshots.keep("", [*tokens[:140], 999], kept_state(-1), ROOM, "other")
+        snapshots.store("", tokens[:length], kept_state(length), ROOM, f"r{length}")
+    snapshots.store("", [*tokens[:140], 999], kept_state(-1), ROOM, "other")
     for count in range(301):
         found = snapshots.find("", tokens[:count], "asks")
         wanted = max((length for length in lengths if length <= count), default=0)
@@ -340,7 +341,7 @@ def test_the_deepest_snapshot_that_agrees_completely_is_found() -> None:
 def test_what_was_kept_stays_the_same_whoever_writes_to_what_was_found() -> None:
     snapshots = Snapshots(connect())
     tokens = some_tokens(1, 64)
-    snapshots.keep("", tokens, kept_state(1), ROOM, "a")
+    snapshots.store("", tokens, kept_state(1), ROOM, "a")
     first = snapshots.find("", tokens, "b")
     assert first is not None
     first.caches[0][0][:] = 2.0
@@ -365,7 +366,7 @@ def test_a_snapshot_does_not_keep_the_batch_it_came_from() -> None:
     (state,) = kept_state(0)
     state[0] = states[3:4]
     mx.eval(state[0])
-    snapshots.keep("", some_tokens(1, BLOCK), [batch.extract(0), state], ROOM, "a")
+    snapshots.store("", some_tokens(1, BLOCK), [batch.extract(0), state], ROOM, "a")
     del rows, batch, states, state
     assert 0 < mx.get_active_memory() - before <= 1.5 * snapshots.statistics().held_bytes
 
@@ -379,7 +380,9 @@ def test_rows_that_join_add_nothing_to_the_budget(tiny: Tiny) -> None:
     for i in range(12):
         loop.run(request(f"r{i}", some_tokens(i, 3 * BLOCK), max_tokens=2))
     for i in range(40):
-        runner._body.admit(f"joins {i}", "", some_tokens(100 + i, 3 * BLOCK))
+        sequence = RunningRow(f"joins {i}", "", some_tokens(100 + i, 3 * BLOCK), request(f"joins {i}", [1]))
+        runner._rows[sequence.id] = sequence
+        runner._backend.admit(sequence)
         assert runner.statistics().prefix.held_bytes <= memory // 2
 
 
@@ -388,14 +391,14 @@ def test_snapshots_that_others_use_outlive_those_that_nobody_does() -> None:
     snapshots = Snapshots(connect())
     room = 8 * (SIZE + 2 * NODE_BYTES)
     shared = some_tokens(1, 2 * BLOCK)
-    snapshots.keep("", shared, kept_state(1), room, "shared")
+    snapshots.store("", shared, kept_state(1), room, "shared")
     for i in range(40):
         if i % 10 < 3:
             assert snapshots.find("", (*shared, i), f"user {i}") is not None
-        snapshots.keep("", some_tokens(100 + i, 2 * BLOCK), kept_state(i), room, f"r{i}")
+        snapshots.store("", some_tokens(100 + i, 2 * BLOCK), kept_state(i), room, f"r{i}")
         assert snapshots.statistics().held_bytes <= room
     for i in range(200):
-        snapshots.keep("", some_tokens(1000 + i, 2 * BLOCK), kept_state(i), room, f"s{i}")
+        snapshots.store("", some_tokens(1000 + i, 2 * BLOCK), kept_state(i), room, f"s{i}")
     assert snapshots.find("", (*shared, 1), "late") is None
 
 
@@ -405,7 +408,7 @@ def test_the_turns_of_a_conversation_are_given_up_oldest_first() -> None:
     tokens = some_tokens(1, 10 * BLOCK)
     room = 3 * SIZE + 10 * NODE_BYTES
     for turn in range(1, 11):
-        snapshots.keep("", tokens[: turn * BLOCK], kept_state(turn), room, f"turn {turn}")
+        snapshots.store("", tokens[: turn * BLOCK], kept_state(turn), room, f"turn {turn}")
         found = snapshots.find("", tokens[: turn * BLOCK], f"turn {turn + 1}")
         assert found is not None
         assert found.tokens == turn * BLOCK
@@ -414,8 +417,8 @@ def test_the_turns_of_a_conversation_are_given_up_oldest_first() -> None:
 def test_what_does_not_fit_is_not_kept_and_drops_nothing_else() -> None:
     snapshots = Snapshots(connect())
     small, large = some_tokens(1, BLOCK), some_tokens(2, BLOCK)
-    snapshots.keep("", small, kept_state(1), 2 * SIZE, "a")
-    snapshots.keep("", large, [*kept_state(1), *kept_state(2)], 2 * SIZE, "b")
+    snapshots.store("", small, kept_state(1), 2 * SIZE, "a")
+    snapshots.store("", large, [*kept_state(1), *kept_state(2)], 2 * SIZE, "b")
     assert snapshots.find("", small, "c") is not None
     assert snapshots.find("", large, "d") is None
 
@@ -439,7 +442,7 @@ def test_keys_and_values_are_cut_to_what_agrees() -> None:
         trunk = dice.choice(stored) if stored else ()
         tokens = trunk[: dice.randint(0, len(trunk))] + some_tokens(i, dice.choice([64, 100, 200]))
         stored.append(tokens)
-        snapshots.keep("", tokens, kept_tokens(tokens), ROOM, f"r{i}")
+        snapshots.store("", tokens, kept_tokens(tokens), ROOM, f"r{i}")
     for i in range(100):
         trunk = dice.choice(stored)
         asked = trunk[: dice.randint(0, len(trunk))] + some_tokens(100 + i, dice.choice([0, 1, 70]))
@@ -455,13 +458,13 @@ def test_a_snapshot_that_is_cut_to_be_used_outlives_others_too() -> None:
     snapshots = Snapshots(connect(), cuts=True)
     shared = some_tokens(1, 3 * BLOCK)
     room = 8 * (8 * len(shared) + 4 * NODE_BYTES)
-    snapshots.keep("", shared, kept_tokens(shared), room, "shared")
+    snapshots.store("", shared, kept_tokens(shared), room, "shared")
     for i in range(40):
         found = snapshots.find("", (*shared[:100], i), f"user {i}")
         assert found is not None
         assert found.tokens == 100
         other = some_tokens(100 + i, 3 * BLOCK)
-        snapshots.keep("", other, kept_tokens(other), room, f"r{i}")
+        snapshots.store("", other, kept_tokens(other), room, f"r{i}")
     assert snapshots.statistics().evicted > 0
 
 

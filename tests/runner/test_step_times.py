@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.runner.forward.ragged import RowSegment
+from tests.runner.backends import segment
+from treadle.runner.forward.segments import RowSegment
 from treadle.runner.forward.step_times import StepTimes
 
-PROMPT = RowSegment("p", (1,) * 30, 0)
-LAST = RowSegment("l", (1,) * 30, 64, wants=1, picks=True)
-ROWS = [RowSegment(f"r{i}", (1,), 9, wants=1, picks=True) for i in range(2)]
+PROMPT = segment("p", (1,) * 30, 0)
+LAST = segment("l", (1,) * 30, 64, wants=1, picks=True)
+ROWS = [segment(f"r{i}", (1,), 9, wants=1, picks=True) for i in range(2)]
 
 
 @pytest.mark.parametrize("pieces", [[PROMPT], [LAST], [PROMPT, LAST]], ids=["part", "last", "both"])

@@ -146,7 +146,7 @@ class Engines:
     def check(self, size: int) -> None:
         """Raise BenchError if `size` rows can't share a step, or don't fit."""
         bench, capabilities = self._bench, self._runner.capabilities()
-        if not self.model.batched:
+        if self.model.choice.config.name == "serial":
             reason = capabilities.details.get("not batched", "its caches can't be merged")
             raise BenchError(f"mlx-lm's BatchGenerator can't run {capabilities.model} ({reason}): choose another model")
         row_tokens = bench.prompt + bench.tokens

@@ -12,10 +12,8 @@ from .base import Progress
 from .device.blas import BlasReport
 from .device.blas_threads import ThreadGovernor
 from .device.guard import leave_thread
-from .kv.contiguous.buffer import STEP
 from .loading.loader import load
 from .loading.model import LoadedModel
-from .loading.warmup import WARM_UP_ROWS
 from .model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
@@ -74,16 +72,11 @@ def _governor(blas: BlasReport | None) -> Callable[[], None]:
 
 
 def _check_budget(model: LoadedModel, max_running: int) -> None:
-    """No more is taken than the budget, so it has to hold what the warm-up and a short request need."""
-    budget, page_bytes = model.kv_budget_bytes, 0 if model.own is None else model.own.page_bytes
-    if page_bytes:
-        least, whose, fix = WARM_UP_ROWS * page_bytes, f"{WARM_UP_ROWS} pages", "give more `memory`"
-    else:
-        first = model.kv.token_bytes * (1 if model.own is None else STEP)
-        least, whose = max_running * model.kv.row_bytes + first, f"{max_running} sequences and the first tokens of one"
-        fix = "lower `max_running`, or give more `memory`"
-    if 0 < budget < least:
+    """Raises ConfigError where the budget does not hold the least that the KV backend needs."""
+    budget, least = model.kv_budget_bytes, model.choice.config.least_memory(max_running)
+    if 0 < budget < least.nbytes:
         raise ConfigError(
-            f"{model.name} needs {size(least)} of cache for {whose}, and {size(budget)} are there: {fix}",
+            f"{model.name} needs {size(least.nbytes)} of cache for {least.holds}, and {size(budget)} are there: "
+            f"{least.fix}",
             param="memory",
         )

@@ -26,8 +26,8 @@ from .device import memory
 from .device.guard import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .device.staging import Staging, direct
 from .forward.step_times import StepTimes
-from .kv.backend import KvRows
-from .loading.model import LoadedModel
+from .kv.backend import WarmLimits
+from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up
 from .sampling.logprobs import Logprobs
@@ -56,8 +56,8 @@ class ModelRunner:
         self._model = model
         self._clock = clock
         self._before_step = before_step
-        self._rows: dict[str, RunningRow] = {}
-        self._body: KvRows = model.new_body(clock)
+        self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
+        self._backend = build_backend(model, self._rows, clock)
         self._put = Staging().put if model.device == "cuda" else direct
         self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
@@ -65,13 +65,13 @@ class ModelRunner:
         self._trimmed = clock()
         self._times = StepTimes()
         self._costs = StepCosts()
-        if not model.batched:
+        if self._backend.name == "serial":
             _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
 
     def capabilities(self) -> Capabilities:
         """What this runner can do."""
         self._owner.check()
-        model, body = self._model, self._body
+        model, backend = self._model, self._backend
         return Capabilities(
             model=model.name,
             architecture=model.architecture,
@@ -84,40 +84,44 @@ class ModelRunner:
             kv_token_bytes=model.kv.token_bytes,
             kv_row_bytes=model.kv.row_bytes,
             kv_budget_bytes=model.kv_budget_bytes,
-            kv_block=body.block,
-            kv_blocks=body.blocks,
+            kv_block=backend.block,
+            kv_blocks=backend.blocks,
             kv_dtype=model.kv_dtype,
-            lookahead=body.lookahead,
+            lookahead=backend.lookahead,
             prefill_tokens=model.prefill_tokens,
-            prefix_cache=model.keeps_prefixes,
-            sharing=body.sharing,
+            prefix_cache=model.choice.config.keep_prefixes,
+            sharing=backend.sharing,
             decode_step_s=self._costs.decode_step_s,
             prompt_token_s=self._costs.prompt_token_s,
-            prefill_quantum=model.prefill_quantum,
-            chunk_sizes=model.chunk_sizes,
-            path="batched" if model.batched else "serialized",
+            prefill_quantum=backend.prefill_quantum,
+            chunk_sizes=backend.chunk_sizes,
+            path="serialized" if backend.name == "serial" else "batched",
             details=model.details,
         )
 
     def warm_up(self) -> None:
         """Run every kind of step; leaves nothing behind (C2)."""
         self._owner.check()
-        warm_up(self, self._model)
-        self._costs = measure(self, self._model)
-        self._body.reset()
+        model = self._model
+        limits = WarmLimits(model.max_running, model.context, model.prefill_tokens)
+        warm_up(self, self._backend.warm_passes(limits))
+        self._costs = measure(self, model)
+        self._backend.reset()
 
     def room(self) -> int:
         """Blocks of cache memory that no row holds."""
-        return self._body.room()
+        return self._backend.free_blocks()
 
     def reuse(self, admit: Admit) -> int:
-        """How many of the row's tokens are kept from others, and its own now; none where memory is short."""
+        """The number of the sequence's tokens that come from the prefix cache, and are its own from now on; 0 where
+        memory is short."""
         self._owner.check()
         request = admit.request
-        tokens = (*request.prompt, *admit.history)
+        self._forget(request.id)
+        sequence = self._rows[request.id] = RunningRow(request.id, request.salt, [], request)
         with suppress(OutOfMemory), mlx_runtime("reusing a prompt"):
-            return self._body.reuse(request.id, request.salt, tokens[:-1])
-        self._body.lose([request.id])
+            return self._backend.reuse(sequence, (*request.prompt, *admit.history)[:-1])
+        self._backend.invalidate([sequence])
         return 0
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -130,7 +134,7 @@ class ModelRunner:
         """Begin the plan's work. Raises RunnerBroken when MLX's runtime failed; any other exception leaves the rows of
         the plan lost."""
         self._owner.check()
-        assert len(self._started) <= self._body.lookahead <= 1, "one step at most runs ahead"
+        assert len(self._started) <= self._backend.lookahead <= 1, "one step at most runs ahead"
         self._before_step()
         step = self._step(plan)
         self._started.append(step)
@@ -157,11 +161,15 @@ class ModelRunner:
         return result
 
     def release(self, row_id: str) -> None:
-        """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
+        """Forget a sequence. Its memory is free at once, or at the next decode step if others share its batch."""
         self._owner.check()
-        with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
-            self._body.release(row_id)
-        self._rows.pop(row_id, None)
+        self._forget(row_id)
+
+    def _forget(self, row_id: str) -> None:
+        sequence = self._rows.pop(row_id, None)
+        if sequence is not None:
+            with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
+                self._backend.release(sequence)
 
     def rest(self) -> None:
         """Return freed memory to the system. That takes milliseconds, and so does having it again."""
@@ -174,10 +182,10 @@ class ModelRunner:
     def statistics(self) -> RunnerStatistics:
         """Memory in use. Between two steps this also bounds what MLX keeps of freed buffers."""
         self._owner.check()
-        now, kv_bytes = memory.statistics_of(), self._body.row_bytes()
+        now, kv_bytes = memory.statistics_of(), self._backend.kv_bytes()
         if self._pool is not None:
             self._pool.follow(now["active_bytes"])
-        return RunnerStatistics(**now, kv_bytes=kv_bytes, prefix=self._body.statistics())
+        return RunnerStatistics(**now, kv_bytes=kv_bytes, prefix=self._backend.statistics())
 
     def jobs(self) -> Mapping[str, Job]:
         """`memory` answers with bytes by kind; `release_memory` gives freed buffers back and says how many bytes;
@@ -191,15 +199,15 @@ class ModelRunner:
     def forget_prefixes(self) -> int:
         """Give up what is kept of rows that have gone; how many tokens that were."""
         self._owner.check()
-        return self._body.reset()
+        return self._backend.reset()
 
     def close(self) -> None:
         """Free rows, caches and weights, and end MLX on this thread unless it is the main one."""
         self._owner.check()
         self._started.clear()
+        self._backend.close()
         self._rows.clear()
-        self._body.close()
-        del self._model, self._body
+        del self._model, self._backend
         memory.give_back()
         leave_thread()
 
@@ -207,7 +215,7 @@ class ModelRunner:
 
     def _memory_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
         self._owner.check()
-        return {**memory.statistics_of(), "kv_bytes": self._body.row_bytes()}
+        return {**memory.statistics_of(), "kv_bytes": self._backend.kv_bytes()}
 
     def _release_memory_job(self, context: JobContext, args: Mapping[str, Any]) -> dict[str, int]:
         self._owner.check()
@@ -240,7 +248,7 @@ class ModelRunner:
             step.failed[id_] = "the runner holds no cache for this request"
             return
         if chunk is not None and chunk.awaited:
-            self._body.mark(id_, chunk.awaited)
+            self._backend.checkpoint(row, chunk.awaited)
         piece = piece_of(row, () if chunk is None else chunk.tokens, pick, before)
         try:
             if piece.previous < 0 or chunk is not None:
@@ -257,17 +265,19 @@ class ModelRunner:
         request = admit.request
         if not admit.cached:
             self.release(request.id)
-        assert request.id not in self._rows, "what was reused for a row went to one that was not released"
-        tokens = [*request.prompt, *admit.history]
+        sequence = self._rows.get(request.id)
+        if sequence is None:
+            assert not admit.cached, "the prefix that was reused for a sequence is gone"
+            sequence = self._rows[request.id] = RunningRow(request.id, request.salt, [], request)
+        sequence.tokens, sequence.cached = [*request.prompt, *admit.history], admit.cached
         try:
-            self._check_tokens(tokens)
-            sampling = SamplingRow(request, admit.history, self._model.vocabulary)
+            self._check_tokens(sequence.tokens)
+            sequence.sampling = SamplingRow(request, admit.history, self._model.vocabulary)
         except (ValueError, TypeError, OverflowError) as error:
             failed[request.id] = str(error)
-            self._body.release(request.id)
+            self._forget(request.id)
             return
-        self._rows[request.id] = RunningRow(request, sampling, tokens, admit.cached)
-        self._body.admit(request.id, request.salt, tokens)
+        self._backend.admit(sequence)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """Out of range ids are read from outside the embedding table on some devices."""
@@ -280,17 +290,17 @@ class ModelRunner:
 
     def _lose(self, step: Step) -> None:
         """The step failed. Rows that took part and have gone since, whatever their ids mean now, are not touched."""
-        lost = [id_ for id_, row in step.rows.items() if self._rows.get(id_) is row]
-        self._body.lose(lost)
-        for id_ in lost:
-            del self._rows[id_]
+        lost = [row for id_, row in step.rows.items() if self._rows.get(id_) is row]
+        for row in lost:
+            del self._rows[row.id]
+        self._backend.invalidate(lost)
         with suppress(Exception):  # whatever the device says now, what it failed with is what counts
             memory.give_back()
 
     def _launch(self, step: Step, before: Step | None) -> None:
         """Build the step's graph and hand it to the device."""
         with mlx_runtime("computing a step"):
-            done = step.computed = self._body.compute(step.pieces, None if before is None else before.picked)
+            done = step.computed = self._backend.compute(step.pieces, None if before is None else before.picked)
             for id_, message in done.refused.items():
                 self.release(id_)
                 step.failed[id_] = message
@@ -312,7 +322,7 @@ class ModelRunner:
                 step.drawn.land(self._model.lands)
             step.logprobs = Logprobs(logits, step.drawn.tokens, rows, put)
             arrays += [*step.drawn.arrays, *step.logprobs.arrays]
-        if self._body.lookahead:
+        if self._backend.lookahead:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
         else:
             mx.eval(arrays)
@@ -359,8 +369,7 @@ class ModelRunner:
             row = step.rows[pick.id]
             row.sampling.picked(token)
             row.tokens.append(token)
-        here, then = self._rows, step.rows
-        self._body.settle({piece.id: piece.end for piece in step.pieces if here.get(piece.id) is then[piece.id]})
+        self._backend.commit(step.pieces)
 
     def _go_on(self, step: Step, redrawn: bool) -> None:
         """Steps that were started on this one's picks: those that waited for them are drawn; if a pick has changed

@@ -12,21 +12,23 @@ import numpy as np
 from ..core.messages import Submit, TokenLogprob
 from ..core.plan import DecodeRow
 from .device.staging import Put, direct
-from .forward.ragged import RowSegment
-from .kv.backend import Computed
+from .forward.segments import ForwardOutput, KvSequence, RowSegment
 from .sampling.logprobs import Logprobs, PromptScores
 from .sampling.sampler import Draw, SamplingRow
 
 
 @dataclass(slots=True, eq=False)
-class RunningRow:
-    """`tokens` are all that are known: the prompt and what was generated. The caches hold `cached` tokens, with what
-    was started and is not finished yet."""
+class RunningRow(KvSequence):
+    """A live sequence: the one object for it in the runner, from `reuse` or its admission to its release.
 
-    request: Submit
-    sampling: SamplingRow
+    Its caches hold `cached` tokens, with those of steps that are not finished yet. `tokens` and `sampling` are set when
+    it is admitted.
+    """
+
     tokens: list[int]
-    cached: int
+    request: Submit
+    cached: int = 0
+    sampling: SamplingRow = field(init=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +40,7 @@ class Step:
     rows: dict[str, RunningRow]
     picks: list[DecodeRow]
     failed: dict[str, str]
-    computed: Computed = field(default_factory=Computed)
+    computed: ForwardOutput = field(default_factory=ForwardOutput)
     drawn: Draw | None = None
     logprobs: Logprobs | None = None
     scores: dict[str, PromptScores] = field(default_factory=dict)
@@ -108,4 +110,4 @@ def piece_of(row: RunningRow, tokens: Sequence[int], decode: DecodeRow | None, b
         assert len(request.prompt) + decode.position == start + len(tokens), "the prompt must be in the cache"
     if request.prompt_logprobs is not None and start < len(request.prompt) - 1:
         wants = len(tokens)
-    return RowSegment(request.id, tokens, start, wants, decode is not None, previous)
+    return RowSegment(row, tokens, start, wants, decode is not None, previous)

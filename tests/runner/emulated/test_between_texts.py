@@ -73,8 +73,8 @@ def test_queries_and_keys_are_turned_and_keys_and_values_put_at_their_slots(
         np.testing.assert_array_equal(host(wide(found.data))[:, 1], host(wanted.data)[:, 1])
         return
     np.testing.assert_array_equal(host(found.data)[:, 1], host(wanted.data)[:, 1])
-    np.testing.assert_array_equal(host(found.factors)[:, 1], host(wanted.factors)[:, 1])
-    close(found.factors, wanted.factors, 4 * ROUNDED[dtype])
+    np.testing.assert_array_equal(host(found.scales)[:, 1], host(wanted.scales)[:, 1])
+    close(found.scales, wanted.scales, 4 * ROUNDED[dtype])
     assert np.abs(host(found.data).astype(int) - host(wanted.data)).max() <= 1
 
 

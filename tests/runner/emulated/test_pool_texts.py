@@ -28,12 +28,12 @@ def random(seed: int, *shape: int) -> Any:
 def filled(kernels: PoolKernels, seed: int) -> Pool:
     """A pool with something everywhere."""
     pool, numbers = kernels.new_pool(PAGES), np.random.default_rng(seed)
-    if pool.factors is None:
+    if pool.scales is None:
         pool.data[:] = random(seed, *pool.data.shape).astype(mx.float16).astype(mx.bfloat16).astype(pool.data.dtype)
     else:
         pool.data[:] = mx.array(numbers.integers(0, 256, pool.data.shape).astype(np.uint8))
-        pool.factors[:] = mx.array(numbers.uniform(0.001, 2, pool.factors.shape).astype(np.float32))
-    mx.eval(pool.data, pool.factors)
+        pool.scales[:] = mx.array(numbers.uniform(0.001, 2, pool.scales.shape).astype(np.float32))
+    mx.eval(pool.data, pool.scales)
     return pool
 
 
@@ -43,10 +43,10 @@ def slots(seed: int) -> Any:
 
 def same(found: Pool, wanted: Pool) -> None:
     """To the bit, where no token was written too."""
-    wide = found.data if found.factors is not None else found.data.astype(mx.float32)
+    wide = found.data if found.scales is not None else found.data.astype(mx.float32)
     np.testing.assert_array_equal(host(wide), host(wanted.data))
-    if found.factors is not None:
-        np.testing.assert_array_equal(host(found.factors), host(wanted.factors))
+    if found.scales is not None:
+        np.testing.assert_array_equal(host(found.scales), host(wanted.scales))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -87,6 +87,6 @@ def test_pages_of_8_bits_are_made_plain(dtype: Any) -> None:
     after = mx.zeros(1, mx.int32), mx.zeros(1)
     for chosen in ([3, 0, 6, 3], [1, 2]):
         pages = mx.array(chosen, mx.int32)
-        found, _ = real.widen(pools[0], pages, *after)
-        wanted, _ = plain.widen(pools[1], pages, *after)
+        found, _ = real.dequantize(pools[0], pages, *after)
+        wanted, _ = plain.dequantize(pools[1], pages, *after)
         np.testing.assert_array_equal(host(found.data), host(wanted.data.astype(dtype)))

@@ -14,10 +14,9 @@ import pytest
 from mlx_lm.utils import dequantize_model
 
 from tests.runner.looped import Looped
-from tests.runner.paged.models import loaded, make, own_of
+from tests.runner.paged.models import loaded, make, paged
 from tests.support.emulated import EmulatedKernel, EmulatedKernels
 from treadle.core.messages import Sampling, Submit
-from treadle.runner.loading.own_backend import Own
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling.sampling_kernel import sampling_kernel
 
@@ -55,10 +54,9 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     module = make(name, dtype=mx.bfloat16, hidden_size=512, intermediate_size=512)
     if bits < 16:
         nn.quantize(module, group_size=64, bits=bits)
-    own = own_of(module, bits=kv_bits, using=EmulatedKernels)
-    assert isinstance(own, Own), own
-    assert own.decoder is not None
-    model, exact = loaded(module, own), _exact(module)
+    config = paged(module, bits=kv_bits, kernels=EmulatedKernels)
+    assert config.fused
+    model, exact = loaded(module, config), _exact(module)
     draws = sampling_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel)
     assert draws is not None
     loop = Looped(ModelRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)

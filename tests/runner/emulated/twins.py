@@ -8,13 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
+from tests.runner.backends import Driven, segment
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from tests.support.emulated import EmulatedKernel, EmulatedKernels, host, shuffled
 from treadle.runner.device.properties import DeviceProperties
-from treadle.runner.forward.ragged import PlacedSegment, RowSegment
-from treadle.runner.kv.paged.backend import PAGE, PagedLayout
+from treadle.runner.forward.segments import RowSegment
+from treadle.runner.kv.paged.backend import PAGE, PagedConfig
 from treadle.runner.kv.paged.kernels import Kernels
 
 PEAKED, STEEP = 3.0, 100.0
@@ -51,10 +51,10 @@ class Attention:
     def chip(self) -> DeviceProperties:
         return DeviceProperties(processors=4, shared=self.shared * 1024)
 
-    def layout(self, kernels: type[Kernels], dtype: Any, chip: DeviceProperties) -> PagedLayout:
+    def layout(self, kernels: type[Kernels], dtype: Any, chip: DeviceProperties) -> Driven:
         made = kernels(self.heads, self.dim, PAGE, dtype, self.bits, rep=self.rep, chip=chip)
-        assert not made.too_large
-        return PagedLayout([self.window], made, pages=_PAGES, keeps=False)
+        made.check_memory()
+        return Driven(PagedConfig([self.window], made, None, pages=_PAGES, keep_prefixes=False))
 
 
 class _Roomy(ReferenceKernel):
@@ -79,20 +79,20 @@ class Twins:
         self._real = attention.layout(kernels_of(seed), attention.dtype, attention.chip)
         self._plain = attention.layout(Wide, mx.float32, DeviceProperties(shared=2 * DeviceProperties().shared))
         self._lengths: dict[str, int] = {}
-        (layer,) = self._real.layers()
-        spoilt = layer.pool.data if layer.pool.factors is None else layer.pool.factors
+        (layer,) = self._real.backend.layers
+        spoilt = layer.pool.data if layer.pool.scales is None else layer.pool.scales
         host(spoilt).view(np.uint8)[:] = 0xFF
 
     def step(self, counts: dict[str, int], *, scale: float = PEAKED) -> None:
         """Each row gains so many tokens, in one pass; check what they see."""
-        placed = self._placed(counts)
-        total = placed[-1].end_in_pass
+        segments = self._segments(counts)
+        total = sum(len(one.tokens) for one in segments)
         heads, rep, dim = self._attention.heads, self._attention.rep, self._attention.dim
         keys, values = (self._random(total, heads, 1, dim) for _ in range(2))
         queries = self._random(total, heads * rep, 1, dim, scale=scale)
         found, wanted = (
-            _attended(layout, placed, queries.astype(dtype), keys.astype(dtype), values.astype(dtype))
-            for layout, dtype in ((self._real, self._attention.dtype), (self._plain, mx.float32))
+            _attended(rows, segments, queries.astype(dtype), keys.astype(dtype), values.astype(dtype))
+            for rows, dtype in ((self._real, self._attention.dtype), (self._plain, mx.float32))
         )
         close(found, wanted, TOLERANCE[self._attention.dtype])
         self._check_counters()
@@ -106,41 +106,27 @@ class Twins:
         self._real.release(row)
         self._plain.release(row)
 
-    def _placed(self, counts: dict[str, int]) -> list[_Piece]:
+    def _segments(self, counts: dict[str, int]) -> list[RowSegment]:
         pieces = []
         for row, count in counts.items():
             if row not in self._lengths:
-                self._real.admit(row, "")
-                self._plain.admit(row, "")
+                self._real.admit(row)
+                self._plain.admit(row)
             start = self._lengths.setdefault(row, 0)
             self._lengths[row] += count
-            pieces.append(RowSegment(row, (0,) * count, start))
-        placed, total = [], 0
-        for piece in self._real.order(pieces):
-            placed.append(_Piece(piece.id, total, len(piece.tokens), piece.start))
-            total += len(piece.tokens)
-        return placed
+            pieces.append(segment(row, (0,) * count, start))
+        return self._real.order(pieces)
 
     def _random(self, *shape: int, scale: float = 1.0) -> Any:
         return mx.array(self._numbers.normal(0, scale, shape).astype(np.float32)).astype(self._attention.dtype)
 
     def _check_counters(self) -> None:
-        (layer,) = self._real.layers()
+        (layer,) = self._real.backend.layers
         assert not any(host(counters).any() for counters in layer.step.counters)
 
 
-class _Piece(PlacedSegment):
-    @property
-    def end_in_pass(self) -> int:
-        return self.first + self.count
-
-
-def _attended(layout: PagedLayout, placed: list[_Piece], queries: Any, keys: Any, values: Any) -> Any:
-    layout.begin(placed, _positions(placed))
-    (layer,) = layout.layers()
+def _attended(rows: Driven, segments: list[RowSegment], queries: Any, keys: Any, values: Any) -> Any:
+    rows.begin(segments)
+    (layer,) = rows.backend.layers
     layer.update_and_fetch(keys, values)
     return layer.attend(queries, queries.shape[-1] ** -0.5, 0, None)
-
-
-def _positions(placed: list[_Piece]) -> npt.NDArray[np.int32]:
-    return np.concatenate([np.arange(piece.start, piece.end) for piece in placed]).astype(np.int32)

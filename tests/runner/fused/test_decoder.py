@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,19 +12,17 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from tests.runner.backends import Driven, segment
 from tests.runner.looped import Looped
-from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, VOCABULARY, loaded, make, own_of
+from tests.runner.paged.models import DIM, KV_HEADS, PAGE, PAGE_BYTES, VOCABULARY, loaded, make, paged
 from tests.runner.reference import reference
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.core.messages import Submit
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
 from treadle.runner.forward.compiled import CompiledPasses
-from treadle.runner.forward.ragged import ForwardPass, RowSegment
 from treadle.runner.fused.decoder import FusedDecoder
-from treadle.runner.kv.backend import FlatRows
 from treadle.runner.kv.paged import layer
-from treadle.runner.kv.paged.backend import PagedLayout
-from treadle.runner.loading.own_backend import Own
+from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.mlxlm import Selection, connect
 from treadle.runner.model_runner import ModelRunner
 
@@ -37,14 +34,14 @@ def decoder(module: Any, dtype: Any = mx.float32) -> FusedDecoder:
     return FusedDecoder(module, ReferenceKernels(KV_HEADS, DIM, PAGE, dtype, rep=2), Selection())
 
 
-def logits(module: Any, own: Own, prompt: tuple[int, ...], pieces: int) -> Any:
+def logits(module: Any, config: PagedConfig, prompt: tuple[int, ...], pieces: int) -> Any:
     """Of all tokens of a prompt, computed in so many passes."""
-    rows = own.new_rows(module)
-    rows.admit("a", "")
+    rows = Driven(config, module)
+    rows.admit("a")
     found, size = [], -(-len(prompt) // pieces)
     for start in range(0, len(prompt), size):
         tokens = prompt[start : start + size]
-        found.append(rows.compute([RowSegment("a", tokens, start, wants=len(tokens))], None).logits)
+        found.append(rows.compute([segment("a", tokens, start, wants=len(tokens))], None).logits)
     return mx.concatenate(found)
 
 
@@ -52,21 +49,20 @@ def logits(module: Any, own: Own, prompt: tuple[int, ...], pieces: int) -> Any:
 def test_the_logits_are_the_modules_own(name: str) -> None:
     """Norms, biases, kinds of positions, windows, tied heads; tokens by the kernel for few and by that for many."""
     module = make(name)
-    own = own_of(module)
-    assert isinstance(own, Own), own
-    assert own.decoder is not None
+    config = paged(module)
+    assert config.fused
     wanted = make(name)
     for prompt in PROMPTS:
         expected = wanted(mx.array([prompt]), cache=connect().new_caches(wanted))[0]
         for pieces in (1, 5):
-            assert mx.allclose(logits(module, own, prompt, pieces), expected, atol=2e-3, rtol=1e-3).item()
+            assert mx.allclose(logits(module, config, prompt, pieces), expected, atol=2e-3, rtol=1e-3).item()
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_rows_decode_what_they_decode_alone(name: str) -> None:
     """Through the program that is compiled for rows that decode."""
     module = make(name)
-    model = loaded(module, own_of(module))
+    model = loaded(module, paged(module))
     loop = Looped(ModelRunner(model), prefill_tokens=512)
     some = [Submit(id=str(i), prompt=prompt, max_tokens=12, max_wait_s=1e9) for i, prompt in enumerate(PROMPTS)]
     assert loop.run(*some) == {request.id: reference(model, request) for request in some}
@@ -76,24 +72,22 @@ def test_rows_decode_what_they_decode_alone(name: str) -> None:
 def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
     """Fused layers put them there, others' own too; tokens by the kernel for few and by that for many."""
     module, wanted = make(name), make(name)
-    own = own_of(module, bits=8)
-    assert isinstance(own, Own), own
-    assert (own.decoder is not None) == (name == "llama")
-    assert own.page_bytes == PAGE_BYTES * (DIM + 4) // (4 * DIM)
+    config = paged(module, bits=8)
+    assert config.fused == (name == "llama")
+    assert config.page_bytes == PAGE_BYTES * (DIM + 4) // (4 * DIM)
     for prompt in PROMPTS[1:]:
         expected = wanted(mx.array([prompt]), cache=connect().new_caches(wanted))[0]
         for pieces in (1, 5):
-            off = mx.abs(logits(module, own, prompt, pieces) - expected)
+            off = mx.abs(logits(module, config, prompt, pieces) - expected)
             assert 0 < off.mean().item() < 0.05 * expected.std().item()
 
 
 def test_what_is_reused_of_8_bits_is_what_was_kept() -> None:
     """Pages that are shared, and one that is copied: the second time rows say what they said."""
-    model = loaded(make("llama"), own_of(make("llama"), bits=8))
+    model = loaded(make("llama"), paged(make("llama"), bits=8))
     loop = Looped(ModelRunner(model), prefill_tokens=512)
     some = [Submit(id=str(i), prompt=prompt, max_tokens=12, max_wait_s=1e9) for i, prompt in enumerate(PROMPTS)]
     assert loop.run(*some) == loop.run(*some)
-    assert model.own is not None
     assert loop.runner.statistics().prefix.copied_bytes > 0
 
 
@@ -104,11 +98,10 @@ def test_quantized_layers_are_fused_too(name: str, bits: int) -> None:
     nn.quantize(module, group_size=64, bits=bits)
     expected = [module(mx.array([prompt]))[0].astype(mx.float32) for prompt in PROMPTS[:3]]
     mx.eval(expected)
-    own = own_of(module, pages=64)
-    assert isinstance(own, Own), own
-    assert own.decoder is not None
+    config = paged(module, pages=64)
+    assert config.fused
     for prompt, wanted in zip(PROMPTS[:3], expected, strict=True):
-        found = logits(module, own, prompt, 1).astype(mx.float32)
+        found = logits(module, config, prompt, 1).astype(mx.float32)
         assert (mx.abs(found - wanted).mean() < 0.02 * wanted.std()).item()
 
 
@@ -198,20 +191,23 @@ class LazyKernels(ReferenceKernels):
     compile = staticmethod(mx.compile)
 
 
-def lazy_rows() -> FlatRows:
-    """Rows whose passes are traced, and compute nothing of use."""
+def lazy_config(module: Any, pages: int) -> PagedConfig:
     kernels, selection = LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), Selection()
-    layout = PagedLayout([0, 0], kernels, pages=512, keeps=False, in_sizes=True)
-    return FlatRows(layout, ForwardPass(FusedDecoder(make("llama"), kernels, selection), layout, selection))
+    return PagedConfig([0, 0], kernels, selection, pages, False, FusedDecoder(module, kernels, selection))
 
 
-def launches(rows: FlatRows, *pieces: tuple[int, int, int]) -> int:
+def lazy_rows() -> Driven:
+    """Rows whose passes are traced, and compute nothing of use."""
+    return Driven(lazy_config(make("llama"), 512))
+
+
+def launches(rows: Driven, *pieces: tuple[int, int, int]) -> int:
     """Kernels that are called for a pass of rows, each of so many tokens from so many on, with so many wanted."""
     before = Lazy.calls
     for i in range(len(pieces)):
-        rows.admit(str(i), "")
+        rows.admit(str(i))
     done = rows.compute(
-        [RowSegment(str(i), (5,) * n, start, wants=wants) for i, (n, start, wants) in enumerate(pieces)], None
+        [segment(str(i), (5,) * n, start, wants=wants) for i, (n, start, wants) in enumerate(pieces)], None
     )
     mx.eval(done.arrays if done.logits is None else done.logits)
     for i in range(len(pieces)):
@@ -230,18 +226,11 @@ def test_a_pass_of_rows_that_decode_is_put_together_once_for_a_few_numbers_of_ro
 
 def test_what_is_usual_is_compiled_at_the_start() -> None:
     """Rows that decode, prompts alone, and both."""
-    module, kernels, selection = make("llama"), LazyKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), Selection()
-
-    def pages(count: int, keeps: bool) -> PagedLayout:
-        return PagedLayout([0, 0], kernels, pages=count, keeps=keeps, in_sizes=True)
-
-    decoder = FusedDecoder(module, kernels, selection)
-    own = Own("pages", selection, partial(pages, 256, False), decoder, page_bytes=PAGE_BYTES, pages=pages)
-    runner = ModelRunner(replace(loaded(module, own), context=1024, kv_budget_bytes=256 * PAGE_BYTES))
+    module = make("llama")
+    runner = ModelRunner(replace(loaded(module, lazy_config(module, 256)), context=1024))
     assert runner.capabilities().chunk_sizes == PROMPT_SIZES
     runner.warm_up()
-    rows = runner._body
-    assert isinstance(rows, FlatRows)
+    rows = Driven(runner=runner)
     for pieces in (
         [(1, 620, 1)] * 7,
         [(1, 5, 1), *[(1, 300, 1)] * 15],
@@ -295,17 +284,16 @@ def test_a_prompt_in_many_parts_is_another_program(monkeypatch: pytest.MonkeyPat
 
 def test_keys_and_values_of_8_bits_are_not_compiled_beside_prompts() -> None:
     """What they are made plain in grows from pass to pass; so nothing is filled up there."""
-    own = own_of(make("llama"), bits=8)
-    assert isinstance(own, Own), own
-    assert loaded(make("llama"), own).chunk_sizes == ()
-    rows = own.new_rows(make("llama"))
-    rows.admit("a", "")
-    some = [RowSegment("a", (5,) * count, 0) for count in (1, 1, 40)]
-    assert rows._layout.order(some) == some
-    assert [len(piece.tokens) for piece in rows._layout.order([some[0]] * 5)] == [1] * 6
+    rows = Driven(paged(make("llama"), bits=8))
+    backend = rows.backend
+    assert backend.chunk_sizes == ()
+    rows.admit("a")
+    some = [segment("a", (5,) * count, 0) for count in (1, 1, 40)]
+    assert backend.order(some) == some
+    assert [len(piece.tokens) for piece in backend.order([some[0]] * 5)] == [1] * 6
     for start in (0, 40, 80):
-        rows.compute([RowSegment("a", (5,) * 40, start, wants=1)], None)
-    (first, *_) = rows._layout.layers()
+        rows.compute([segment("a", (5,) * 40, start, wants=1)], None)
+    (first, *_) = backend.layers
     assert len(first.step.compiled) == 0
 
 
@@ -321,11 +309,10 @@ class Anew(CompiledPasses):
 def test_passes_compute_the_same_in_sizes_and_from_a_program(name: str, seed: int) -> None:
     """Logits, keys and values, over random mixes; a program's constants were another pass's."""
     dice, module = random.Random(seed), make(name)
-    own = own_of(module)
-    assert isinstance(own, Own), own
-    both = [own.new_rows(module), own.new_rows(module)]
-    both[0]._layout.in_sizes = False
-    both[0]._layout.layers()[0].step.compiled = Anew()
+    config = paged(module)
+    both = [Driven(config), Driven(config)]
+    both[0].backend.in_buckets = False
+    both[0].backend.layers[0].step.compiled = Anew()
     held: dict[str, int] = {}
     for _ in range(40):
         for id_ in [id_ for id_ in held if held[id_] > 150 or dice.random() < 0.1]:
@@ -336,16 +323,16 @@ def test_passes_compute_the_same_in_sizes_and_from_a_program(name: str, seed: in
         for id_ in dice.sample("abc", dice.randint(1, 3)):
             start, count = held.setdefault(id_, 0), dice.choice((1, 1, 3, dice.randint(9, 40)))
             tokens = tuple(dice.randrange(VOCABULARY) for _ in range(count))
-            pieces.append(RowSegment(id_, tokens, start, wants=dice.choice((0, 1)) if count > 1 else 1))
+            pieces.append(segment(id_, tokens, start, wants=dice.choice((0, 1)) if count > 1 else 1))
             held[id_] += count
         for rows in both:
             for id_ in held:
-                rows.admit(id_, "")
-        plain, compiled = (rows.compute(pieces, None) for rows in both)
+                rows.admit(id_)
+        plain, compiled = (rows.compute(pieces) for rows in both)
         mx.eval([done.arrays for done in (plain, compiled)])
         assert plain.places == compiled.places
         assert (plain.logits is None) == (compiled.logits is None)
         assert plain.logits is None or mx.allclose(plain.logits, compiled.logits, atol=1e-5).item()
-        for one, other in zip(*(rows._layout.layers() for rows in both), strict=True):
+        for one, other in zip(*(rows.backend.layers for rows in both), strict=True):
             assert mx.allclose(one.pool.data, other.pool.data, atol=1e-5).item()
-    assert 0 < len(both[1]._layout.layers()[0].step.compiled) < 20
+    assert 0 < len(both[1].backend.layers[0].step.compiled) < 20

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from treadle.cache.index import _below
 from treadle.cache.node import Node
-from treadle.runner.kv.paged.pages import Pages, RowPages
+from treadle.runner.kv.paged.pages import Pages, PageTable
 
 
-def check(pages: Pages) -> None:
+class NamedPages(Pages):
+    """Pages, and the tables of sequences by name."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tables: dict[str, PageTable] = {}
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.int32]:
+        return self.tables[name].pages
+
+    def begin(self, name: str, salt: str = "") -> PageTable:
+        """A new sequence's table; one of that name goes first."""
+        self.drop(name)
+        self.tables[name] = PageTable(name, salt)
+        return self.tables[name]
+
+    def reuse_for(self, name: str, salt: str, tokens: Sequence[int]) -> int:
+        return self.reuse(self.begin(name, salt), tokens)
+
+    def drop(self, name: str, tokens: Sequence[int] = ()) -> None:
+        table = self.tables.pop(name, None)
+        if table is not None:
+            self.release(table, tokens)
+
+    def reset_all(self) -> int:
+        """As the backend resets: tables in use stop sharing."""
+        for table in self.tables.values():
+            table.shares = False
+        return self.reset()
+
+
+def check(pages: Pages, rows: Iterable[PageTable]) -> None:
     """Every page is free, one row's own, or the index's, and all add up; what rows hold of the index they hold once."""
-    rows = list(pages._rows.values())
+    rows = list(rows)
     own = [page for row in rows for page in row.pages[row.shared :].tolist()]
     kept = {node.handle for node in _nodes(pages, rows)}
     free = pages._free
@@ -23,7 +58,7 @@ def check(pages: Pages) -> None:
         pages.index.check(held)
         assert pages.index.size == len(kept)
         assert len(free) + len(own) + pages.index.size == pages.count
-        assert pages.room == len(free) + pages.index.evictable
+        assert pages.free == len(free) + pages.index.evictable
     assert pages.held == len(set(own) | {above.handle for node in held for above in path(node)})
     for row in rows:
         assert row.pages[: row.shared].tolist() == [node.handle for node in row.nodes]
@@ -38,7 +73,7 @@ def path(node: Node) -> Iterable[Node]:
         at = at.parent
 
 
-def _nodes(pages: Pages, rows: Iterable[RowPages]) -> set[Node]:
+def _nodes(pages: Pages, rows: Iterable[PageTable]) -> set[Node]:
     """All that the index has: what can be found, and what has left the tree and is still held."""
     if pages.index is None:
         return set()

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.runner.paged.models import loaded, make, own_of
+from tests.runner.paged.models import loaded, make
+from tests.runner.paged.models import paged as paged_config
 from treadle.runner.loading.model import LoadedModel
 
 Paged = Callable[..., LoadedModel]
@@ -22,7 +23,7 @@ def paged() -> Paged:
         if name not in modules:
             modules[name] = make(name)
         if (name, pages) not in known:
-            known[name, pages] = own_of(modules[name], pages=pages)
+            known[name, pages] = paged_config(modules[name], pages=pages)
         return loaded(modules[name], known[name, pages], fused=fused)
 
     return get

@@ -8,11 +8,11 @@ from typing import Any
 import mlx.core as mx
 
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.device.memory import KvCost
-from treadle.runner.kv.paged.backend import PAGE
+from treadle.runner.kv.paged.backend import PAGE, PagedConfig
 from treadle.runner.kv.paged.kernels import Kernels
+from treadle.runner.loading import candidates
+from treadle.runner.loading.backend_choice import BackendChoice, Rejection
 from treadle.runner.loading.model import LoadedModel
-from treadle.runner.loading.own_backend import Own, paged
 from treadle.runner.mlxlm import connect
 
 VOCABULARY = 261
@@ -97,21 +97,29 @@ def _louder(path: str, weight: Any) -> Any:
     return weight * 3 if weight.ndim > 1 else weight + 0.2 * mx.random.normal(weight.shape)
 
 
-def own_of(
-    module: Any, *, pages: int = 256, keeps: bool = True, bits: int = 16, using: type[Kernels] = ReferenceKernels
-) -> Own | str:
-    """The module's rows in pages for which there is memory for `pages` plain ones, as the loader asks for them."""
+def paged(
+    module: Any,
+    *,
+    pages: int = 256,
+    keep_prefixes: bool = True,
+    bits: int = 16,
+    kernels: type[Kernels] = ReferenceKernels,
+    rejected: list[Rejection] | None = None,
+) -> PagedConfig:
+    """The paged backend of the module, as the loader chooses it, with memory for `pages` pages that are not quantized.
+    Raises Unsupported."""
     size = mx.float16.size if module.model.embed_tokens.weight.dtype == mx.float16 else mx.float32.size
-    return paged(connect(), module, budget=pages * _page_bytes(size), keeps=keeps, bits=bits, using=using)
+    budget, some = pages * _page_bytes(size), [] if rejected is None else rejected
+    return candidates.paged(connect(), module, budget, some, keep_prefixes=keep_prefixes, bits=bits, kernels=kernels)
 
 
 def _page_bytes(size: int) -> int:
     return LAYERS * 2 * KV_HEADS * PAGE * DIM * size
 
 
-def loaded(module: Any, own: Own | str, *, fused: bool = True) -> LoadedModel:
-    """`module` with its rows in pages; without `fused` its own layers compute."""
-    assert isinstance(own, Own), own
+def loaded(module: Any, config: PagedConfig, *, fused: bool = True) -> LoadedModel:
+    """`module` with a paged backend; without `fused` its own layers compute."""
+    config = config if fused else replace(config, decoder=None)
     return LoadedModel(
         name="random",
         module=module,
@@ -123,11 +131,6 @@ def loaded(module: Any, own: Own | str, *, fused: bool = True) -> LoadedModel:
         dtype="float32",
         parameters=0,
         weight_bytes=0,
-        kv=KvCost(PAGE_BYTES // PAGE, 0),
-        kv_budget_bytes=0,
-        batched=True,
-        shares_prefill=False,
-        own=own if fused else replace(own, decoder=None),
+        choice=BackendChoice(config, config.cost, 0),
         kv_dtype="float32",
-        keeps_prefixes=True,
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from tests.runner.paged.models import LAYERS, make, own_of
+from tests.runner.backends import Driven, segment
+from tests.runner.paged.models import LAYERS, make, paged
 from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from treadle.runner.device.staging import RING
-from treadle.runner.forward.ragged import RowSegment
-from treadle.runner.kv.backend import FlatRows
-from treadle.runner.loading.own_backend import Own
+from treadle.runner.kv.paged.backend import PagedConfig
 
 PAGES = 16
 
@@ -36,12 +36,11 @@ class MarkedKernels(ReferenceKernels):
     kernel = Marked
 
 
-def rows_of(using: type[ReferenceKernels] = ReferenceKernels, *, fused: bool = True) -> tuple[Own, FlatRows]:
+def rows_of(kernels: type[ReferenceKernels] = ReferenceKernels, *, fused: bool = True) -> tuple[PagedConfig, Driven]:
     module = make("qwen3")
-    own = own_of(module, pages=PAGES, using=using)
-    assert isinstance(own, Own)
-    own = own if fused else Own(own.kind, own.selection, own.new_layout)
-    return own, own.new_rows(module)
+    config = paged(module, pages=PAGES, kernels=kernels)
+    config = config if fused else replace(config, decoder=None)
+    return config, Driven(config, module)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -52,12 +51,12 @@ def test_a_pass_that_nobody_wants_anything_of_is_computed(
     """A chunk in the middle of a prompt gives no logits: what is evaluated in their place needs the last layer's keys
     and values, which need all others'."""
     _, rows = rows_of(MarkedKernels, fused=fused)
-    pieces = [RowSegment(str(i), tuple(range(count)), 0) for i, count in enumerate(counts)]
+    pieces = [segment(str(i), tuple(range(count)), 0) for i, count in enumerate(counts)]
     for piece in pieces:
-        rows.admit(piece.id, "")
+        rows.admit(piece.id)
     monkeypatch.setattr(Marked, "on", True)
     monkeypatch.setattr(Marked, "writes", 0)
-    done = rows.compute(pieces, None)
+    done = rows.compute(pieces)
     assert Marked.writes == LAYERS
     assert done.logits is None
     marks = [array[0].flatten()[0].item() for array in done.arrays]
@@ -71,9 +70,9 @@ def test_a_passes_logits_are_those_that_are_wanted() -> None:
     module = make("qwen3")
     tokens = {"a": (1, 2, 3), "b": tuple(range(30)), "c": (4, 5)}
     for id_ in tokens:
-        rows.admit(id_, "")
+        rows.admit(id_)
     wants = {"a": 3, "b": 1, "c": 0}
-    done = rows.compute([RowSegment(id_, tokens[id_], 0, wants=wants[id_]) for id_ in tokens], None)
+    done = rows.compute([segment(id_, tokens[id_], 0, wants=wants[id_]) for id_ in tokens], None)
     assert done.logits is not None
     assert sorted(done.places) == ["a", "b"]
     for id_, (first, count) in done.places.items():
@@ -83,46 +82,43 @@ def test_a_passes_logits_are_those_that_are_wanted() -> None:
 
 
 def test_who_has_few_tokens_goes_first() -> None:
-    own, _ = rows_of()
-    pieces = [RowSegment(id_, (0,) * count, 0) for id_, count in [("a", 9), ("b", 8), ("c", 1), ("d", 500)]]
-    layout = own.new_layout()
-    assert layout.in_sizes
-    found = [(piece.id, len(piece.tokens)) for piece in layout.order(pieces)]
+    _, rows = rows_of()
+    pieces = [segment(id_, (0,) * count, 0) for id_, count in [("a", 9), ("b", 8), ("c", 1), ("d", 500)]]
+    backend = rows.backend
+    assert backend.in_buckets
+    found = [(piece.id, len(piece.tokens)) for piece in backend.order(pieces)]
     assert found == [("b", 8), ("c", 1), ("", 7), ("a", 9), ("d", 500), ("", 3)]
-    assert [len(piece.tokens) for piece in layout.order(pieces[1:3])] == [8, 1, 3]
-    layout.in_sizes = False
-    assert [piece.id for piece in layout.order(pieces)] == ["b", "c", "a", "d"]
+    assert [len(piece.tokens) for piece in backend.order(pieces[1:3])] == [8, 1, 3]
+    backend.in_buckets = False
+    assert [piece.id for piece in backend.order(pieces)] == ["b", "c", "a", "d"]
 
 
 def test_a_pass_over_more_pages_than_there_are_raises_and_others_keep_theirs() -> None:
-    own, rows = rows_of()
-    layout = own.new_layout()
+    _, rows = rows_of()
     for id_ in "ab":
-        rows.admit(id_, "")
-    rows.compute([RowSegment("a", (1,) * 32 * (PAGES - 1), 0)], None)
+        rows.admit(id_)
+    rows.compute([segment("a", (1,) * 32 * (PAGES - 1), 0)], None)
     with pytest.raises(MemoryError, match="all 16 pages"):
-        rows.compute([RowSegment("b", (2,) * 64, 0)], None)
-    rows.lose(["b"])
-    assert rows.room() == 1
-    done = rows.compute([RowSegment("a", (3,), 32 * (PAGES - 1), wants=1)], None)
+        rows.compute([segment("b", (2,) * 64, 0)], None)
+    rows.invalidate("b")
+    assert rows.backend.free_blocks() == 1
+    done = rows.compute([segment("a", (3,), 32 * (PAGES - 1), wants=1)], None)
     assert done.logits is not None
     assert not mx.isnan(done.logits).any().item()
-    assert layout.room() == PAGES
 
 
 def test_closing_gives_the_memory_back() -> None:
     """Also with passes that were compiled, which hold the pools; but for what numbers are uploaded from."""
-    own, _ = rows_of()
+    config, _ = rows_of()
     mx.clear_cache()
     before = mx.get_active_memory()
-    layout = own.new_layout()
-    size = mx.get_active_memory() - before
-    rows = own.rows_in(layout, None)
-    rows.admit("a", "")
-    rows.compute([RowSegment("a", (1,), 0, wants=1)], None)
-    assert layout._step.compiled
-    layout.close()
-    assert not layout._step.compiled
+    rows = Driven(config)
+    size, backend = mx.get_active_memory() - before, rows.backend
+    rows.admit("a")
+    rows.compute([segment("a", (1,), 0, wants=1)], None)
+    assert backend._step.compiled
+    backend.close()
+    assert not backend._step.compiled
     assert size >= PAGES * 32 * LAYERS * 2 * 2 * 64 * 4
     assert mx.get_active_memory() - before < size / 2 + 2 * 4 * RING
 
@@ -144,103 +140,107 @@ class CountingKernels(ReferenceKernels):
     kernel = Counting
 
 
-def kept(layout: Any, row: str, tokens: Sequence[int], value: int) -> None:
-    """A row that has gone, whose pages hold `value` in each layer."""
-    layout.admit(row, "", tokens)
-    for page in layout._pages.grow(row, len(tokens)).tolist():
-        for layer in layout._layers:
+def grow(rows: Driven, name: str, tokens: int) -> list[int]:
+    """The sequence's pages for so many tokens."""
+    return list(rows.backend._pages.grow(rows.live[name].kv.table, tokens).tolist())
+
+
+def kept(rows: Driven, name: str, tokens: Sequence[int], value: int) -> None:
+    """A sequence that has gone, whose pages hold `value` in each layer."""
+    rows.admit(name, "", tokens)
+    layers = rows.backend.layers
+    for page in grow(rows, name, len(tokens)):
+        for layer in layers:
             layer.pool.data[page] = value
-    mx.eval([layer.pool.data for layer in layout._layers])
-    layout.settle({row: len(tokens)})
-    layout.release(row)
+    mx.eval([layer.pool.data for layer in layers])
+    rows.commit(name, len(tokens))
+    rows.release(name)
 
 
 @pytest.fixture
-def rows_short_of_memory() -> FlatRows:
+def rows_short_of_memory() -> Driven:
     """Of rows 1 and 2, which have gone, there is a page each; a long row has all others but one."""
     _, rows = rows_of(CountingKernels)
-    layout: Any = rows._layout
     for i in (1, 2):
-        kept(layout, f"old {i}", (i,) * 20, i)
-    layout.admit("long", "")
-    layout._pages.grow("long", 32 * (PAGES - 3))
+        kept(rows, f"old {i}", (i,) * 20, i)
+    rows.admit("long")
+    grow(rows, "long", 32 * (PAGES - 3))
     return rows
 
 
-def contents(layout: Any, row: str) -> list[list[float]]:
-    """What the row's pages hold, in each layer."""
-    return [[layer.pool.data[page].max().item() for page in layout._pages[row].tolist()] for layer in layout._layers]
+def contents(rows: Driven, name: str) -> list[list[float]]:
+    """What the sequence's pages hold, in each layer."""
+    pages = rows.live[name].kv.table.pages.tolist()
+    return [[layer.pool.data[page].max().item() for page in pages] for layer in rows.backend.layers]
 
 
 def test_pages_are_copied_together_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """To start a kernel for each row and layer takes the host longer than the copies take the device."""
     _, rows = rows_of(CountingKernels)
-    layout: Any = rows._layout
     for i in (1, 2):
-        kept(layout, f"old {i}", (i,) * 20, i)
+        kept(rows, f"old {i}", (i,) * 20, i)
     monkeypatch.setattr(Counting, "copies", 0)
     for row, i in (("a", 1), ("b", 2), ("c", 1)):
         assert rows.reuse(row, "", (i,) * 15) == 15
         rows.admit(row, "", (i,) * 16)
     assert Counting.copies == 0
-    layout._copy_now()
+    rows.backend._copy_now()
     assert Counting.copies == 1
-    assert contents(layout, "a") == contents(layout, "c") == [[1.0]] * LAYERS
-    assert contents(layout, "b") == [[2.0]] * LAYERS
-    rows.compute([RowSegment(row, (i,), 15, wants=1) for row, i in (("a", 1), ("b", 2), ("c", 1))], None)
+    assert contents(rows, "a") == contents(rows, "c") == [[1.0]] * LAYERS
+    assert contents(rows, "b") == [[2.0]] * LAYERS
+    rows.compute([segment(row, (i,), 15, wants=1) for row, i in (("a", 1), ("b", 2), ("c", 1))], None)
     assert Counting.copies == 1
 
 
 def test_a_page_that_a_copy_is_made_of_is_not_written_over_before(
-    rows_short_of_memory: FlatRows, monkeypatch: pytest.MonkeyPatch
+    rows_short_of_memory: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was copied first is given up for the next copy, and so is what was copied to."""
-    layout: Any = rows_short_of_memory._layout
+    rows = rows_short_of_memory
     monkeypatch.setattr(Counting, "copies", 0)
-    assert layout.reuse("a", "", (1,) * 15) == 15  # the last free page
-    assert layout.reuse("b", "", (2,) * 15) == 15  # in the place of what `a` is a copy of
+    assert rows.reuse("a", "", (1,) * 15) == 15  # the last free page
+    assert rows.reuse("b", "", (2,) * 15) == 15  # in the place of what `a` is a copy of
     assert Counting.copies == 1
-    layout.release("b")
-    assert layout.reuse("c", "", (2,) * 15) == 15  # where `b` was
+    rows.release("b")
+    assert rows.reuse("c", "", (2,) * 15) == 15  # where `b` was
     assert Counting.copies == 2
-    layout._copy_now()
-    assert contents(layout, "a") == [[1.0]] * LAYERS
-    assert contents(layout, "c") == [[2.0]] * LAYERS
+    rows.backend._copy_now()
+    assert contents(rows, "a") == [[1.0]] * LAYERS
+    assert contents(rows, "c") == [[2.0]] * LAYERS
 
 
 def test_copies_that_fail_are_made_before_the_next_pass(
-    rows_short_of_memory: FlatRows, monkeypatch: pytest.MonkeyPatch
+    rows_short_of_memory: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose turn it was is lost, and nobody else goes on with what stood in a page before."""
     rows = rows_short_of_memory
-    layout: Any = rows._layout
     assert rows.reuse("a", "", (1,) * 15) == 15
     rows.admit("a", "", (1,) * 16)
 
     monkeypatch.setattr(Counting, "full", True)
     with pytest.raises(MemoryError):
         rows.reuse("b", "", (2,) * 15)
-    rows.lose(["b"])
+    rows.invalidate("b")
     monkeypatch.setattr(Counting, "full", False)
-    rows.compute([RowSegment("a", (1,), 15, wants=1)], None)
-    (page,) = layout._pages["a"].tolist()
-    assert all((layer.pool.data[page, :, :, :15] == 1).all().item() for layer in layout._layers)
+    rows.compute([segment("a", (1,), 15, wants=1)], None)
+    (page,) = rows.live["a"].kv.table.pages.tolist()
+    assert all((layer.pool.data[page, :, :, :15] == 1).all().item() for layer in rows.backend.layers)
 
 
 def test_statistics_tell_what_was_reused_copied_and_kept() -> None:
-    own, _ = rows_of()
-    layout = own.new_layout()
+    _, rows = rows_of()
+    backend = rows.backend
     page_bytes = LAYERS * 2 * 2 * 32 * 64 * 4
     tokens = tuple(range(80))
-    layout.admit("a", "", tokens)
-    layout._pages.grow("a", 80)
-    layout.settle({"a": 80})
-    assert layout.row_bytes() == 3 * page_bytes
-    layout.release("a")
-    assert layout.reuse("b", "", tokens[:73]) == 73
-    found = layout.statistics()
+    rows.admit("a", "", tokens)
+    grow(rows, "a", 80)
+    rows.commit("a", 80)
+    assert backend.kv_bytes() == 3 * page_bytes
+    rows.release("a")
+    assert rows.reuse("b", "", tokens[:73]) == 73
+    found = backend.statistics()
     assert (found.looked_up, found.reused, found.stored, found.held) == (73, 73, 80, 80)
     assert found.copied_bytes == page_bytes
     assert found.held_bytes == 3 * page_bytes
-    assert layout.reset() == 80
-    assert layout.statistics().held == 80 - 16  # the row holds two blocks of it still
+    assert backend.reset() == 80
+    assert backend.statistics().held == 80 - 16  # the row holds two blocks of it still

@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from treadle.runner.device.properties import DeviceProperties
+from treadle.runner.kv.backend import Unsupported
 from treadle.runner.kv.paged.kernels import Kernels
 
 H200, A100, L40S = (DeviceProperties(shared=size * 1024) for size in (227, 163, 99))
@@ -33,13 +34,14 @@ def test_rings_are_as_deep_as_shared_memory_lets_them(
     dim: int, bits: int, chip: DeviceProperties, stages: int, tile: int
 ) -> None:
     some = kernels(dim, bits, chip)
-    assert some.too_large == ""
+    some.check_memory()
     assert (some._stages, some._tile) == (stages, tile)
     assert max(some._few_memory(stages), some._many_memory(tile)) + 1024 <= chip.shared
 
 
 def test_heads_that_do_not_fit_are_refused_by_name() -> None:
-    assert "heads of 256 dimensions take 164352 bytes" in kernels(256, 16, L40S).too_large
+    with pytest.raises(Unsupported, match="heads of 256 dimensions take 164352 bytes"):
+        kernels(256, 16, L40S).check_memory()
 
 
 def test_a_chip_is_known_by_its_capability() -> None:

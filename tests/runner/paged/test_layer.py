@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.runner.backends import Driven, Placed, placed, segment
 from tests.runner.paged.models import PAGE
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.forward.ragged import PlacedSegment, RowSegment
-from treadle.runner.kv.paged.backend import PagedLayout
+from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.mlxlm import Window
 
 DIM = 64
@@ -25,7 +25,7 @@ class Rows:
         self.bits = bits
         self.heads, self.rep = dice.choice([(1, 1), (2, 2), (2, 5), (1, 16), (4, 3)])
         kernels = ReferenceKernels(self.heads, DIM, PAGE, mx.float32, bits, rep=self.rep)
-        self.layout = PagedLayout([0 if model else window], kernels, pages=400, keeps=False)
+        self.rows = Driven(PagedConfig([0 if model else window], kernels, None, pages=400, keep_prefixes=False))
         self.window = window
         self.asks = window if model else 0
         self.keys: dict[str, mx.array] = {}
@@ -36,24 +36,21 @@ class Rows:
         pieces = []
         for id_, count in counts.items():
             if id_ not in self.keys:
-                self.layout.admit(id_, "")
+                self.rows.admit(id_)
                 self.keys[id_] = self.values[id_] = mx.zeros((self.heads, 0, DIM))
-            pieces.append(RowSegment(id_, (0,) * count, self.keys[id_].shape[1]))
-        placed, total = [], 0
-        for piece in self.layout.order(pieces):
-            placed.append(PlacedSegment(piece.id, total, len(piece.tokens), piece.start))
-            total += len(piece.tokens)
-        positions = np.concatenate([np.arange(p.start, p.end) for p in placed]).astype(np.int32)
+            pieces.append(segment(id_, (0,) * count, self.keys[id_].shape[1]))
+        batch = self.rows.begin(self.rows.order(pieces))
+        parts, total = placed(batch), batch.count
+        positions = np.concatenate([np.arange(p.start, p.end) for p in parts]).astype(np.int32)
         keys, values = (mx.random.normal((total, self.heads, 1, DIM)) for _ in range(2))
         queries = mx.random.normal((total, self.heads * self.rep, 1, DIM))
-        self.layout.begin(placed, positions)
-        (layer,) = self.layout.layers()
+        (layer,) = self.rows.backend.layers
         assert layer.offset.tolist() == positions.tolist()
         layer.update_and_fetch(keys, values)
         found = layer.attend(queries, DIM**-0.5, self.asks, None)
         if self.bits == 8:
             keys, values = rounded(keys), rounded(values)
-        for piece in placed:
+        for piece in parts:
             own = slice(piece.first, piece.first + piece.count)
             self.keys[piece.id] = mx.concatenate([self.keys[piece.id], keys[own, :, 0].transpose(1, 0, 2)], axis=1)
             self.values[piece.id] = mx.concatenate(
@@ -62,7 +59,7 @@ class Rows:
             wanted = self.plain(queries[own, :, 0].transpose(1, 0, 2)[None], piece)
             assert mx.allclose(found[own, :, 0], wanted[0].transpose(1, 0, 2), atol=1e-5).item()
 
-    def plain(self, queries: mx.array, piece: PlacedSegment) -> mx.array:
+    def plain(self, queries: mx.array, piece: Placed) -> mx.array:
         seen, here = mx.arange(piece.end), mx.arange(piece.start, piece.end)[:, None]
         mask = seen <= here
         if self.window:
@@ -91,13 +88,13 @@ def test_each_token_sees_its_own_row_up_to_itself(seed: int, window: int, bits: 
         rows.step({id_: dice.choice([1, 1, 1, 2, 5, 16, 17, 130, 400]) for id_ in some})
         if dice.random() < 0.3:
             gone = dice.choice(list(rows.keys))
-            rows.layout.release(gone)
+            rows.rows.release(gone)
             del rows.keys[gone], rows.values[gone]
 
 
 def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
     kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
-    (layer,) = PagedLayout([0], kernels, pages=4, keeps=False).layers()
+    (layer,) = Driven(PagedConfig([0], kernels, None, pages=4, keep_prefixes=False)).backend.layers
     assert layer.make_mask(1) is None
     assert layer.make_mask(1, window_size=5) == Window(5)
 
@@ -105,6 +102,6 @@ def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
 def test_attention_sinks_are_refused() -> None:
     """The kernels would leave them out, and the answer would be another one."""
     kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
-    (layer,) = PagedLayout([0], kernels, pages=4, keeps=False).layers()
+    (layer,) = Driven(PagedConfig([0], kernels, None, pages=4, keep_prefixes=False)).backend.layers
     with pytest.raises(NotImplementedError, match="sinks"):
         layer.attend(mx.zeros((1, 1, 1, DIM)), 1.0, 0, mx.zeros(1))

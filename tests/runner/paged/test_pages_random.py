@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.runner.paged.checks import check
-from treadle.runner.kv.paged.pages import Pages
+from tests.runner.paged.checks import NamedPages, check
 
 SIZE = 4
 Content = list[int | None]
@@ -29,10 +28,10 @@ class Living:
 class World:
     """Rows over pages that hold tokens instead of keys and values. A step that computes a token writes it."""
 
-    def __init__(self, seed: int, count: int, *, keeps: bool = True) -> None:
+    def __init__(self, seed: int, count: int, *, keep_prefixes: bool = True) -> None:
         self.dice = random.Random(seed)
         self.memory: list[Content] = [[None] * SIZE for _ in range(count)]
-        self.pages = Pages(count, SIZE, self._copy, keeps=keeps)
+        self.pages = NamedPages(count, SIZE, self._copy, keep_prefixes=keep_prefixes)
         self.rows: dict[str, Living] = {}
         self.said: list[tuple[str, list[int]]] = []
         self.born = self.refused = self.reused = self.failing = 0
@@ -54,12 +53,11 @@ class World:
     def join(self) -> None:
         self.born += 1
         id_, (salt, tokens) = f"r{self.born % 6}", self.prompt()
-        room = self.pages.room
+        room = self.pages.free
         gone = self.rows.pop(id_, None)
-        reused = self.pages.reuse(id_, salt, tokens[:-1])
-        self.pages.admit(id_, salt)
+        reused = self.pages.reuse_for(id_, salt, tokens[:-1])
         assert 0 <= reused < len(tokens)
-        assert gone is not None or room - self.pages.room <= -(-reused // SIZE), "more than there is room for it"
+        assert gone is not None or room - self.pages.free <= -(-reused // SIZE), "more than there is room for it"
         self.rows[id_] = Living(salt, tokens, reused, reused)
         self.reused += reused
         self.see(id_, reused)
@@ -77,16 +75,16 @@ class World:
             row.tokens.append(self.dice.randrange(3))
         target = min(len(row.tokens), row.computed + self.dice.choice([1, 1, 3, 9]))
         try:
-            self.pages.grow(id_, target)
+            self.pages.grow(self.pages.tables[id_], target)
         except MemoryError:
-            assert self.pages.room == 0
+            assert self.pages.free == 0
             self.refused += 1
             return
         table = self.pages[id_].tolist()
         others = [page for other in self.rows if other != id_ for page in self.pages[other].tolist()]
         for place in range(row.computed, target):
             page = table[place // SIZE]
-            assert place // SIZE >= self.pages._rows[id_].shared, "a row writes to a page of the index"
+            assert place // SIZE >= self.pages.tables[id_].shared, "a row writes to a page of the index"
             assert page not in others, "a row writes to another's page"
             self.memory[page][place % SIZE] = row.tokens[place]
         row.computed = target
@@ -96,26 +94,26 @@ class World:
         """Steps are finished: all or some of what was computed is known."""
         row = self.rows[id_]
         row.settled = self.dice.randint(row.settled, row.computed)
-        self.pages.settle(id_, row.tokens[: row.settled])
+        self.pages.commit(self.pages.tables[id_], row.tokens[: row.settled])
         self.see(id_, row.computed)
 
     def leave(self, id_: str) -> None:
         row = self.rows.pop(id_)
         self.said.append((row.salt, row.tokens))
-        self.pages.release(id_, row.tokens[: row.settled])
-        assert id_ not in self.pages._rows
+        self.pages.drop(id_, row.tokens[: row.settled])
+        assert id_ not in self.pages.tables
 
     def lose(self, id_: str) -> None:
         """A step failed: what it wrote is anything."""
-        own = self.pages[id_][self.pages._rows[id_].shared :].tolist()
+        own = self.pages[id_][self.pages.tables[id_].shared :].tolist()
         for page in own:
             self.memory[page] = [9] * SIZE
         del self.rows[id_]
-        self.pages.lose(id_)
+        self.pages.drop(id_)
 
     def reset(self) -> None:
         held = 0 if self.pages.index is None else self.pages.index.tokens
-        assert self.pages.reset() == held
+        assert self.pages.reset_all() == held
         if self.pages.index is not None:
             assert self.pages.index.match("", [0, 1, 2]).tokens == 0
 
@@ -128,7 +126,7 @@ class World:
             self.join()
         else:
             getattr(self, act)(self.dice.choice(some))
-        check(self.pages)
+        check(self.pages, self.pages.tables.values())
         for id_, row in self.rows.items():
             self.see(id_, row.computed)
 
@@ -141,20 +139,20 @@ def test_rows_find_their_own_tokens_whatever_others_do(seed: int) -> None:
     assert world.reused > 0
     for id_ in list(world.rows):
         world.leave(id_)
-        check(world.pages)
+        check(world.pages, world.pages.tables.values())
     assert world.pages.held == 0
-    assert world.pages.room == world.pages.count
+    assert world.pages.free == world.pages.count
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_an_index_nothing_is_kept(seed: int) -> None:
-    world = World(seed, count=12, keeps=False)
+    world = World(seed, count=12, keep_prefixes=False)
     for _ in range(300):
         world.step()
     assert world.reused == 0
     for id_ in list(world.rows):
         world.leave(id_)
-    assert world.pages.room == 12
+    assert world.pages.free == 12
 
 
 def test_the_random_lives_run_out_of_pages_and_give_some_up() -> None:

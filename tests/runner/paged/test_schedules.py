@@ -1,6 +1,6 @@
 """Rows in pages under the engine's own loop, a step ahead of itself, whatever arrives, leaves, fails or has to wait.
 
-Each sequence is what mlx-lm's own single-sequence generation gives, or what the stock path gives in lock-step.
+Each sequence is what mlx-lm's own single-sequence generation gives, or what the contiguous backend gives in lock-step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.runner.backends import placed
 from tests.runner.looped import Looped
 from tests.runner.paged.checks import check
 from tests.runner.paged.conftest import Paged
@@ -21,9 +22,10 @@ from tests.runner.reference import reference, references
 from tests.runner.test_lookahead import LateFault, assert_alike, requests
 from treadle.core import block_budget
 from treadle.core.messages import FinishReason, Sampling, Submit
-from treadle.runner.kv.paged.backend import NOWHERE, PAGE, PagedLayout
+from treadle.runner.forward.ragged import RaggedBatch
+from treadle.runner.kv.contiguous.backend import ContiguousConfig
+from treadle.runner.kv.paged.backend import NOWHERE, PAGE, PagedBackend
 from treadle.runner.loading.model import LoadedModel
-from treadle.runner.loading.own_backend import Own, stock
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling import sampler
 
@@ -35,27 +37,31 @@ class Watched(Looped):
 
     def __init__(self, runner: ModelRunner, **limits: Any) -> None:
         super().__init__(runner, **limits)
-        self.layout: PagedLayout = runner._body._layout  # type: ignore[attr-defined]
-        self._begin = self.layout.begin
-        self.layout.begin = self._watch  # type: ignore[method-assign]
+        self.backend: PagedBackend = runner._backend  # type: ignore[assignment]
+        self._begin = self.backend.begin
+        self.backend.begin = self._watch  # type: ignore[method-assign]
 
-    def _watch(self, placed: Any, positions: Any) -> None:
-        self._begin(placed, positions)
-        pages = self.layout._pages
-        slots = self.layout._step.slots.tolist()
-        for piece in placed:
-            if piece.filler:
+    def _watch(self, batch: RaggedBatch) -> None:
+        self._begin(batch)
+        tables = {id_: sequence.kv.table for id_, sequence in self.runner._rows.items() if sequence.kv is not None}
+        slots = self.backend._step.slots.tolist()
+        for segment, piece in zip(batch.segments, placed(batch), strict=True):
+            if segment.padding:
                 assert set(slots[piece.first : piece.first + piece.count]) == {NOWHERE}
                 continue
-            row = pages._rows[piece.id]
-            others = {page for id_, other in pages._rows.items() if id_ != piece.id for page in other.pages.tolist()}
+            row = tables[piece.id]
+            others = {page for id_, other in tables.items() if id_ != piece.id for page in other.pages.tolist()}
             for slot in slots[piece.first : piece.first + piece.count]:
                 assert slot // PAGE in row.pages[row.shared :].tolist()
                 assert slot // PAGE not in others
 
     def step(self) -> None:
         super().step()
-        check(self.layout._pages)
+        self.check()
+
+    def check(self) -> None:
+        live = self.runner._rows.values()
+        check(self.backend._pages, [sequence.kv.table for sequence in live if sequence.kv is not None])
 
 
 def at_random(loop: Looped, some: list[Submit], dice: random.Random, *, cancels: float = 0.04) -> set[str]:
@@ -94,8 +100,7 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     dice = random.Random(seed)
     model = paged(name, pages=16, fused=fused)
     loop = Watched(ModelRunner(model, clock=lambda: 0.0), max_running=8, prefill_tokens=64)
-    assert model.own is not None
-    assert (model.own.decoder is not None) is fused
+    assert model.choice.config.fused is fused
     assert loop.runner.capabilities().lookahead == 1
     some = greedy(dice, 16, most=120)
     cancelled = at_random(loop, some, dice)
@@ -110,18 +115,20 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     assert loop.scheduler.statistics(0.0, found).preempted > 0
 
 
-def stock_of(model: LoadedModel) -> LoadedModel:
-    own = stock(model.library, model.module, blocks=0, budget=0, keeps=True, device="cpu")
-    assert isinstance(own, Own), own
-    return replace(model, own=own)
+def contiguous(model: LoadedModel) -> LoadedModel:
+    model.library.route_attention(model.module)
+    windows, selection = model.library.windows(model.module), model.library.selection(model.module)
+    assert windows is not None
+    config = ContiguousConfig(windows, selection, "cpu", model.kv)
+    return replace(model, choice=replace(model.choice, config=config))
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_every_kind_of_request_is_what_it_is_in_lock_step_on_the_stock_path(paged: Paged, name: str, seed: int) -> None:
+def test_every_kind_of_request_is_what_it_is_in_lock_step_in_buffers(paged: Paged, name: str, seed: int) -> None:
     """Drawn, penalised, with log-probabilities of what was picked and of the prompt."""
     model, some = paged(name), requests(random.Random(seed), count=10)
-    step, run = Looped(ModelRunner(stock_of(model))), Watched(ModelRunner(model))
+    step, run = Looped(ModelRunner(contiguous(model))), Watched(ModelRunner(model))
     assert (step.runner.capabilities().lookahead, run.runner.capabilities().lookahead) == (0, 1)
     step.run(*some)
     run.run(*some)
@@ -133,7 +140,7 @@ def test_every_kind_of_request_is_what_it_is_in_lock_step_on_the_stock_path(page
 def test_a_pick_that_changes_late_changes_what_was_built_on_it(paged: Paged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step in flight is computed again, over what it wrote."""
     model, some = paged("qwen3"), requests(random.Random(7), ("nucleus", "greedy", "penalised", "drawn"), count=8)
-    step = Looped(ModelRunner(stock_of(model)))
+    step = Looped(ModelRunner(contiguous(model)))
     step.run(*some)
     monkeypatch.setattr(sampler, "CANDIDATES", 4)
     run = Watched(ModelRunner(model))
@@ -198,7 +205,7 @@ def test_a_group_with_one_prompt_holds_its_pages_once(paged: Paged) -> None:
     loop.step()
     while loop.has_work:
         loop.step()
-        most = max(most, loop.layout._pages.held)
+        most = max(most, loop.backend._pages.held)
     assert most <= 6 + 5 * 2
     assert len({tuple(loop.tokens(request.id)) for request in some}) == 5
 
@@ -236,7 +243,7 @@ def test_a_reset_between_steps_changes_nobodys_tokens(paged: Paged) -> None:
     for _ in range(12):
         loop.step()
     loop.runner.forget_prefixes()
-    check(loop.layout._pages)
+    loop.check()
     found = loop.run()
     assert found == references(model, some, found)
-    assert loop.layout.statistics().held == 0
+    assert loop.backend.statistics().held == 0

@@ -83,7 +83,7 @@ class Orders:
         self._path = folder / ORDER
         self._kind: StepFault | None = None
         self._steps = 0
-        launch, read, body = runner._launch, runner._read, runner._body
+        launch, read, backend = runner._launch, runner._read, runner._backend
 
         def launched(step: Any, before: Any) -> None:
             self._look()
@@ -96,7 +96,7 @@ class Orders:
             return read(step)
 
         runner._launch, runner._read = launched, read_back
-        _wrap(body, "compute", lambda: self._fail(_IN_MLX))
+        _wrap(backend, "compute", lambda: self._fail(_IN_MLX))
         _wrap(runner, "room", lambda: self._fail({StepFault.RAISE_PLAN: _raise}))
         _wrap(runner, "release", lambda: self._fail({StepFault.RAISE_RELEASE: _raise}))
 

@@ -73,7 +73,7 @@ NewKernel = Callable[..., CudaKernel]
 """What makes kernels: `CudaKernel`, or a test's stand-in that takes the same."""
 
 
-def whole_graphs(environment: MutableMapping[str, str]) -> None:
+def lift_graph_byte_limit(environment: MutableMapping[str, str]) -> None:
     """Let MLX hand work to the device in graphs of as many operations as it likes; to be said before it is first used.
 
     It ends a graph, too, when the arrays that its operations read come to a gigabyte. A layer's pages are one array, of

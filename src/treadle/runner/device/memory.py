@@ -8,13 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
 from ...errors import ConfigError
 from ...units import size
-from ..kv.contiguous.buffer import STEP
 from .cgroups import Group, limited_groups
 
 _log = logging.getLogger(__name__)
@@ -39,14 +37,6 @@ class Device:
 
     kind: str
     name: str
-
-
-@dataclass(frozen=True)
-class KvCost:
-    """What the cache of one running sequence takes: `row_bytes` whatever its length, and `token_bytes` a token."""
-
-    token_bytes: int
-    row_bytes: int
 
 
 def device() -> Device:
@@ -135,13 +125,6 @@ def left_by(steps: int, kind: str) -> int:
     return max(0, usable_bytes(kind) - mx.get_active_memory() - int(steps * _SPARE))
 
 
-def blocks(cost: KvCost, budget: int, rows: int) -> int:
-    """How many blocks of STEP tokens `rows` rows may hold within `budget` bytes; 0 where nothing limits them."""
-    if not budget or not cost.token_bytes:
-        return 0
-    return max(1, (budget - rows * cost.row_bytes) // (STEP * cost.token_bytes))
-
-
 def limit_free_pool(kind: str) -> int:
     """Bound what MLX keeps of freed buffers: enough to reuse a step's, not enough to crowd out the rest. The bound in
     bytes; 0 where the device does not tell its memory."""
@@ -177,35 +160,6 @@ def free_pool(kind: str, budget: int, logits: int) -> FreePool | None:
     if kind != "cpu" or not budget or not most:
         return None
     return FreePool(mx.get_active_memory() + budget, most, max(LEAST_POOL, _LOGITS_COPIES * 4 * logits))
-
-
-def kv_cost(leaves: list[Any], tokens: int, context: int) -> KvCost:
-    """Measure the caches of one row that holds `tokens` tokens (`leaves` holds no lists of caches).
-
-    A sliding window counts as the whole window a row, unless the context is no longer than the window. Buffers grow
-    in steps: half a step more is counted for each row.
-    """
-    token_bytes = row_bytes = 0
-    for cache in leaves:
-        each = _token_bytes(cache, tokens)
-        window = getattr(cache, "max_size", 0)
-        if window and window < context:
-            row_bytes += each * window
-        elif each:
-            token_bytes += each
-            row_bytes += each * getattr(cache, "step", 0) // 2
-        else:
-            row_bytes += int(cache.nbytes)
-    return KvCost(token_bytes, row_bytes)
-
-
-def _token_bytes(cache: Any, tokens: int) -> int:
-    """Bytes a token takes; 0 for a cache whose size does not depend on the length."""
-    if (keys := getattr(cache, "keys", None)) is not None:
-        return int(cache.nbytes) // int(keys.shape[-2])
-    if hasattr(cache, "lengths") or hasattr(cache, "keys"):  # recurrent state, or a layer that never ran
-        return 0
-    return -(-int(cache.nbytes) // max(1, tokens))
 
 
 def statistics_of() -> dict[str, int]:

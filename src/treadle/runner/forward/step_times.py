@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ragged import RowSegment
+from .segments import RowSegment
 
 _FORGET = 0.7
 _FASTER = 0.8  # of the past: what takes less was held up by nothing

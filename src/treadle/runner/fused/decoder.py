@@ -70,7 +70,7 @@ class FusedDecoder:
         step, rows = cache[0].step, self._selection.rows
         windows = sorted({layer.window for layer in cache})
         shapes, arrays = step.inputs(windows)
-        if step.few < step.count and cache[0].pool.factors is not None:  # memory that grows would be a part of it
+        if step.few < step.count and cache[0].pool.scales is not None:  # memory that grows would be a part of it
             logits, cache[-1].written = self._pass(tokens, rows, step, cache)
             return logits
         key = (shapes, None if rows is None else rows.shape)

@@ -236,7 +236,7 @@ class LayerKernels:
         rows, count = qkv.shape[0], qkv.shape[0] * (heads.queries + 2 * heads.kv)
         norms = (qkv, qkv) if q_norm is None else (q_norm, k_norm)
         return self._rotate(
-            [qkv, *norms, angles, slots, pool.data, angles if pool.factors is None else pool.factors],
+            [qkv, *norms, angles, slots, pool.data, angles if pool.scales is None else pool.scales],
             [
                 ("T", qkv.dtype),
                 ("S", pool.data.dtype),

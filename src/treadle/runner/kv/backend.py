@@ -1,30 +1,63 @@
-"""What the text runner stands on: rows with caches, and a pass over the model for some of their tokens."""
+"""The protocol of KV backends: how keys and values are held, and how a model attends over them.
+
+A `KvConfig` describes a backend for one model, as it was chosen; `build` makes the backend, which takes its memory.
+The runner owns the one registry of live sequences, a mapping by id. A backend reads it, and attaches its state to each
+sequence (`KvSequence.kv`): at `reuse` or `admit`, until `release` or `invalidate`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ...core.messages import PrefixStatistics, Sharing
-from ..forward.ragged import ForwardPass, Layout, RowSegment
+from ..forward.segments import ForwardOutput, KvSequence, RowSegment
+
+Live = Mapping[str, KvSequence]
+"""The registry of live sequences, by id. The runner adds and removes them."""
+Clock = Callable[[], float]
 
 
-@dataclass
-class Computed:
-    """What a pass gives, not evaluated: `logits` (N, V), of which row `id` has `places[id]` as (first, count), and
-    `arrays` to evaluate with whatever is made of them. `refused` rows can't go on, and why; they were not computed.
-    `prefill_s` are seconds spent on prompts alone, where they had a pass of their own."""
-
-    logits: Any | None = None
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    arrays: list[Any] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    prefill_s: float | None = None
+class Unsupported(Exception):
+    """A KV backend cannot serve this model on this machine. The message is the reason, in words for an operator."""
 
 
-class KvRows(Protocol):
-    """Rows and their caches. `block`, `blocks`, `lookahead`, `sharing`, `room`, `reuse` are what the runner's are."""
+class WarmPass(NamedTuple):
+    """A step to run before the first request: `decoding` sequences that decode one token beside a prompt that is
+    computed in `chunks`. `scored` asks for log-probabilities of the prompt's tokens, with that many alternatives."""
+
+    decoding: int = 0
+    chunks: tuple[int, ...] = ()
+    scored: int | None = None
+
+
+class WarmLimits(NamedTuple):
+    """Largest steps to warm up for: sequences that decode, tokens of a sequence, and tokens of prompts in a step (0:
+    no limit)."""
+
+    max_running: int
+    context: int
+    prefill_tokens: int
+
+
+class LeastMemory(NamedTuple):
+    """The least cache memory to start with: `nbytes` for `holds`, and how to get along with less."""
+
+    nbytes: int
+    holds: str
+    fix: str
+
+
+class KvBackend(Protocol):
+    """Keys and values of all live sequences, and the passes over them.
+
+    `name` is the backend's name in the glossary. Memory is given out in `blocks` blocks of `block` tokens (0 blocks: no
+    limit). `lookahead` is the number of steps that may be started before one is read. Chunks of prompts should be as
+    long as one of `chunk_sizes` (empty: any length), or multiples of `prefill_quantum` tokens (0: any).
+    """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def block(self) -> int: ...
@@ -38,41 +71,57 @@ class KvRows(Protocol):
     @property
     def sharing(self) -> Sharing: ...
 
-    def room(self) -> int: ...
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]: ...
 
-    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int: ...
+    @property
+    def prefill_quantum(self) -> int: ...
 
-    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
-        """A row that holds what `reuse` gave it, or nothing. `tokens` are what it is known to compute, and the one
-        behind that; more may be added to them later."""
+    def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
+        """Steps that compile or load what is usual, so that no request waits for it."""
         ...
 
-    def mark(self, row: str, ends: Sequence[int]) -> None:
-        """Others wait until the row has computed as many tokens as one of `ends` says, to go on from there."""
+    def free_blocks(self) -> int:
+        """Blocks that no live sequence holds; blocks of the prefix cache alone count as free."""
         ...
 
-    def compute(self, pieces: Sequence[RowSegment], previous: Any | None) -> Computed:
-        """A pass for `pieces`, one a row; `previous` (int32) are what the step before picked, and maybe zeros."""
+    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
+        """Give a new sequence the longest cached prefix of `tokens`; its length in tokens."""
         ...
 
-    def settle(self, held: Mapping[str, int]) -> None:
-        """So many of each row's tokens are all that its cache holds, computed and known."""
+    def admit(self, sequence: KvSequence) -> None:
+        """Start a sequence with the prefix that `reuse` gave it, or with nothing. Its `tokens` are known by now, the
+        last of which is not to be cached before it is followed by another."""
         ...
 
-    def release(self, row: str) -> None:
-        """Forget a row. An unknown one is harmless."""
+    def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
+        """Make the sequence's first n tokens reusable for each n of `ends`: others wait for them."""
         ...
 
-    def lose(self, rows: Sequence[str]) -> None:
-        """A pass for `rows` failed: what their caches hold can't be trusted."""
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+        """Run a pass over `segments`, one a sequence. `previous` (int32) are the tokens sampled in the step before, and
+        maybe zeros behind them. Raises MemoryError where no block is left."""
+        ...
+
+    def commit(self, segments: Iterable[RowSegment]) -> None:
+        """Mark all tokens up to each segment's end as computed and known: other sequences may reuse them."""
+        ...
+
+    def release(self, sequence: KvSequence) -> None:
+        """Free what the sequence holds; its committed tokens go to the prefix cache. It is not in the registry any
+        more. One that the backend holds nothing of is ignored."""
+        ...
+
+    def invalidate(self, sequences: Iterable[KvSequence]) -> None:
+        """Free what sequences hold after a pass over them failed: whatever was not committed cannot be trusted."""
         ...
 
     def reset(self) -> int:
-        """Forget what is kept of rows that have gone; how many tokens that were."""
+        """Clear the prefix cache; the number of tokens in it."""
         ...
 
-    def row_bytes(self) -> int:
-        """Bytes that rows hold."""
+    def kv_bytes(self) -> int:
+        """Bytes that live sequences hold."""
         ...
 
     def statistics(self) -> PrefixStatistics: ...
@@ -82,84 +131,22 @@ class KvRows(Protocol):
         ...
 
 
-class FlatRows:
-    """Rows of a model that keeps keys and values only, in a layout of this server's own, all in one pass."""
-
-    def __init__(self, layout: Layout, flat: ForwardPass) -> None:
-        self._layout = layout
-        self._flat = flat
-        self._rows: set[str] = set()
+class KvConfig(Protocol):
+    """A KV backend that was chosen for a model, not built yet. `fused` says whether its layers are (glossary)."""
 
     @property
-    def block(self) -> int:
-        return self._layout.block
+    def name(self) -> str: ...
 
     @property
-    def blocks(self) -> int:
-        return self._layout.blocks
+    def fused(self) -> bool: ...
 
     @property
-    def lookahead(self) -> int:
-        return self._layout.lookahead
+    def keep_prefixes(self) -> bool: ...
 
-    @property
-    def sharing(self) -> Sharing:
-        return self._layout.sharing
+    def least_memory(self, max_running: int) -> LeastMemory:
+        """Cache memory without which `max_running` sequences cannot start."""
+        ...
 
-    def room(self) -> int:
-        return self._layout.room()
-
-    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
-        self._rows.add(row)
-        return self._layout.reuse(row, salt, tokens)
-
-    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
-        self._rows.add(row)
-        self._layout.admit(row, salt, tokens)
-
-    def mark(self, row: str, ends: Sequence[int]) -> None:
-        """What is settled can be reused wherever prompts part."""
-
-    def compute(self, pieces: Sequence[RowSegment], previous: Any | None) -> Computed:
-        done, rows = Computed(), self._rows
-        some = [piece for piece in pieces if piece.id in rows]
-        if len(some) < len(pieces):
-            why = "the runner holds no cache for this request"
-            done.refused = {piece.id: why for piece in pieces if piece.id not in rows}
-        if not some:
-            return done
-        done.logits, ordered = self._flat.run(some, previous)
-        first = 0
-        for piece in ordered:
-            if piece.wants:
-                done.places[piece.id] = (first, piece.wants)
-                first += piece.wants
-        done.arrays = self._layout.written()
-        return done
-
-    def settle(self, held: Mapping[str, int]) -> None:
-        self._layout.settle(held)
-
-    def release(self, row: str) -> None:
-        if row in self._rows:
-            self._rows.remove(row)
-            self._layout.release(row)
-
-    def lose(self, rows: Sequence[str]) -> None:
-        for row in rows:
-            if row in self._rows:
-                self._rows.remove(row)
-                self._layout.lose(row)
-
-    def reset(self) -> int:
-        return self._layout.reset()
-
-    def row_bytes(self) -> int:
-        return self._layout.row_bytes()
-
-    def statistics(self) -> PrefixStatistics:
-        return self._layout.statistics()
-
-    def close(self) -> None:
-        self._rows.clear()
-        self._layout.close()
+    def build(self, module: Any, live: Live, clock: Clock) -> KvBackend:
+        """The backend, empty, for `module`; `live` is the registry of sequences."""
+        ...

@@ -1,38 +1,35 @@
-"""How a model's rows are kept on a device, and in how much memory."""
+"""Choice of a model's KV backend: the best one that supports it and passes its self-test, and its memory."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from ...errors import ConfigError
 from ..device import memory as mem
 from ..device.guard import OutOfMemory
-from ..kv.paged.backend import PAGE
+from ..kv.backend import Unsupported
+from ..kv.padded.backend import PaddedConfig
+from ..kv.padded.prefill import can_share
+from ..kv.paged.backend import PagedConfig
+from ..kv.paged.kernels import Kernels
 from ..mlxlm import MlxLm
-from .own_backend import Own, paged, stock
-from .profile_run import steps_bytes
+from . import candidates
+from .backend_choice import BackendChoice, BackendRequest, Rejection
+from .probe import Probe
+from .profile_run import step_bytes
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 ENOUGH = 0.4
 """Of the memory that the weights leave: less for caches means shorter steps."""
 LEAST_STEP = 256
 _FIX = "leave `kv_bits` out, and lower `context` or `max_running` where memory is short"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Rows in a layout of this server's own, or why not; what a row costs there, the bytes there are for all, and how
-    many tokens of prompts a step may compute beside them (0: as many as are asked for)."""
-
-    own: Own | str
-    kv: mem.KvCost
-    budget: int
-    prefill_tokens: int = 0
 
 
 def check_bits(kv_bits: int | None, device: str) -> None:
@@ -49,68 +46,109 @@ def check_bits(kv_bits: int | None, device: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A device, and what is wanted there: bytes for all rows, if anyone said how many, for up to `max_running` of them;
-    whether prefixes are kept for others; keys and values of so many bits, if not the model's own; and steps of up to
-    `prefill_tokens` tokens of prompts."""
+def choose(
+    library: MlxLm, module: Any, found: Probe, request: BackendRequest, kernels: type[Kernels] = Kernels
+) -> BackendChoice:
+    """The backend for `module`, of which the probe `found` how it runs in mlx-lm's caches: paged on CUDA, with fused
+    layers if possible, else contiguous, else padded, else serial.
 
-    device: str
-    memory: int | None
-    max_running: int
-    keeps: bool
-    bits: int | None = None
-    prefill_tokens: int = 2048
-
-
-def left_to_mlx_lm(measured: mem.KvCost, asked: Asked) -> Kept:
-    """In mlx-lm's caches, whatever the model."""
-    return Kept("not asked for", measured, mem.kv_budget(asked.memory, asked.device))
+    Raises ConfigError where `kv_bits` were asked for and can't be had, or where there is no memory for a step.
+    """
+    choosing = _Choosing(library, module, found, request, kernels)
+    choice = None if request.padded else choosing.paged() or choosing.contiguous()
+    choice = choice or choosing.padded()
+    return replace(choice, rejected=tuple(choosing.rejected))
 
 
-def choose(library: MlxLm, module: Any, measured: mem.KvCost, asked: Asked) -> Kept:
-    """In pages where the kernels can read them, in buffers of their own elsewhere. `measured` is what a row costs in
-    mlx-lm's caches. Raises ConfigError where bits were asked for and can't be had."""
-    device = asked.device
-    if device == "cuda":
-        budget = mem.kv_budget(asked.memory, device, mem.PAGES_SHARE)
-        own = paged(library, module, budget=budget, keeps=asked.keeps, bits=asked.bits or 16)
-        if isinstance(own, Own):
-            return _measured(own, module, budget, asked)
-        if asked.bits:
-            raise ConfigError(f"no keys and values of {asked.bits} bits for this model: {own}. {_FIX}", param="kv_bits")
-        _log.warning("attention kernels are not used: %s", own)
-    budget = mem.kv_budget(asked.memory, device)
-    blocks = mem.blocks(measured, budget, asked.max_running)
-    own = stock(library, module, blocks=blocks, budget=budget, keeps=asked.keeps, device=device)
-    return Kept(own, measured, budget)
+class _Choosing:
+    """One choice: a method for each backend, which returns None where it is rejected."""
+
+    def __init__(
+        self, library: MlxLm, module: Any, found: Probe, request: BackendRequest, kernels: type[Kernels]
+    ) -> None:
+        self.rejected: list[Rejection] = []
+        self._library = library
+        self._module = module
+        self._found = found
+        self._request = request
+        self._kernels = kernels
+
+    def paged(self) -> BackendChoice | None:
+        request = self._request
+        if request.device != "cuda":
+            return None
+        budget = mem.kv_budget(request.memory, request.device, mem.PAGES_SHARE)
+        make = partial(candidates.paged, self._library, self._module, budget, self.rejected)
+        bits, keep_prefixes = request.kv_bits or 16, request.keep_prefixes
+        config = self._tried("paged", partial(make, keep_prefixes=keep_prefixes, bits=bits, kernels=self._kernels))
+        if config is not None:
+            return _sized(config, self._module, budget, request)
+        reason = self.rejected[-1].reason
+        if request.kv_bits:
+            raise ConfigError(
+                f"no keys and values of {request.kv_bits} bits for this model: {reason}. {_FIX}", param="kv_bits"
+            )
+        _log.warning("attention kernels are not used: %s; decoding is slower for several requests at once", reason)
+        return None
+
+    def contiguous(self) -> BackendChoice | None:
+        request, cost, budget = self._request, self._found.kv, self._budget
+        make = partial(candidates.contiguous, self._library, self._module, cost, budget, request)
+        config = self._tried("contiguous", make)
+        return None if config is None else BackendChoice(config, cost, budget)
+
+    def padded(self) -> BackendChoice:
+        request, cost, not_batched = self._request, self._found.kv, self._found.not_batched
+        if not_batched:
+            self.rejected.append(Rejection("padded", not_batched))
+        config = PaddedConfig(
+            self._library,
+            request.device,
+            cost,
+            self._budget,
+            batched=not not_batched,
+            shared_prefill=not not_batched and can_share(self._library, self._module),
+            keep_prefixes=request.keep_prefixes,
+        )
+        return BackendChoice(config, cost, self._budget)
+
+    @cached_property
+    def _budget(self) -> int:
+        """Bytes for sequences outside of pages."""
+        return mem.kv_budget(self._request.memory, self._request.device)
+
+    def _tried(self, backend: str, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except Unsupported as error:
+            self.rejected.append(Rejection(backend, str(error)))
+            return None
 
 
-def _measured(own: Own, module: Any, budget: int, asked: Asked) -> Kept:
-    """In no more pages than steps leave memory for, where nobody said how many; in shorter steps where those of the
-    length that was asked for would leave too little."""
-    kv = mem.KvCost(own.page_bytes // PAGE, 0)
-    if asked.memory is not None or own.pages is None:
-        return Kept(own, kv, budget)
-    tokens = asked.prefill_tokens
-    while (left := _left(own, module, tokens, asked.device)) < ENOUGH * budget and tokens > LEAST_STEP:
+def _sized(config: PagedConfig, module: Any, budget: int, request: BackendRequest) -> BackendChoice:
+    """`config` with as many pages as the profiled steps leave memory for, unless a budget was given. Where steps of the
+    requested length leave too little, shorter ones are profiled."""
+    cost = config.cost
+    if request.memory is not None:
+        return BackendChoice(config, cost, budget)
+    tokens = request.prefill_tokens
+    while (left := _left(config, module, tokens, request.device)) < ENOUGH * budget and tokens > LEAST_STEP:
         tokens = max(LEAST_STEP, tokens // 2)
     if not left:
         raise ConfigError(
             f"the weights leave no memory for a step of {tokens} tokens of prompts: use a smaller or a quantized model",
             param="prefill_tokens",
         )
-    if tokens < asked.prefill_tokens:
-        _log.info("steps of up to %d tokens of prompts, not %d: memory is short", tokens, asked.prefill_tokens)
+    if tokens < request.prefill_tokens:
+        _log.info("steps of up to %d tokens of prompts, not %d: memory is short", tokens, request.prefill_tokens)
     budget = min(budget, left)
-    new_layout = partial(own.pages, budget // own.page_bytes, asked.keeps)
-    return Kept(replace(own, new_layout=new_layout), kv, budget, tokens)
+    return BackendChoice(replace(config, pages=budget // config.page_bytes), cost, budget, tokens)
 
 
-def _left(own: Own, module: Any, tokens: int, device: str) -> int:
-    """Bytes that steps of so many tokens leave; 0 where not even these fit."""
+def _left(config: PagedConfig, module: Any, tokens: int, device: str) -> int:
+    """Bytes that steps of `tokens` tokens leave; 0 where not even these fit."""
     try:
-        steps = steps_bytes(own, module, tokens)
+        steps = step_bytes(config, module, tokens)
     except OutOfMemory:
         return 0
     finally:

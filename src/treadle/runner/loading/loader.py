@@ -1,4 +1,4 @@
-"""From a checked model folder to a model in memory. The tokenizer is not loaded here: the engine never sees text."""
+"""Loader: a checked model folder into a model in memory. The engine never sees text, so no tokenizer is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,15 @@ from ...installation import version_of
 from ...units import size
 from ..base import Progress, RunnerBroken
 from ..device import memory as mem
-from ..device.cuda import whole_graphs
+from ..device.cuda import lift_graph_byte_limit
 from ..device.readback import readback
-from ..kv.padded.prefill import can_share
 from ..mlxlm import MlxLm, connect
 from ..sampling.sampling_kernel import sampling_kernel
-from .choose_backend import Asked, check_bits, choose, left_to_mlx_lm
+from .backend_choice import BackendChoice, BackendRequest
+from .choose_backend import check_bits, choose
 from .config_oddities import oddities
 from .model import LoadedModel
-from .own_backend import Own
-from .probe import probe
+from .probe import Probe, probe
 
 _log = logging.getLogger(__name__)
 
@@ -36,73 +35,103 @@ UNKNOWN_CONTEXT = 32768
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 
 
-def load(
-    folder: Path,
-    *,
-    name: str = "",
-    context: int | None = None,
-    memory: int | None = None,
-    max_running: int = 1,
-    prefill_tokens: int = 2048,
-    prefix_cache: bool = True,
-    kv_bits: int | None = None,
-    own: bool = True,
-    details: Mapping[str, str] | None = None,
-    progress: Progress = lambda stage: None,
-) -> LoadedModel:
-    """Load the model, its weights included, and measure what the runner must know.
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded.
 
-    `context` shortens the model's own; `memory` is the byte budget of all caches (a share of what the weights leave
-    by default) for up to `max_running` rows, beside steps of `prefill_tokens` tokens of prompts; `prefix_cache` keeps
-    prompts for others; `kv_bits` 8 keeps keys and values as whole numbers of so many bits; without `own` rows are in
-    mlx-lm's caches, whatever the model; `details` are shown to people beside what is found here. Raises StartFailed
-    when mlx-lm does not fit, ModelError when the model can't be loaded or run, ConfigError when `context` is longer
-    than the model's, `kv_bits` can't be had, or there is no memory for a step.
+    `name` is its public name (the folder's by default) and `context` shortens its own. `memory` is the byte budget of
+    all caches (a share of what the weights leave by default) for up to `max_running` sequences, beside steps of
+    `prefill_tokens` tokens of prompts. `prefix_cache` keeps prompts for others, and `kv_bits` 8 stores keys and values
+    as int8. With `padded` they are in mlx-lm's caches, whatever the model. `details` are shown to people beside what
+    is found here.
     """
+
+    name: str = ""
+    context: int | None = None
+    memory: int | None = None
+    max_running: int = 1
+    prefill_tokens: int = 2048
+    prefix_cache: bool = True
+    kv_bits: int | None = None
+    padded: bool = False
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    def request(self, device: str) -> BackendRequest:
+        """What is asked of the KV backend."""
+        return BackendRequest(
+            device=device,
+            memory=self.memory,
+            max_running=self.max_running,
+            keep_prefixes=self.prefix_cache,
+            kv_bits=self.kv_bits,
+            prefill_tokens=self.prefill_tokens,
+            padded=self.padded,
+        )
+
+
+def load(folder: Path, *, progress: Progress = lambda stage: None, **options: Any) -> LoadedModel:
+    """Load the model in `folder`, its weights included, as `LoadOptions` says, and choose its KV backend.
+
+    Raises StartFailed when mlx-lm does not fit, ModelError when the model can't be loaded or run, ConfigError when
+    `context` is longer than the model's, `kv_bits` can't be had, or there is no memory for a step.
+    """
+    wanted = LoadOptions(**options)
     progress("loading mlx-lm")
     device = mem.device()
-    if device.kind == "cuda":
-        whole_graphs(os.environ)
-    library = connect()
-    mem.limit_free_pool(device.kind)
-    check_bits(kv_bits, device.kind)
+    library = _prepared(device.kind)
+    check_bits(wanted.kv_bits, device.kind)
     progress("reading the weights")
     with _model_errors(folder):
         read = _read(library, folder, device.kind)
-    length, assumed = _context(read.config, context, folder)
+    length, assumed = _context(read.config, wanted.context, folder)
     progress("measuring the model")
     with _model_errors(folder):
         found = probe(library, read.module, length, folder)
-        asked = Asked(device.kind, memory, max_running, prefix_cache, kv_bits, prefill_tokens)
-        kept = choose(library, read.module, found.kv, asked) if own else left_to_mlx_lm(found.kv, asked)
-        why_not = kept.own if isinstance(kept.own, str) else ""
-        shares_prefill = bool(why_not) and not found.why_not and can_share(library, read.module)
-    if own and why_not:
-        _log.warning("%s runs on mlx-lm's caches: %s", name or folder.name, why_not)
+        choice = choose(library, read.module, found, wanted.request(device.kind))
     mx.clear_cache()
+    name = wanted.name or folder.name
+    about = _about(device.name, library, read.config, assumed) | _backend_details(name, choice, wanted)
+    return _loaded(read, library, device.kind, found, choice, wanted, name=name, context=length, about=about)
+
+
+def _prepared(device: str) -> MlxLm:
+    """mlx-lm, after the process is set up for `device`."""
+    if device == "cuda":
+        lift_graph_byte_limit(os.environ)
+    library = connect()
+    mem.limit_free_pool(device)
+    return library
+
+
+def _loaded(
+    read: _Read,
+    library: MlxLm,
+    device: str,
+    found: Probe,
+    choice: BackendChoice,
+    options: LoadOptions,
+    *,
+    name: str,
+    context: int,
+    about: dict[str, str],
+) -> LoadedModel:
     return LoadedModel(
-        name=name or folder.name,
+        name=name,
         module=read.module,
         library=library,
         architecture=str(read.config["model_type"]),
         vocabulary=found.vocabulary,
-        context=length,
-        device=device.kind,
+        context=context,
+        device=device,
         dtype=read.dtype,
         parameters=read.parameters,
         weight_bytes=read.weight_bytes,
-        kv=kept.kv,
-        kv_budget_bytes=kept.budget,
-        batched=not (why_not and found.why_not),
-        shares_prefill=shares_prefill,
-        own=kept.own if isinstance(kept.own, Own) else None,
-        kv_dtype="int8" if kv_bits and own else read.dtype,
-        prefill_tokens=kept.prefill_tokens,
-        max_running=max_running,
-        keeps_prefixes=prefix_cache,
-        draws=sampling_kernel(found.vocabulary, found.logits) if device.kind == "cuda" else None,
-        lands=readback() if device.kind == "cuda" else None,
-        details={**_about(device.name, library, read.config, assumed, why_not, found.why_not), **(details or {})},
+        choice=choice,
+        kv_dtype="int8" if options.kv_bits and not options.padded else read.dtype,
+        max_running=options.max_running,
+        draws=sampling_kernel(found.vocabulary, found.logits) if device == "cuda" else None,
+        lands=readback() if device == "cuda" else None,
+        details={**about, **options.details},
     )
 
 
@@ -125,15 +154,22 @@ def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
     return _Read(module, config, parameters, weight_bytes, _dtype(module))
 
 
-def _about(
-    device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool, why_not: str, not_batched: str
-) -> dict[str, str]:
-    """What is shown to people: lines that say nothing of this model are left out."""
+def _about(device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool) -> dict[str, str]:
+    """Details for people about the model and its libraries, without empty ones."""
     lines = {"device": device, "mlx": version_of("mlx") or "unknown", "mlx-lm": library.version}
     lines["quantization"] = _quantization(config)
     lines["context"] = "not in config.json: assumed" if assumed else ""
-    if why_not:
-        lines |= {"own rows": why_not, "not batched": not_batched}
+    return {name: line for name, line in lines.items() if line}
+
+
+def _backend_details(name: str, choice: BackendChoice, options: LoadOptions) -> dict[str, str]:
+    """Details for people about mlx-lm's caches, where these serve the model, with a warning; else none."""
+    if choice.config.name not in ("padded", "serial"):
+        return {}
+    reason = "not asked for" if options.padded else choice.reason_against("contiguous")
+    if not options.padded:
+        _log.warning("%s runs on mlx-lm's caches: %s; decoding is slower for several requests at once", name, reason)
+    lines = {"own rows": reason, "not batched": choice.reason_against("padded")}
     return {name: line for name, line in lines.items() if line}
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ...errors import ModelError
 from .. import mlxlm
-from ..device.memory import KvCost, kv_cost
+from ..kv.cost import KvCost, kv_cost
 from ..mlxlm import Caches, MlxLm
 
 _log = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ _TOLERANCE = 0.25
 
 @dataclass(frozen=True)
 class Probe:
-    """Of logits how many there are and their type. `why_not` is why rows can't share a forward pass; empty when they
-    can."""
+    """The number of logits, their type, and the cost of a sequence in mlx-lm's caches. `not_batched` is the reason why
+    sequences can't share a forward pass there; empty where they can."""
 
     vocabulary: int
     logits: Any
     kv: KvCost
-    why_not: str
+    not_batched: str
 
 
 def probe(library: MlxLm, model: Any, context: int, folder: Path) -> Probe:
@@ -40,7 +40,7 @@ def probe(library: MlxLm, model: Any, context: int, folder: Path) -> Probe:
     mx.eval(alone, [mlxlm.states(row) for row in caches])
     _check_numbers(mx.concatenate(alone), folder)
     cost = kv_cost(library.leaves(caches[0]), len(_PREFILLED) + 1, context)
-    return Probe(int(alone[0].shape[-1]), alone[0].dtype, cost, _why_not(library, model, mx.concatenate(alone)))
+    return Probe(int(alone[0].shape[-1]), alone[0].dtype, cost, _not_batched(library, model, mx.concatenate(alone)))
 
 
 def _check_numbers(logits: Any, folder: Path) -> None:
@@ -62,7 +62,8 @@ def _check_numbers(logits: Any, folder: Path) -> None:
         )
 
 
-def _why_not(library: MlxLm, model: Any, alone: Any) -> str:
+def _not_batched(library: MlxLm, model: Any, alone: Any) -> str:
+    """The reason why two sequences can't share a forward pass; empty where they can."""
     rows = _rows(library, model)
     if not library.can_merge(rows[0]):
         kinds = sorted({type(cache).__name__ for cache in rows[0]})

@@ -17,9 +17,9 @@ from .caches import (
     keep_rows,
     kv_bytes,
     merge,
+    shallow_copies,
     states,
     trim,
-    twins,
 )
 from .hooks import SelectingNorm, Selection, Window
 from .library import MlxLm, connect
@@ -39,7 +39,7 @@ __all__ = [
     "keep_rows",
     "kv_bytes",
     "merge",
+    "shallow_copies",
     "states",
     "trim",
-    "twins",
 ]

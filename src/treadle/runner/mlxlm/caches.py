@@ -58,7 +58,7 @@ def trim(caches: Caches, tokens: int) -> None:
         cache.trim(tokens)
 
 
-def twins(caches: Caches) -> Caches:
+def shallow_copies(caches: Caches) -> Caches:
     """Caches that hold the same, evaluated, arrays: which of both is written to first copies what it writes to."""
     return copy.deepcopy(caches)
 

@@ -1,41 +1,44 @@
-"""Rows that have buffers of their own: what MLX's stock operations attend over without masks, on any device.
+"""The contiguous KV backend: growing buffers of each sequence's own, which MLX's operations read without masks.
 
-Joining, leaving and growing touch nobody else, and a row takes the memory of the tokens it holds. Prefixes are kept as
-copies of blocks, made as they are completed, and of what a row leaves behind its last whole one; the row that reuses
-them copies them once more.
+Joining, leaving and growing touch no other sequence, and a sequence takes the memory of the tokens it holds. Prefixes
+are cached as copies of blocks, made as blocks are completed, and of a sequence's last tokens when it leaves; a sequence
+that reuses them copies them once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
 
-from ....cache.index import Freed, PrefixIndex
+from ....cache.index import Freed, Match, PrefixIndex
 from ....cache.node import Node
 from ....cache.store import BlockStore
 from ....core.messages import PrefixStatistics, Sharing
-from ...forward.ragged import PlacedSegment, RowSegment
+from ...forward.ragged import ForwardPass, RaggedBatch
+from ...forward.segments import ForwardOutput, KvSequence, RowSegment
+from ...mlxlm import Selection
+from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
+from ..cost import KvCost
+from ..planned_attention import prefill_quantum, warm_passes
 from .buffer import STEP, Buffer
-from .layer import ContiguousLayer, Pass
+from .layer import ContiguousLayer, Pass, PlacedSegment
 
 PREFIX_BLOCK = 32
 """Tokens of a block that can be reused."""
 
 
-class _Row:
-    """A row's buffers, one a layer, with the first `settled` of its `tokens`, and its place in the index, which has
-    `kept` of them."""
+class _State:
+    """A sequence's buffers, one a layer, and its place in the index, which has `cached` of its tokens. The first
+    `committed` tokens are computed and known."""
 
-    def __init__(self, buffers: list[Buffer], salt: str) -> None:
+    def __init__(self, buffers: list[Buffer]) -> None:
         self.buffers = buffers
-        self.salt = salt
-        self.tokens: Sequence[int] = ()
-        self.settled = 0
-        self.kept = 0
+        self.committed = 0
+        self.cached = 0
         self.node: Node | None = None
         self.shares = True
 
@@ -44,150 +47,183 @@ class _Row:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-class ContiguousLayout:
-    """`windows` has one number a layer, 0 where it sees everything. `budget` bytes (0: no limit) hold rows and kept
-    prefixes; rows get `blocks` blocks of it. `keeps` says whether prefixes are kept at all, `plain` how single tokens
-    attend (`layer`)."""
+@dataclass(frozen=True)
+class ContiguousConfig:
+    """Buffers for layers with `windows` (0: none) on `device`. `budget` bytes (0: no limit) hold sequences, each of
+    which takes `cost`, and cached prefixes. `selection` chooses what the model's head sees."""
 
+    windows: Sequence[int]
+    selection: Selection | None
+    device: str
+    cost: KvCost
+    budget: int = 0
+    blocks: int = 0
+    keep_prefixes: bool = True
+
+    name = "contiguous"
+    fused = False
+
+    def least_memory(self, max_running: int) -> LeastMemory:
+        return self.cost.least_memory(max_running, STEP)
+
+    def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> ContiguousBackend:
+        return ContiguousBackend(self, module, live)
+
+
+class ContiguousBackend:
+    """The backend that `config` describes, for `module`."""
+
+    name = "contiguous"
     block = STEP
     lookahead = 0
-    in_sizes = False
     sharing = Sharing.COPIED
+    chunk_sizes: tuple[int, ...] = ()
 
-    def __init__(
-        self,
-        windows: Sequence[int],
-        *,
-        blocks: int = 0,
-        budget: int = 0,
-        keeps: bool = True,
-        plain: bool = False,
-    ) -> None:
-        self.blocks = blocks
-        self._windows = list(windows)
-        self._budget = budget
+    def __init__(self, config: ContiguousConfig, module: Any, live: Live) -> None:
+        self.blocks = config.blocks
+        self.prefill_quantum = prefill_quantum(config.device)
+        self._config = config
+        self._live = live
         self._step = Pass()
-        self._layers = [ContiguousLayer(i, w, self._step, plain=plain) for i, w in enumerate(windows)]
-        self._rows: dict[str, _Row] = {}
-        self._index = PrefixIndex(PREFIX_BLOCK) if keeps else None
+        matmuls = config.device == "cpu"
+        self.layers = [ContiguousLayer(i, w, self._step, matmuls=matmuls) for i, w in enumerate(config.windows)]
+        self._forward = ForwardPass(module, self.layers, config.selection)
+        self._index = PrefixIndex(PREFIX_BLOCK) if config.keep_prefixes else None
         self._store = BlockStore()
         self._looked_up = self._reused = 0
 
-    def layers(self) -> list[Any]:
-        return list(self._layers)
+    def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
+        return warm_passes(self._config.device, limits)
 
-    def room(self) -> int:
-        held = sum(-(-row.buffers[0].end // STEP) for row in self._rows.values())
+    def free_blocks(self) -> int:
+        held = sum(-(-state.buffers[0].end // STEP) for state in self._states())
         return max(0, self.blocks - held)
 
-    def row_bytes(self) -> int:
-        return sum(row.nbytes for row in self._rows.values())
+    def kv_bytes(self) -> int:
+        return sum(state.nbytes for state in self._states())
 
-    # Rows --------------------------------------------------------------------------------------------------------
+    def _states(self) -> list[_State]:
+        return [sequence.kv for sequence in self._live.values() if sequence.kv is not None]
 
-    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
-        self.release(row)
-        mine = self._new(row, salt)
+    # Sequences ---------------------------------------------------------------------------------------------------
+
+    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
+        assert sequence.kv is None
+        sequence.kv = state = self._new_state()
         if self._index is None:
             return 0
         self._looked_up += len(tokens)
-        found = self._index.match(salt, tokens, row)
-        if not found.tokens:
-            return 0
+        found = self._index.match(sequence.salt, tokens, sequence.id)
+        if found.tokens:
+            self._copy_prefix(state, found)
+        return found.tokens
+
+    def _copy_prefix(self, state: _State, found: Match) -> None:
         sizes = [PREFIX_BLOCK] * len(found.nodes) + ([found.agree] if found.last is not None else [])
         handles = [node.handle for node in found.path]
-        for layer, buffer in enumerate(mine.buffers):
+        for layer, buffer in enumerate(state.buffers):
             first = max(0, found.tokens - (buffer.window - 1 + buffer.slack)) if buffer.window else 0
             skip = first // PREFIX_BLOCK
             keys, values = self._store.parts(layer, handles[skip:], sizes[skip:])
             buffer.begin_with(keys, values, skip * PREFIX_BLOCK)
-        mx.eval([(buffer.keys, buffer.values) for buffer in mine.buffers])
-        self._store.copied_bytes += mine.nbytes
-        mine.kept, mine.node = len(found.nodes) * PREFIX_BLOCK, found.nodes[-1] if found.nodes else None
+        mx.eval([(buffer.keys, buffer.values) for buffer in state.buffers])
+        self._store.copied_bytes += state.nbytes
+        state.cached, state.node = len(found.nodes) * PREFIX_BLOCK, found.nodes[-1] if found.nodes else None
         self._reused += found.tokens
-        return found.tokens
 
-    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
-        mine = self._rows.get(row) or self._new(row, salt)
-        mine.tokens = tokens
+    def admit(self, sequence: KvSequence) -> None:
+        if sequence.kv is None:
+            sequence.kv = self._new_state()
 
-    def _new(self, row: str, salt: str) -> _Row:
-        self._rows[row] = _Row([Buffer(w, PREFIX_BLOCK) for w in self._windows], salt)
-        return self._rows[row]
+    def _new_state(self) -> _State:
+        return _State([Buffer(window, PREFIX_BLOCK) for window in self._config.windows])
 
-    def release(self, row: str) -> None:
-        """What it has behind its last whole block is kept as well."""
-        mine = self._rows.pop(row, None)
-        if mine is not None and self._index is not None and mine.shares and mine.kept < mine.settled:
-            self._keep(mine, row, mine.tokens[mine.kept : mine.settled])
+    def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
+        """Nothing to do: committed tokens can be reused wherever prompts part."""
+
+    def release(self, sequence: KvSequence) -> None:
+        """The tokens behind the last whole block are cached as well."""
+        state: _State | None = sequence.kv
+        sequence.kv = None
+        if state is not None and self._index is not None and state.shares and state.cached < state.committed:
+            self._cache(state, sequence, sequence.tokens[state.cached : state.committed])
             self._store.flush()
             self._trim()
 
-    def lose(self, row: str) -> None:
-        self._rows.pop(row, None)
-        self._step.rows = {}  # the pass that failed never came to `written`
+    def invalidate(self, sequences: Iterable[KvSequence]) -> None:
+        for sequence in sequences:
+            sequence.kv = None
+        self._step.clear()  # the pass that failed did not
 
     # Passes ------------------------------------------------------------------------------------------------------
 
-    def order(self, pieces: Sequence[RowSegment]) -> list[RowSegment]:
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+        if not segments:
+            return ForwardOutput()
+        batch = RaggedBatch(self.order(segments))
+        self.begin(batch)
+        done = self._forward.run(batch, previous)
+        done.arrays = [(b.keys, b.values) for segment in batch.segments for b in segment.sequence.kv.buffers]
+        self._step.clear()
+        return done
+
+    def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
         """Single tokens first."""
-        return sorted(pieces, key=lambda piece: len(piece.tokens) > 1)
+        return sorted(segments, key=lambda segment: len(segment.tokens) > 1)
 
-    def begin(self, placed: Sequence[PlacedSegment], positions: npt.NDArray[np.int32]) -> None:
-        self._step.singles = [piece for piece in placed if piece.count == 1]
-        self._step.longer = [piece for piece in placed if piece.count > 1]
-        self._step.positions = mx.array(positions)
-        self._step.rows = {piece.id: self._rows[piece.id].buffers for piece in placed}
-        for piece in placed:  # a pass that is computed again writes over what it wrote
-            for buffer in self._step.rows[piece.id]:
-                buffer.cut(piece.start)
-
-    def written(self) -> list[Any]:
-        arrays = [(b.keys, b.values) for buffers in self._step.rows.values() for b in buffers]
-        self._step.rows = {}  # the graph is built: nothing here keeps a row that leaves
-        return arrays
+    def begin(self, batch: RaggedBatch) -> None:
+        placed = [
+            PlacedSegment(first, len(segment.tokens), segment.end, segment.sequence.kv.buffers)
+            for segment, first in zip(batch.segments, batch.firsts.tolist(), strict=True)
+        ]
+        self._step.singles = [one for one in placed if one.count == 1]
+        self._step.longer = [one for one in placed if one.count > 1]
+        self._step.positions = mx.array(batch.positions)
+        for one in placed:  # a pass that is computed again writes over its first results
+            for buffer in one.buffers:
+                buffer.cut(one.end - one.count)
 
     # Prefixes ----------------------------------------------------------------------------------------------------
 
-    def settle(self, held: Mapping[str, int]) -> None:
+    def commit(self, segments: Iterable[RowSegment]) -> None:
         if self._index is None:
             return
-        for row, count in held.items():
-            mine = self._rows.get(row)
-            if mine is not None:
-                full, mine.settled = mine.settled // PREFIX_BLOCK, count
-                if full < count // PREFIX_BLOCK:
-                    self._keep_blocks(mine, row)
+        for segment in segments:
+            state: _State | None = segment.sequence.kv
+            if state is not None:
+                full, state.committed = state.committed // PREFIX_BLOCK, segment.end
+                if full < segment.end // PREFIX_BLOCK:
+                    self._cache_blocks(state, segment.sequence)
 
-    def _keep_blocks(self, mine: _Row, row: str) -> None:
-        while mine.shares and mine.kept + PREFIX_BLOCK <= mine.settled:
-            self._keep(mine, row, mine.tokens[mine.kept : mine.kept + PREFIX_BLOCK])
+    def _cache_blocks(self, state: _State, sequence: KvSequence) -> None:
+        while state.shares and state.cached + PREFIX_BLOCK <= state.committed:
+            self._cache(state, sequence, sequence.tokens[state.cached : state.cached + PREFIX_BLOCK])
         self._store.flush()
         self._trim()
 
-    def _keep(self, mine: _Row, row: str, tokens: Sequence[int]) -> None:
+    def _cache(self, state: _State, sequence: KvSequence, tokens: Sequence[int]) -> None:
         """Copy the next block, or the end, unless it is there already."""
         assert self._index is not None
-        start, end = mine.kept, mine.kept + len(tokens)
-        if any(buffer.base > start for buffer in mine.buffers):
-            mine.shares = False
+        start, end = state.cached, state.cached + len(tokens)
+        if any(buffer.base > start for buffer in state.buffers):
+            state.shares = False
             return
-        size = sum(buffer.nbytes * len(tokens) // buffer.keys.shape[2] for buffer in mine.buffers)
+        size = sum(buffer.nbytes * len(tokens) // buffer.keys.shape[2] for buffer in state.buffers)
         handle = self._store.new_handle()
-        done = self._index.insert(mine.node, mine.salt, tokens, handle, size, row)
+        done = self._index.insert(state.node, sequence.salt, tokens, handle, size, sequence.id)
         self._free(done.freed)
         if done.node is None:
-            mine.shares = False  # what it continues was given up: nothing more of it can be found
+            state.shares = False  # the block before it was evicted: nothing behind can be found
             return
         if done.stored:
-            self._store.put(handle, [buffer.between(start, end) for buffer in mine.buffers])
-        mine.kept, mine.node = end, done.node
+            self._store.put(handle, [buffer.between(start, end) for buffer in state.buffers])
+        state.cached, state.node = end, done.node
 
     def _trim(self) -> None:
-        """Keep no more than the budget leaves beside the rows."""
-        if self._index is None or not self._budget:
+        """Evict what the budget does not hold beside the live sequences."""
+        if self._index is None or not self._config.budget:
             return
-        over = self.row_bytes() + self._index.size - self._budget
+        over = self.kv_bytes() + self._index.size - self._config.budget
         if over > 0:
             self._free(self._index.evict(over))
 
@@ -195,9 +231,10 @@ class ContiguousLayout:
         for handle, _ in freed:
             self._store.drop(handle)
 
+    # The whole ---------------------------------------------------------------------------------------------------
+
     def close(self) -> None:
-        self._rows.clear()
-        self._step.rows = {}
+        self._step.clear()
         if self._index is not None:
             self._free(self._index.clear())
 
@@ -206,8 +243,8 @@ class ContiguousLayout:
             return 0
         tokens = self._index.tokens
         self._free(self._index.clear())
-        for row in self._rows.values():
-            row.shares = False
+        for state in self._states():
+            state.shares = False
         return tokens
 
     def statistics(self) -> PrefixStatistics:

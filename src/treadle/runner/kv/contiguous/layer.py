@@ -1,37 +1,50 @@
-"""What a model takes for a layer's cache, over rows with buffers of their own: attention by MLX's stock operations."""
+"""Layer caches of the contiguous backend: attention over each sequence's own buffers by MLX's operations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from ...forward.ragged import PlacedSegment
 from ...mlxlm import Window
 from .buffer import Buffer
 
 
+@dataclass(slots=True, eq=False)
+class PlacedSegment:
+    """Tokens `first` to `first + count` of a batch, up to position `end` of a sequence with `buffers`, one a layer."""
+
+    first: int
+    count: int
+    end: int
+    buffers: Sequence[Buffer]
+
+
 @dataclass
 class Pass:
-    """What all layers share in a step: pieces of one token, longer ones behind them, and the tokens' positions (T,)."""
+    """A step's data that all layers share: segments of one token, longer ones behind them, the tokens' positions
+    (T,)."""
 
     singles: Sequence[PlacedSegment] = ()
     longer: Sequence[PlacedSegment] = ()
     positions: Any = None
-    rows: Mapping[str, Sequence[Buffer]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Keep no sequence that leaves."""
+        self.singles = self.longer = ()
 
 
 class ContiguousLayer:
-    """Layer `index`; `window` is 0 where it sees everything. With `plain`, single tokens attend by plain operations:
-    fewer of them, where each is a task for a thread, as on the CPU."""
+    """Layer `index`; `window` is 0 where it sees everything. With `matmuls`, the attention of single tokens is two
+    matrix products and a softmax: fewer operations, where each is a task for a thread, as on the CPU."""
 
-    def __init__(self, index: int, window: int, step: Pass, *, plain: bool) -> None:
+    def __init__(self, index: int, window: int, step: Pass, *, matmuls: bool) -> None:
         self._index = index
         self._window = window
         self._step = step
-        self._plain = plain
+        self._matmuls = matmuls
 
     @property
     def offset(self) -> Any:
@@ -65,13 +78,13 @@ class ContiguousLayer:
         seen = [self._seen(piece, window) for piece in self._step.singles]
         if not seen:
             return []
-        if not self._plain or sinks is not None:
+        if not self._matmuls or sinks is not None:
             rows = _rows(queries, len(seen))
             return [_fused(own, *kv, scale=scale, sinks=sinks) for own, kv in zip(rows, seen, strict=True)]
         # The queries of one kv head are as good as a longer query that sees everything.
         count, heads = len(seen), seen[0][0].shape[1]
         grouped = (queries[:count] * scale).reshape(count, heads, -1, queries.shape[-1])
-        parts = [_plain(own, *kv) for own, kv in zip(_rows(grouped, count), seen, strict=True)]
+        parts = [_attend_by_matmuls(own, *kv) for own, kv in zip(_rows(grouped, count), seen, strict=True)]
         out = parts[0] if count == 1 else mx.concatenate(parts)
         return [out.reshape(count, -1, 1, out.shape[-1])]
 
@@ -91,13 +104,13 @@ class ContiguousLayer:
         return self._buffer(piece).last(seen)
 
     def _buffer(self, piece: PlacedSegment) -> Buffer:
-        return self._step.rows[piece.id][self._index]
+        return piece.buffers[self._index]
 
 
 _fused = mx.fast.scaled_dot_product_attention
 
 
-def _plain(queries: Any, keys: Any, values: Any) -> Any:
+def _attend_by_matmuls(queries: Any, keys: Any, values: Any) -> Any:
     """Attention of scaled queries that see everything."""
     return mx.softmax(queries @ keys.swapaxes(-1, -2), axis=-1, precise=True) @ values
 

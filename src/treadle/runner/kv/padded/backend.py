@@ -1,19 +1,19 @@
-"""The path that serves every architecture: rows keep mlx-lm's own caches, merged into one batch while they decode.
+"""The padded and the serial KV backend: mlx-lm's own caches, which serve every architecture.
 
-The rows' caches can hold anything (recurrent state, rotating windows, lists of caches). Prompts are read row by row, or
-several short ones in a padded pass; rows decode in one padded batch, or one by one where their caches can't be merged.
-Rows that join or leave cost the others a copy: where a model's caches are plain keys and values, `flat` is used.
+The caches can hold anything (recurrent state, rotating windows, lists of caches). Prompts are read one by one, or
+several short ones in a padded pass. The padded backend merges the caches of sequences that decode into one batch, at
+the cost of a copy whenever one joins or leaves; the serial one decodes one sequence after the other.
 
-Prompts are kept as snapshots (`snapshots`) of rows on their way, and of what rows leave that have not failed.
+Prefixes are cached as snapshots (`snapshots`) of sequences on their way, and of what sequences leave behind.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from msgspec.structs import replace
@@ -21,312 +21,320 @@ from msgspec.structs import replace
 from ....core.messages import PrefixStatistics, Sharing
 from ... import mlxlm
 from ...device.guard import mlx_runtime
-from ...forward.ragged import RowSegment
-from ...mlxlm import Caches
-from ..backend import Computed
-from .batch import DecodeBatch, own_bytes
+from ...forward.segments import ForwardOutput, KvSequence, RowSegment
+from ...mlxlm import Caches, MlxLm
+from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
+from ..cost import KvCost
+from ..planned_attention import pad_to, prefill_quantum, warm_passes
+from .batch import DecodeBatch, PaddedState
+from .cached_model import CachedModel
 from .prefill import passes, together
 from .snapshots import BLOCK, LEAST, Snapshots
 
-if TYPE_CHECKING:
-    from ...loading.model import LoadedModel
-
-
 UNKNOWN_BUDGET = 2 << 30
 """Bytes for caches, where nothing says how much memory there is: half of it at most is for snapshots."""
+_NO_CACHE = "the runner holds no cache for this request"
 
 
-@dataclass(slots=True, eq=False)
-class _Row:
-    """A row whose caches hold `cached` tokens, the first of `tokens`. It is kept after as many as `marks` says, and
-    when it leaves, after as many as are `settled`; one that failed has none. `kept` tokens are kept already."""
+@dataclass(frozen=True)
+class PaddedConfig:
+    """mlx-lm's caches on `device`, `batched` where they can be merged; `shared_prefill` where several prompts may share
+    a pass. `budget` bytes (0: unknown) hold sequences, each of which takes `cost`, and snapshots."""
 
-    salt: str
-    tokens: Sequence[int] = ()
-    cached: int = 0
-    kept: int = 0
-    settled: int | None = None
-    marks: list[int] = field(default_factory=list)
-    shares: bool = True
+    library: MlxLm
+    device: str
+    cost: KvCost
+    budget: int = 0
+    batched: bool = True
+    shared_prefill: bool = False
+    keep_prefixes: bool = True
+
+    fused = False
+
+    @property
+    def name(self) -> str:
+        return "padded" if self.batched else "serial"
+
+    def least_memory(self, max_running: int) -> LeastMemory:
+        return self.cost.least_memory(max_running, 1)
+
+    def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> PaddedBackend:
+        return PaddedBackend(self, module, live, clock)
 
 
 class PaddedBackend:
-    """Rows of `model` in mlx-lm's caches."""
+    """The backend that `config` describes, for `module`; `clock` times prompts."""
 
+    block = 1
+    blocks = 0
     lookahead = 0
     sharing = Sharing.MARKED
+    chunk_sizes: tuple[int, ...] = ()
 
-    def __init__(self, model: LoadedModel, clock: Callable[[], float] = time.monotonic) -> None:
-        self._model = model
+    def __init__(self, config: PaddedConfig, module: Any, live: Live, clock: Clock) -> None:
+        self.name = config.name
+        self.prefill_quantum = prefill_quantum(config.device)
+        self._config = config
+        self._live = live
         self._clock = clock
-        self._rows: dict[str, _Row] = {}
-        self._own: dict[str, Caches] = {}  # caches of rows that are not in the batch
+        self._model = CachedModel(module, config.library, pad_to(config.device))
         self._batch = DecodeBatch()
-        self._snapshots = _snapshots(model) if model.keeps_prefixes else None
+        self._snapshots = _snapshots(config.library, module) if config.keep_prefixes else None
 
-    @property
-    def block(self) -> int:
-        return 1
+    def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
+        return warm_passes(self._config.device, limits)
 
-    @property
-    def blocks(self) -> int:
+    def free_blocks(self) -> int:
         return 0
 
-    def room(self) -> int:
-        return 0
+    # Sequences ---------------------------------------------------------------------------------------------------
 
-    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
-        self.release(row)
-        found = None if self._snapshots is None else self._snapshots.find(salt, tokens, row)
+    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
+        assert sequence.kv is None
+        found = None if self._snapshots is None else self._snapshots.find(sequence.salt, tokens, sequence.id)
         if found is None:
             return 0
-        self._rows[row] = _Row(salt, cached=found.tokens, kept=found.tokens)
-        self._own[row] = found.caches
+        sequence.kv = PaddedState(found.caches, cached=found.tokens, stored=found.tokens)
         return found.tokens
 
-    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
-        if row not in self._rows:
-            self._rows[row] = _Row(salt)
-            self._own[row] = self._model.new_caches()
-        mine = self._rows[row]
-        mine.tokens = tokens
+    def admit(self, sequence: KvSequence) -> None:
+        if sequence.kv is None:
+            sequence.kv = PaddedState(self._model.new_caches())
         if self._snapshots is not None:
-            mine.marks = self._snapshots.marks(salt, tokens[:-1], mine.cached, row)
-            self._snapshots.shrink(self._snapshot_room())
+            state: PaddedState = sequence.kv
+            tokens = sequence.tokens[:-1]
+            state.checkpoints = self._snapshots.checkpoints(sequence.salt, tokens, state.cached, sequence.id)
+            self._snapshots.shrink(self._snapshot_bytes())
 
-    def mark(self, row: str, ends: Sequence[int]) -> None:
-        """Kept after whole blocks, if it is not too late: then one copy does for all who part a few tokens later."""
-        mine = self._rows.get(row)
-        if mine is None:
+    def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
+        """Store it after whole blocks, if it is not too late: one copy does for all that part a few tokens later."""
+        state: PaddedState | None = sequence.kv
+        if state is None:
             return
-        marks = set(mine.marks)
+        checkpoints = set(state.checkpoints)
         for end in ends:
             blocks = end // BLOCK * BLOCK
-            if blocks > mine.kept:
-                marks.add(blocks if blocks > mine.cached and blocks >= mine.kept + LEAST else end)
-        mine.marks = sorted(marks)
+            if blocks > state.stored:
+                checkpoints.add(blocks if blocks > state.cached and blocks >= state.stored + LEAST else end)
+        state.checkpoints = sorted(checkpoints)
 
-    def release(self, row: str) -> None:
-        """Forget a row. Its memory is free at once, or at the next decode step if others share its batch."""
-        mine = self._rows.get(row)
-        leaves = None if mine is None else self._left_by(row, mine)
-        self._forget(row)
-        if mine is not None and mine.settled is not None and leaves is not None:
-            self._keep(row, mine, mine.tokens[: mine.settled], leaves)
+    def commit(self, segments: Iterable[RowSegment]) -> None:
+        for segment in segments:
+            if segment.sequence.kv is not None:
+                segment.sequence.kv.committed = segment.end
 
-    def _left_by(self, row: str, mine: _Row) -> Caches | None:
-        """What a row leaves that can be trusted."""
-        if self._snapshots is None or mine.settled != mine.cached:
+    def release(self, sequence: KvSequence) -> None:
+        """Memory is free at once, or at the next decode step if others share the batch."""
+        state: PaddedState | None = sequence.kv
+        if state is None:
+            return
+        caches = self._trusted(state)
+        self.invalidate([sequence])
+        if state.committed is not None and caches is not None:
+            self._store(state, sequence, sequence.tokens[: state.committed], caches)
+
+    def _trusted(self, state: PaddedState) -> Caches | None:
+        """The caches of a sequence that leaves, if they hold its committed tokens and nothing else."""
+        if self._snapshots is None or state.committed != state.cached:
             return None
-        if row in self._own:
-            return self._own[row]
-        return self._batch.of(row) if row in self._batch.ids else None
+        if state.caches is not None:
+            return state.caches
+        return self._batch.caches_of(state) if state in self._batch else None
 
-    def lose(self, rows: Sequence[str]) -> None:
-        """The caches of these rows may have advanced in some layers only. Where a pass over the batch failed, these are
-        all that are in it."""
-        for row in rows:
-            self._forget(row)
-
-    def _forget(self, row: str) -> None:
-        self._rows.pop(row, None)
-        self._own.pop(row, None)
-        self._batch.forget(row)
-
-    def settle(self, held: Mapping[str, int]) -> None:
-        for row, count in held.items():
-            if row in self._rows:
-                self._rows[row].settled = count
+    def invalidate(self, sequences: Iterable[KvSequence]) -> None:
+        """Caches may have advanced in some layers only. Where a pass over the batch failed, these are all in it."""
+        for sequence in sequences:
+            if sequence.kv is not None:
+                self._batch.forget(sequence.kv)
+                sequence.kv = None
 
     def reset(self) -> int:
-        for row in self._rows.values():
-            row.shares = False
+        for state in self._states():
+            state.shares = False
         return 0 if self._snapshots is None else self._snapshots.clear()
 
-    def row_bytes(self) -> int:
-        return self._batch.kv_bytes + own_bytes(self._own)
+    def kv_bytes(self) -> int:
+        own = (mlxlm.kv_bytes(state.caches) for state in self._states() if state.caches is not None)
+        return self._batch.kv_bytes + sum(own)
 
     def statistics(self) -> PrefixStatistics:
         return PrefixStatistics() if self._snapshots is None else self._snapshots.statistics()
 
     def close(self) -> None:
-        self._rows.clear()
-        self._own.clear()
         self._batch.drop()
         self.reset()
 
+    def _states(self) -> list[PaddedState]:
+        return [sequence.kv for sequence in self._live.values() if sequence.kv is not None]
+
     # Prefixes ----------------------------------------------------------------------------------------------------
 
-    def _snapshot_room(self) -> int:
-        """Bytes for snapshots: what the rows leave, and half at most."""
-        budget = self._model.kv_budget_bytes or UNKNOWN_BUDGET
-        return min(budget // 2, budget - self.row_bytes())
+    def _snapshot_bytes(self) -> int:
+        """Bytes for snapshots: what live sequences leave, and half at most."""
+        budget = self._config.budget or UNKNOWN_BUDGET
+        return min(budget // 2, budget - self.kv_bytes())
 
-    def _keep(self, row: str, mine: _Row, tokens: Sequence[int], caches: Caches) -> None:
-        """Keep `caches`, which are nobody's, after `tokens`, if that spares others enough."""
-        if self._snapshots is None or not mine.shares or len(tokens) < max(BLOCK, mine.kept + LEAST):
+    def _store(self, state: PaddedState, sequence: KvSequence, tokens: Sequence[int], caches: Caches) -> None:
+        """Store a snapshot of `caches`, which nobody else writes to, after `tokens`, if it spares others enough."""
+        if self._snapshots is None or not state.shares or len(tokens) < max(BLOCK, state.stored + LEAST):
             return
-        self._snapshots.keep(mine.salt, tokens, caches, self._snapshot_room(), row)
-        mine.kept = len(tokens)
+        self._snapshots.store(sequence.salt, tokens, caches, self._snapshot_bytes(), sequence.id)
+        state.stored = len(tokens)
 
-    def _keep_marked(self, piece: RowSegment) -> None:
-        """Keep a row that has come to one of its marks."""
-        mine = self._rows.get(piece.id)
-        if mine is not None and mine.cached == piece.end and piece.end in mine.marks:
-            self._keep(piece.id, mine, mine.tokens[: piece.end], mlxlm.twins(self._own[piece.id]))
+    def _store_checkpoint(self, segment: RowSegment) -> None:
+        """Store a sequence that has come to one of its checkpoints."""
+        sequence, state = segment.sequence, segment.sequence.kv
+        if state is not None and state.cached == segment.end and segment.end in state.checkpoints:
+            self._store(state, sequence, sequence.tokens[: segment.end], mlxlm.shallow_copies(state.caches))
 
-    def _parts(self, piece: RowSegment) -> list[RowSegment]:
-        """The piece, parted where the row is to be kept."""
-        mine = self._rows.get(piece.id)
-        marks = [] if mine is None or piece.wants else [mark for mark in mine.marks if piece.start < mark < piece.end]
-        borders = [piece.start, *marks, piece.end]
-        return (
-            [
-                replace(piece, tokens=piece.tokens[start - piece.start : end - piece.start], start=start)
-                for start, end in pairwise(borders)
-            ]
-            if marks
-            else [piece]
-        )
+    def _parts(self, segment: RowSegment) -> list[RowSegment]:
+        """The segment, split at its sequence's checkpoints."""
+        state: PaddedState | None = segment.sequence.kv
+        if state is None or segment.wants:
+            return [segment]
+        inside = [end for end in state.checkpoints if segment.start < end < segment.end]
+        return [
+            replace(segment, tokens=segment.tokens[start - segment.start : end - segment.start], start=start)
+            for start, end in pairwise([segment.start, *inside, segment.end])
+        ]
 
-    def compute(self, pieces: Sequence[RowSegment], previous: Any | None) -> Computed:
-        """Prompts are computed at once, all but the tokens whose logits are wanted for a pick; those share a pass."""
+    # Passes ------------------------------------------------------------------------------------------------------
+
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+        """Prompts are computed at once, up to the tokens whose logits are sampled from; those share a pass."""
         began = self._clock()
-        done = Computed()
-        heads = [head for piece in pieces if (head := _head(piece)) is not None]
+        done = ForwardOutput()
+        heads = [head for segment in segments if (head := _head(segment)) is not None]
         scores = self._read_all(heads, done)
         if heads:
             done.prefill_s = self._clock() - began
-        last = [piece for piece in pieces if piece.picks and piece.id not in done.refused]
+        last = [segment for segment in segments if segment.picks and segment.id not in done.refused]
         ids, logits = self._decode(last, done)
         if scores:
             picked = {} if logits is None else {id_: logits[i : i + 1] for i, id_ in enumerate(ids)}
-            self._join(pieces, scores, picked, done)
+            _join(segments, scores, picked, done)
         else:
             done.logits, done.places = logits, {id_: (i, 1) for i, id_ in enumerate(ids)}
         if self._snapshots is not None:
-            self._snapshots.shrink(self._snapshot_room())
+            self._snapshots.shrink(self._snapshot_bytes())
         return done
 
-    def _join(
-        self, pieces: Sequence[RowSegment], scores: dict[str, Any], picked: dict[str, Any], done: Computed
-    ) -> None:
-        """Put a row's logits for its prompt's scores and those for its pick side by side."""
-        parts: list[Any] = []
-        first = 0
-        for piece in pieces:
-            own = [logits[piece.id] for logits in (scores, picked) if piece.id in logits]
-            if own and piece.id not in done.refused:
-                count = sum(part.shape[0] for part in own)
-                done.places[piece.id] = (first, count)
-                first += count
-                parts.extend(own)
-        done.logits = mx.concatenate(parts) if parts else None
-
-    # Prompts -----------------------------------------------------------------------------------------------------
-
-    def _read_all(self, heads: Sequence[RowSegment], done: Computed) -> dict[str, Any]:
-        """Chunks, up to where their rows are to be kept and on from there; logits of those to be scored."""
+    def _read_all(self, heads: Sequence[RowSegment], done: ForwardOutput) -> dict[str, Any]:
+        """Compute prompts, from one checkpoint to the next; logits of those to be scored, by id."""
         scores: dict[str, Any] = {}
-        for parts in zip_longest(*(self._parts(piece) for piece in heads)):
+        for parts in zip_longest(*(self._parts(segment) for segment in heads)):
             some = [part for part in parts if part is not None and part.id not in done.refused]
             self._read_some(some, scores, done)
             for part in some:
-                self._keep_marked(part)
+                self._store_checkpoint(part)
         return scores
 
-    def _read_some(self, heads: Sequence[RowSegment], scores: dict[str, Any], done: Computed) -> None:
+    def _read_some(self, heads: Sequence[RowSegment], scores: dict[str, Any], done: ForwardOutput) -> None:
         """Several short chunks in one pass where the model can, the others one by one."""
-        shared = [piece for piece in heads if not piece.wants] if self._model.shares_prefill else []
+        shared = [segment for segment in heads if not segment.wants] if self._config.shared_prefill else []
         for group in passes(shared):
             if len(group) == 1 or not self._read_together(group):
-                for piece in group:
-                    self._read(piece, scores, done)
-        for piece in heads:
-            if piece not in shared:
-                self._read(piece, scores, done)
+                for segment in group:
+                    self._read(segment, scores, done)
+        for segment in heads:
+            if segment not in shared:
+                self._read(segment, scores, done)
 
-    def _read_together(self, pieces: Sequence[RowSegment]) -> bool:
-        """Compute `pieces` in one pass. False, with nothing changed, where one of them has to be looked at alone."""
-        if any(piece.id not in self._own for piece in pieces):
+    def _read_together(self, segments: Sequence[RowSegment]) -> bool:
+        """Compute `segments` in one pass. False, with nothing changed, where one of them has to be computed alone."""
+        states = [segment.sequence.kv for segment in segments]
+        own = [state.caches for state in states if state is not None and state.caches is not None]
+        if len(own) < len(segments):
             return False
         try:
             with mlx_runtime("reading prompts"):
-                caches = together(
-                    self._model.module,
-                    [piece.known for piece in pieces],
-                    [self._own[piece.id] for piece in pieces],
-                    pad_to=self._model.pad_to,
-                )
+                prompts = [segment.known for segment in segments]
+                caches = together(self._model.module, prompts, own, pad_to=self._model.pad_to)
         except (ValueError, TypeError, IndexError, OverflowError):
             return False
-        for piece, own in zip(pieces, caches, strict=True):
-            self._own[piece.id] = own
-            self._rows[piece.id].cached = piece.end
+        for segment, state, new in zip(segments, states, caches, strict=True):
+            state.caches, state.cached = new, segment.end
         return True
 
-    def _read(self, piece: RowSegment, scores: dict[str, Any], done: Computed) -> None:
-        caches = self._own.get(piece.id)
-        if caches is None:
-            done.refused[piece.id] = "the runner holds no cache to prefill for this request"
+    def _read(self, segment: RowSegment, scores: dict[str, Any], done: ForwardOutput) -> None:
+        state: PaddedState | None = segment.sequence.kv
+        if state is None or state.caches is None:
+            done.refused[segment.id] = _NO_CACHE
             return
-        mine = self._rows[piece.id]
-        assert piece.start == mine.cached, f"chunk at {piece.start}, cached {mine.cached}"
+        assert segment.start == state.cached, f"chunk at {segment.start}, cached {state.cached}"
         try:
             with mlx_runtime("reading a prompt"):
-                if piece.wants:
-                    scores[piece.id] = self._model.score(piece.known, caches)
+                if segment.wants:
+                    scores[segment.id] = self._model.score(segment.known, state.caches)
                 else:
-                    self._model.prefill(piece.known, caches)
+                    self._model.prefill(segment.known, state.caches)
         except (ValueError, TypeError, IndexError, OverflowError) as error:
-            done.refused[piece.id] = f"the prompt can't be read: {error}"
-            mine.settled = None  # some layers may have gone on
+            done.refused[segment.id] = f"the prompt can't be read: {error}"
+            state.committed = None  # some layers may have advanced
             return
-        mine.cached = piece.end
+        state.cached = segment.end
 
     # Decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, pieces: Sequence[RowSegment], done: Computed) -> tuple[list[str], Any | None]:
-        """Logits (B, V) of rows' last tokens, not evaluated, and whose they are."""
-        wanted = {}
-        for piece in pieces:
-            if piece.id in self._own or (piece.id in self._rows and piece.id in self._batch.ids):
-                wanted[piece.id] = piece
-            else:
-                done.refused[piece.id] = "the runner holds no cache to decode this request from"
+    def _decode(self, segments: Sequence[RowSegment], done: ForwardOutput) -> tuple[list[str], Any | None]:
+        """Ids of sequences, and logits (B, V) of their last tokens, not evaluated."""
+        wanted: dict[PaddedState, RowSegment] = {}
+        for segment in segments:
+            state: PaddedState | None = segment.sequence.kv
+            if state is None or (state.caches is None and state not in self._batch):
+                done.refused[segment.id] = _NO_CACHE
+                continue
+            assert segment.end == state.cached + 1, "the prompt must be in the cache"
+            wanted[state] = segment
         if not wanted:
             return [], None
-        for id_, piece in wanted.items():
-            mine = self._rows[id_]
-            assert piece.end == mine.cached + 1, "the prompt must be in the cache"
-            mine.cached = piece.end
+        for state, segment in wanted.items():
+            state.cached = segment.end
         with mlx_runtime("decoding"):
-            if not self._model.batched:
-                return self._one_by_one(wanted, done)
-            self._batch.arrange(list(wanted), self._own)
-            ids = [id_ for id_ in self._batch.ids if id_ is not None]
-            logits = self._model.decode([wanted[id_].known[-1] for id_ in ids], self._batch.caches)
+            return self._decode_batch(wanted, done) if self._config.batched else self._decode_serially(wanted, done)
+
+    def _decode_batch(self, wanted: dict[PaddedState, RowSegment], done: ForwardOutput) -> tuple[list[str], Any]:
+        self._batch.arrange(list(wanted))
+        ordered = [wanted[state] for state in self._batch.members if state is not None]
+        logits = self._model.decode([segment.known[-1] for segment in ordered], self._batch.caches)
         done.arrays.extend(mlxlm.states(self._batch.caches))
-        return ids, logits
+        return [segment.id for segment in ordered], logits
 
-    def _one_by_one(self, wanted: dict[str, RowSegment], done: Computed) -> tuple[list[str], Any]:
-        logits = [self._model.decode([piece.known[-1]], self._own[id_]) for id_, piece in wanted.items()]
-        for id_ in wanted:
-            done.arrays.extend(mlxlm.states(self._own[id_]))
-        return list(wanted), mx.concatenate(logits)
-
-
-def _snapshots(model: LoadedModel) -> Snapshots:
-    """Snapshots of the model's rows, which can be cut where all tokens are there, one by one."""
-    windows = model.library.windows(model.module)
-    return Snapshots(model.library, cuts=windows is not None and not any(windows))
+    def _decode_serially(self, wanted: dict[PaddedState, RowSegment], done: ForwardOutput) -> tuple[list[str], Any]:
+        logits = []
+        for state, segment in wanted.items():
+            assert state.caches is not None, "nothing is batched"
+            logits.append(self._model.decode([segment.known[-1]], state.caches))
+            done.arrays.extend(mlxlm.states(state.caches))
+        return [segment.id for segment in wanted.values()], mx.concatenate(logits)
 
 
-def _head(piece: RowSegment) -> RowSegment | None:
-    """The part of a piece that comes before the token whose logits pick the next one."""
-    if not piece.picks:
-        return piece
-    count = len(piece.tokens) - 1
+def _snapshots(library: MlxLm, module: Any) -> Snapshots:
+    """Snapshots that can be cut where the caches hold every token and nothing else."""
+    windows = library.windows(module)
+    return Snapshots(library, cuts=windows is not None and not any(windows))
+
+
+def _join(segments: Sequence[RowSegment], scores: dict[str, Any], picked: dict[str, Any], done: ForwardOutput) -> None:
+    """Put each sequence's logits for its prompt's scores and those to sample from side by side."""
+    parts: list[Any] = []
+    first = 0
+    for segment in segments:
+        own = [logits[segment.id] for logits in (scores, picked) if segment.id in logits]
+        if own and segment.id not in done.refused:
+            count = sum(part.shape[0] for part in own)
+            done.places[segment.id] = (first, count)
+            first += count
+            parts.extend(own)
+    done.logits = mx.concatenate(parts) if parts else None
+
+
+def _head(segment: RowSegment) -> RowSegment | None:
+    """The part of a segment before the token whose logits are sampled from."""
+    if not segment.picks:
+        return segment
+    count = len(segment.tokens) - 1
     if not count:
         return None
-    return RowSegment(piece.id, piece.tokens[:count], piece.start, wants=max(0, piece.wants - 1), picks=False)
+    wants = max(0, segment.wants - 1)
+    return RowSegment(segment.sequence, segment.tokens[:count], segment.start, wants=wants, picks=False)

@@ -1,13 +1,14 @@
-"""The caches of the rows that decode together.
+"""The merged caches of the sequences that decode together.
 
-Rules: a row's caches are either its own or inside the batch, never both. A batch of one is that row's own caches (no
-padding, no mask). Rows that were released are filtered out when the batch is next arranged; rows that are only held
-back get caches of their own again, evaluated at once, so that the next forward pass does not advance them.
+Rules: a sequence's caches are either its own or inside the batch, never both. A batch of one is that sequence's own
+caches (no padding, no mask). Sequences that were released are filtered out when the batch is next arranged; those that
+only pause get caches of their own again, evaluated at once, so that the next forward pass does not advance them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -15,11 +16,27 @@ from ... import mlxlm
 from ...mlxlm import Caches
 
 
+@dataclass(slots=True, eq=False)
+class PaddedState:
+    """A sequence's caches, None while they are inside the batch, which hold `cached` tokens.
+
+    `stored` of its tokens are in a snapshot already, and it is to be stored after as many as `checkpoints` says, and
+    when it leaves, after `committed` ones (None: it failed, and nothing it leaves can be trusted).
+    """
+
+    caches: Caches | None
+    cached: int = 0
+    stored: int = 0
+    committed: int | None = None
+    checkpoints: list[int] = field(default_factory=list)
+    shares: bool = True
+
+
 class DecodeBatch:
-    """`ids` are the rows inside, in the order of the caches' first axis; None is one that has left."""
+    """`members` are the sequences inside, in the order of the caches' first axis; None is one that has left."""
 
     def __init__(self) -> None:
-        self.ids: list[str | None] = []
+        self.members: list[PaddedState | None] = []
         self.caches: Caches = []
 
     @property
@@ -28,50 +45,59 @@ class DecodeBatch:
 
     def drop(self) -> None:
         """Forget everything inside."""
-        self.ids, self.caches = [], []
+        self.members, self.caches = [], []
 
-    def of(self, row: str) -> Caches:
-        """The caches of a row inside, lazily: they hold on to the batch until they are evaluated, and are the row's own
-        where it is alone."""
-        return mlxlm.extract(self.caches, self.ids.index(row)) if len(self.ids) > 1 else self.caches
+    def __contains__(self, state: PaddedState) -> bool:
+        return state in self.members
 
-    def forget(self, row: str) -> None:
-        """The row has left, and its id may come back as another's. The last one's caches go at once."""
-        self.ids = [None if id_ == row else id_ for id_ in self.ids]
-        if not any(id_ is not None for id_ in self.ids):
+    def caches_of(self, state: PaddedState) -> Caches:
+        """The caches of a sequence inside, lazily: they hold on to the batch until they are evaluated, and are the
+        sequence's own where it is alone."""
+        return mlxlm.extract(self.caches, self.members.index(state)) if len(self.members) > 1 else self.caches
+
+    def forget(self, state: PaddedState) -> None:
+        """Drop a sequence that has left. The last one's caches go at once."""
+        self.members = [None if member is state else member for member in self.members]
+        if not any(member is not None for member in self.members):
             self.drop()
 
-    def arrange(self, wanted: Sequence[str], own: MutableMapping[str, Caches]) -> None:
-        """Hold exactly the rows `wanted`, in any order.
+    def arrange(self, wanted: Sequence[PaddedState]) -> None:
+        """Hold exactly the sequences `wanted`, in any order.
 
-        Newcomers are taken out of `own`; rows inside that are not wanted are put there. On an exception the batch is
-        empty, so no row is left in it half-way: those not in `own` are lost.
+        Newcomers give up their caches; members that are not wanted get theirs back. On an exception the batch is empty,
+        so that no sequence is left in it half-way: those without caches are lost.
         """
-        if set(wanted) == set(self.ids):
+        if set(wanted) == set(self.members):
             return
-        ids, caches = self.ids, self.caches
+        members, caches = self.members, self.caches
         self.drop()
-        _split_off(ids, caches, set(wanted), own)
-        stay = [i for i, id_ in enumerate(ids) if id_ in set(wanted)]
-        staying = {ids[i] for i in stay}
-        join = [id_ for id_ in wanted if id_ not in staying]
-        if len(stay) == 1 and len(ids) > 1:
+        _split_off(members, caches, set(wanted))
+        stay = [i for i, member in enumerate(members) if member in set(wanted)]
+        staying = {members[i] for i in stay}
+        join = [state for state in wanted if state not in staying]
+        if len(stay) == 1 and len(members) > 1:
             caches = mlxlm.extract(caches, stay[0])
-        elif 1 < len(stay) < len(ids):
+        elif 1 < len(stay) < len(members):
             mlxlm.keep_rows(caches, stay)
-        self.caches = _joined(caches if stay else [], len(stay), [own.pop(id_) for id_ in join])
-        self.ids = [*(ids[i] for i in stay), *join]
+        self.caches = _joined(caches if stay else [], len(stay), [_taken_from(state) for state in join])
+        self.members = [*(members[i] for i in stay), *join]
 
 
-def _split_off(ids: list[str | None], caches: Caches, wanted: set[str], own: MutableMapping[str, Caches]) -> None:
-    for place, id_ in enumerate(ids):
-        if id_ is not None and id_ not in wanted:
-            own[id_] = mlxlm.extract(caches, place) if len(ids) > 1 else caches
-            mx.eval(mlxlm.states(own[id_]))
+def _taken_from(state: PaddedState) -> Caches:
+    caches, state.caches = state.caches, None
+    assert caches is not None, "its caches are in a batch already"
+    return caches
+
+
+def _split_off(members: Sequence[PaddedState | None], caches: Caches, wanted: set[PaddedState]) -> None:
+    for place, member in enumerate(members):
+        if member is not None and member not in wanted:
+            member.caches = mlxlm.extract(caches, place) if len(members) > 1 else caches
+            mx.eval(mlxlm.states(member.caches))
 
 
 def _joined(caches: Caches, count: int, newcomers: list[Caches]) -> Caches:
-    """`caches` of `count` rows (their own if that is one) with the newcomers' behind them."""
+    """`caches` of `count` sequences (a sequence's own if that is one) with the newcomers' behind them."""
     if not newcomers:
         return caches
     if count < 2:
@@ -79,8 +105,3 @@ def _joined(caches: Caches, count: int, newcomers: list[Caches]) -> Caches:
         return mlxlm.merge(rows) if len(rows) > 1 else rows[0]
     mlxlm.extend(caches, mlxlm.merge(newcomers))
     return caches
-
-
-def own_bytes(own: Mapping[str, Caches]) -> int:
-    """Bytes in the caches of rows outside the batch."""
-    return sum(mlxlm.kv_bytes(caches) for caches in own.values())

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ... import mlxlm
-from ...forward.ragged import RowSegment
+from ...forward.segments import RowSegment
 from ...mlxlm import Caches, MlxLm
 
 MAX_SHARED_TOKENS = 512  # that a row's cache may hold afterwards

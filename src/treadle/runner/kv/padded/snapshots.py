@@ -64,7 +64,7 @@ class Snapshots:
             return None
         kept = self._kept[node.handle]
         self._index.use(node, request)
-        caches = mlxlm.twins(kept.caches)
+        caches = mlxlm.shallow_copies(kept.caches)
         if count < kept.tokens:
             mlxlm.trim(caches, kept.tokens - count)
             self._library.detach(caches)
@@ -96,7 +96,7 @@ class Snapshots:
                     return node, depth * BLOCK + end // TOKEN_BYTES
         return None, 0
 
-    def marks(self, salt: str, tokens: Sequence[int], start: int, request: str) -> list[int]:
+    def checkpoints(self, salt: str, tokens: Sequence[int], start: int, request: str) -> list[int]:
         """After how many tokens a row that has `start` of `tokens` should be kept: where its way parts from those of
         others, and before its end, as many prompts have the same end; what can be cut is kept whole. From now on others
         see where theirs part."""
@@ -107,7 +107,7 @@ class Snapshots:
 
     # Keeping -----------------------------------------------------------------------------------------------------
 
-    def keep(self, salt: str, tokens: Sequence[int], caches: Caches, room: int, request: str) -> None:
+    def store(self, salt: str, tokens: Sequence[int], caches: Caches, room: int, request: str) -> None:
         """Keep `caches` after `tokens`, at least a block, if there is room in `room` bytes for all that is kept. They
         are nobody else's, but their arrays may be."""
         if self._index.match(salt, (*tokens, END), request).tokens > len(tokens):

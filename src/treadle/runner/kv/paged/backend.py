@@ -1,151 +1,242 @@
-"""Rows in pages of a pool, which the attention kernels read in place: for MLX's CUDA build.
+"""The paged KV backend: keys and values in pages of one pool, read in place by kernels, for MLX's CUDA build.
 
-A page holds PAGE tokens of one row or of many that begin alike. Rows join, grow and leave without moving a byte, and a
-prefix that is reused costs nothing but the last page, which is copied where it is not full. MLX's own batched caches
-pay for the longest row, and copy all when one joins or leaves.
+A page holds PAGE tokens of one sequence, or of many that begin alike. Sequences join, grow and leave without a copy,
+and a reused prefix costs nothing but its last page, which is copied where it is not full. MLX's own batched caches pay
+for the longest sequence, and copy everything when one joins or leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from ....core.messages import PrefixStatistics, Sharing
-from ...forward.batch_buckets import decode_bucket, mixed_bucket, prompt_bucket
-from ...forward.ragged import PlacedSegment, RowSegment
+from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, prompt_bucket
+from ...forward.ragged import ForwardPass, RaggedBatch
+from ...forward.segments import ForwardOutput, KvSequence, RowSegment, padding
+from ...mlxlm import Selection
+from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
+from ..cost import KvCost
 from ..prefix_view import PrefixView
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
-from .pages import Pages
+from .pages import Pages, PageTable
 from .tiling import COUNT, FIRST, PAGES, POSITION, is_few
+from .warm_passes import compiled_passes, kernel_passes
 
 PAGE = 32
 NOWHERE = -1
-"""The slot of what belongs to nobody."""
+"""The slot of a padding token."""
+_LEAST_PAGES = 2
+"""Pages that the smallest warm-up steps take: one for each of two sequences."""
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
-    """The first `settled` of a row's `tokens` are computed; at `full` of them another page is."""
+class _State:
+    """A sequence's page table. Its first `committed` tokens are computed and known; once `full` are, another page
+    is."""
 
-    tokens: Sequence[int]
-    settled: int = 0
+    table: PageTable
+    committed: int = 0
     full: int = PAGE
 
 
-class PagedLayout:
-    """`pages` pages for layers with `windows` (0: none) and heads as `kernels` has them; `keeps` says whether prefixes
-    are kept for others. The pools take their memory at once. Passes come `in_sizes` where they are compiled for each:
-    with prompts that is where the pools are plain."""
+@dataclass(frozen=True)
+class PagedConfig:
+    """`pages` pages for layers with `windows` (0: none), whose heads `kernels` read. `selection` chooses what the
+    model's head sees. `decoder`, if any, computes passes with fused layers in place of the model."""
 
+    windows: Sequence[int]
+    kernels: Kernels
+    selection: Selection | None
+    pages: int
+    keep_prefixes: bool = True
+    decoder: Any | None = None
+
+    name = "paged"
+
+    @property
+    def fused(self) -> bool:
+        return self.decoder is not None
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page in all layers."""
+        return len(self.windows) * self.kernels.page_bytes
+
+    @property
+    def cost(self) -> KvCost:
+        """Memory of a sequence, by the token."""
+        return KvCost(self.page_bytes // PAGE, 0)
+
+    def least_memory(self, max_running: int) -> LeastMemory:
+        return LeastMemory(_LEAST_PAGES * self.page_bytes, f"{_LEAST_PAGES} pages", "give more `memory`")
+
+    def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> PagedBackend:
+        return PagedBackend(self, module, live)
+
+
+class PagedBackend:
+    """The backend that `config` describes, for `module`. The pools take their memory at once. With fused layers, passes
+    are compiled and come in buckets; those with prompts only where the pools are not quantized."""
+
+    name = "paged"
     block = PAGE
     lookahead = 1
     sharing = Sharing.HELD
+    prefill_quantum = 0
 
-    def __init__(
-        self, windows: Sequence[int], kernels: Kernels, *, pages: int, keeps: bool, in_sizes: bool = False
-    ) -> None:
-        self.blocks = pages
-        self.in_sizes = in_sizes
+    def __init__(self, config: PagedConfig, module: Any, live: Live) -> None:
+        kernels = config.kernels
+        self.blocks = config.pages
+        self.in_buckets = config.fused
+        self._live = live
         self._kernels = kernels
+        self._page_bytes = config.page_bytes
         self._step = Pass(kernels)
-        self._layers = [PagedLayer(kernels.new_pool(pages), window, self._step) for window in windows]
-        self._page_bytes = len(windows) * kernels.page_bytes
-        self._pages = Pages(pages, PAGE, self._copy, keeps=keeps)
-        self._known: dict[str, _Known] = {}
+        self.layers = [PagedLayer(kernels.new_pool(config.pages), window, self._step) for window in config.windows]
+        self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
+        self._pages = Pages(config.pages, PAGE, self._copy, keep_prefixes=config.keep_prefixes)
         self._copies: dict[int, int] = {}
 
-    def layers(self) -> list[Any]:
-        return list(self._layers)
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        return PROMPT_SIZES if self.in_buckets and not self._kernels.int8 else ()
 
-    def room(self) -> int:
-        return self._pages.room
+    def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
+        passes = kernel_passes(self.chunk_sizes, self.blocks * PAGE, limits)
+        return [*passes, *(compiled_passes(self.chunk_sizes, PAGE, self.blocks, limits) if self.in_buckets else ())]
 
-    def row_bytes(self) -> int:
+    def free_blocks(self) -> int:
+        return self._pages.free
+
+    def kv_bytes(self) -> int:
         return self._pages.held * self._page_bytes
 
-    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
-        self._known.pop(row, None)
-        return self._pages.reuse(row, salt, tokens)
+    # Sequences ---------------------------------------------------------------------------------------------------
 
-    def admit(self, row: str, salt: str, tokens: Sequence[int] = ()) -> None:
-        self._known[row] = _Known(tokens)
-        self._pages.admit(row, salt)
+    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
+        assert sequence.kv is None
+        sequence.kv = state = _State(PageTable(sequence.id, sequence.salt))
+        return self._pages.reuse(state.table, tokens)
 
-    def order(self, pieces: Sequence[RowSegment]) -> list[RowSegment]:
-        """Those of few tokens first: they go to one kernel, the others to another. Both are filled up to a size."""
+    def admit(self, sequence: KvSequence) -> None:
+        if sequence.kv is None:
+            sequence.kv = _State(PageTable(sequence.id, sequence.salt))
+
+    def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
+        """Nothing to do: committed tokens can be reused wherever prompts part."""
+
+    def commit(self, segments: Iterable[RowSegment]) -> None:
+        for segment in segments:
+            state: _State | None = segment.sequence.kv
+            if state is not None:
+                count = state.committed = segment.end
+                if count >= state.full:
+                    state.full = count // PAGE * PAGE + PAGE
+                    self._pages.commit(state.table, PrefixView(segment.sequence.tokens, count))
+
+    def release(self, sequence: KvSequence) -> None:
+        state: _State | None = sequence.kv
+        if state is not None:
+            sequence.kv = None
+            self._pages.release(state.table, PrefixView(sequence.tokens, state.committed))
+
+    def invalidate(self, sequences: Iterable[KvSequence]) -> None:
+        """Pages that are shared were complete before, and stay."""
+        for sequence in sequences:
+            state: _State | None = sequence.kv
+            if state is not None:
+                sequence.kv = None
+                self._pages.release(state.table)
+
+    # Passes ------------------------------------------------------------------------------------------------------
+
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+        if not segments:
+            return ForwardOutput()
+        batch = RaggedBatch(self.order(segments), in_buckets=self.in_buckets)
+        self.begin(batch)
+        done = self._forward.run(batch, previous)
+        done.arrays = [self.layers[-1].written]  # computed from all other layers'
+        return done
+
+    def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
+        """Short segments first, as they go to another kernel than long ones; both are padded to a bucket."""
         rep = self._kernels.rep
-        many = [piece for piece in pieces if not is_few(len(piece.tokens), rep)]
-        few = [piece for piece in pieces if is_few(len(piece.tokens), rep)] if many else list(pieces)
-        if not self.in_sizes or (many and self._kernels.small):
+        many = [segment for segment in segments if not is_few(len(segment.tokens), rep)]
+        few = [segment for segment in segments if is_few(len(segment.tokens), rep)] if many else list(segments)
+        if not self.in_buckets or (many and self._kernels.int8):
             return [*few, *many]
-        return [*few, *_filler(few, mixed_bucket if many else decode_bucket), *many, *_filler(many, prompt_bucket)]
+        return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, prompt_bucket)]
 
-    def begin(self, placed: Sequence[PlacedSegment], positions: npt.NDArray[np.int32]) -> None:
+    def begin(self, batch: RaggedBatch) -> None:
+        """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""
         self._copy_now()
-        some = [piece for piece in placed if not piece.filler]
+        segments, positions, owned = batch.segments, batch.positions, None
+        if any(segment.padding for segment in segments):
+            owned = np.array([not segment.padding for segment in segments])
+            segments = [segment for segment in segments if not segment.padding]
         grow = self._pages.grow
-        tables = [grow(piece.id, piece.start + piece.count) for piece in some]
+        tables = [grow(segment.sequence.kv.table, segment.end) for segment in segments]
         pages = np.concatenate(tables)
-        segments = np.empty((len(some), 4), np.int32)
-        segments[:, FIRST] = [piece.first for piece in some]
-        segments[:, COUNT] = [piece.count for piece in some]
-        segments[:, POSITION] = positions[segments[:, FIRST]]
-        segments[:, PAGES] = np.cumsum([0, *map(len, tables[:-1])])
-        row = np.repeat(segments[:, PAGES], segments[:, COUNT])
-        own: Any = slice(None)
-        if len(some) < len(placed):
-            own = np.repeat([not piece.filler for piece in placed], [piece.count for piece in placed])
-        at, slots = positions[own], np.full(len(positions), NOWHERE, np.int32)
-        slots[own] = pages[row + at // PAGE] * PAGE + at % PAGE
-        self._step.begin(segments, positions, slots, pages)
+        lines = np.empty((len(segments), 4), np.int32)
+        lines[:, FIRST] = batch.firsts if owned is None else batch.firsts[owned]
+        lines[:, COUNT] = batch.counts if owned is None else batch.counts[owned]
+        lines[:, POSITION] = positions[lines[:, FIRST]]
+        lines[:, PAGES] = np.cumsum([0, *map(len, tables[:-1])])
+        first_page = np.repeat(lines[:, PAGES], lines[:, COUNT])
+        tokens: Any = slice(None) if owned is None else np.repeat(owned, batch.counts)
+        at, slots = positions[tokens], np.full(batch.count, NOWHERE, np.int32)
+        slots[tokens] = pages[first_page + at // PAGE] * PAGE + at % PAGE
+        self._step.begin(lines, positions, slots, pages)
 
-    def written(self) -> list[Any]:
-        """The last layer's suffices: it was computed from all others'."""
-        return [self._layers[-1].written]
+    # Copies of pages ---------------------------------------------------------------------------------------------
 
-    def settle(self, held: Mapping[str, int]) -> None:
-        known = self._known
-        for row, count in held.items():
-            mine = known.get(row)
-            if mine is not None:
-                mine.settled = count
-                if count >= mine.full:
-                    mine.full = count // PAGE * PAGE + PAGE
-                    self._pages.settle(row, PrefixView(mine.tokens, count))
-
-    def release(self, row: str) -> None:
-        mine = self._known.pop(row, None)
-        self._pages.release(row, () if mine is None else PrefixView(mine.tokens, mine.settled))
-
-    def lose(self, row: str) -> None:
-        self._known.pop(row, None)
-        self._pages.lose(row)
-
-    def copies_wrongly(self) -> bool:
-        """Whether the first page, copied over the last one, is another there. For one that is only tried."""
+    def copies_pages(self) -> bool:
+        """Whether a copy of the first page over the last one equals it; destroys what they hold."""
         self._copy(0, self.blocks - 1)
         self._copy_now()
-        kept = [(layer.pool.data, layer.pool.factors) for layer in self._layers]
-        arrays = [array for pair in kept for array in pair if array is not None]
-        return not all(mx.array_equal(array[0], array[-1]).item() for array in arrays)
+        pools = [(layer.pool.data, layer.pool.scales) for layer in self.layers]
+        arrays = [array for pair in pools for array in pair if array is not None]
+        return all(mx.array_equal(array[0], array[-1]).item() for array in arrays)
+
+    def _copy(self, source: int, target: int) -> None:
+        """Copy a page before the next pass, in one launch with others, unless it is written by one of them."""
+        copies = self._copies
+        if target in copies or source in copies or target in copies.values():
+            self._copy_now()
+        copies[target] = source
+
+    def _copy_now(self) -> None:
+        """Launch the copies at once: whatever is computed later comes after them."""
+        if not self._copies:
+            return
+        pairs = np.array([(source, target) for target, source in self._copies.items()], np.int32)
+        pools = [layer.pool for layer in self.layers]
+        mx.async_eval(self._kernels.copy_pages(pools, *self._step.put(pairs)))  # type: ignore[no-untyped-call]
+        self._copies.clear()  # not where that failed: other sequences go on with their copies
+
+    # The whole ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        self._known.clear()
         self._copies.clear()
         self._step.close()
         self._kernels.close()
-        for layer in self._layers:
+        for layer in self.layers:
             layer.pool.free()
             layer.written = None
-        mx.clear_cache()  # of memory that stays on the host, too: it is nobody else's
+        mx.clear_cache()  # memory that stays on the host is in it, too
 
     def reset(self) -> int:
+        for sequence in self._live.values():
+            if sequence.kv is not None:
+                sequence.kv.table.shares = False
         return self._pages.reset()
 
     def statistics(self) -> PrefixStatistics:
@@ -162,25 +253,9 @@ class PagedLayout:
             held_bytes=index.size * self._page_bytes,
         )
 
-    def _copy(self, source: int, target: int) -> None:
-        """Before the next pass, together with others, as long as none is of what another one writes over."""
-        copies = self._copies
-        if target in copies or source in copies or target in copies.values():
-            self._copy_now()
-        copies[target] = source
 
-    def _copy_now(self) -> None:
-        """On the device's way at once: what is computed later comes after it."""
-        if not self._copies:
-            return
-        pairs = np.array([(source, target) for target, source in self._copies.items()], np.int32)
-        pools = [layer.pool for layer in self._layers]
-        mx.async_eval(self._kernels.copy_pages(pools, *self._step.put(pairs)))  # type: ignore[no-untyped-call]
-        self._copies.clear()  # not where that failed: others' rows go on with theirs
-
-
-def _filler(pieces: Sequence[RowSegment], size: Callable[[int], int]) -> list[RowSegment]:
-    """What is missing to make `pieces`, if there are any, as long as `size` says."""
-    count = sum(len(piece.tokens) for piece in pieces)
-    missing = size(count) - count if count else 0
-    return [RowSegment("", (0,) * missing, 0, filler=True)] if missing else []
+def _missing(segments: Sequence[RowSegment], bucket: Callable[[int], int]) -> list[RowSegment]:
+    """Padding that brings `segments`, if there are any, to their bucket."""
+    count = sum(len(segment.tokens) for segment in segments)
+    missing = bucket(count) - count if count else 0
+    return [padding(missing)] if missing else []

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ...device.cuda import CudaKernel, bits_of
 from ...device.properties import DeviceProperties
+from ..backend import Unsupported
 from .pool import Pool, PoolKernels
 from .tiling import FEW, MANY, TILE, Tiles
 
@@ -54,17 +55,17 @@ class Kernels(PoolKernels):
     _left: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
 
     @classmethod
-    def fits(cls, shape: AttentionShape) -> str:
-        """Why these kernels can't serve such attention; empty when they can."""
+    def check(cls, shape: AttentionShape) -> None:
+        """Raise Unsupported where these kernels can't compute such attention."""
         if shape.dtype not in cls.dtypes:
-            return f"attention kernels compute in bfloat16 and float16, not in {shape.dtype}"
+            raise Unsupported(f"attention kernels compute in bfloat16 and float16, not in {shape.dtype}")
         if shape.dim not in HEAD_DIMS:
-            return f"attention kernels take heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {shape.dim}"
+            dims = ", ".join(map(str, HEAD_DIMS))
+            raise Unsupported(f"attention kernels take heads of {dims} dimensions, not of {shape.dim}")
         if shape.query_heads % shape.heads:
-            return f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly"
+            raise Unsupported(f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly")
         if (group := shape.query_heads // shape.heads) > FEW[-1]:
-            return f"{group} query heads share a kv head, and the kernels take {FEW[-1]} at most"
-        return ""
+            raise Unsupported(f"{group} query heads share a kv head, and the kernels take {FEW[-1]} at most")
 
     def attend(
         self,
@@ -82,10 +83,10 @@ class Kernels(PoolKernels):
         one after the other) of the pool; `tiles` says which. `window` is 0 for none. `counters` are zeros, and are so
         again afterwards: at least as many as partial results times kv heads."""
         few = tiles.rows != MANY
-        if not few and pool.factors is not None:  # what many rows read again and again is worth making plain
-            pool, written = self.widen(pool, pages, written, queries)
+        if not few and pool.scales is not None:  # what many rows read again and again is worth making plain
+            pool, written = self.dequantize(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
-        factors = counters if pool.factors is None else pool.factors
+        factors = counters if pool.scales is None else pool.scales
         return (self._few if few else self._many)(
             [queries, pool.data, factors, pages, tiles.items, counters, written, *self._left_over(tiles)],
             [
@@ -119,13 +120,13 @@ class Kernels(PoolKernels):
             mx.eval(self._left[key])
         return self._left[key]
 
-    @property
-    def too_large(self) -> str:
-        """Why a block of the device can't hold what the kernels need; empty when it can."""
+    def check_memory(self) -> None:
+        """Raise Unsupported where a block of the device has too little shared memory for the kernels."""
         needs = max(self._few_memory(_RINGS[-1]), self._many_memory(_MANY_TILES[-1]))
-        if needs + _STATIC <= self.chip.shared:
-            return ""
-        return f"heads of {self.dim} dimensions take {needs} bytes of shared memory, and {self.chip.shared} are there"
+        if needs + _STATIC > self.chip.shared:
+            raise Unsupported(
+                f"heads of {self.dim} dimensions take {needs} bytes of shared memory, and {self.chip.shared} are there"
+            )
 
     @cached_property
     def _stages(self) -> int:
@@ -141,7 +142,7 @@ class Kernels(PoolKernels):
 
     def _few_memory(self, stages: int) -> int:
         """A ring of tiles for each warp, and a place for its sums."""
-        line = self.dim + 4 if self.small else self.dim * int(self.dtype.size)
+        line = self.dim + 4 if self.int8 else self.dim * int(self.dtype.size)
         return _FEW_WARPS * (stages * 2 * TILE * line + 8 * (self.dim + 4) * 4)
 
     def _many_memory(self, tile: int) -> int:

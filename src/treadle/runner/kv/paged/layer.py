@@ -58,7 +58,7 @@ class Pass:
         long[:, FIRST] -= self.few
         self.segments = {kind: of for kind, of in ((True, short), (False, long)) if len(of)}
         made = {(kind, window): self._cut(window, few=kind) for kind in self.segments for window in self.windows}
-        least = _LEAST_SMALL if self.kernels.small else _LEAST_PAGES
+        least = _LEAST_SMALL if self.kernels.int8 else _LEAST_PAGES
         both = [_padded(pages[border:], least), _padded(pages[:border], _LEAST_PAGES)]
         self.positions, self.slots, *rest = self._uploads.put(
             positions, slots, *both, *(tiles.items for tiles in made.values())

@@ -1,8 +1,8 @@
-"""Pages of cache memory: who holds which, and what is kept in pages that nobody holds any more. Pure numbers.
+"""Page tables of sequences, and the prefix cache in pages that no sequence holds any more. Pure numbers.
 
-A page is free, a row's own, or the index's: a page whose tokens are complete is offered to the index of prefixes, and
-from then on any row that begins with the same tokens holds it there, in place. What the index alone holds is given up
-when a page is needed.
+A page is free, one sequence's own, or the index's. A full page is offered to the prefix index, and from then on every
+sequence that begins with the same tokens holds it there, in place. A page that only the index holds is evicted when
+one is needed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from ....cache.index import Freed, PrefixIndex
 from ....cache.node import Node
 
 WORTH_COPYING = 4
-"""The part of a page (one in so many tokens) that a prompt has to have in common with it for the page to be copied: all
-prompts of one template begin with the same few tokens."""
+"""A partly matching page is copied where a prompt shares at least one in so many of its tokens: all prompts of one
+template begin with the same few."""
 _FIRST_PAGES = 64
 
 
 @dataclass(slots=True, eq=False)
-class RowPages:
-    """A row's `count` pages in order, in `table`; the first `shared` of them are the index's, held through `nodes`."""
+class PageTable:
+    """A sequence's `count` pages in order, in `table`; the first `shared` of them are the index's, held through
+    `nodes`. `request` names the sequence's uses of the index. What it computes is offered to the index while
+    `shares`."""
 
+    request: str
     salt: str
     table: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(_FIRST_PAGES, np.int32))
     count: int = 0
@@ -48,40 +51,34 @@ class RowPages:
 
 
 class Pages:
-    """`count` pages of `size` tokens. `copy(source, target)` copies what is in a page; `keeps` says whether anything is
-    kept for others."""
+    """`count` pages of `size` tokens. `copy(source, target)` copies a page's contents. Without `keep_prefixes` there is
+    no index."""
 
-    def __init__(self, count: int, size: int, copy: Callable[[int, int], None], *, keeps: bool) -> None:
+    def __init__(self, count: int, size: int, copy: Callable[[int, int], None], *, keep_prefixes: bool) -> None:
         self.count = count
         self.size = size
-        self.index = PrefixIndex(size) if keeps else None
+        self.index = PrefixIndex(size) if keep_prefixes else None
         self.looked_up = self.reused = self.copied_pages = 0
         self._copy = copy
         self._free = list(range(count - 1, -1, -1))
-        self._rows: dict[str, RowPages] = {}
-
-    def __getitem__(self, row: str) -> npt.NDArray[np.int32]:
-        """The row's pages (int32), in order."""
-        return self._rows[row].pages
 
     @property
-    def room(self) -> int:
-        """Pages that no row holds."""
+    def free(self) -> int:
+        """Pages that no sequence holds."""
         return len(self._free) + (self.index.evictable if self.index is not None else 0)
 
     @property
     def held(self) -> int:
-        """Pages that rows hold."""
-        return self.count - self.room
+        """Pages that sequences hold."""
+        return self.count - self.free
 
-    def reuse(self, row: str, salt: str, tokens: Sequence[int]) -> int:
-        """A new row, with the pages of the longest beginning of `tokens` that is kept; how many tokens that is."""
-        self.release(row)
-        mine = self._rows[row] = RowPages(salt)
+    def reuse(self, mine: PageTable, tokens: Sequence[int]) -> int:
+        """Give an empty table the pages of the longest cached prefix of `tokens`; its length in tokens."""
+        assert not mine.count
         if self.index is None:
             return 0
         self.looked_up += len(tokens)
-        found = self.index.match(salt, tokens, row)
+        found = self.index.match(mine.salt, tokens, mine.request)
         self.index.hold(found.path)
         mine.nodes = list(found.nodes)
         for node in found.nodes:
@@ -89,89 +86,73 @@ class Pages:
         reused = mine.count * self.size
         if found.last is not None:
             try:
-                if found.agree >= self.size // WORTH_COPYING and self._begin_like(mine, found.last):
+                if found.agree >= self.size // WORTH_COPYING and self._copy_partial(mine, found.last):
                     reused = found.tokens
             finally:
                 self._give(self.index.let_go([found.last]))
         self.reused += reused
         return reused
 
-    def _begin_like(self, mine: RowPages, last: Node) -> bool:
-        """Give the row a page that holds what `last` does, if there is one: a row writes behind what it has, which it
-        can't do in a page of others."""
+    def _copy_partial(self, mine: PageTable, last: Node) -> bool:
+        """Copy-on-write of a partly matching page: append a copy of `last`'s, if a page is left for it."""
         assert self.index is not None
         if not self._free and not self.index.evictable:
             return False
         page = self._take()
-        mine.append(page)  # before anything can raise: what a row has is freed with it
+        mine.append(page)  # before anything can raise: a table's pages are freed with it
         self._copy(last.handle, page)
         self.copied_pages += 1
         return True
 
-    def admit(self, row: str, salt: str) -> None:
-        """A new row, if `reuse` did not make it."""
-        if row not in self._rows:
-            self._rows[row] = RowPages(salt)
-
-    def grow(self, row: str, tokens: int) -> npt.NDArray[np.int32]:
-        """The row's pages, with those for its first `tokens` tokens. Raises MemoryError where there are none left."""
-        mine = self._rows[row]
+    def grow(self, mine: PageTable, tokens: int) -> npt.NDArray[np.int32]:
+        """The table's pages, with those for its first `tokens` tokens. Raises MemoryError where none are left."""
         while mine.count * self.size < tokens:
             mine.append(self._take())
         return mine.table[: mine.count]
 
-    def settle(self, row: str, tokens: Sequence[int]) -> None:
-        """Offer the pages that `tokens`, all that the row has, fill."""
-        mine = self._rows.get(row)
-        if mine is None or self.index is None:
+    def commit(self, mine: PageTable, tokens: Sequence[int]) -> None:
+        """Offer the pages that `tokens`, all that are committed of the sequence, fill."""
+        if self.index is None:
             return
         while mine.shares and (mine.shared + 1) * self.size <= len(tokens):
             at = mine.shared
-            self._offer(mine, row, tokens[at * self.size : (at + 1) * self.size])
+            self._offer(mine, tokens[at * self.size : (at + 1) * self.size])
 
-    def _offer(self, mine: RowPages, row: str, tokens: Sequence[int]) -> None:
+    def _offer(self, mine: PageTable, tokens: Sequence[int]) -> None:
         assert self.index is not None
         at = mine.shared
         parent = mine.nodes[-1] if mine.nodes else None
-        done = self.index.insert(parent, mine.salt, tokens, int(mine.table[at]), 1, row)
+        done = self.index.insert(parent, mine.salt, tokens, int(mine.table[at]), 1, mine.request)
         if done.node is None:
             mine.shares = False
         else:
             self.index.hold([done.node])
             mine.nodes.append(done.node)
-            if not done.stored:  # others were there first: theirs is as good, and this one is free again
+            if not done.stored:  # another sequence's page is there already: use it, and free this one
                 self._free.append(int(mine.table[at]))
                 mine.table[at] = done.node.handle
         self._give(done.freed)
 
-    def release(self, row: str, tokens: Sequence[int] = ()) -> None:
-        """The row is gone; of `tokens`, all it has that can be trusted, what the last page holds is kept as well."""
-        mine = self._rows.pop(row, None)
-        if mine is None:
-            return
+    def release(self, mine: PageTable, tokens: Sequence[int] = ()) -> None:
+        """Free the table's pages. Of `tokens`, all that are committed, those in the last page are cached as well."""
         own: list[int] = mine.pages[mine.shared :].tolist()
         if self.index is not None:
             tail = tokens[mine.shared * self.size : (mine.shared + 1) * self.size]
             if tail and mine.shares and own:
                 parent = mine.nodes[-1] if mine.nodes else None
-                done = self.index.insert(parent, mine.salt, tail, own[0], 1, row)
+                done = self.index.insert(parent, mine.salt, tail, own[0], 1, mine.request)
                 own = own[1:] if done.stored else own
                 self._give(done.freed)
             self._give(self.index.let_go(mine.nodes))
         self._free.extend(own)
-
-    def lose(self, row: str) -> None:
-        """The row's own pages can't be trusted; what it shares was complete before."""
-        self.release(row)
+        mine.count, mine.nodes = 0, []
 
     def reset(self) -> int:
-        """Forget everything that is kept; how many tokens that were."""
+        """Clear the index; the number of tokens in it. Tables that are still in use must stop sharing."""
         if self.index is None:
             return 0
         tokens = self.index.tokens
         self._give(self.index.clear())
-        for mine in self._rows.values():
-            mine.shares = False
         return tokens
 
     def _take(self) -> int:

@@ -85,10 +85,10 @@ class Pool:
     kv heads, page), float32, are what is kept."""
 
     data: Any
-    factors: Any | None = None
+    scales: Any | None = None
 
     def free(self) -> None:
-        self.data = self.factors = None
+        self.data = self.scales = None
 
 
 @dataclass
@@ -109,34 +109,34 @@ class PoolKernels:
     page: int
     dtype: Any
     bits: int = 16
-    _plain: Pool | None = field(default=None, repr=False, kw_only=True)
+    _workspace: Pool | None = field(default=None, repr=False, kw_only=True)
     _copies: dict[int, CudaKernel] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
-    def small(self) -> bool:
+    def int8(self) -> bool:
         """Whether keys and values are kept as whole numbers."""
         return self.bits == 8
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page of one layer."""
-        return 2 * self.heads * self.page * (self.dim + 4 if self.small else self.dim * int(self.dtype.size))
+        return 2 * self.heads * self.page * (self.dim + 4 if self.int8 else self.dim * int(self.dtype.size))
 
     def new_pool(self, pages: int) -> Pool:
         """An empty one, which takes its memory at once."""
         shape = (pages, 2, self.heads, self.page, self.dim)
         pool = Pool(mx.zeros(shape, self.dtype))
-        if self.small:
+        if self.int8:
             pool = Pool(mx.zeros(shape, mx.uint8), mx.zeros(shape[:-1], mx.float32))
-        mx.eval(pool.data, pool.factors)
+        mx.eval(pool.data, pool.scales)
         return pool
 
     def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
         """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool, those at -1 nowhere. What comes back
         tells whatever reads that it is done."""
         kernel, inputs, threads = self._write, [keys, values, pool.data, slots], keys.size // 8
-        if pool.factors is not None:
-            kernel, inputs, threads = self._write_small, [*inputs, pool.factors], keys.size // self.dim * 64
+        if pool.scales is not None:
+            kernel, inputs, threads = self._write_small, [*inputs, pool.scales], keys.size // self.dim * 64
         return kernel(
             inputs,
             [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
@@ -149,7 +149,7 @@ class PoolKernels:
     def copy_pages(self, pools: Sequence[Pool], pairs: Any) -> Any:
         """In all of `pools`, copy each page `pairs[i, 0]` over page `pairs[i, 1]`, which is in no other pair (int32).
         What comes back tells that it is done."""
-        kept, factors = [pool.data for pool in pools], [pool.factors for pool in pools if pool.factors is not None]
+        kept, factors = [pool.data for pool in pools], [pool.scales for pool in pools if pool.scales is not None]
         kernel = self._copies.get(len(kept))
         if kernel is None:
             kernel = self._copies[len(kept)] = self._new_copy(len(kept))
@@ -163,27 +163,27 @@ class PoolKernels:
             dtypes=[mx.int32],
         )[0]
 
-    def widen(self, pool: Pool, pages: Any, *after: Any) -> tuple[Pool, Any]:
+    def dequantize(self, pool: Pool, pages: Any, *after: Any) -> tuple[Pool, Any]:
         """The pool's `pages` (P,) in the first pages of a plain one, which all layers use in turn; what comes back with
         it says that they are there. They are read when the two arrays `after`, whose making fills them, are there."""
         count = int(pages.shape[0])
-        if self._plain is None or self._plain.data.shape[0] < count:
-            self._plain = None
-            self._plain = Pool(mx.zeros((count, 2, self.heads, self.page, self.dim), self.dtype))
-            mx.eval(self._plain.data)
+        if self._workspace is None or self._workspace.data.shape[0] < count:
+            self._workspace = None
+            self._workspace = Pool(mx.zeros((count, 2, self.heads, self.page, self.dim), self.dtype))
+            mx.eval(self._workspace.data)
         done = self._widen(
-            [pool.data, pool.factors, pages, *after, self._plain.data],
+            [pool.data, pool.scales, pages, *after, self._workspace.data],
             [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
             blocks=(-(-count * 2 * self.heads * self.page * self.dim // 8 // 256), 1),
             threads=256,
             shapes=[(1,)],
             dtypes=[mx.int32],
         )[0]
-        return self._plain, done
+        return self._workspace, done
 
     def close(self) -> None:
         """Free what layers used in turn."""
-        self._plain = None
+        self._workspace = None
 
     @cached_property
     def _write(self) -> CudaKernel:
@@ -197,7 +197,7 @@ class PoolKernels:
     def _new_copy(self, layers: int) -> CudaKernel:
         """One for all layers: to start a kernel for each takes the host longer than the copies take the device."""
         pools = [f"pool{i}" for i in range(layers)]
-        factors = [f"factors{i}" for i in range(layers)] if self.small else []
+        factors = [f"factors{i}" for i in range(layers)] if self.int8 else []
         body = _COPY_BODY.replace("POOLS", _listed("S", pools))
         body = body.replace("FACTORS", _listed("float", factors) or "nullptr")
         return self.kernel("copy_pages", ["pairs", *pools, *factors], ["copied"], body)

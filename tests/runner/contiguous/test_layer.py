@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from treadle.runner.forward.ragged import PlacedSegment, RowSegment
-from treadle.runner.kv.contiguous.backend import ContiguousLayout
+from tests.runner.backends import Driven, Placed, placed, segment
+from treadle.runner.kv.contiguous.backend import ContiguousConfig
+from treadle.runner.kv.cost import KvCost
 
 Array = npt.NDArray[np.float32]
 
@@ -36,13 +37,13 @@ def reference(
 class Rows:
     """Rows of one layer, and what the reference knows of them."""
 
-    def __init__(self, dice: random.Random, window: int, plain: bool) -> None:
+    def __init__(self, dice: random.Random, window: int, device: str) -> None:
         self.heads = dice.choice([1, 2, 3])
         self.group = dice.choice([1, 2, 4])
         self.dim, self.value_dim = dice.choice([(8, 8), (16, 8), (32, 32)])
         self.scale = self.dim**-0.5
         self.window = window
-        self.layout = ContiguousLayout([window], plain=plain, keeps=False)
+        self.rows = Driven(ContiguousConfig([window], None, device, KvCost(0, 0), keep_prefixes=False))
         self.known: dict[str, tuple[Array, Array]] = {}
         self.chance = np.random.default_rng(dice.randrange(1 << 30))
 
@@ -54,63 +55,60 @@ class Rows:
         pieces = []
         for id_, count in counts.items():
             if id_ not in self.known:
-                self.layout.admit(id_, "")
+                self.rows.admit(id_)
                 self.known[id_] = (self.fresh(0, self.heads, self.dim), self.fresh(0, self.heads, self.value_dim))
-            pieces.append(RowSegment(id_, (0,) * count, len(self.known[id_][0])))
-        pieces, placed, first = self.layout.order(pieces), [], 0
-        for piece in pieces:
-            placed.append(PlacedSegment(piece.id, first, len(piece.tokens), piece.start))
-            first += len(piece.tokens)
-        found, wanted = self._found(placed, first, sinks), []
-        for piece in placed:
+            pieces.append(segment(id_, (0,) * count, len(self.known[id_][0])))
+        batch = self.rows.begin(self.rows.order(pieces))
+        parts = placed(batch)
+        found, wanted = self._found(parts, batch.count, sinks), []
+        for piece in parts:
             queries = self.queries[piece.first : piece.first + piece.count]
             wanted.append(reference(queries, *self.known[piece.id], piece.start, self.scale, self.window, sinks))
         np.testing.assert_allclose(found[:, :, 0], np.concatenate(wanted), atol=1e-4)
 
-    def _found(self, placed: list[PlacedSegment], count: int, sinks: Array | None) -> Any:
+    def _found(self, parts: list[Placed], count: int, sinks: Array | None) -> Any:
         self.queries = self.fresh(count, self.heads * self.group, self.dim)
         keys, values = self.fresh(count, self.heads, self.dim), self.fresh(count, self.heads, self.value_dim)
-        for piece in placed:
+        for piece in parts:
             part = slice(piece.first, piece.first + piece.count)
             mine = self.known[piece.id]
             self.known[piece.id] = (np.concatenate([mine[0], keys[part]]), np.concatenate([mine[1], values[part]]))
-        positions = np.concatenate([np.arange(p.start, p.end, dtype=np.int32) for p in placed])
-        self.layout.begin(placed, positions)
-        (layer,) = self.layout.layers()
+        positions = np.concatenate([np.arange(p.start, p.end, dtype=np.int32) for p in parts])
+        (layer,) = self.rows.backend.layers
         assert layer.offset.tolist() == positions.tolist()
         layer.update_and_fetch(mx.array(keys[:, :, None]), mx.array(values[:, :, None]))
         out = layer.attend(
             mx.array(self.queries[:, :, None]), self.scale, 0, None if sinks is None else mx.array(sinks)
         )
-        mx.eval(out, self.layout.written())
+        mx.eval(out)
         return np.array(out)
 
 
-@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "metal"])
 @pytest.mark.parametrize("with_sinks", [True, False], ids=["sinks", "none"])
 @pytest.mark.parametrize("window", [0, 5, 32, 300])
 @pytest.mark.parametrize("seed", range(3))
-def test_each_token_attends_to_its_own_row_up_to_itself(seed: int, window: int, with_sinks: bool, plain: bool) -> None:
+def test_each_token_attends_to_its_own_row_up_to_itself(seed: int, window: int, with_sinks: bool, device: str) -> None:
     """Any mixture of prompts and single tokens, over buffers that grow and windows that are passed."""
     dice = random.Random(seed)
-    rows = Rows(dice, window, plain)
+    rows = Rows(dice, window, device)
     sinks = rows.fresh(1, 1, rows.heads * rows.group)[0, 0] if with_sinks else None
     for _ in range(12):
         ids = dice.sample("abcdef", dice.randint(1, 5))
         rows.step({id_: dice.choice([1, 1, 1, 2, 7, 40, 270]) for id_ in ids}, sinks)
         if dice.random() < 0.2:
-            rows.layout.release(ids[0])
+            rows.rows.release(ids[0])
             rows.known.pop(ids[0])
 
 
 def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
     """A mask that a model asks for with a window says how far back its layer sees."""
-    rows = Rows(random.Random(1), 0, True)
+    rows = Rows(random.Random(1), 0, "cpu")
     rows.step({"a": 30}, None)
-    (layer,) = rows.layout.layers()
+    (layer,) = rows.rows.backend.layers
     assert layer.make_mask(1) is None
     window = layer.make_mask(1, window_size=4)
-    rows.layout.begin([PlacedSegment("a", 0, 1, 30)], np.array([30], np.int32))
+    rows.rows.begin([segment("a", (0,), 30)])
     key, value = rows.fresh(1, rows.heads, rows.dim), rows.fresh(1, rows.heads, rows.value_dim)
     query = rows.fresh(1, rows.heads * rows.group, rows.dim)
     layer.update_and_fetch(mx.array(key[:, :, None]), mx.array(value[:, :, None]))

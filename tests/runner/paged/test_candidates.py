@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from tests.runner.backends import Driven
 from tests.runner.looped import Looped
-from tests.runner.paged.models import PAGE_BYTES, loaded, make, own_of
+from tests.runner.paged.models import PAGE_BYTES, loaded, make, paged
 from tests.support.cuda import ReferenceKernel, ReferenceKernels, failing
 from treadle.core.messages import Submit
 from treadle.errors import ConfigError
 from treadle.runner import build
-from treadle.runner.device.memory import KvCost
-from treadle.runner.kv.paged.backend import PAGE
+from treadle.runner.kv.backend import Unsupported
+from treadle.runner.kv.cost import KvCost
+from treadle.runner.kv.paged.backend import PAGE, PagedConfig
 from treadle.runner.kv.paged.kernels import AttentionShape, Kernels
-from treadle.runner.loading import choose_backend, loader
+from treadle.runner.loading import candidates, choose_backend, loader
+from treadle.runner.loading.backend_choice import BackendChoice, BackendRequest, Rejection
 from treadle.runner.loading.model import LoadedModel
-from treadle.runner.loading.own_backend import Own, paged
+from treadle.runner.loading.probe import Probe
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
 
@@ -56,19 +59,20 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_plain_decoder_has_pages_and_fused_layers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    own = own_of(make("qwen3"), pages=40)
-    assert isinstance(own, Own)
-    assert (own.kind, own.decoder is not None) == ("pages", True)
-    layout = own.new_layout()
-    assert (layout.blocks, layout.block, layout.lookahead) == (40, 32, 1)
+    config = paged(make("qwen3"), pages=40)
+    assert (config.name, config.fused) == ("paged", True)
+    backend = Driven(config).backend
+    assert (backend.blocks, backend.block, backend.lookahead) == (40, 32, 1)
     assert not warnings(caplog)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_moe", "llama yarn"])
 def test_other_decoders_have_pages_and_their_own_layers(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    own = own_of(make(name))
-    assert isinstance(own, Own)
-    assert own.decoder is None
+    rejected: list[Rejection] = []
+    assert not paged(make(name), rejected=rejected).fused
+    ((backend, reason),) = rejected
+    assert backend == "fused layers"
+    assert "decoder" in reason or "positions" in reason
     assert not warnings(caplog)
 
 
@@ -76,38 +80,34 @@ def test_other_decoders_have_pages_and_their_own_layers(name: str, caplog: pytes
 def test_a_kernel_of_the_fused_layers_that_does_not_compile_leaves_the_pages(
     kernel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = own_of(make("llama"), using=failing(kernel))
-    assert isinstance(own, Own)
-    assert own.decoder is None
+    assert not paged(make("llama"), kernels=failing(kernel)).fused
     (warning,) = warnings(caplog)
     assert f"no kernel {kernel} today" in warning
     assert "not fused" in warning
 
 
 def test_fused_layers_that_give_other_logits_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    own = own_of(make("llama"), using=WrongKernels)
-    assert isinstance(own, Own)
-    assert own.decoder is None
+    assert not paged(make("llama"), kernels=WrongKernels).fused
     (warning,) = warnings(caplog)
     assert "other logits" in warning
 
 
 @pytest.mark.parametrize("kernel", ["write", "attend_few", "attend_many", "copy_pages"])
 def test_a_kernel_of_the_pages_that_does_not_compile_means_none(kernel: str) -> None:
-    found = own_of(make("gemma3"), using=failing(kernel))
-    assert isinstance(found, str)
-    assert f"no kernel {kernel} today" in found
+    with pytest.raises(Unsupported, match=f"no kernel {kernel} today"):
+        paged(make("gemma3"), kernels=failing(kernel))
 
 
 def test_pages_whose_copies_are_others_mean_none() -> None:
-    found = own_of(make("gemma3"), using=IdleKernels)
-    assert found == "a page's copy is another one"
+    with pytest.raises(Unsupported, match="a page's copy is another one"):
+        paged(make("gemma3"), kernels=IdleKernels)
 
 
 def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
     module, wanted = make("llama"), make("llama")
     tokens = mx.array([[1, 2, 3, 4]])
-    assert isinstance(own_of(module, using=failing("attend_few")), str)
+    with pytest.raises(Unsupported):
+        paged(module, kernels=failing("attend_few"))
     assert mx.allclose(module(tokens), wanted(tokens), atol=1e-4).item()
 
 
@@ -123,33 +123,30 @@ def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
     ],
 )
 def test_attention_that_the_kernels_do_not_know_is_refused_by_name(shape: AttentionShape, why: str) -> None:
-    found = Kernels.fits(shape)
-    assert (why in found) if why else found == ""
+    with pytest.raises(Unsupported, match=why) if why else nullcontext():
+        Kernels.check(shape)
 
 
 def test_a_model_with_other_heads_is_refused() -> None:
-    found = own_of(make("llama", head_dim=32))
-    assert isinstance(found, str)
-    assert "not of 32" in found
+    with pytest.raises(Unsupported, match="not of 32"):
+        paged(make("llama", head_dim=32))
 
 
 def test_a_model_that_computes_in_float32_is_not_for_the_real_kernels() -> None:
-    found = paged(connect(), make("llama"), budget=1 << 20, keeps=True)
-    assert isinstance(found, str)
-    assert "float32" in found
+    with pytest.raises(Unsupported, match="float32"):
+        paged(make("llama"), kernels=Kernels)
 
 
 def test_where_nothing_says_how_much_memory_there_is_nothing_is_taken() -> None:
-    found = own_of(make("llama"), pages=0)
-    assert isinstance(found, str)
-    assert "how much memory" in found
+    with pytest.raises(Unsupported, match="how much memory"):
+        paged(make("llama"), pages=0)
 
 
 @pytest.mark.parametrize("pages", [2, 5])
 def test_a_small_budget_is_what_there_is(pages: int) -> None:
     """No more is taken than was given, and that is enough to warm up and to serve what fits."""
     module = make("llama")
-    runner = ModelRunner(loaded(module, own_of(module, pages=pages)))
+    runner = ModelRunner(loaded(module, paged(module, pages=pages)))
     runner.warm_up()
     assert (runner.capabilities().kv_blocks, runner.room()) == (pages, pages)
     loop = Looped(runner)
@@ -162,8 +159,9 @@ def test_a_budget_too_small_for_pages_is_refused_by_name(tmp_path: Path, monkeyp
 
     def loading(*args: Any, memory: int, **kwargs: Any) -> LoadedModel:
         module = make("llama")
-        own = paged(connect(), module, budget=memory, keeps=True, using=ReferenceKernels)
-        return replace(loaded(module, own), kv_budget_bytes=memory)
+        config = candidates.paged(connect(), module, memory, [], keep_prefixes=True, kernels=ReferenceKernels)
+        model = loaded(module, config)
+        return replace(model, choice=replace(model.choice, budget=memory))
 
     monkeypatch.setattr(build, "load", loading)
     with pytest.raises(ConfigError, match=r"needs 128 KiB of cache for 2 pages, .* give more"):
@@ -171,21 +169,22 @@ def test_a_budget_too_small_for_pages_is_refused_by_name(tmp_path: Path, monkeyp
     build.build(tmp_path, memory=2 * PAGE_BYTES).close()
 
 
-def choose(module: Any, bits: int | None = None) -> choose_backend.Kept:
+def choose(module: Any, kernels: type[ReferenceKernels], bits: int | None = None) -> BackendChoice:
     """As the loader does on CUDA."""
-    return choose_backend.choose(connect(), module, KvCost(1, 2), choose_backend.Asked("cuda", 1 << 20, 4, True, bits))
+    request, found = BackendRequest("cuda", 1 << 20, 4, True, bits), Probe(261, mx.float32, KvCost(1, 2), "")
+    return choose_backend.choose(connect(), module, found, request, kernels)
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
-    broken: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    broken: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its layers are tried fused, then by themselves; then rows have buffers of their own, as elsewhere."""
-    using = failing("attend_few", "attend_many") if broken else ReferenceKernels
-    monkeypatch.setattr(choose_backend, "paged", partial(paged, using=using))
-    own = choose(make("llama")).own
-    assert isinstance(own, Own)
-    assert own.kind == ("rows" if broken else "pages")
+    """Its layers are tried fused, then by themselves; then sequences have buffers of their own, as elsewhere. The
+    choice keeps the reasons, best backend first."""
+    choice = choose(make("llama"), failing("attend_few", "attend_many") if broken else ReferenceKernels)
+    assert choice.config.name == ("contiguous" if broken else "paged")
+    assert [rejection.backend for rejection in choice.rejected] == (["fused layers", "paged"] if broken else [])
+    assert ("no kernel attend_few today" in choice.reason_against("paged")) is broken
     said = warnings(caplog)
     assert len(said) == (2 if broken else 0)
     if broken:
@@ -193,14 +192,12 @@ def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
         assert "attention kernels are not used" in said[1]
 
 
-def test_keys_and_values_of_8_bits_are_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_values_of_8_bits_are_had_or_refused_by_name() -> None:
     """Never silently left out: who asked for them has given less memory."""
-    monkeypatch.setattr(choose_backend, "paged", partial(paged, using=ReferenceKernels))
-    kept = choose(make("llama"), bits=8)
-    assert isinstance(kept.own, Own)
-    assert kept.own.page_bytes < PAGE_BYTES // 3
-    assert kept.kv == KvCost(kept.own.page_bytes // PAGE, 0)
-    monkeypatch.setattr(choose_backend, "paged", partial(paged, using=failing("write_small")))
+    choice = choose(make("llama"), ReferenceKernels, bits=8)
+    assert isinstance(choice.config, PagedConfig)
+    assert choice.config.page_bytes < PAGE_BYTES // 3
+    assert choice.cost == KvCost(choice.config.page_bytes // PAGE, 0)
     refused = pytest.raises(ConfigError, match=r"no keys and values of 8 bits .*write_small")
     with refused, loader._model_errors(Path("folder")):  # it is not the model's fault
-        choose(make("gemma3"), bits=8)
+        choose(make("gemma3"), failing("write_small"), bits=8)

@@ -1,0 +1,78 @@
+"""Sequences, their segments of a pass, and the logits that a pass gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+@dataclass(slots=True, eq=False)
+class KvSequence:
+    """A live sequence as a KV backend sees it.
+
+    `tokens` are all that are known, the prompt and what was generated; its owner may append to them. `salt` separates
+    its prefixes from those of other tenants. `kv` is the backend's own state, None while the backend holds nothing.
+    """
+
+    id: str
+    salt: str
+    tokens: Sequence[int]
+    kv: Any = field(default=None, init=False)
+
+
+class RowSegment(msgspec.Struct, frozen=True):
+    """The consecutive tokens that one sequence computes in a step; the first has position `start` of the sequence.
+
+    Where `previous` is not negative, the last token is the one sampled at that index of the step before, and its value
+    here is ignored. `wants` is the number of last tokens whose logits are needed: 0, 1 or all. With `picks` the next
+    token is sampled from the last one's logits. A segment with `padding` fills a batch up to its bucket.
+    """
+
+    sequence: KvSequence
+    tokens: Sequence[int]
+    start: int
+    wants: int = 0
+    picks: bool = False
+    previous: int = -1
+    padding: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.sequence.id
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens, none of which may still be on the device only."""
+        assert self.previous < 0, "a token that is not known yet"
+        return list(self.tokens)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+_NOBODY = KvSequence("", "", ())
+
+
+def padding(count: int) -> RowSegment:
+    """A segment of `count` tokens that belongs to no sequence."""
+    return RowSegment(_NOBODY, (0,) * count, 0, padding=True)
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """Results of a pass, not evaluated yet.
+
+    `logits` are (N, V), of which sequence `id` has rows `places[id]` as (first, count). `arrays` must be evaluated with
+    whatever is computed from the logits. `refused` sequences were not computed and cannot go on; the values are
+    reasons. `prefill_s` are seconds spent on prompts alone, where they had a pass of their own.
+    """
+
+    logits: Any | None = None
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    arrays: list[Any] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    prefill_s: float | None = None

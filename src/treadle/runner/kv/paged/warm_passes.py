@@ -1,0 +1,43 @@
+"""Steps that a paged backend warms up with: batch sizes for which kernels are loaded, or passes compiled.
+
+A matrix product's kernel is loaded at its first use, which takes 10 ms and more; MLX keeps on disk what it compiles, so
+only the first start on a machine takes long. A pass that is not compiled yet takes 10 to 20 ms longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...forward.batch_buckets import decode_bucket, mixed_bucket
+from ..backend import WarmLimits, WarmPass
+
+_KERNEL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+_PASS_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_LONG = 2048
+"""The longest chunk for which passes are compiled ahead."""
+_MOST_MIXED = 400
+"""Passes of sequences that decode beside a chunk, of which fewer than there are programs are compiled ahead."""
+
+
+def kernel_passes(chunk_sizes: Sequence[int], tokens: int, limits: WarmLimits) -> list[WarmPass]:
+    """Prompts of as many tokens as kernels differ for, of a cache for `tokens` tokens; of short ones all logits are
+    computed."""
+    longest = min(min(limits.context, tokens) - 1, limits.prefill_tokens or _PASS_SIZES[-1])
+    scored = [WarmPass(chunks=(size,), scored=1) for size in _KERNEL_SIZES]
+    longer = [WarmPass(chunks=(size,)) for size in chunk_sizes or _PASS_SIZES]
+    return [one for one in [*scored, *longer] if one.chunks[0] <= longest]
+
+
+def compiled_passes(chunk_sizes: Sequence[int], block: int, blocks: int, limits: WarmLimits) -> list[WarmPass]:
+    """Batches that decode, with and without a chunk of a prompt beside them, where passes are compiled for buckets."""
+    longest = min(_LONG, limits.prefill_tokens or _LONG, limits.context - 1)
+    chunks = [size for size in chunk_sizes if size <= longest]
+    mixed = [WarmPass(rows, (chunk,)) for rows in _buckets(mixed_bucket, limits.max_running) for chunk in chunks]
+    decoding = [WarmPass(rows) for rows in _buckets(decode_bucket, limits.max_running)]
+    passes = [*mixed[:_MOST_MIXED], *decoding]
+    return [one for one in passes if one.decoding + -(-sum(one.chunks) // block) <= blocks]
+
+
+def _buckets(bucket: Callable[[int], int], most: int) -> list[int]:
+    """Buckets of up to `most` sequences."""
+    return sorted({bucket(count) for count in range(1, most + 1)})

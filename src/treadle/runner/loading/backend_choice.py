@@ -1,0 +1,56 @@
+"""What is asked of a KV backend, and the backend that was chosen for a model with the reasons against better ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..kv.backend import KvConfig
+from ..kv.cost import KvCost
+
+
+@dataclass(frozen=True)
+class BackendRequest:
+    """A device, and what its KV backend has to do.
+
+    `memory` is the byte budget of all sequences (None: a share of what is free), for up to `max_running` sequences,
+    beside steps of `prefill_tokens` tokens of prompts. `keep_prefixes` asks for the prefix cache, `kv_bits` 8 for int8
+    keys and values, and `padded` for mlx-lm's caches whatever the model.
+    """
+
+    device: str
+    memory: int | None
+    max_running: int
+    keep_prefixes: bool
+    kv_bits: int | None = None
+    prefill_tokens: int = 2048
+    padded: bool = False
+
+
+class Rejection(NamedTuple):
+    """A better `backend` that was not chosen, and the reason, in words for an operator.
+
+    `backend` is "fused layers", "paged", "contiguous" or "padded".
+    """
+
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """The KV backend of a model, as it was chosen.
+
+    A sequence takes `cost`, and all together have `budget` bytes (0: unknown). A step may compute `prefill_tokens`
+    tokens of prompts (0: as many as are asked for). `rejected` are the better backends, best first.
+    """
+
+    config: KvConfig
+    cost: KvCost
+    budget: int
+    prefill_tokens: int = 0
+    rejected: tuple[Rejection, ...] = ()
+
+    def reason_against(self, backend: str) -> str:
+        """The reason why `backend` was not chosen; empty where it was not rejected."""
+        return next((rejection.reason for rejection in self.rejected if rejection.backend == backend), "")
