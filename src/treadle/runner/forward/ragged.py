@@ -25,24 +25,29 @@ Numbers = npt.NDArray[np.int32]
 class RaggedBatch:
     """The tokens of `segments`, in their order.
 
-    Segment i has tokens `firsts[i]` to `firsts[i] + counts[i]` of the batch; `positions` (T,) are the tokens' positions
-    in their sequences, and `count` is T. With `in_buckets` the batch was padded to a bucket.
+    Segment i has the `counts[i]` tokens `firsts[i]` to `ends[i]` of the batch, which has `count` (T) in all. In its
+    sequence they stand at positions from `starts[i]` on; `positions` (T,) are those of all tokens. `owned` are the
+    indices of segments that are no padding, None where all are. With `in_buckets` the batch was padded to a bucket.
     """
 
-    __slots__ = ("count", "counts", "firsts", "in_buckets", "positions", "segments")
+    __slots__ = ("count", "counts", "ends", "firsts", "in_buckets", "owned", "positions", "segments", "starts")
 
     def __init__(self, segments: Sequence[RowSegment], *, in_buckets: bool = False) -> None:
         self.segments = segments
         self.in_buckets = in_buckets
         self.counts: Numbers = np.array([len(segment.tokens) for segment in segments], np.int32)
-        ends = np.cumsum(self.counts, dtype=np.int32)
-        self.firsts: Numbers = ends - self.counts
-        self.count = int(ends[-1])
-        self.positions = _ranges(np.array([segment.start for segment in segments], np.int32), self.counts)
+        self.ends: Numbers = np.cumsum(self.counts, dtype=np.int32)
+        self.firsts: Numbers = self.ends - self.counts
+        self.count = int(self.ends[-1])
+        self.starts: Numbers = np.array([segment.start for segment in segments], np.int32)
+        self.positions = _ranges(self.starts, self.counts)
+        owned = [i for i, segment in enumerate(segments) if not segment.padding]
+        self.owned = None if len(owned) == len(segments) else owned
 
     @property
-    def ends(self) -> Numbers:
-        return self.firsts + self.counts
+    def real(self) -> Sequence[RowSegment]:
+        """The segments that are no padding."""
+        return self.segments if self.owned is None else [self.segments[i] for i in self.owned]
 
 
 class ForwardPass:
@@ -93,7 +98,7 @@ class ForwardPass:
         indices is padded, too, and the head sees all tokens of a batch that only decodes."""
         if not batch.in_buckets:
             return self._put(rows)[0] if 0 < len(rows) < batch.count else None
-        segments = [segment for segment in batch.segments if not segment.padding]
+        segments = batch.real
         if len(rows) == len(segments) and decode_bucket(len(rows)) == batch.count and rows[-1] == len(rows) - 1:
             return None
         single = sum(len(segment.tokens) == 1 for segment in segments)
@@ -121,7 +126,9 @@ def _is_previous(batch: RaggedBatch, previous: Any) -> bool:
     if batch.count > previous.shape[0]:
         return False
     segments = batch.segments[:-1] if batch.segments[-1].padding else batch.segments
-    return all(segment.previous == i and len(segment.tokens) == 1 for i, segment in enumerate(segments))
+    if [segment.previous for segment in segments] != list(range(len(segments))):
+        return False
+    return int(batch.ends[len(segments) - 1]) == len(segments)
 
 
 def _ranges(starts: Numbers, counts: Numbers) -> Numbers:

@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from ....core.messages import PrefixStatistics, Sharing
 from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, prompt_bucket
@@ -26,7 +27,7 @@ from ..prefix_view import PrefixView
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
 from .pages import Pages, PageTable
-from .tiling import COUNT, FIRST, PAGES, POSITION, is_few
+from .tiling import COUNT, FEW, FIRST, PAGES, POSITION
 from .warm_passes import compiled_passes, kernel_passes
 
 PAGE = 32
@@ -136,7 +137,7 @@ class PagedBackend:
         for segment in segments:
             state: _State | None = segment.sequence.kv
             if state is not None:
-                count = state.committed = segment.end
+                count = state.committed = segment.start + len(segment.tokens)
                 if count >= state.full:
                     state.full = count // PAGE * PAGE + PAGE
                     self._pages.commit(state.table, PrefixView(segment.sequence.tokens, count))
@@ -168,9 +169,9 @@ class PagedBackend:
 
     def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
         """Short segments first, as they go to another kernel than long ones; both are padded to a bucket."""
-        rep = self._kernels.rep
-        many = [segment for segment in segments if not is_few(len(segment.tokens), rep)]
-        few = [segment for segment in segments if is_few(len(segment.tokens), rep)] if many else list(segments)
+        short = FEW[-1] // self._kernels.rep
+        many = [segment for segment in segments if len(segment.tokens) > short]
+        few = [segment for segment in segments if len(segment.tokens) <= short] if many else list(segments)
         if not self.in_buckets or (many and self._kernels.int8):
             return [*few, *many]
         return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, prompt_bucket)]
@@ -178,20 +179,18 @@ class PagedBackend:
     def begin(self, batch: RaggedBatch) -> None:
         """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""
         self._copy_now()
-        segments, positions, owned = batch.segments, batch.positions, None
-        if any(segment.padding for segment in segments):
-            owned = np.array([not segment.padding for segment in segments])
-            segments = [segment for segment in segments if not segment.padding]
-        grow = self._pages.grow
-        tables = [grow(segment.sequence.kv.table, segment.end) for segment in segments]
+        segments, positions, grow = batch.real, batch.positions, self._pages.grow
+        owned: Any = slice(None) if batch.owned is None else batch.owned
+        ends = (batch.starts + batch.counts)[owned].tolist()
+        tables = [grow(segment.sequence.kv.table, end) for segment, end in zip(segments, ends, strict=True)]
         pages = np.concatenate(tables)
         lines = np.empty((len(segments), 4), np.int32)
-        lines[:, FIRST] = batch.firsts if owned is None else batch.firsts[owned]
-        lines[:, COUNT] = batch.counts if owned is None else batch.counts[owned]
-        lines[:, POSITION] = positions[lines[:, FIRST]]
+        lines[:, FIRST] = batch.firsts[owned]
+        lines[:, COUNT] = batch.counts[owned]
+        lines[:, POSITION] = batch.starts[owned]
         lines[:, PAGES] = np.cumsum([0, *map(len, tables[:-1])])
         first_page = np.repeat(lines[:, PAGES], lines[:, COUNT])
-        tokens: Any = slice(None) if owned is None else np.repeat(owned, batch.counts)
+        tokens = owned if batch.owned is None else _tokens_of(batch)
         at, slots = positions[tokens], np.full(batch.count, NOWHERE, np.int32)
         slots[tokens] = pages[first_page + at // PAGE] * PAGE + at % PAGE
         self._step.begin(lines, positions, slots, pages)
@@ -252,6 +251,13 @@ class PagedBackend:
             held=index.tokens,
             held_bytes=index.size * self._page_bytes,
         )
+
+
+def _tokens_of(batch: RaggedBatch) -> npt.NDArray[np.bool_]:
+    """Whether each token (T,) of the batch is no padding."""
+    owned = np.zeros(len(batch.segments), np.bool_)
+    owned[batch.owned] = True
+    return np.repeat(owned, batch.counts)
 
 
 def _missing(segments: Sequence[RowSegment], bucket: Callable[[int], int]) -> list[RowSegment]:
