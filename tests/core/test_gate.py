@@ -36,8 +36,9 @@ def gate(running: int = 2, waiting: int = 1, tokens: int = 0) -> Gate:
 SAME = 1  # a fingerprint: one client that comes again and again
 
 
-def enter(it: Gate, rows: int = 1, tokens: int = 10, now: float = 0.0) -> Lease:
-    return it.admit(rows=rows, tokens=tokens, now=now, arrival=Arrival(fingerprint=SAME, repeat=True))
+def enter(it: Gate, rows: int = 1, tokens: int = 10, now: float = 0.0, prompts: int = 1) -> Lease:
+    arrival = Arrival(fingerprint=SAME, repeat=True)
+    return it.admit(rows=rows, tokens=tokens, now=now, arrival=arrival, prompts=prompts)
 
 
 def look(it: Gate, now: float) -> None:
@@ -148,7 +149,13 @@ def test_more_rows_than_places_can_never_fit() -> None:
     with pytest.raises(InvalidRequest, match=r"asks for 4 sequences .* holds 3 \(2 running and 1 waiting\)") as refusal:
         enter(it, rows=4)
     assert refusal.value.param == "n"
-    assert it.statistics()["refused"] == {"too_many_rows": 1}
+    with pytest.raises(InvalidRequest) as refusal:
+        enter(it, rows=6, prompts=3)
+    assert refusal.value.param == "n", "each prompt has two choices"
+    with pytest.raises(InvalidRequest) as refusal:
+        enter(it, rows=4, prompts=4)
+    assert refusal.value.param == "prompt"
+    assert it.statistics()["refused"] == {"too_many_rows": 3}
 
 
 def test_tokens_are_reserved_and_given_back() -> None:

@@ -106,6 +106,9 @@ def test_sequences_at_once() -> None:
     with pytest.raises(InvalidRequest, match="asks for 3 sequences and this API key may run 2") as raised:
         it.check(clock.now, rows=3)
     assert raised.value.param == "n"
+    with pytest.raises(InvalidRequest) as raised:
+        it.check(clock.now, rows=3, prompts=3)
+    assert raised.value.param == "prompt"
 
 
 def test_a_request_that_fails_gives_back_what_it_did_not_use() -> None:

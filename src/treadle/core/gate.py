@@ -23,7 +23,7 @@ from .admission_capacity import GateLimits as GateLimits
 from .fair_share import FairShares
 from .forecast import Lease
 from .gate_counters import GateCounters
-from .refusals import Refusal
+from .refusals import Refusal, param_at_fault
 from .virtual_queue import Arrival, Ticket, VirtualQueue
 
 UNANSWERED = ("expired", "unused", "quarantined", "displaced", "lost")
@@ -91,9 +91,11 @@ class Gate:
         service_s: float = 0.0,
         certain: bool = False,
         arrival: Arrival | None = None,
+        prompts: int = 1,
     ) -> Lease:
         """Take `rows` places and about `tokens` tokens for `arrival`. A row is expected to hold its slot for
-        `service_s` seconds (0: unknown), `certain` if the request itself allows no more.
+        `service_s` seconds (0: unknown), `certain` if the request itself allows no more. The rows are `n` choices of
+        each of `prompts` prompts.
 
         Raises InvalidRequest for what could never fit; Busy, or the closing error where it opens again, with
         `retry_after_s` and `ticket`.
@@ -102,7 +104,7 @@ class Gate:
         if self._closed is not None:
             raise self._turned_back(self._closed, arrival, rows, tokens, now)
         if rows > self.limits.places:
-            raise self._never(rows)
+            raise self._never(rows, prompts)
         if self.limits.tokens:
             tokens = min(tokens, self.limits.tokens)
         self._let_in(arrival, rows, tokens, now)
@@ -251,13 +253,13 @@ class Gate:
         retry_after_s = closed.retry_after_s if self._back_s is None else self._back_s()
         return type(closed)(closed.message, retry_after_s=retry_after_s)
 
-    def _never(self, rows: int) -> InvalidRequest:
+    def _never(self, rows: int, prompts: int) -> InvalidRequest:
         self.refuse(Refusal.TOO_MANY_ROWS)
         room = f"{self.limits.running} running and {self.limits.waiting} waiting"
         return InvalidRequest(
             f"the request asks for {rows} sequences (n times prompts) and this server holds {self.limits.places} "
             f"({room}): ask for fewer at a time",
-            param="n",
+            param=param_at_fault(prompts, self.limits.places),
         )
 
     # What it says of itself ----------------------------------------------------------------------------------------

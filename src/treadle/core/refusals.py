@@ -34,3 +34,9 @@ class Refusal(StrEnum):
     MESSAGE_TIMEOUT = "message_timeout"  # a gRPC call's message did not come in time
     BODY_BYTES = "body_bytes"  # request bodies, of all or of one tenant, hold as much memory as they may
     QUARANTINED = "request_quarantined"  # the same request took the engine down before
+
+
+def param_at_fault(prompts: int, most: int) -> str:
+    """The field of a request that asks for more than `most` sequences: `prompt` where one choice of each prompt is too
+    many already, else `n`."""
+    return "prompt" if prompts > most else "n"

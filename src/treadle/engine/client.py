@@ -168,11 +168,12 @@ class EngineClient:
         tag: str,
         tenant: str = "",
         arrival: Arrival | None = None,
+        prompts: int = 1,
     ) -> Reservation:
         """Room for `rows` sequences with about `prompt_tokens` in all and up to `completion_tokens` each (None: what
         the context leaves), of which `least_tokens` are sure to come. It counts against the share of `tenant`;
-        `arrival`, whose tenant goes first, is what a refused client is recognised by when it comes back. Decides at
-        once.
+        `arrival`, whose tenant goes first, is what a refused client is recognised by when it comes back. The rows are
+        those of `prompts` prompts. Decides at once.
 
         Raises Busy, or EngineUnavailable where an engine follows, with `retry_after_s` and `ticket`; ServerStopping
         with `retry_after_s`; InvalidRequest for what can't ever fit.
@@ -188,6 +189,7 @@ class EngineClient:
             service_s=service_s,
             certain=certain and service_s > 0,
             arrival=arrival or Arrival(tenant),
+            prompts=prompts,
         )
         return Reservation(self, visit, kind=kind, tag=tag)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.refusals import param_at_fault
 from ..errors import Busy, EngineUnavailable, InvalidRequest, Quarantined, RateLimited
 from ..keys import KeyLimits
 from ..telemetry.access import RequestRecord
@@ -77,14 +78,14 @@ class Account:
             self._requests = _bucket(limits.requests_per_minute, now)
             self._tokens = _bucket(limits.tokens_per_minute, now)
 
-    def check(self, now: float, rows: int = 1) -> None:
-        """Raise RateLimited where a request for `rows` sequences would be over a limit, InvalidRequest where it always
-        would be."""
+    def check(self, now: float, rows: int = 1, prompts: int = 1) -> None:
+        """Raise RateLimited where a request for `rows` sequences, of `prompts` prompts, would be over a limit, and
+        InvalidRequest where it always would be."""
         limits = self._limits
         if limits.max_running is not None and rows > limits.max_running:
             raise InvalidRequest(
                 f"the request asks for {rows} sequences and this API key may run {limits.max_running}: ask for fewer",
-                param="n",
+                param=param_at_fault(prompts, limits.max_running),
             )
         if limits.max_running is not None and self._running + rows > limits.max_running:
             raise self._over(f"has {self._running} sequences, of {limits.max_running} that it may have", SOON_S)
@@ -94,12 +95,12 @@ class Account:
             raise self._over(f"has used its {limits.tokens_per_minute} tokens a minute", wait_s)
 
     @contextlib.contextmanager
-    def serve(self, record: RequestRecord, *, rows: int, tokens: int, clock: Any) -> Iterator[None]:
+    def serve(self, record: RequestRecord, *, rows: int, tokens: int, clock: Any, prompts: int = 1) -> Iterator[None]:
         """Charge a request for as long as the block runs: one request and about `tokens` for its prompt at the
         beginning, the rest of what it used at the end. Where the block raises that the server turned it away, and no
         sequence of it ran (`record.ran`), it has used nothing. Raises like `check`."""
         now = clock()
-        self.check(now, rows)
+        self.check(now, rows, prompts)
         self._running += rows
         self.ids.add(record.public_id)
         self._charge(1, tokens, now)

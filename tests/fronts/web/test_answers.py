@@ -361,3 +361,13 @@ async def test_a_failure_in_our_own_code_is_said_without_internals_and_logged_on
         await settle()
         assert f.idle()
     assert sum(record.exc_info is not None for record in caplog.records) == 1
+
+
+@in_loop
+async def test_more_sequences_than_there_are_places_name_the_field_at_fault() -> None:
+    async with front(running=2, waiting=2) as f:
+        many = await f.complete(prompt=["hi"] * 5)
+        assert (many.status, many.json["error"]["param"]) == (400, "prompt")
+        choices = await f.complete(prompt=["hi"] * 4, n=2, temperature=1)
+        assert (choices.status, choices.json["error"]["param"]) == (400, "n")
+        assert f.idle()

@@ -135,7 +135,7 @@ class Answer:
         public_id = ask.id_prefix + server.new_id()
         record.public_id, record.rows = public_id, checked.n * ask.prompts
         with (
-            caller.account.serve(record, rows=record.rows, tokens=size, clock=server.clock),
+            caller.account.serve(record, rows=record.rows, tokens=size, clock=server.clock, prompts=ask.prompts),
             server.engine.reserve(
                 rows=record.rows,
                 prompt_tokens=size * checked.n,
@@ -144,6 +144,7 @@ class Answer:
                 kind=ask.kind,
                 tag=public_id,
                 arrival=server.arrival_of(scope),
+                prompts=ask.prompts,
             ) as reservation,
         ):
             head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
