@@ -342,6 +342,7 @@ class Server:
     async def _run(self, shutdown: asyncio.Event) -> int:
         from .fronts.authentication import Authenticator
         from .fronts.text import ServerHealth
+        from .fronts.web.access import MalformedLog
         from .fronts.web.app import create_app, model_names
         from .fronts.web.serving import WebServer
         from .telemetry import Telemetry
@@ -360,7 +361,8 @@ class Server:
         telemetry.metrics.watch_keys(door)
         connections = self._connections(engine, telemetry)
         app = create_app(engine, texts, settings, telemetry, door, connections)
-        web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"])
+        malformed = MalformedLog(telemetry.metrics, telemetry.access)
+        web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"], malformed=malformed)
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
         watching = asyncio.create_task(telemetry.run(), name="treadle-telemetry")
         reading = asyncio.create_task(door.keys.watch(aside), name="treadle-keys")

@@ -1,9 +1,9 @@
 """The access log: one line per request, except in a storm of refusals.
 
-The first refusal (401, 429 or 503) of a client with an error code has its line at once. Those that follow within
-WINDOW_S are counted (their lines are at DEBUG) and told in one line when the window ends. Past MOST_WINDOWS clients,
-refusals of all others are counted together, by code. So a crowd that is refused costs a bounded number of lines, and
-metrics stay exact.
+The first refusal (401, 429, 503, or what is not HTTP) of a client with an error code has its line at once. Those that
+follow within WINDOW_S are counted (their lines are at DEBUG) and told in one line when the window ends. Past
+MOST_WINDOWS clients, refusals of all others are counted together, by code. So a crowd that is refused costs a bounded
+number of lines, and metrics stay exact.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 ACCESS = "treadle.access"
 GRPC = "GRPC"  # in the place of an HTTP method
+UNPARSED = "-"  # in the place of the method and the path of a request that is not HTTP
 PROBES = "/health"  # a 503 is their ordinary answer while the server loads or drains
 REFUSED = frozenset({401, 429, 503})
 WINDOW_S = 10.0
@@ -83,7 +84,6 @@ class _Window:
     """Refusals of one kind since `since` that have no line yet."""
 
     since: float
-    status: int
     count: int = 0
 
 
@@ -93,14 +93,15 @@ class AccessLines:
 
     def __init__(self, *, show_client: bool = False) -> None:
         self._show_client = show_client
-        self._windows: dict[tuple[str, str], _Window] = {}
+        self._windows: dict[tuple[str, str, int], _Window] = {}
 
     def write(self, record: RequestRecord, now: float) -> None:
         """The line of a request that has ended: requests to the API at INFO, probes, scrapes and the repeats of a
         refusal at DEBUG."""
         failed = record.status >= 400 and not record.probe
         level = logging.INFO if record.method in ("POST", GRPC) or failed else logging.DEBUG
-        refused = record.status in REFUSED and failed and record.wait_s is None  # not: it ran, and was cut off
+        turned_away = record.status in REFUSED or record.method == UNPARSED
+        refused = turned_away and failed and record.wait_s is None  # not: it ran, and was cut off
         if refused and self._is_repeat(record, now):
             level = logging.DEBUG
         if log.isEnabledFor(level):
@@ -129,18 +130,18 @@ class AccessLines:
 
     def _is_repeat(self, record: RequestRecord, now: float) -> bool:
         """Count a refusal, unless it opens a window."""
-        key = (record.host, record.error)
+        key = (record.host, record.error, record.status)
         if key not in self._windows and len(self._windows) >= MOST_WINDOWS:
-            key = (ALL_OTHERS, record.error)
+            key = (ALL_OTHERS, record.error, record.status)
         window = self._windows.get(key)
         if window is None:
-            self._windows[key] = _Window(now, record.status)
+            self._windows[key] = _Window(now)
             return False
         window.count += 1
         return True
 
-    def _tell(self, host: str, error: str, window: _Window, now: float) -> None:
-        fields = {"status": window.status, "error": error, "refused": window.count}
+    def _tell(self, host: str, error: str, status: int, window: _Window, now: float) -> None:
+        fields = {"status": status, "error": error, "refused": window.count}
         fields["in_s"] = round(now - window.since, 1)
         self._log(logging.INFO, "refused", fields, host)
 

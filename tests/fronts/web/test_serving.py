@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,13 +19,16 @@ from tests.fronts.web.server import Front, forever, front, settle
 from tests.support.aio import in_loop
 from treadle.fronts.connections import Connections
 from treadle.fronts.web import protocol
+from treadle.fronts.web.access import MalformedLog
 from treadle.fronts.web.serving import WebServer
+from treadle.telemetry.access import ACCESS
 
 
 @contextlib.asynccontextmanager
 async def served(f: Front, **options: Any) -> AsyncIterator[tuple[WebServer, int]]:
     sock = socket.create_server(("127.0.0.1", 0))
-    web = WebServer(f.app, **options)
+    malformed = MalformedLog(f.telemetry.metrics, f.telemetry.access)
+    web = WebServer(f.app, malformed=malformed, **options)
     task = asyncio.create_task(web.serve([sock]))
     try:
         yield web, sock.getsockname()[1]
@@ -165,6 +170,46 @@ async def test_what_is_not_http_is_refused_in_the_envelope(data: bytes, status: 
         assert status_of(response) == status
         assert json.loads(response.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         assert (await raw(port, request(b'{"prompt":"a"}', "Connection: close"))).startswith(b"HTTP/1.1 200")
+
+
+@in_loop
+async def test_what_is_not_http_has_its_access_line_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, ACCESS):
+        async with front() as f, served(f) as (_, port):
+            answers = [await raw(port, b"hello\r\n\r\n") for _ in range(3)]
+            answers.append(await raw(port, b"GET / HTTP/1.1\r\nX: " + b"y" * 100_000))
+            f.telemetry.access.flush(time.monotonic())
+            body = f.telemetry.metrics.render().decode()
+    lines = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert [(line["status"], line.get("refused"), line["error"]) for line in lines] == [
+        (400, None, "invalid_request"),
+        (431, None, "invalid_request"),
+        (400, 2, "invalid_request"),
+    ]
+    assert (lines[0]["method"], lines[0]["path"]) == ("-", "-")
+    assert f"x-request-id: {lines[0]['request']}\r\n".encode() in answers[0]
+    assert 'treadle_http_requests_total{route="other",status="400"} 3.0' in body
+    assert 'treadle_http_requests_total{route="other",status="431"} 1.0' in body
+
+
+@in_loop
+async def test_a_body_that_is_not_http_is_on_the_line_of_its_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the application has begun with it or not."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with caplog.at_level(logging.INFO, ACCESS):
+        async with front() as f, served(f) as (_, port):
+            assert status_of(await raw(port, head + b"ZZ\r\n")) == 400
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head)
+            await asyncio.sleep(0.05)
+            writer.write(b"ZZ\r\n")
+            assert b"400" in await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+            await settle()
+    lines = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert [(line["path"], line["status"], line["error"]) for line in lines] == [
+        ("/v1/completions", 400, "invalid_request")
+    ] * 2
 
 
 @in_loop

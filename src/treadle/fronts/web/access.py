@@ -11,16 +11,19 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ServerStopping
-from ...telemetry.access import AccessLines, RequestRecord, address
+from ...telemetry.access import UNPARSED, AccessLines, RequestRecord, address
 from ...telemetry.metrics import Metrics
 
 RECORD = "treadle.record"
+PROTOCOL_ERROR = "treadle.protocol_error"
+OTHER = "other"  # the route of paths that do not exist
 GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 LEFT = 499
 
 
 class AccessLog:
-    """Echoes `x-request-id`, or makes one. Handlers find the request's record in `scope[RECORD]`."""
+    """Echoes `x-request-id`, or makes one. Handlers find the request's record in `scope[RECORD]`. The protocol leaves
+    the status and the code of its own answer to a request that runs in `scope[PROTOCOL_ERROR]`."""
 
     def __init__(
         self,
@@ -62,14 +65,33 @@ class AccessLog:
             note_error(scope, ServerStopping.code)
             raise
         finally:
+            record.status, record.error = scope.get(PROTOCOL_ERROR, (record.status, record.error))
             self._finish(record)
 
     def _finish(self, record: RequestRecord) -> None:
         now = self._clock()
         record.status = record.status or LEFT
-        route = record.path if record.path in self._routes else "other"
+        route = record.path if record.path in self._routes else OTHER
         self._metrics.http(route, record.status, now - record.started)
         self._lines.write(record, now)
+
+
+class MalformedLog:
+    """Counts the requests that the protocol refuses as they are not HTTP, and writes their access lines."""
+
+    def __init__(self, metrics: Metrics, lines: AccessLines, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
+        self._lines = lines
+        self._clock = clock
+
+    def write(self, client: tuple[str, int] | None, status: int, code: str) -> str:
+        """Return the id of a refused request."""
+        now = self._clock()
+        where = address(*client) if client else ""
+        record = RequestRecord(_new_id(), UNPARSED, UNPARSED, now, where, status, error=code)
+        self._metrics.http(OTHER, status, 0.0)
+        self._lines.write(record, now)
+        return record.id
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -97,4 +119,8 @@ def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and GOOD_ID.fullmatch(value):
             return str(value.decode("ascii"))
+    return _new_id()
+
+
+def _new_id() -> str:
     return f"req-{secrets.token_hex(12)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import httptools
@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
+from .access import PROTOCOL_ERROR, MalformedLog
 from .errors import envelope, headers_of, send_error
 from .listener import Place
 from .sse import ABORT
@@ -43,6 +44,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. Handlers find `scope[ABORT]`, which drops it with all that is buffered."""
 
     stall_s = 30.0
+    malformed: MalformedLog | None = None
     place: Place
     _running: RequestResponseCycle | None = None
     _deadline: asyncio.TimerHandle | None = None
@@ -235,21 +237,32 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.answering and self._running is not None and self._running.response_started:
             self.transport.close()  # nothing may be written into another answer
             return
+        status, message = 400, "this is not HTTP/1.1 as the server understands it: check the request's first lines"
         if self._oversized:
-            self._refuse(InvalidRequest(f"the request's headers are over {MAX_HEADER_BYTES} bytes: send less"), 431)
-        else:
-            self._refuse(
-                InvalidRequest("this is not HTTP/1.1 as the server understands it: check the request's first lines")
-            )
+            status, message = 431, f"the request's headers are over {MAX_HEADER_BYTES} bytes: send less"
+        error = InvalidRequest(message)
+        self._refuse(error, status, self._log(status, error.code))
         self._give_up()
         self._deaf = True
         self.transport.write_eof()
         self._expect(LINGER_S, self.transport.abort)  # closing now would make the client lose the answer
 
-    def _refuse(self, error: TreadleError, status: int | None = None) -> None:
+    def _log(self, status: int, code: str) -> list[tuple[bytes, bytes]]:
+        """Log what the protocol refuses, on the line of the request that runs, where one does. Returns the headers
+        that name the request."""
+        if self.answering and self._running is not None:
+            cast("dict[str, Any]", self._running.scope)[PROTOCOL_ERROR] = (status, code)
+            return []
+        if self.malformed is None:
+            return []
+        return [(b"x-request-id", self.malformed.write(self.client, status, code).encode())]
+
+    def _refuse(
+        self, error: TreadleError, status: int | None = None, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         """Answer where there is no request to answer."""
         body = msgspec.json.encode(envelope(error))
-        retry = b"".join(b"%s: %s\r\n" % line for line in headers_of(error))
+        retry = b"".join(b"%s: %s\r\n" % line for line in (*headers_of(error), *headers))
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         self.transport.write(STATUS_LINE[status or error.http_status] + head + retry + b"\r\n" + body)
 

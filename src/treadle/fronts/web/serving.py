@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvicorn
 
 from ..connections import Connections
+from .access import MalformedLog
 from .listener import Listener, Place
 from .protocol import KEEP_ALIVE_S, GuardedProtocol
 
@@ -20,13 +21,21 @@ from .protocol import KEEP_ALIVE_S, GuardedProtocol
 class WebServer:
     """Serves one application until told to stop. The sockets stay open until then, also while the server drains."""
 
-    def __init__(self, app: Any, *, stall_s: float = 30.0, connections: Connections | None = None) -> None:
-        """`connections` counts and limits the clients; without it there is no limit."""
+    def __init__(
+        self,
+        app: Any,
+        *,
+        stall_s: float = 30.0,
+        connections: Connections | None = None,
+        malformed: MalformedLog | None = None,
+    ) -> None:
+        """`connections` counts and limits the clients; without it there is no limit. `malformed` logs what is not
+        HTTP."""
         logging.getLogger("asyncio").addFilter(_is_of_use)
         logging.getLogger("uvicorn.error").addFilter(_is_a_fault)
         config = uvicorn.Config(
             app,
-            http=type("Protocol", (GuardedProtocol,), {"stall_s": stall_s}),
+            http=type("Protocol", (GuardedProtocol,), {"stall_s": stall_s, "malformed": malformed}),
             ws="none",
             lifespan="off",
             log_config=None,
