@@ -265,7 +265,7 @@ class Texts:
 
     @property
     def trouble(self) -> str:
-        return self.pool.trouble
+        return self.pool.unavailable_reason
 
     def statistics(self) -> dict[str, Any]:
         return self.pool.statistics()

@@ -18,7 +18,7 @@ from tests.models import ggufs
 from treadle.models import folder_checks, safetensors_file
 from treadle.models.demo_convert import convert, to_bfloat16
 from treadle.models.demo_tokenizer import CHAT_TEMPLATE
-from treadle.text.folder import FolderFacts
+from treadle.text.folder import FolderConfig
 from treadle.text.stops import StopStrings
 
 
@@ -143,7 +143,7 @@ def user(content: object) -> dict[str, object]:
 
 def test_its_defaults_leave_greedy_decoding_as_it_is(converted: Path) -> None:
     """A temperature of 0 from a client must mean mlx-lm's plain greedy text: no penalty comes with the model."""
-    assert FolderFacts.read(converted).default_sampling() == {"temperature": 0.1}
+    assert FolderConfig.read(converted).default_sampling() == {"temperature": 0.1}
 
 
 def test_a_chat_is_a_dialogue_in_plain_text_with_one_bos() -> None:
@@ -169,7 +169,7 @@ def test_content_in_parts_is_joined() -> None:
 @pytest.mark.parametrize("speaker", ["user", "assistant"])
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_an_answer_ends_where_the_template_would_start_the_next_turn(converted: Path, speaker: str, end: str) -> None:
-    stops = StopStrings(FolderFacts.read(converted).stop_strings())
+    stops = StopStrings(FolderConfig.read(converted).stop_strings())
     turn = rendered([{"role": speaker, "content": "Why?"}], add_generation_prompt=False).removeprefix("<bos>")
     match = stops.push(f" Paris.{end}\n{turn}")
     assert (match.text, match.stop is not None) == (" Paris.", True)

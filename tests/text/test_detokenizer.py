@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from treadle.text import Detokenizer, TextModel
-from treadle.text.token_bytes import BytePieces
-from treadle.text.window import WindowPieces
+from treadle.text.token_decoder import ByteTokenDecoder
+from treadle.text.window_decoder import WindowTokenDecoder
 
 from . import builders
 
@@ -37,9 +37,9 @@ def cut(ids: Sequence[int], borders: Sequence[int]) -> list[Sequence[int]]:
 
 
 def test_joining_bytes_serves_every_kind_that_allows_it(text_models: dict[str, TextModel]) -> None:
-    served = {kind: type(model.pieces) for kind, model in text_models.items()}
-    bytewise = dict.fromkeys([*builders.KINDS, "metaspace"], BytePieces)
-    assert served == {**bytewise, "word_piece": WindowPieces}
+    served = {kind: type(model.token_decoder) for kind, model in text_models.items()}
+    bytewise = dict.fromkeys([*builders.KINDS, "metaspace"], ByteTokenDecoder)
+    assert served == {**bytewise, "word_piece": WindowTokenDecoder}
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -127,18 +127,18 @@ def test_only_the_texts_first_space_is_stripped_also_after_special_tokens(senten
 def test_windows_give_the_same_text_as_joined_bytes(text_models: dict[str, TextModel], kind: str, text: str) -> None:
     model = text_models[kind]
     ids = model.encode(text, add_special_tokens=False)
-    joiner = WindowPieces(Tokenizer.from_file(str(model.folder / "tokenizer.json"))).joiner()
-    assert "".join([*(joiner.push([i]) for i in ids), joiner.finish()]) == model.decode(ids, skip_special_tokens=False)
+    stream = WindowTokenDecoder(Tokenizer.from_file(str(model.folder / "tokenizer.json"))).stream()
+    assert "".join([*(stream.push([i]) for i in ids), stream.finish()]) == model.decode(ids, skip_special_tokens=False)
 
 
 def test_windows_hold_half_a_code_point_and_no_more(sentence: TextModel) -> None:
     broken = next(i for i in range(sentence.vocabulary) if sentence.token_bytes(i) == b"\xff")
-    joiner = WindowPieces(Tokenizer.from_file(str(sentence.folder / "tokenizer.json"))).joiner()
-    parts = [joiner.push([broken]) for _ in range(1001)]
+    stream = WindowTokenDecoder(Tokenizer.from_file(str(sentence.folder / "tokenizer.json"))).stream()
+    parts = [stream.push([broken]) for _ in range(1001)]
     assert all(parts[15:1001:16])
     assert "".join(parts) == "\ufffd" * (1001 - 1001 % 16)
-    assert joiner.pending
-    assert joiner.finish() == "\ufffd" * (1001 % 16)
+    assert stream.pending
+    assert stream.finish() == "\ufffd" * (1001 % 16)
 
 
 def test_a_tokenizer_without_a_decoder_gives_its_own_text(tmp_path: Path) -> None:

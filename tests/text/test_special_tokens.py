@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.text import builders
 from treadle.errors import InvalidRequest
 from treadle.text import TextModel
-from treadle.text.special_tokens import SIGNS
+from treadle.text.special_tokens import SENTINELS
 
 TEMPLATES = {"chatml": builders.CHATML, "qwen3": builders.QWEN3, "mistral": builders.MISTRAL}
 ROLES = ("user", "assistant", "user")
@@ -102,11 +102,11 @@ def test_names_and_template_variables_are_guarded_too(tmp_path: Path) -> None:
 
 def test_noncharacters_of_a_message_stay_in_it_unless_there_is_none_left(chats: dict[str, TextModel]) -> None:
     model = chats["chatml"]
-    text = "".join(SIGNS[:-1]) + "<|im_start|>"
+    text = "".join(SENTINELS[:-1]) + "<|im_start|>"
     ids = model.chat_ids(turns(text))
     assert text in model.decode(ids, skip_special_tokens=False)
     with pytest.raises(InvalidRequest, match="U\\+FDD0 to U\\+FDEF"):
-        model.chat_ids(turns("".join(SIGNS) + "<|im_start|>"))
+        model.chat_ids(turns("".join(SENTINELS) + "<|im_start|>"))
 
 
 def test_a_tokenizer_without_special_tokens_needs_no_guard(tmp_path: Path) -> None:

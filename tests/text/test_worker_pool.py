@@ -1,4 +1,4 @@
-"""Text work in real processes: what breaks a bound costs its own request and nothing else."""
+"""Text workers in real processes: an item that breaks a limit costs its own request and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tests.text import builders
 from treadle.errors import Busy, ContextLengthExceeded, EngineUnavailable, InvalidRequest, ModelError, ServerStopping
 from treadle.text import TextModel
 from treadle.text.work import fork_server_process as process_module
-from treadle.text.work import worker_pool as crew_module
+from treadle.text.work import item_queue as queue_module
+from treadle.text.work import work_item as item_module
+from treadle.text.work import worker_pool as pool_module
 from treadle.text.work.fork_server_process import ForkServerProcess
 from treadle.text.work.messages import Forked, FromServer, Load
 from treadle.text.work.worker_pool import WorkerPool
@@ -31,7 +33,7 @@ BUSY = "no text worker came free"
 
 @pytest.fixture(autouse=True)
 def short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "LEAST_CPU_S", 0.3)
+    monkeypatch.setattr(item_module, "MIN_CPU_S", 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +56,10 @@ def order(folder: Path, **given: Any) -> Load:
 
 
 @asynccontextmanager
-async def crew_of(
-    folder: Path, *, workers: int = 1, max_wait_s: float = 30.0, jobs: str = "tests.text.jobs:JOBS", **told: Any
+async def pool_of(
+    folder: Path, *, workers: int = 1, max_wait_s: float = 30.0, jobs: str = "tests.text.jobs:JOBS", **callbacks: Any
 ) -> AsyncIterator[WorkerPool]:
-    made = WorkerPool(workers=workers, max_wait_s=max_wait_s, **told)
+    made = WorkerPool(workers=workers, max_wait_s=max_wait_s, **callbacks)
     try:
         await made.load(order(folder, jobs=jobs))
         yield made
@@ -85,11 +87,11 @@ def alive(pid: int) -> bool:
 
 def test_work_is_done_elsewhere_with_large_inputs_and_results(folder: Path) -> None:
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            assert int(await crew.run("pid", b"")) not in (os.getpid(), crew.statistics()["pid"])
+        async with pool_of(folder) as pool:
+            assert int(await pool.run("pid", b"")) not in (os.getpid(), pool.statistics()["pid"])
             large = os.urandom(3_000_000)
-            assert await crew.run("echo", b"params", large) == b"params" + large
-            statistics = crew.statistics()
+            assert await pool.run("echo", b"params", large) == b"params" + large
+            statistics = pool.statistics()
             assert (statistics["done"], statistics["workers"], statistics["pending"]) == (2, 1, 0)
 
     run(main)
@@ -102,8 +104,8 @@ def test_the_server_spells_every_token_as_the_tokenizer_does(tmp_path: Path, kin
     model = TextModel.load(made)
 
     async def main() -> None:
-        async with crew_of(made) as crew:
-            view = crew.view()
+        async with pool_of(made) as pool:
+            view = pool.view()
             ids = [*range(-1, view.vocabulary + 2)]
             assert [view.token_bytes(i) for i in ids] == [model.token_bytes(i) for i in ids]
             assert view.decode(ids[1:]) == model.decode(ids[1:])
@@ -118,12 +120,12 @@ def test_the_server_spells_every_token_as_the_tokenizer_does(tmp_path: Path, kin
 
 def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(folder: Path) -> None:
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            before = await crew.run("pid", b"")
+        async with pool_of(folder) as pool:
+            before = await pool.run("pid", b"")
             with pytest.raises(ContextLengthExceeded, match="too long") as caught:
-                await crew.run("refuse", b"")
+                await pool.run("refuse", b"")
             assert caught.value.param == "messages"
-            assert await crew.run("pid", b"") == before
+            assert await pool.run("pid", b"") == before
 
     run(main)
 
@@ -143,44 +145,44 @@ def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone
     folder: Path, job: str, params: bytes, named: str
 ) -> None:
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            before = await crew.run("pid", b"")
-            guilty = asyncio.create_task(crew.run(job, params))
-            innocents = [asyncio.create_task(crew.run("echo", b"%d" % i)) for i in range(4)]
+        async with pool_of(folder) as pool:
+            before = await pool.run("pid", b"")
+            guilty = asyncio.create_task(pool.run(job, params))
+            innocents = [asyncio.create_task(pool.run("echo", b"%d" % i)) for i in range(4)]
             with pytest.raises(InvalidRequest, match=named):
                 await guilty
             assert await asyncio.gather(*innocents) == [b"0", b"1", b"2", b"3"]
-            assert await crew.run("pid", b"") != before
-            assert crew.trouble == ""
+            assert await pool.run("pid", b"") != before
+            assert pool.unavailable_reason == ""
 
     run(main)
 
 
 def test_a_worker_that_somebody_else_killed_costs_no_answer(folder: Path, tmp_path: Path) -> None:
     async def main() -> None:
-        async with crew_of(folder) as crew:
+        async with pool_of(folder) as pool:
             mark = str(tmp_path / "died once").encode()
-            assert await crew.run("die", str(int(signal.SIGKILL)).encode(), mark) == b"alive"
-            idle = crew.statistics()["worker_pids"][0]
+            assert await pool.run("die", str(int(signal.SIGKILL)).encode(), mark) == b"alive"
+            idle = pool.statistics()["worker_pids"][0]
             os.kill(idle, signal.SIGKILL)
-            await until(lambda: idle not in crew.statistics()["worker_pids"], "the end is noticed")
-            assert await crew.run("echo", b"x") == b"x"
-            assert not crew.tally.killed
+            await until(lambda: idle not in pool.statistics()["worker_pids"], "the end is noticed")
+            assert await pool.run("echo", b"x") == b"x"
+            assert not pool.counters.killed
 
     run(main)
 
 
 def test_a_worker_that_stands_still_is_replaced(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No processor time is spent, so the bound of elapsed time ends it."""
-    monkeypatch.setattr(crew_module, "LEAST_ELAPSED_S", 0.3)
+    monkeypatch.setattr(item_module, "MIN_ELAPSED_S", 0.3)
     killed: list[str] = []
 
     async def main() -> None:
-        async with crew_of(folder, on_killed=killed.append) as crew:
+        async with pool_of(folder, on_killed=killed.append) as pool:
             with pytest.raises(InvalidRequest, match="took more than"):
-                await crew.run("hold", b"", str(tmp_path / "never").encode())
-            monkeypatch.setattr(crew_module, "LEAST_ELAPSED_S", 30.0)
-            assert await crew.run("echo", b"x") == b"x"
+                await pool.run("hold", b"", str(tmp_path / "never").encode())
+            monkeypatch.setattr(item_module, "MIN_ELAPSED_S", 30.0)
+            assert await pool.run("echo", b"x") == b"x"
             assert len(killed) == 1
 
     run(main)
@@ -191,15 +193,15 @@ def test_a_worker_that_was_stopped_from_outside_costs_no_answer(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP, a debugger: its piece is no more to blame than with SIGKILL."""
-    monkeypatch.setattr(crew_module, "LEAST_ELAPSED_S", 1.0)
+    monkeypatch.setattr(item_module, "MIN_ELAPSED_S", 1.0)
 
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            (stopped,) = crew.statistics()["worker_pids"]
+        async with pool_of(folder) as pool:
+            (stopped,) = pool.statistics()["worker_pids"]
             os.kill(stopped, signal.SIGSTOP)
-            assert await crew.run("echo", b"x") == b"x"
-            assert crew.statistics()["worker_pids"] != [stopped]
-            assert not crew.tally.killed
+            assert await pool.run("echo", b"x") == b"x"
+            assert pool.statistics()["worker_pids"] != [stopped]
+            assert not pool.counters.killed
             await until(lambda: not alive(stopped), "it ends")
 
     run(main)
@@ -207,9 +209,9 @@ def test_a_worker_that_was_stopped_from_outside_costs_no_answer(
 
 def test_a_worker_that_keeps_much_memory_is_replaced_by_a_small_one(folder: Path) -> None:
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            grown = int(await crew.run("grow", b""))
-            assert int(await crew.run("pid", b"")) != grown
+        async with pool_of(folder) as pool:
+            grown = int(await pool.run("grow", b""))
+            assert int(await pool.run("pid", b"")) != grown
             await until(lambda: not alive(grown), "the large one ends")
 
     run(main)
@@ -218,42 +220,42 @@ def test_a_worker_that_keeps_much_memory_is_replaced_by_a_small_one(folder: Path
 def test_a_wait_is_bounded_and_counted_and_health_says_that_nobody_is_free(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "LEAST_WAIT_S", 0.2)
+    monkeypatch.setattr(pool_module, "MIN_WAIT_S", 0.2)
     refused: list[int] = []
 
     async def main() -> None:
-        async with crew_of(folder, max_wait_s=0.2, on_refused=lambda: refused.append(1)) as crew:
+        async with pool_of(folder, max_wait_s=0.2, on_refused=lambda: refused.append(1)) as pool:
             gate = tmp_path / "open"
-            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode()))
+            holding = asyncio.create_task(pool.run("hold", b"", str(gate).encode()))
             await asyncio.sleep(0)
             with pytest.raises(Busy, match=BUSY) as caught:
-                await crew.run("echo", b"x")
+                await pool.run("echo", b"x")
             assert caught.value.retry_after_s is not None
-            assert (len(refused), crew.tally.refused) == (1, 1)
-            await until(lambda: crew.trouble, "it says that it is blocked")
-            assert "no text worker has been free for" in crew.trouble
+            assert (len(refused), pool.counters.refused) == (1, 1)
+            await until(lambda: pool.unavailable_reason, "it says that it is blocked")
+            assert "no text worker has been free for" in pool.unavailable_reason
             gate.touch()
             assert await holding == b"held"
-            assert crew.trouble == ""
-            assert await crew.run("echo", b"x") == b"x"
+            assert pool.unavailable_reason == ""
+            assert await pool.run("echo", b"x") == b"x"
 
     run(main)
 
 
 def test_a_caller_that_leaves_takes_waiting_work_along(folder: Path, tmp_path: Path) -> None:
     async def main() -> None:
-        async with crew_of(folder) as crew:
+        async with pool_of(folder) as pool:
             gate, mark = tmp_path / "open", tmp_path / "ran"
-            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode()))
-            waiting = asyncio.create_task(crew.run("die", b"0", str(mark).encode()))
+            holding = asyncio.create_task(pool.run("hold", b"", str(gate).encode()))
+            waiting = asyncio.create_task(pool.run("die", b"0", str(mark).encode()))
             await asyncio.sleep(0)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            assert crew.statistics()["pending"] == 1
+            assert pool.statistics()["pending"] == 1
             gate.touch()
             await holding
-            await crew.run("echo", b"")
+            await pool.run("echo", b"")
             assert not mark.exists()
 
     run(main)
@@ -263,14 +265,14 @@ def test_a_flood_of_one_tenant_does_not_starve_another(folder: Path, tmp_path: P
     done: list[str] = []
 
     async def main() -> None:
-        async with crew_of(folder) as crew:
+        async with pool_of(folder) as pool:
 
             async def work(tenant: str) -> None:
-                await crew.run("echo", b"", tenant=tenant)
+                await pool.run("echo", b"", tenant=tenant)
                 done.append(tenant)
 
             gate = tmp_path / "open"
-            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), tenant="flood"))
+            holding = asyncio.create_task(pool.run("hold", b"", str(gate).encode(), tenant="flood"))
             flood = [asyncio.create_task(work("flood")) for _ in range(20)]
             await asyncio.sleep(0)
             other = asyncio.create_task(work("other"))
@@ -285,18 +287,18 @@ def test_a_flood_of_one_tenant_does_not_starve_another(folder: Path, tmp_path: P
 def test_a_tenant_with_every_pending_place_gives_way_to_another(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "MOST_PENDING", 8)
+    monkeypatch.setattr(queue_module, "MAX_PENDING", 8)
 
     async def main() -> None:
-        async with crew_of(folder) as crew:
+        async with pool_of(folder) as pool:
             gate = tmp_path / "open"
-            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode(), tenant="flood"))
+            holding = asyncio.create_task(pool.run("hold", b"", str(gate).encode(), tenant="flood"))
             await asyncio.sleep(0)
-            flood = [asyncio.create_task(crew.run("echo", b"f", tenant="flood")) for _ in range(8)]
+            flood = [asyncio.create_task(pool.run("echo", b"f", tenant="flood")) for _ in range(8)]
             await asyncio.sleep(0)
             with pytest.raises(Busy, match="too many prompts wait"):
-                await crew.run("echo", b"", tenant="flood")
-            others = [asyncio.create_task(crew.run("echo", b"o", tenant="other")) for _ in range(8)]
+                await pool.run("echo", b"", tenant="flood")
+            others = [asyncio.create_task(pool.run("echo", b"o", tenant="other")) for _ in range(8)]
             await asyncio.sleep(0)
             gate.touch()
             ended = await asyncio.gather(holding, *flood, *others, return_exceptions=True)
@@ -304,7 +306,7 @@ def test_a_tenant_with_every_pending_place_gives_way_to_another(
             assert kept == [True] * 5 + [False] * 4 + [True] * 4 + [False] * 4
             refused = [error for error in ended if isinstance(error, Busy)]
             assert all(error.retry_after_s for error in refused)
-            assert crew.tally.refused == 9
+            assert pool.counters.refused == 9
 
     run(main)
 
@@ -313,15 +315,15 @@ def test_the_fork_server_is_started_again_and_work_goes_on(folder: Path) -> None
     restarts: list[int] = []
 
     async def main() -> None:
-        async with crew_of(folder, workers=2, on_restart=lambda: restarts.append(1)) as crew:
-            old = crew.statistics()
+        async with pool_of(folder, workers=2, on_restart=lambda: restarts.append(1)) as pool:
+            old = pool.statistics()
             os.kill(old["pid"], signal.SIGKILL)
-            await until(lambda: crew.trouble, "its end is noticed")
+            await until(lambda: pool.unavailable_reason, "its end is noticed")
             with pytest.raises(EngineUnavailable, match="started again"):
-                crew.view()
-            assert await crew.run("echo", b"x") == b"x"
-            await until(lambda: not crew.trouble, "it is back")
-            new = crew.statistics()
+                pool.view()
+            assert await pool.run("echo", b"x") == b"x"
+            await until(lambda: not pool.unavailable_reason, "it is back")
+            new = pool.statistics()
             assert (new["restarts"], len(restarts), new["workers"]) == (1, 1, 2)
             if sys.platform == "linux":
                 await until(lambda: not any(map(alive, old["worker_pids"])), "the old workers went with it")
@@ -333,24 +335,24 @@ def test_a_fork_server_that_hangs_is_killed_and_started_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process_module, "FORK_S", 1.0)
-    monkeypatch.setattr(crew_module, "LEAST_WAIT_S", 0.2)
+    monkeypatch.setattr(pool_module, "MIN_WAIT_S", 0.2)
     killed: list[str] = []
 
     async def main() -> None:
-        async with crew_of(folder, on_killed=killed.append) as crew:
-            old = crew.statistics()
+        async with pool_of(folder, on_killed=killed.append) as pool:
+            old = pool.statistics()
             os.kill(old["pid"], signal.SIGSTOP)
             os.kill(old["worker_pids"][0], signal.SIGKILL)
-            waiting = asyncio.create_task(crew.run("echo", b"x"))
-            await until(lambda: crew.trouble, "health tells of it")
-            assert "no text worker runs" in crew.trouble
+            waiting = asyncio.create_task(pool.run("echo", b"x"))
+            await until(lambda: pool.unavailable_reason, "health tells of it")
+            assert "no text worker runs" in pool.unavailable_reason
             with pytest.raises(EngineUnavailable, match="no text worker runs") as caught:
-                crew.view()
+                pool.view()
             assert caught.value.retry_after_s is not None
             assert await waiting == b"x"
-            await until(lambda: not crew.trouble, "it is back")
-            crew.view()
-            new = crew.statistics()
+            await until(lambda: not pool.unavailable_reason, "it is back")
+            pool.view()
+            new = pool.statistics()
             assert (new["restarts"], new["workers"], new["killed"]) == (1, 1, {"the fork server": 1})
             assert killed == ["the fork server"]
             await until(lambda: not alive(old["pid"]), "the old one is gone")
@@ -365,15 +367,15 @@ def test_a_fork_server_that_hangs_is_killed_and_started_again(
 def test_while_the_fork_server_hangs_a_lost_workers_piece_goes_to_another_that_is_idle(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "REPORT_S", 0.1)
+    monkeypatch.setattr(pool_module, "REPORT_S", 0.1)
 
     async def main() -> None:
-        async with crew_of(folder, workers=2) as crew:
+        async with pool_of(folder, workers=2) as pool:
             mark = tmp_path / "go"
-            piece = asyncio.create_task(crew.run("hold", b"", str(mark).encode()))
-            await until(lambda: crew.statistics()["idle"] == 1, "it runs")
-            (busy,) = (member.pid for member in crew._members.values() if member.piece is not None)
-            pid = crew.statistics()["pid"]
+            piece = asyncio.create_task(pool.run("hold", b"", str(mark).encode()))
+            await until(lambda: pool.statistics()["idle"] == 1, "it runs")
+            (busy,) = (worker.pid for worker in pool._workers if worker.item is not None)
+            pid = pool.statistics()["pid"]
             os.kill(pid, signal.SIGSTOP)
             os.kill(busy, signal.SIGKILL)
             mark.touch()
@@ -389,13 +391,13 @@ def test_a_fork_server_that_hangs_right_after_its_start_ends_the_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "FORK_S", 0.2)
-    heard = ForkServerProcess._hear
+    handle = ForkServerProcess._handle
 
     def deaf(self: ForkServerProcess, message: FromServer) -> None:
         if not isinstance(message, Forked):
-            heard(self, message)
+            handle(self, message)
 
-    monkeypatch.setattr(ForkServerProcess, "_hear", deaf)
+    monkeypatch.setattr(ForkServerProcess, "_handle", deaf)
     assert "started no worker within 0.2 s" in refusal(folder)
 
 
@@ -404,14 +406,14 @@ def test_workers_that_were_idle_for_long_are_not_blocked_once_all_have_work(fold
 
     async def main() -> None:
         nonlocal now
-        async with crew_of(folder, clock=lambda: now) as crew:
+        async with pool_of(folder, clock=lambda: now) as pool:
             now += 1000.0
             gate = tmp_path / "open"
-            holding = asyncio.create_task(crew.run("hold", b"", str(gate).encode()))
-            await until(lambda: not crew.statistics()["idle"], "it works")
-            assert (crew.blocked_s, crew.trouble) == (0.0, "")
+            holding = asyncio.create_task(pool.run("hold", b"", str(gate).encode()))
+            await until(lambda: not pool.statistics()["idle"], "it works")
+            assert (pool.blocked_s, pool.unavailable_reason) == (0.0, "")
             now += 31.0
-            assert "no text worker has been free for 31.0 s" in crew.trouble
+            assert "no text worker has been free for 31.0 s" in pool.unavailable_reason
             gate.touch()
             await holding
 
@@ -430,12 +432,12 @@ def test_a_fork_server_for_which_there_is_no_descriptor_is_tried_again(
         await starting(self)
 
     async def main() -> None:
-        async with crew_of(folder) as crew:
+        async with pool_of(folder) as pool:
             monkeypatch.setattr(ForkServerProcess, "start", start)
-            os.kill(crew.statistics()["pid"], signal.SIGKILL)
-            await until(lambda: crew.trouble, "its end is noticed")
-            assert await crew.run("echo", b"x") == b"x"
-            assert crew.statistics()["restarts"] == 2
+            os.kill(pool.statistics()["pid"], signal.SIGKILL)
+            await until(lambda: pool.unavailable_reason, "its end is noticed")
+            assert await pool.run("echo", b"x") == b"x"
+            assert pool.statistics()["restarts"] == 2
 
     run(main)
 
@@ -445,8 +447,8 @@ def test_the_fork_server_has_one_thread_and_no_grpc(folder: Path) -> None:
     """A process with threads can't fork safely."""
 
     async def main() -> None:
-        async with crew_of(folder, jobs="treadle.fronts.text_jobs:JOBS") as crew:
-            own = Path(f"/proc/{crew.statistics()['pid']}")
+        async with pool_of(folder, jobs="treadle.fronts.text_jobs:JOBS") as pool:
+            own = Path(f"/proc/{pool.statistics()['pid']}")
             assert len(list((own / "task").iterdir())) == 1
             assert "cygrpc" not in (own / "maps").read_text()
 
@@ -454,31 +456,31 @@ def test_the_fork_server_has_one_thread_and_no_grpc(folder: Path) -> None:
 
 
 def test_a_fork_server_that_never_comes_back_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "LONGEST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(pool_module, "MAX_BACKOFF_S", 0.0)
 
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            crew._order = order(folder / "gone")
-            os.kill(crew.statistics()["pid"], signal.SIGKILL)
-            await crew.failed()
-            assert crew.is_failed
-            assert "in a row" in crew.trouble
+        async with pool_of(folder) as pool:
+            pool._load_order = order(folder / "gone")
+            os.kill(pool.statistics()["pid"], signal.SIGKILL)
+            await pool.failed()
+            assert pool.is_failed
+            assert "in a row" in pool.unavailable_reason
 
     run(main)
 
 
 def test_close_answers_everybody_and_leaves_no_process(folder: Path, tmp_path: Path) -> None:
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            pids = [crew.statistics()["pid"], *crew.statistics()["worker_pids"]]
+        async with pool_of(folder) as pool:
+            pids = [pool.statistics()["pid"], *pool.statistics()["worker_pids"]]
             never = str(tmp_path / "never").encode()
-            tasks = [asyncio.create_task(crew.run("hold", b"", never)) for _ in range(3)]
-            await until(lambda: crew.statistics()["pending"] == 3, "all are there")
-            await crew.close()
+            tasks = [asyncio.create_task(pool.run("hold", b"", never)) for _ in range(3)]
+            await until(lambda: pool.statistics()["pending"] == 3, "all are there")
+            await pool.close()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(error) for error in ended] == [ServerStopping] * 3
             with pytest.raises(ServerStopping):
-                await crew.run("echo", b"")
+                await pool.run("echo", b"")
         await until(lambda: not any(map(alive, pids)), "no process is left")
 
     run(main)
@@ -488,13 +490,13 @@ def test_close_answers_everybody_and_leaves_no_process(folder: Path, tmp_path: P
 def test_everything_ends_with_a_server_that_is_killed(folder: Path) -> None:
     code = (
         "import asyncio, sys, os\n"
-        "from tests.text.test_worker_pool import crew_of\n"
+        "from tests.text.test_worker_pool import pool_of\n"
         "from pathlib import Path\n"
         "async def main():\n"
-        "    async with crew_of(Path(sys.argv[1]), workers=2) as crew:\n"
-        "        asyncio.create_task(crew.run('hold', b'', b'/nowhere/at/all'))\n"
+        "    async with pool_of(Path(sys.argv[1]), workers=2) as pool:\n"
+        "        asyncio.create_task(pool.run('hold', b'', b'/nowhere/at/all'))\n"
         "        await asyncio.sleep(0.2)\n"
-        "        found = crew.statistics()\n"
+        "        found = pool.statistics()\n"
         "        print(found['pid'], *found['worker_pids'], flush=True)\n"
         "        await asyncio.sleep(100)\n"
         "asyncio.run(main())\n"
@@ -518,8 +520,8 @@ def test_no_secret_reaches_the_text_processes(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("TREADLE_API_KEY", "secret")
 
     async def main() -> None:
-        async with crew_of(folder) as crew:
-            assert "TREADLE_API_KEY" not in psutil.Process(crew.statistics()["pid"]).environ()
+        async with pool_of(folder) as pool:
+            assert "TREADLE_API_KEY" not in psutil.Process(pool.statistics()["pid"]).environ()
 
     run(main)
 

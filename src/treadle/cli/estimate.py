@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import ModelError
 from ..models import folder_checks, safetensors_file
-from ..text.folder import FolderFacts
+from ..text.folder import FolderConfig
 from ..units import size
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
             f"the weights take {size(weight_bytes)} and {size(usable_bytes)} are free: use a smaller or a quantized "
             "model, or free memory"
         )
-    context = FolderFacts.read(folder).context(request.context)
+    context = FolderConfig.read(folder).context(request.context)
     share = memory.PAGES_SHARE if kind == "cuda" else memory.BUDGET_SHARE
     budget = int((usable_bytes - weight_bytes) * share) if usable_bytes else 0
     if request.memory is not None:

@@ -84,11 +84,11 @@ def _download(listing: Listing) -> Finding:
 
 def _tokenizer(settings: Settings, scratch: Path) -> Finding:
     """Return the finding about the chat template; the tokenizer itself is only read from the disk."""
-    from ..text.folder import FolderFacts
+    from ..text.folder import FolderConfig
     from ..text.templates import find_template
 
     try:
-        template = find_template(FolderFacts.read(scratch), settings.chat_template)
+        template = find_template(FolderConfig.read(scratch), settings.chat_template)
     except TreadleError as error:
         return Finding(_SECTION, "tokenizer", error.message.replace(str(scratch), settings.model), Mark.FAIL)
     if template is None:

@@ -1,6 +1,6 @@
-"""Text at the edge: tokenizer, chat templates, incremental detokenization, stop strings. Never imports mlx.
+"""Tokenizer, chat templates, incremental detokenization, stop strings. Never imports mlx.
 
-`TextModel` and `ChatTemplate` are loaded when first asked for: a server's own process needs neither.
+`TextModel` and `ChatTemplate` are imported on first access: the server's main process needs neither.
 """
 
 from __future__ import annotations

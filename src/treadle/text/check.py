@@ -1,4 +1,4 @@
-"""Is a string real text? JSON lets lone surrogates through, and no tokenizer can take them."""
+"""Check for lone surrogates: JSON allows them in strings, and no tokenizer accepts them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..errors import InvalidRequest
 
 
 def check_text(text: str, *, param: str | None = None) -> None:
-    """Raise InvalidRequest when `text` holds a lone surrogate, which is no character and has no UTF-8 form."""
+    """Raise InvalidRequest when `text` contains a lone surrogate, which has no UTF-8 form."""
     if text.isascii():
         return
     try:

@@ -1,7 +1,8 @@
-"""Prompts that end inside of the last message, for the model to continue it (`continue_final_message`).
+"""Prompts that end within the last message, for the model to continue it (`continue_final_message`).
 
-The method is transformers': the last text gets a mark, the template writes the messages, and the prompt is cut at the
-mark. So it works with any template that writes the text, wherever its end-of-turn tokens come from.
+The method is that of transformers' `apply_chat_template`: append a marker to the last message's text, render the
+template, and cut the prompt at the marker. It works with any template that writes the text unchanged, regardless of
+its end-of-turn tokens.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ from typing import Any
 
 from ..errors import InvalidRequest
 
-MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""The name is transformers' own, as some templates look for it. The space shows whether a template trims."""
+MARKER = "CONTINUE_FINAL_MESSAGE_TAG "
+"""transformers' own marker, as some templates look for it. The trailing space shows whether a template trims."""
 
 
-def marked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with the mark after its text; parts have it after the last one."""
+def with_marker(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with the marker after its text, or after its last part."""
     content = message["content"]
     if isinstance(content, str):
-        return {**message, "content": content + MARK}
-    *others, last = content or [{"type": "text", "text": ""}]
-    return {**message, "content": [*others, {**last, "text": last["text"] + MARK}]}
+        return {**message, "content": content + MARKER}
+    *before, last = content or [{"type": "text", "text": ""}]
+    return {**message, "content": [*before, {**last, "text": last["text"] + MARKER}]}
 
 
-def cut_at_mark(rendered: str, message: Mapping[str, Any]) -> str:
-    """The prompt up to the mark of `message`. Where the template trimmed the mark, it trims the text before it too.
+def cut_at_marker(rendered: str, message: Mapping[str, Any]) -> str:
+    """Return the prompt up to the marker of `message`. If the template trimmed the marker, trim the prompt's end too.
 
-    Raises InvalidRequest when the template did not write the mark.
+    Raises InvalidRequest when the template did not write the marker.
     """
-    end = rendered.rfind(MARK.strip())
+    end = rendered.rfind(MARKER.strip())
     if end < 0:
         raise InvalidRequest(
             "continue_final_message can't be used here: the model's chat template does not write the last message's "
@@ -37,7 +38,7 @@ def cut_at_mark(rendered: str, message: Mapping[str, Any]) -> str:
             param="continue_final_message",
         )
     prompt = rendered[:end]
-    trims = not rendered.startswith(MARK, end) and bool(_text(message).strip())
+    trims = not rendered.startswith(MARKER, end) and bool(_text(message).strip())
     return prompt.rstrip() if trims else prompt
 
 

@@ -1,4 +1,4 @@
-"""Token ids to text, as they come."""
+"""Incremental detokenizer: token ids in, text out."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ if TYPE_CHECKING:
 
 
 class Detokenizer:
-    """Incremental text of one sequence.
+    """Incremental detokenizer of one sequence.
 
-    However the ids are split over `push` calls, the joined text is the same. A code point is never split: its text
-    comes with the token that completes it. Bytes that can form none become U+FFFD.
+    The joined text does not depend on how ids are split over `push` calls. A code point is never split: it is returned
+    with the token that completes it. Invalid UTF-8 becomes U+FFFD.
     """
 
     def __init__(self, text_model: TextView, *, skip_special_tokens: bool = True) -> None:
         self._hidden = text_model.special_ids if skip_special_tokens else frozenset()
-        self._joiner = text_model.pieces.joiner()
+        self._stream = text_model.token_decoder.stream()
 
     @property
     def pending(self) -> bool:
-        """Whether part of a code point is held back."""
-        return self._joiner.pending
+        """Whether the bytes of an incomplete code point are held back."""
+        return self._stream.pending
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that `ids` complete, maybe ''."""
+        """Return the text that `ids` complete; may be empty."""
         if not self._hidden.isdisjoint(ids):
             ids = [token for token in ids if token not in self._hidden]
-        return self._joiner.push(ids)
+        return self._stream.push(ids)
 
     def finish(self) -> str:
-        """What is still held at the end of the sequence."""
-        return self._joiner.finish()
+        """Return the rest of the text at the end of the sequence; incomplete bytes become U+FFFD."""
+        return self._stream.finish()

@@ -1,6 +1,6 @@
-"""What a model folder says about its text side: vocabulary, context, EOS, default sampling, special tokens.
+"""Text settings of a model folder: vocabulary, context, EOS, default sampling, special tokens.
 
-Everything comes from config.json, generation_config.json, tokenizer_config.json and special_tokens_map.json.
+Read from config.json, generation_config.json, tokenizer_config.json and special_tokens_map.json.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CONTEXT_NAMES = (
     "model_max_length",
     "n_ctx",
 )
-_NO_LIMIT = 10**9  # tokenizers write 1e30 when they know no limit
+_NO_LIMIT = 10**9  # tokenizers write 1e30 for "no limit"
 
 
 @dataclass(frozen=True)
-class FolderFacts:
-    """The folder's JSON files, as they are; a file that is missing is empty."""
+class FolderConfig:
+    """The folder's JSON files as parsed; a missing file is an empty object."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -43,8 +43,8 @@ class FolderFacts:
     special: Mapping[str, Any]
 
     @classmethod
-    def read(cls, folder: Path) -> FolderFacts:
-        """Read the folder; raises ModelError when it is no model folder or one of its files is broken."""
+    def read(cls, folder: Path) -> FolderConfig:
+        """Read the folder. Raises ModelError when config.json is missing or one of the files is broken."""
         if not (folder / "config.json").exists():
             raise ModelError(f"{folder} has no config.json: give a model folder in Hugging Face layout")
         names = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -58,13 +58,16 @@ class FolderFacts:
                 yield nested
 
     def vocabulary(self) -> int | None:
-        """The model's own vocabulary size, which may be larger than its tokenizer's."""
-        return next((n for c in self._configs() if (n := _count(c.get("vocab_size")))), None)
+        """Return the model's vocabulary size, which may exceed the tokenizer's; None if it is not given."""
+        return next((n for c in self._configs() if (n := _positive_int(c.get("vocab_size")))), None)
 
     def context(self, override: int | None) -> int:
-        """The longest sequence in tokens: the model's own, or `override` where that is smaller."""
+        """Return the context length in tokens: `override`, or else the model's own.
+
+        Raises ModelError when neither is given, ConfigError when `override` exceeds the model's own.
+        """
         own = next((n for c in self._configs() if (n := _context_of(c))), None)
-        own = own or _count(self.tokenizer.get("model_max_length"))
+        own = own or _positive_int(self.tokenizer.get("model_max_length"))
         if own is None and override is None:
             raise ModelError(f"{self.folder}/config.json names no context length: give one with `context`")
         if own is not None and override is not None and override > own:
@@ -74,7 +77,7 @@ class FolderFacts:
         return override or own or 0
 
     def eos_ids(self, vocabulary: int) -> tuple[int, ...]:
-        """EOS ids from generation_config.json, else config.json; () when neither names one inside the vocabulary."""
+        """Return EOS ids from generation_config.json, else config.json; () when neither names one in the vocabulary."""
         for source in (self.generation, *self._configs()):
             value = source.get("eos_token_id")
             values = value if isinstance(value, list) else [value]
@@ -84,8 +87,8 @@ class FolderFacts:
         return ()
 
     def default_sampling(self) -> dict[str, float | int]:
-        """The sampling its makers recommend, under our names. Values out of the range that requests have are left out,
-        with a warning."""
+        """Return generation_config.json's sampling defaults under this server's names. Values out of the range of
+        request parameters are logged and ignored."""
         found: dict[str, float | int] = {}
         for name, fits in _SAMPLING.items():
             value = self.generation.get(name)
@@ -99,38 +102,39 @@ class FolderFacts:
             ):
                 found[name] = int(value) if name == "top_k" else float(value)
             else:
-                shown = repr(value)[:60]
-                log.warning("generation_config.json: %s is %s, which is out of range: it is ignored", name, shown)
+                log.warning(
+                    "generation_config.json: %s is %s, which is out of range: it is ignored", name, repr(value)[:60]
+                )
         if self.generation.get("do_sample") is False:
             found["temperature"] = 0.0
         return found
 
     def stop_strings(self) -> tuple[str, ...]:
-        """generation_config.json's `stop_strings`: where the model's makers say that an answer ends."""
+        """Return generation_config.json's `stop_strings`; () when it has none."""
         given = self.generation.get("stop_strings")
         strings = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         return tuple(string for string in strings if isinstance(string, str) and string)
 
     def architectures(self) -> tuple[str, ...]:
-        """config.json's class names, as gateways show them."""
+        """Return the class names in config.json's `architectures`, at most 16 of 256 characters."""
         named = self.config.get("architectures")
         return tuple(name[:256] for name in named[:16] if isinstance(name, str)) if isinstance(named, list) else ()
 
     def declared_tokens(self) -> list[tuple[int, dict[str, Any]]]:
-        """tokenizer_config.json's own list of added tokens: id, and content with flags; in order of their ids."""
+        """Return tokenizer_config.json's added tokens as (id, content with flags), ordered by id."""
         declared = self.tokenizer.get("added_tokens_decoder")
         found = []
         for key, token in (declared if isinstance(declared, Mapping) else {}).items():
-            content = _content(token)
+            content = _token_content(token)
             if content and key.isdecimal():
                 flags = {name: token[name] for name in _TOKEN_FLAGS if isinstance(token.get(name), bool)}
                 found.append((int(key), {"content": content, **flags}))
         return sorted(found, key=lambda item: item[0])
 
     def special_tokens(self) -> dict[str, str]:
-        """Named special tokens (`bos_token`, ...) as templates use them; tokenizer_config.json wins."""
+        """Return named special tokens (`bos_token`, ...) for templates. tokenizer_config.json comes first."""
         named = {**self.special, **{k: v for k, v in self.tokenizer.items() if v is not None}}
-        found = {name: _content(value) for name, value in named.items() if name.endswith("_token")}
+        found = {name: _token_content(value) for name, value in named.items() if name.endswith("_token")}
         return {name: content for name, content in found.items() if content is not None}
 
 
@@ -146,7 +150,7 @@ _SAMPLING: dict[str, Callable[[float], bool]] = {
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a file. Raises OSError, also for what is no regular file: opening a pipe would wait for a writer."""
+    """Read a regular file. Raises OSError, also for a pipe or a device: opening a pipe would wait for a writer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -155,7 +159,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; {} when there is no such file. Raises ModelError when it is not one."""
+    """Return the JSON object in `path`; {} when the file is missing. Raises ModelError when it holds anything else."""
     try:
         value = json.loads(read_regular(path))
     except FileNotFoundError:
@@ -170,7 +174,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_override(path: Path) -> str:
-    """The template in the file that the user named. Raises ConfigError when it can't be read."""
+    """Read the template file given with `chat_template`. Raises ConfigError when it can't be read."""
     try:
         return read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -178,27 +182,27 @@ def read_override(path: Path) -> str:
         raise ConfigError(f"`chat_template` {path} can't be read: {why}", param="chat_template") from error
 
 
-def _count(value: Any) -> int | None:
+def _positive_int(value: Any) -> int | None:
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _NO_LIMIT
     return int(value) if fits else None
 
 
 def _context_of(config: Mapping[str, Any]) -> int | None:
-    own = next((n for name in _CONTEXT_NAMES if (n := _count(config.get(name)))), None)
+    own = next((n for name in _CONTEXT_NAMES if (n := _positive_int(config.get(name)))), None)
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     if own is None or not isinstance(rope, Mapping) or (rope.get("rope_type") or rope.get("type")) != "yarn":
         return own
-    # Some folders give the stretched length, some the length before YaRN stretches it.
-    before, factor = _count(rope.get("original_max_position_embeddings")), rope.get("factor")
-    return max(own, _count(before * factor) or 0) if before and isinstance(factor, (int, float)) else own
+    # `max_position_embeddings` is the length before or after YaRN scaling, depending on the model.
+    before, factor = _positive_int(rope.get("original_max_position_embeddings")), rope.get("factor")
+    return max(own, _positive_int(before * factor) or 0) if before and isinstance(factor, (int, float)) else own
 
 
-def _content(value: Any) -> str | None:
+def _token_content(value: Any) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and _is_text(value) else None
 
 
 def _is_text(value: str) -> bool:
-    """Without half surrogate pairs, which no tokenizer takes."""
+    """Whether the string has no lone surrogates, which tokenizers reject."""
     return not any("\ud800" <= char <= "\udfff" for char in value)

@@ -1,6 +1,6 @@
-"""A text view as one message: what the text processes send to the server's process once a model is loaded.
+"""Serialized text view: the message from the text processes to the server's process after loading.
 
-The bytes of all tokens are one blob with an index, about four bytes a token more than the tokens' own.
+The bytes of all tokens form one blob with an index, which adds about four bytes a token.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ModelError
-from .token_bytes import BytePieces, Find, TokenBytes
+from .token_decoder import ByteTokenDecoder, TokenDecoder, TokenLookup
 from .view import TextView
 
 if TYPE_CHECKING:
     from .tokenizer import TextModel
 
-MOST_BYTES = 64 << 20
-MOST_GROWTH = 64
-"""How much longer a decoder's replacements may make a text: the server's own process runs these decoders."""
+MAX_BYTES = 64 << 20
+MAX_GROWTH = 64
+"""Limit on the growth of a text by a decoder's replacements, as a factor: the server's process runs these decoders."""
 
 
-class Spelled(msgspec.Struct, frozen=True, array_like=True):
-    """Every token's bytes, one after the other, with the end of each; `unknown` are ids without a token."""
+class PackedTable(msgspec.Struct, frozen=True, array_like=True):
+    """Concatenated bytes of all tokens (`blob`), the end offset of each (`ends`, uint32), and ids without a token."""
 
     blob: bytes
     ends: bytes
     unknown: list[int]
 
 
-class JoinedBytes(msgspec.Struct, frozen=True, tag=True):
-    """`BytePieces`."""
+class PackedByteDecoder(msgspec.Struct, frozen=True, tag=True):
+    """A serialized `ByteTokenDecoder`."""
 
-    tokens: Spelled
-    first: Spelled | None
+    tokens: PackedTable
+    first: PackedTable | None
     strip: int
 
 
-class Windowed(msgspec.Struct, frozen=True, tag=True):
-    """`WindowPieces`: the tokens' ids by name, and tokenizer.json's decoder."""
+class PackedWindowDecoder(msgspec.Struct, frozen=True, tag=True):
+    """A serialized `WindowTokenDecoder`: token ids by name, and tokenizer.json's decoder as JSON."""
 
     names: dict[str, int]
     decoder: str
@@ -49,7 +49,7 @@ class Windowed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A `TextView`, field by field."""
+    """A serialized `TextView`."""
 
     folder: str
     vocabulary: int
@@ -66,11 +66,11 @@ class Packed(msgspec.Struct, frozen=True):
     architectures: tuple[str, ...]
     has_template: bool
     prefix: tuple[int, ...]
-    pieces: JoinedBytes | Windowed
+    token_decoder: PackedByteDecoder | PackedWindowDecoder
 
 
 def pack(model: TextModel) -> Packed:
-    """Raises ModelError where the model's decoder can't leave the text processes."""
+    """Serialize the model's text view. Raises ModelError for a decoder that the server's process must not run."""
     return Packed(
         folder=str(model.folder),
         vocabulary=model.vocabulary,
@@ -87,67 +87,65 @@ def pack(model: TextModel) -> Packed:
         architectures=model.architectures,
         has_template=model.has_template,
         prefix=model.prefix,
-        pieces=_packed_pieces(model.pieces, model.ids),
+        token_decoder=_pack_decoder(model.token_decoder, model.ids),
     )
 
 
 def unpack(packed: Packed) -> TextView:
-    """The view, with a table of bytes in place of the tokenizer."""
+    """Return the text view, with a table of bytes in place of the tokenizer."""
     fields = {name: getattr(packed, name) for name in packed.__struct_fields__}
-    return TextView(**{**fields, "folder": Path(packed.folder), "pieces": _pieces(packed.pieces)})
+    return TextView(**{**fields, "folder": Path(packed.folder), "token_decoder": _unpack_decoder(packed.token_decoder)})
 
 
-def _packed_pieces(pieces: TokenBytes, ids: range) -> JoinedBytes | Windowed:
-    if isinstance(pieces, BytePieces):
-        first = None if pieces.find_first is None else _spelled(pieces.find_first, ids)
-        return JoinedBytes(_spelled(pieces.find, ids), first, pieces.strip)
-    from .window import WindowPieces
+def _pack_decoder(token_decoder: TokenDecoder, ids: range) -> PackedByteDecoder | PackedWindowDecoder:
+    if isinstance(token_decoder, ByteTokenDecoder):
+        first = None if token_decoder.lookup_first is None else _pack_table(token_decoder.lookup_first, ids)
+        return PackedByteDecoder(_pack_table(token_decoder.lookup, ids), first, token_decoder.strip)
+    from .window_decoder import WindowTokenDecoder
 
-    assert isinstance(pieces, WindowPieces)
-    _check_decoder(pieces.decoder)
-    names = {name: i for i in ids if (name := pieces.name_of(i)) is not None}
-    return Windowed(names, pieces.decoder, pieces.anchor)
+    assert isinstance(token_decoder, WindowTokenDecoder)
+    _check_decoder(token_decoder.decoder)
+    names = {name: i for i in ids if (name := token_decoder.name_of(i)) is not None}
+    return PackedWindowDecoder(names, token_decoder.decoder, token_decoder.anchor)
 
 
-def _spelled(find: Find, ids: range) -> Spelled:
+def _pack_table(lookup: TokenLookup, ids: range) -> PackedTable:
     blob, ends, unknown = bytearray(), array("I"), []
     for token in ids:
-        spelled = find(token)
+        spelled = lookup(token)
         if spelled is None:
             unknown.append(token)
         blob += spelled or b""
-        if len(blob) > MOST_BYTES:
-            raise ModelError(
-                f"the tokenizer's tokens spell more than {MOST_BYTES} bytes in all, which no real one's do"
-            )
+        if len(blob) > MAX_BYTES:
+            raise ModelError(f"the tokenizer's tokens spell more than {MAX_BYTES} bytes in all, which no real one's do")
         ends.append(len(blob))
-    return Spelled(bytes(blob), ends.tobytes(), unknown)
+    return PackedTable(bytes(blob), ends.tobytes(), unknown)
 
 
-def _pieces(packed: JoinedBytes | Windowed) -> TokenBytes:
-    if isinstance(packed, JoinedBytes):
+def _unpack_decoder(packed: PackedByteDecoder | PackedWindowDecoder) -> TokenDecoder:
+    if isinstance(packed, PackedByteDecoder):
         first = None if packed.first is None else _finder(packed.first)
-        return BytePieces(_finder(packed.tokens), first, packed.strip)
-    from .window import WindowPieces
+        return ByteTokenDecoder(_finder(packed.tokens), first, packed.strip)
+    from .window_decoder import WindowTokenDecoder
 
-    return WindowPieces.of(packed.names, packed.decoder, packed.anchor)
+    return WindowTokenDecoder.from_vocabulary(packed.names, packed.decoder, packed.anchor)
 
 
-def _finder(spelled: Spelled) -> Find:
+def _finder(spelled: PackedTable) -> TokenLookup:
     ends = array("I", [0])
     ends.frombytes(spelled.ends)
     blob, count, unknown = spelled.blob, len(ends) - 1, frozenset(spelled.unknown)
 
-    def find(token: int) -> bytes | None:
+    def lookup(token: int) -> bytes | None:
         if not 0 <= token < count or token in unknown:
             return None
         return blob[ends[token] : ends[token + 1]]
 
-    return find
+    return lookup
 
 
 def _check_decoder(decoder: str) -> None:
-    """Raise ModelError for a decoder whose work per token has no small bound."""
+    """Raise ModelError for a decoder with unbounded work per token: regular expressions, or large replacements."""
     growth = 1.0
     for step in _steps(json.loads(decoder)):
         if step.get("type") != "Replace":
@@ -156,8 +154,8 @@ def _check_decoder(decoder: str) -> None:
         if not pattern:
             raise ModelError("the tokenizer's decoder replaces by a regular expression, which is not served here")
         growth *= max(1.0, len(step.get("content", "").encode()) / len(pattern.encode()))
-    if growth > MOST_GROWTH:
-        raise ModelError(f"the tokenizer's decoder makes texts over {MOST_GROWTH} times longer, which no real one does")
+    if growth > MAX_GROWTH:
+        raise ModelError(f"the tokenizer's decoder makes texts over {MAX_GROWTH} times longer, which no real one does")
 
 
 def _steps(value: Any) -> list[dict[str, Any]]:

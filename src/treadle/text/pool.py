@@ -1,4 +1,4 @@
-"""A bounded pool of threads for rendering and tokenizing, so that neither holds up the event loop."""
+"""Bounded thread pool for rendering and tokenizing off the event loop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..errors import Busy, ServerStopping, TreadleError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FORGET = 0.1  # how much of the mean service time each new piece of work replaces
+_FORGET = 0.1  # weight of each new sample in the mean service time
 
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """A snapshot. `pending` is running and waiting work; `mean_s` the recent mean time a piece of work takes."""
+    """Pool counters. `pending`: calls running or queued; `mean_s`: recent mean service time in seconds."""
 
     pending: int
     done: int
@@ -30,9 +30,9 @@ class PoolStatistics:
 
 
 class TextPool:
-    """At most `workers` pieces of work run, at most `max_pending` run or wait; more are refused with Busy.
+    """Thread pool with `workers` threads and at most `max_pending` calls running or queued; more get Busy.
 
-    `run` and `close` belong to the event loop's thread.
+    `run` and `close` must be called on the event loop's thread.
     """
 
     def __init__(self, *, workers: int = 2, max_pending: int = 64) -> None:
@@ -45,8 +45,8 @@ class TextPool:
         self._closed = False
 
     async def run(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`, done on a thread. When the caller is cancelled, work that runs goes on and its result
-        is dropped; work that waits is taken back. Raises Busy, ServerStopping, and whatever `work` raises."""
+        """Call `work` on a thread and return its result. When the caller is cancelled, queued work is withdrawn;
+        running work continues and its result is dropped. Raises Busy, ServerStopping, and any error of `work`."""
         self._enter()
         future = self._executor.submit(self._timed, functools.partial(work, *args, **kwargs))
         future.add_done_callback(self._leave)
@@ -62,7 +62,7 @@ class TextPool:
             return PoolStatistics(self._pending, self._done, self._refused, self._mean_s)
 
     def close(self) -> None:
-        """Take no more work and drop what waits: its callers get ServerStopping. Does not wait for what runs."""
+        """Refuse new work and cancel queued work, whose callers get ServerStopping. Does not wait for running work."""
         self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -85,12 +85,12 @@ class TextPool:
         try:
             return work()
         except StopIteration as error:
-            # A future can't carry one: its waiter would wait for ever.
+            # A future can't carry StopIteration: its waiter would wait for ever.
             raise TreadleError("text work ended with StopIteration") from error
         except Exception:
             raise
         except BaseException as error:
-            # A panic of a native library must not pass for an order to leave the event loop.
+            # A panic of a native library must not look like KeyboardInterrupt or SystemExit to the event loop.
             raise TreadleError(f"text work broke down: {error!r}") from error
         finally:
             self._note(time.monotonic() - started)

@@ -1,9 +1,9 @@
-"""Special tokens in users' texts, kept text: `<|im_start|>` in a message must not open a turn.
+"""Guard against special-token injection: `<|im_start|>` in a user's message stays text and opens no turn.
 
-Before rendering, each special token's text in a message is split by a sign: a noncharacter that the request does not
-hold. After rendering, the sign becomes a real special token, at which every tokenizer splits; its ids are dropped from
-the result. So templates may trim, join or search the texts, and a conversation that holds no special token is tokenized
-exactly as before.
+Before rendering, a sentinel (a Unicode noncharacter that the request does not contain) is inserted into each
+occurrence of a special token's text. After rendering, the sentinel is replaced with a real special token, at which
+every tokenizer splits, and the ids of those separators are dropped. Templates may still trim, join or search the
+texts, and a conversation without special tokens is tokenized exactly as without the guard.
 """
 
 from __future__ import annotations
@@ -16,58 +16,64 @@ from typing import Any
 
 from ..errors import InvalidRequest
 
-SIGNS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+SENTINELS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 TEXT_KEYS = ("name", "reasoning_content")
-OWN_ROLE = "assistant"
+ASSISTANT_ROLE = "assistant"
 
 
 @dataclass(frozen=True)
 class Separator:
-    """The special token that stands in for the sign."""
+    """The special token that replaces the sentinel before tokenization."""
 
     content: str
     id: int
 
 
 @dataclass(frozen=True)
-class Marked:
-    """A conversation in which `sign` splits every special token of its texts."""
+class GuardedChat:
+    """A conversation whose special tokens are each split by `sentinel`."""
 
     messages: Sequence[Mapping[str, Any]]
     extra: Mapping[str, Any]
-    sign: str
+    sentinel: str
 
 
 class SpecialTokenGuard:
-    """Finds special tokens in texts. `special` are split in every text; `markers`, which the template writes but which
-    are not special, in all but the assistant's: templates look for some of them there."""
+    """Splits special tokens in the texts of a request.
 
-    def __init__(self, special: Iterable[str], markers: Iterable[str], separator: Separator | None) -> None:
+    `special` are split in every text. `template_tokens` (added tokens that the template writes and that are not
+    special) are split in all but the assistant's texts, where templates look for some of them.
+    """
+
+    def __init__(self, special: Iterable[str], template_tokens: Iterable[str], separator: Separator | None) -> None:
         usual = {content for content in special if len(content) > 1} if separator else set()
         self._separator = separator
-        self._special = _Finder(usual)
-        self._all = _Finder(usual | {content for content in markers if len(content) > 1 and separator})
+        self._special = _SubstringFinder(usual)
+        added = {content for content in template_tokens if len(content) > 1} if separator else set()
+        self._any_role = _SubstringFinder(usual | added)
 
-    def marked(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> Marked | None:
-        """The conversation with its special tokens split; None where it has none. Raises InvalidRequest for one that
-        holds every sign."""
-        if not any(self._finder(message).finds(text) for message in messages for text in _joined_texts(message)) and (
-            not any(self._all.finds(value) for value in extra.values() if isinstance(value, str))
-        ):
+    def split_special_tokens(
+        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]
+    ) -> GuardedChat | None:
+        """Return the conversation with its special tokens split; None if it has none. Raises InvalidRequest when it
+        contains all sentinels."""
+        in_messages = (self._finder_for(message).occurs_in(text) for message in messages for text in _texts_of(message))
+        in_extra = (self._any_role.occurs_in(value) for value in extra.values() if isinstance(value, str))
+        if not any(in_messages) and not any(in_extra):
             return None
-        sign = _free_sign(messages, extra)
-        return Marked(
-            [self._message(message, sign) for message in messages],
-            {key: self._all.split(v, sign) if isinstance(v, str) else v for key, v in extra.items()},
-            sign,
+        sentinel = _unused_sentinel(messages, extra)
+        return GuardedChat(
+            [self._split_message(message, sentinel) for message in messages],
+            {key: self._any_role.split(v, sentinel) if isinstance(v, str) else v for key, v in extra.items()},
+            sentinel,
         )
 
-    def separated(self, rendered: str, sign: str) -> tuple[str, frozenset[int], int]:
-        """The text to tokenize, which occurrences of the separator in it stand for the sign, and how many occurrences
-        there are."""
+    def to_separators(self, rendered: str, sentinel: str) -> tuple[str, frozenset[int], int]:
+        """Replace sentinels with the separator. Returns the text to tokenize, the ordinals of the inserted separators
+        among all occurrences of the separator's text, and the number of all occurrences."""
         assert self._separator is not None
         ours, count = set(), 0
-        *before, last = rendered.split(sign)
+        *before, last = rendered.split(sentinel)
         for part in before:
             count += part.count(self._separator.content)
             ours.add(count)
@@ -75,8 +81,9 @@ class SpecialTokenGuard:
         text = self._separator.content.join((*before, last))
         return text, frozenset(ours), count + last.count(self._separator.content)
 
-    def without(self, ids: Sequence[int], ours: frozenset[int], count: int) -> list[int]:
-        """The ids without those that stand for the sign. Raises InvalidRequest where they can't be told apart."""
+    def drop_separators(self, ids: Sequence[int], ours: frozenset[int], count: int) -> list[int]:
+        """Return the ids without the inserted separators. Raises InvalidRequest when the ids do not contain exactly
+        `count` separators, so that the inserted ones can't be identified."""
         assert self._separator is not None
         places = [place for place, token in enumerate(ids) if token == self._separator.id]
         if len(places) != count:
@@ -87,25 +94,25 @@ class SpecialTokenGuard:
         dropped = {place for order, place in enumerate(places) if order in ours}
         return [token for place, token in enumerate(ids) if place not in dropped]
 
-    def _finder(self, message: Mapping[str, Any]) -> _Finder:
-        return self._special if message.get("role") == OWN_ROLE else self._all
+    def _finder_for(self, message: Mapping[str, Any]) -> _SubstringFinder:
+        return self._special if message.get("role") == ASSISTANT_ROLE else self._any_role
 
-    def _message(self, message: Mapping[str, Any], sign: str) -> dict[str, Any]:
-        finder, made = self._finder(message), dict(message)
+    def _split_message(self, message: Mapping[str, Any], sentinel: str) -> dict[str, Any]:
+        finder, made = self._finder_for(message), dict(message)
         for key in TEXT_KEYS:
             if isinstance(made.get(key), str):
-                made[key] = finder.split(made[key], sign)
+                made[key] = finder.split(made[key], sentinel)
         content = message.get("content")
         if isinstance(content, str):
-            made["content"] = finder.split(content, sign)
+            made["content"] = finder.split(content, sentinel)
         elif isinstance(content, list):
-            texts = finder.split_across([part["text"] for part in content], sign)
+            texts = finder.split_across([part["text"] for part in content], sentinel)
             made["content"] = [{**part, "text": text} for part, text in zip(content, texts, strict=True)]
         return made
 
 
-class _Finder:
-    """Occurrences of some strings in texts."""
+class _SubstringFinder:
+    """Finder of several substrings, indexed by their first two characters."""
 
     def __init__(self, contents: set[str]) -> None:
         self._contents = contents
@@ -117,24 +124,24 @@ class _Finder:
         starts = "|".join(map(re.escape, sorted(self._lengths)))
         self._start = re.compile(f"(?={starts})") if starts else None
 
-    def finds(self, text: str) -> bool:
-        return bool(self._breaks(text, first=True))
+    def occurs_in(self, text: str) -> bool:
+        return bool(self._break_positions(text, first=True))
 
-    def split(self, text: str, sign: str) -> str:
-        return self.split_across([text], sign)[0]
+    def split(self, text: str, sentinel: str) -> str:
+        return self.split_across([text], sentinel)[0]
 
-    def split_across(self, texts: Sequence[str], sign: str) -> list[str]:
-        """The texts with the sign in every occurrence, also where one begins in a text and ends in the next."""
-        breaks, made, begin = self._breaks("".join(texts)), [], 0
+    def split_across(self, texts: Sequence[str], sentinel: str) -> list[str]:
+        """Insert the sentinel into every occurrence, also into one that spans two texts."""
+        breaks, made, begin = self._break_positions("".join(texts)), [], 0
         for text in texts:
             end = begin + len(text)
             inside = [0, *(at - begin for at in breaks if begin < at <= end), len(text)]
-            made.append(sign.join(text[a:b] for a, b in pairwise(inside)))
+            made.append(sentinel.join(text[a:b] for a, b in pairwise(inside)))
             begin = end
         return made
 
-    def _breaks(self, text: str, *, first: bool = False) -> list[int]:
-        """After the first character of each occurrence."""
+    def _break_positions(self, text: str, *, first: bool = False) -> list[int]:
+        """Return the position after the first character of each occurrence."""
         found: list[int] = []
         for match in self._start.finditer(text) if self._start else ():
             at = match.start()
@@ -145,7 +152,7 @@ class _Finder:
         return found
 
 
-def _joined_texts(message: Mapping[str, Any]) -> Iterable[str]:
+def _texts_of(message: Mapping[str, Any]) -> Iterable[str]:
     content = message.get("content")
     if isinstance(content, str):
         yield content
@@ -154,10 +161,10 @@ def _joined_texts(message: Mapping[str, Any]) -> Iterable[str]:
     yield from (message[key] for key in TEXT_KEYS if isinstance(message.get(key), str))
 
 
-def _free_sign(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
-    texts = [text for message in messages for text in _joined_texts(message)]
+def _unused_sentinel(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
+    texts = [text for message in messages for text in _texts_of(message)]
     texts += [value for value in extra.values() if isinstance(value, str)]
-    for sign in SIGNS:
-        if not any(sign in text for text in texts):
-            return sign
+    for sentinel in SENTINELS:
+        if not any(sentinel in text for text in texts):
+            return sentinel
     raise InvalidRequest("the messages hold every noncharacter from U+FDD0 to U+FDEF: remove one", param="messages")

@@ -1,10 +1,10 @@
-"""Stop strings, found across any borders between chunks.
+"""Streaming matcher of stop strings, independent of chunk borders.
 
-One Aho-Corasick automaton reads each character once. Its state's depth is the length of the longest suffix of the text
-that is a prefix of a stop string: exactly what must be held back.
+An Aho-Corasick automaton reads each character once. The depth of its state is the length of the longest suffix of the
+text that is a prefix of a stop string: the number of characters to hold back.
 
-The text ends at the first position where any stop string is complete; of those that are complete there, the one that
-starts earliest wins. So the cut never depends on how the text arrives.
+The text ends at the first position where a stop string is complete. If several are complete there, the one that starts
+earliest wins.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..errors import InvalidRequest
 
 
 class StopMatch(NamedTuple):
-    """`text` may be shown now. `stop` is the stop string that ended the text, if one did."""
+    """Text that may be sent now, and the stop string that ended the text, if any."""
 
     text: str
     stop: str | None = None
 
 
 class StopSet:
-    """The automaton of some stop strings: immutable, shared by the sequences of a request.
+    """Aho-Corasick automaton of a request's stop strings. Immutable; shared by its sequences.
 
     Raises InvalidRequest for an empty stop string.
     """
@@ -32,50 +32,50 @@ class StopSet:
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             raise InvalidRequest("a stop string is empty; leave it out", param="stop")
-        self.moves: list[dict[str, int]] = [{}]
+        self.transitions: list[dict[str, int]] = [{}]
         self.depths: list[int] = [0]
         self.matches: list[str | None] = [None]
         for stop in stops:
             self._insert(stop)
-        self.firsts = frozenset(self.moves[0])
-        self.falls = self._fall_links()
+        self.first_chars = frozenset(self.transitions[0])
+        self.failure_links = self._build_failure_links()
 
     def _insert(self, stop: str) -> None:
         node = 0
         for depth, char in enumerate(stop, 1):
-            follower = self.moves[node].get(char)
-            if follower is None:
-                follower = self.moves[node][char] = len(self.moves)
-                self.moves.append({})
+            child = self.transitions[node].get(char)
+            if child is None:
+                child = self.transitions[node][char] = len(self.transitions)
+                self.transitions.append({})
                 self.depths.append(depth)
                 self.matches.append(None)
-            node = follower
+            node = child
         self.matches[node] = stop
 
-    def _fall_links(self) -> list[int]:
-        """For each node the node of its longest proper suffix; matches are inherited along the way."""
-        falls = [0] * len(self.moves)
-        queue = deque(self.moves[0].values())
+    def _build_failure_links(self) -> list[int]:
+        """Return each node's failure link (the node of its longest proper suffix); nodes inherit their link's match."""
+        failure_links = [0] * len(self.transitions)
+        queue = deque(self.transitions[0].values())
         while queue:
             node = queue.popleft()
-            self.matches[node] = self.matches[node] or self.matches[falls[node]]
-            for char, follower in self.moves[node].items():
-                falls[follower] = self._step(falls, falls[node], char)
-                queue.append(follower)
-        return falls
+            self.matches[node] = self.matches[node] or self.matches[failure_links[node]]
+            for char, child in self.transitions[node].items():
+                failure_links[child] = self._step(failure_links, failure_links[node], char)
+                queue.append(child)
+        return failure_links
 
-    def _step(self, falls: list[int], node: int, char: str) -> int:
-        while node and char not in self.moves[node]:
-            node = falls[node]
-        return self.moves[node].get(char, 0)
+    def _step(self, failure_links: list[int], node: int, char: str) -> int:
+        while node and char not in self.transitions[node]:
+            node = failure_links[node]
+        return self.transitions[node].get(char, 0)
 
     def step(self, node: int, char: str) -> int:
-        """The node after reading `char` at `node`."""
-        return self._step(self.falls, node, char)
+        """Return the node after reading `char` at `node`."""
+        return self._step(self.failure_links, node, char)
 
 
 class StopStrings:
-    """The stop strings of one sequence."""
+    """Stop string matcher of one sequence."""
 
     def __init__(self, stops: Sequence[str] | StopSet) -> None:
         self._set = stops if isinstance(stops, StopSet) else StopSet(stops)
@@ -84,13 +84,13 @@ class StopStrings:
 
     @property
     def held(self) -> str:
-        """Text that may still become a stop string."""
+        """Text held back because it may become a stop string."""
         return self._held
 
     def push(self, text: str) -> StopMatch:
-        """Take new text. After a match the rest of it is dropped and the object is at its start again."""
+        """Match new text. After a match, the rest of `text` is dropped and the matcher is reset."""
         stops, node = self._set, self._node
-        if not node and stops.firsts.isdisjoint(text):
+        if not node and stops.first_chars.isdisjoint(text):
             return StopMatch(text)
         for position, char in enumerate(text, 1):
             node = stops.step(node, char)
@@ -107,6 +107,6 @@ class StopStrings:
         return StopMatch(seen[:safe])
 
     def flush(self) -> str:
-        """The held text, at the end of the sequence: it became no stop string."""
+        """Return the held text at the end of the sequence, and reset the matcher."""
         held, self._held, self._node = self._held, "", 0
         return held

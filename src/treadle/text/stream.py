@@ -1,7 +1,7 @@
-"""One sequence's tokens to shown text: detokenize, find stop strings, count tokens, place log-probabilities.
+"""Text stream of one sequence: detokenization, stop strings, token counts, aligned log-probabilities.
 
-A token's log-probabilities are released together with its text. Text that is held back (half a code point, the start of
-a stop string) holds them back too, and text that is never shown (a stop string, a stop token) takes them along.
+A token's log-probabilities are released together with its text. They are held back with text that is held back (an
+incomplete code point, the start of a stop string) and dropped with text that is dropped (a stop string, a stop token).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One token with its log-probabilities. `text_offset` is where its text starts, in characters of the shown text."""
+    """One token with its log-probabilities. `text_offset`: start of its text in the visible text, in characters."""
 
     token: int
     logprob: TokenLogprob
@@ -30,7 +30,7 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What new tokens add: text to show, tokens to count, entries to show, and the stop string that ended it all."""
+    """The increment from new tokens: text, number of tokens, log-probability entries, and the matched stop string."""
 
     text: str = ""
     tokens: int = 0
@@ -39,10 +39,10 @@ class TextDelta:
 
 
 class TextStream:
-    """Text of one sequence.
+    """Text stream of one sequence.
 
-    `stops` end it where the first of them is complete; it is not shown unless `include_stop`. Stop strings are not
-    looked for in the first `min_tokens` tokens.
+    The first complete string of `stops` ends the text and is cut off unless `include_stop`. Stop strings are not
+    matched in the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class TextStream:
         self._stops = StopStrings(stops)
         self._include_stop = include_stop
         self._min_tokens = min_tokens
-        self._waiting: deque[tuple[TokenEntry, int]] = deque()
-        self._read = 0
-        self._shown = 0
+        self._unreleased: deque[tuple[TokenEntry, int]] = deque()
+        self._read_chars = 0
+        self._visible_chars = 0
         self.tokens = 0
         self.stop: str | None = None
         self._ended = False
 
     @property
     def ended(self) -> bool:
-        """Whether a stop string or `finish` ended the text; later tokens are dropped."""
+        """Whether a stop string or `finish` has ended the text. Later tokens are dropped."""
         return self._ended
 
     def push(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = (), *, stop_token: bool = False
     ) -> TextDelta:
-        """Take new tokens; `logprobs` has one for each, or is empty. `stop_token`: the last of them is a stop token,
-        which counts and shows no text."""
+        """Add new tokens. `logprobs` has one entry a token, or is empty. `stop_token`: the last token is a stop token,
+        which is counted and has no visible text."""
         texts: list[str] = []
         before = self.tokens
         hidden = len(tokens) - 1 if stop_token and not self._include_stop else len(tokens)
@@ -87,28 +87,28 @@ class TextStream:
         return self._delta(texts, before)
 
     def finish(self) -> TextDelta:
-        """The sequence is over: what was held back comes out. A second call gives nothing."""
+        """End the text and return everything held back. A second call returns an empty delta."""
         if self._ended:
             return TextDelta()
         texts = [self._show(self._detokenizer.finish())]
         if not self._ended:
             rest = self._stops.flush()
-            self._shown += len(rest)
+            self._visible_chars += len(rest)
             texts.append(rest)
         self._ended = True
         return self._delta(texts, self.tokens)
 
     def _take(self, token: int, logprob: TokenLogprob | None) -> str:
-        offset = self._read
+        offset = self._read_chars
         text = self._detokenizer.push((token,))
         if logprob is not None:
-            # An unfinished code point will add one character at least.
+            # An incomplete code point will add at least one character.
             needs = offset + len(text) + self._detokenizer.pending
-            self._waiting.append((TokenEntry(token, logprob, offset), needs))
+            self._unreleased.append((TokenEntry(token, logprob, offset), needs))
         return self._show(text)
 
     def _show(self, text: str) -> str:
-        self._read += len(text)
+        self._read_chars += len(text)
         if self.tokens <= self._min_tokens:
             visible, stop = text, None
         else:
@@ -116,20 +116,20 @@ class TextStream:
         if stop is not None:
             self._ended, self.stop = True, stop
             visible += stop if self._include_stop else ""
-        self._shown += len(visible)
+        self._visible_chars += len(visible)
         return visible
 
     def _delta(self, texts: list[str], tokens_before: int) -> TextDelta:
-        entries = self._released()
+        entries = self._release_entries()
         return TextDelta("".join(texts), self.tokens - tokens_before, entries, self.stop)
 
-    def _released(self) -> tuple[TokenEntry, ...]:
-        """Entries whose text is out; at the end also one whose text is out in part."""
+    def _release_entries(self) -> tuple[TokenEntry, ...]:
+        """Return entries whose text is visible; at the end also one whose text is partly visible."""
         found = []
-        while self._waiting:
-            entry, needs = self._waiting[0]
-            in_part = entry.text_offset < self._shown or self.stop is None
-            if needs > self._shown and not (self._ended and in_part):
+        while self._unreleased:
+            entry, needs = self._unreleased[0]
+            in_part = entry.text_offset < self._visible_chars or self.stop is None
+            if needs > self._visible_chars and not (self._ended and in_part):
                 break
-            found.append(self._waiting.popleft()[0])
+            found.append(self._unreleased.popleft()[0])
         return tuple(found)

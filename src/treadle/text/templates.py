@@ -1,7 +1,7 @@
-"""Chat templates: Jinja programs that come with a model, run in a sandbox the way their writers expect.
+"""Chat templates: a model's Jinja templates, rendered in a sandbox compatible with transformers'.
 
-Templates come from model folders, so they are not trusted: the sandbox allows no changes to what they are given, and
-what they may write, and for how long, has a bound.
+Templates come from model folders and are not trusted. The sandbox forbids changes to its inputs and limits the size of
+the output and the time of a rendering.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import InvalidRequest, ModelError, one_line
-from .continuation import cut_at_mark, marked
-from .folder import FolderFacts, read_object, read_override, read_regular
+from .continuation import cut_at_marker, with_marker
+from .folder import FolderConfig, read_object, read_override, read_regular
 
 _MAX_CHARS = 32 * 1024 * 1024
 _MAX_S = 10.0
-_PROBES = ((0, 4), (1, 4), (1, 2))  # not every template takes every order of roles
-_OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
+_PROBES = ((0, 4), (1, 4), (1, 2))  # slices of the probe's turns: templates differ in the orders of roles they accept
+_RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
-class Content(Enum):
-    """What a template can take as a message's content."""
+class ContentFormat(Enum):
+    """The forms of message content that a template accepts."""
 
     TEXT = "text"
     PARTS = "parts"
@@ -42,11 +42,11 @@ class Content(Enum):
 
 
 class ChatTemplate:
-    """One compiled template.
+    """A compiled chat template.
 
-    `source` is its text, `name` says where it came from, for errors. `special_tokens` (`bos_token`, ...) are variables
-    it may use. `now` gives the time for templates that print the date. A rendering may write `max_chars` characters and
-    take `max_s` seconds. Raises ModelError when the source is no template.
+    `source` is its text; `name` is its origin, for error messages. `special_tokens` (`bos_token`, ...) are passed as
+    variables. `now` is the clock of `strftime_now`. A rendering may write `max_chars` characters and take `max_s`
+    seconds. Raises ModelError when the source does not compile.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class ChatTemplate:
             raise ModelError(
                 f"the chat template in {name}{line} is broken: {one_line(error)}; give another with `chat_template`"
             ) from error
-        self._content = self._probe()
-        self.written = self._written()
+        self._content_format = self._probe_content_format()
+        self.literal_text = self._render_literal_text()
 
     def render(
         self,
@@ -83,26 +83,26 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages`, each with a `role` and a `content` of text or of text parts.
+        """Render the prompt for `messages`, each with a `role` and a `content` of text or of text parts.
 
-        With `continue_final_message` it ends with the last message's text, without the end of its turn or the
-        beginning of another. `extra` are more variables for the template. Raises InvalidRequest when the template
-        refuses the messages, can't take them, or leaves out the text that is to be continued.
+        With `continue_final_message` the prompt ends with the last message's text, without end-of-turn tokens. `extra`
+        are additional template variables. Raises InvalidRequest when the template raises, breaks a limit, or does not
+        write the text to be continued.
         """
-        if taken := _OWN_NAMES.intersection(extra or {}):
+        if taken := _RESERVED_NAMES.intersection(extra or {}):
             raise InvalidRequest(f"template variable {min(taken)!r} is set by the server", param="chat_template_kwargs")
-        shaped = [_shaped(message, index, self._content) for index, message in enumerate(messages)]
-        last = shaped[-1] if continue_final_message else None
+        normalized = [_normalize_content(message, i, self._content_format) for i, message in enumerate(messages)]
+        last = normalized[-1] if continue_final_message else None
         if last is not None:
-            shaped[-1], add_generation_prompt = marked(last), False
-        own = {"messages": shaped, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
+            normalized[-1], add_generation_prompt = with_marker(last), False
+        own = {"messages": normalized, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
         rendered = self._run({"documents": None, **(extra or {}), **own})
-        return rendered if last is None else cut_at_mark(rendered, last)
+        return rendered if last is None else cut_at_marker(rendered, last)
 
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._collect({**self._special_tokens, **variables})
-        except _Refused as error:
+        except _RaisedByTemplate as error:
             raise InvalidRequest(
                 f"the model's chat template refuses this: {one_line(error)}", param="messages"
             ) from None
@@ -115,9 +115,9 @@ class ChatTemplate:
         except (InvalidRequest, MemoryError):
             raise
         except Exception as error:
-            what = f"{type(error).__name__}: {one_line(error)}"
+            cause = f"{type(error).__name__}: {one_line(error)}"
             raise InvalidRequest(
-                f"the model's chat template can't write these messages ({what})", param="messages"
+                f"the model's chat template can't write these messages ({cause})", param="messages"
             ) from error
 
     def _collect(self, variables: Mapping[str, Any]) -> str:
@@ -132,28 +132,28 @@ class ChatTemplate:
             chunks.append(chunk)
         return "".join(chunks)
 
-    def _probe(self) -> Content:
-        """Try the template on a text and on a list of parts: the one way to know that holds for every template."""
+    def _probe_content_format(self) -> ContentFormat:
+        """Find the accepted content format by rendering a text and a list of parts."""
         word = "treadleprobe"
-        text, parts = self._tried(word), self._tried([{"type": "text", "text": word}])
+        text, parts = self._render_probe(word), self._render_probe([{"type": "text", "text": word}])
         takes_parts = word in parts and "'text'" not in parts and '"text"' not in parts
         if not takes_parts:
-            return Content.TEXT
-        return Content.EITHER if word in text else Content.PARTS
+            return ContentFormat.TEXT
+        return ContentFormat.EITHER if word in text else ContentFormat.PARTS
 
-    def _written(self) -> str:
-        """What the template writes of its own around turns of every role, for `guard`."""
+    def _render_literal_text(self) -> str:
+        """Render empty turns of every role: the text that comes from the template itself, for `SpecialTokenGuard`."""
         turns = [{"role": role, "content": ""} for role in ("system", "user", "assistant", "user")]
-        shaped = [[_shaped(turn, 0, self._content) for turn in turns[first:last]] for first, last in _PROBES]
-        return "".join(self._rendered_or_nothing({"messages": messages}) for messages in shaped)
+        normalized = [_normalize_content(turn, 0, self._content_format) for turn in turns]
+        return "".join(self._render_or_empty({"messages": normalized[first:last]}) for first, last in _PROBES)
 
-    def _rendered_or_nothing(self, variables: Mapping[str, Any]) -> str:
+    def _render_or_empty(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._run({"tools": None, "add_generation_prompt": False, **variables})
         except (InvalidRequest, ModelError):
             return ""
 
-    def _tried(self, content: Any) -> str:
+    def _render_probe(self, content: Any) -> str:
         try:
             return self._run(
                 {"messages": [{"role": "user", "content": content}], "tools": None, "add_generation_prompt": True}
@@ -162,27 +162,27 @@ class ChatTemplate:
             return ""
 
 
-def find_template(facts: FolderFacts, override: Path | None) -> ChatTemplate | None:
-    """The template to use: `override`, chat_template.jinja, tokenizer_config.json, chat_template.json; None if none.
+def find_template(files: FolderConfig, override: Path | None) -> ChatTemplate | None:
+    """Return the first of `override`, chat_template.jinja, tokenizer_config.json, chat_template.json; None if none.
 
     Raises ConfigError when `override` can't be read, ModelError when a template is broken.
     """
-    found = _source(facts, override)
-    return ChatTemplate(found[1], name=found[0], special_tokens=facts.special_tokens()) if found else None
+    found = _source(files, override)
+    return ChatTemplate(found[1], name=found[0], special_tokens=files.special_tokens()) if found else None
 
 
-def _source(facts: FolderFacts, override: Path | None) -> tuple[str, str] | None:
-    """Where the template comes from, and its text."""
+def _source(files: FolderConfig, override: Path | None) -> tuple[str, str] | None:
+    """Return the template's origin and text; None if there is no template."""
     if override is not None:
         return str(override), read_override(override)
-    path = facts.folder / "chat_template.jinja"
+    path = files.folder / "chat_template.jinja"
     if path.exists():
         return path.name, _read(path)
     for name, values in (
-        ("tokenizer_config.json", facts.tokenizer),
-        ("chat_template.json", read_object(facts.folder / "chat_template.json")),
+        ("tokenizer_config.json", files.tokenizer),
+        ("chat_template.json", read_object(files.folder / "chat_template.json")),
     ):
-        if source := _named_default(values.get("chat_template")):
+        if source := _select_template(values.get("chat_template")):
             return name, source
     return None
 
@@ -194,8 +194,8 @@ def _read(path: Path) -> str:
         raise ModelError(f"can't read {path}: {error}; fetch the file again") from error
 
 
-def _named_default(value: Any) -> str | None:
-    """The template in tokenizer_config.json's field: a string, or a list of named ones."""
+def _select_template(value: Any) -> str | None:
+    """Return the template of a `chat_template` field, a string or a list of named templates; None if there is none."""
     if not isinstance(value, list):
         return value if isinstance(value, str) else None
     named = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
@@ -203,17 +203,17 @@ def _named_default(value: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _shaped(message: Mapping[str, Any], index: int, content: Content) -> dict[str, Any]:
+def _normalize_content(message: Mapping[str, Any], index: int, content: ContentFormat) -> dict[str, Any]:
     value = message.get("content")
     where = f"messages[{index}].content"
     if isinstance(value, list):
         parts = [_text_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
-        return {**message, "content": "".join(p["text"] for p in parts) if content is Content.TEXT else parts}
+        return {**message, "content": "".join(p["text"] for p in parts) if content is ContentFormat.TEXT else parts}
     if value is None:
         value = ""
     if not isinstance(value, str):
         raise InvalidRequest(f"{where} must be a string or a list of text parts", param=where)
-    return {**message, "content": [{"type": "text", "text": value}] if content is Content.PARTS else value}
+    return {**message, "content": [{"type": "text", "text": value}] if content is ContentFormat.PARTS else value}
 
 
 def _text_part(part: Any, where: str) -> dict[str, Any]:
@@ -226,12 +226,12 @@ def _text_part(part: Any, where: str) -> dict[str, Any]:
     return dict(part)
 
 
-class _Refused(jinja2.TemplateError):
-    """The template called raise_exception."""
+class _RaisedByTemplate(jinja2.TemplateError):
+    """Raised by a template through `raise_exception`."""
 
 
 class _BoundedSandbox(ImmutableSandboxedEnvironment):
-    """A sandbox whose renderings end: templates can't loop for long without looking something up or calling it."""
+    """A sandbox with a time limit, checked at every lookup and call: a loop can't run for long without either."""
 
     def __init__(self, max_s: float, extensions: Sequence[type[Extension]]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
@@ -239,7 +239,7 @@ class _BoundedSandbox(ImmutableSandboxedEnvironment):
         self._rendering = threading.local()
 
     def start(self) -> None:
-        """This thread's rendering starts now."""
+        """Start the time limit of a rendering on this thread."""
         self._rendering.deadline = time.monotonic() + self._max_s
 
     def _check(self) -> None:
@@ -262,7 +262,7 @@ class _BoundedSandbox(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's part for training; for serving it means nothing."""
+    """`{% generation %}`, which marks the assistant's text for training. Ignored when serving."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -274,13 +274,13 @@ class _GenerationTag(Extension):
 def _environment(now: Callable[[], datetime], max_s: float) -> _BoundedSandbox:
     environment = _BoundedSandbox(max_s, [_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
     return environment
 
 
-def _refuse(message: Any) -> NoReturn:
-    raise _Refused(str(message))
+def _raise_exception(message: Any) -> NoReturn:
+    raise _RaisedByTemplate(str(message))
 
 
 def _to_json(
@@ -290,5 +290,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter would escape it for HTML."""
+    """Serialize as JSON. Jinja's own `tojson` filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

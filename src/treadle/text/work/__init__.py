@@ -1,6 +1,6 @@
-"""Text work in processes that may be killed: loading, rendering, tokenizing, parsing of large bodies.
+"""Text workers: processes that load, render, tokenize and parse large bodies, and that may be killed.
 
-`forkserver` runs in a process of its own: it loads tokenizer and template once and forks workers, which share that
-memory. `crew` is the server's side: it queues pieces of work, hands each to a free worker, and replaces workers that
-break a limit of time or memory. Only `crew` and `process` belong to the event loop.
+`fork_server` is a process that loads tokenizer and template once and forks the workers, which share its memory.
+`worker_pool` is the server's side: it queues items, assigns them to idle workers, and replaces workers that break a
+limit of time or memory. `worker_pool` and `fork_server_process` run on the event loop.
 """

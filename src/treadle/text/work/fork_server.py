@@ -1,9 +1,9 @@
-"""The fork server: `python -m treadle.text.work.fork_server FD PARENT`. FD is one end of a socket pair, PARENT the
+"""Fork server: `python -m treadle.text.work.fork_server FD PARENT`. FD is one end of a socket pair, PARENT the
 server's process id.
 
-It loads the model within limits of time and memory, says what it found, and then forks workers on demand. It has no
-thread and runs nothing of a model's own after loading, so that it always answers. SIGINT, SIGTERM and SIGHUP are
-ignored: it ends when the server's end of the socket closes, or with the server.
+Loads the model within limits of time and memory, reports the result, and then forks workers on demand. It starts no
+threads and runs no code of the model after loading, so that it always answers. SIGINT, SIGTERM and SIGHUP are ignored:
+it exits when the server's end of the socket closes, or with the server.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ...errors import ModelError, TreadleError
 from . import limits
 from .messages import (
     HEADER,
-    Broken,
-    Checked,
+    Exited,
+    FolderChecked,
     Fork,
     Forked,
-    Gone,
     Kill,
     Load,
     Loaded,
+    LoadFailed,
     Speeds,
     Stage,
     read,
@@ -55,7 +55,7 @@ _TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content":
 
 
 class ForkServer:
-    """The process's state: the loaded model and its workers by number."""
+    """The loaded model and the forked workers by number."""
 
     def __init__(self, sock: socket.socket, load: Load) -> None:
         self._sock = sock
@@ -66,58 +66,58 @@ class ForkServer:
     # Loading ---------------------------------------------------------------------------------------------------
 
     def load(self) -> bool:
-        """Load the model and say so, or say why not."""
+        """Load the model and report success or failure; True on success."""
         try:
-            limits.bound_memory(self._load.memory_bytes)
-            self._model, self._jobs = self._loaded(), entry(self._load.jobs)
+            limits.limit_memory(self._load.memory_bytes)
+            self._model, self._jobs = self._load_model(), load_object(self._load.jobs)
             self._stage("measuring how fast this machine reads text", TOKENIZER_CPU_S)
             from ..packed_view import pack
 
-            message = Loaded(pack(self._model), measured(self._model))
-            limits.bound_cpu(0.0)
-            limits.free_memory()
+            message = Loaded(pack(self._model), measure_speeds(self._model))
+            limits.limit_cpu(0.0)
+            limits.lift_memory_limit()
             write(self._sock, message)
             return True
         except TreadleError as error:
-            write(self._sock, Broken(error.code, error.message, error.param))
+            write(self._sock, LoadFailed(error.code, error.message, error.param))
         except MemoryError:
-            write(self._sock, Broken(ModelError.code, self._too_large()))
-        except BaseException as error:  # a panic of a native library is one as well
-            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            write(self._sock, Broken(ModelError.code, f"{self._load.folder}: {self._doing} failed ({what})"))
+            write(self._sock, LoadFailed(ModelError.code, self._too_large()))
+        except BaseException as error:  # includes panics of native libraries
+            cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            write(self._sock, LoadFailed(ModelError.code, f"{self._load.folder}: {self._stage_name} failed ({cause})"))
         return False
 
-    def _loaded(self) -> TextModel:
+    def _load_model(self) -> TextModel:
         load, folder = self._load, Path(self._load.folder)
         if load.check:
             self._stage("reading the model's files", CHECK_CPU_S)
-            entry(load.check)(folder)
-        write(self._sock, Checked())
-        from ..tokenizer import TextModel  # takes longer than the check that the engine's start waits for
+            load_object(load.check)(folder)
+        write(self._sock, FolderChecked())
+        from ..tokenizer import TextModel  # a slow import; the engine's start waits for FolderChecked
 
         template = None if load.chat_template is None else Path(load.chat_template)
-        return TextModel.load(folder, chat_template=template, context=load.context, stage=self._loading)
+        return TextModel.load(folder, chat_template=template, context=load.context, stage=self._begin_stage)
 
-    def _loading(self, what: str, file_bytes: int) -> None:
-        if what == "template":
+    def _begin_stage(self, name: str, file_bytes: int) -> None:
+        if name == "template":
             self._stage("reading the model's chat template", TEMPLATE_CPU_S)
         else:
             self._stage("reading the model's tokenizer", TOKENIZER_CPU_S + file_bytes * TOKENIZER_CPU_S_PER_BYTE)
 
     def _stage(self, name: str, cpu_s: float) -> None:
-        self._doing = name
+        self._stage_name = name
         write(self._sock, Stage(name, cpu_s))
-        limits.bound_cpu(cpu_s)
+        limits.limit_cpu(cpu_s)
 
     def _too_large(self) -> str:
         most = self._load.memory_bytes / 2**30
-        return f"{self._load.folder}: {self._doing} needs more than {most:.1f} GiB of memory: use another model"
+        return f"{self._load.folder}: {self._stage_name} needs more than {most:.1f} GiB of memory: use another model"
 
     # Workers ---------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Fork, kill and reap until the server's end closes."""
-        importlib.import_module("treadle.text.work.worker")  # now, so that no worker has to
+        """Fork, kill and reap workers until the server closes the socket."""
+        importlib.import_module("treadle.text.work.worker")  # once, instead of in each worker
         gc.collect()
         gc.freeze()
         wake, woken = socket.socketpair()
@@ -130,12 +130,12 @@ class ForkServer:
             if woken in ready:
                 woken.recv(4096)
                 self._reap()
-            if self._sock in ready and not self._obey((wake, woken)):
+            if self._sock in ready and not self._handle_order((wake, woken)):
                 return
 
-    def _obey(self, inner: tuple[socket.socket, ...]) -> bool:
-        """One order; False at the end."""
-        start, fds, _, _ = socket.recv_fds(self._sock, HEADER.size, 1)  # a descriptor comes with the first byte
+    def _handle_order(self, inner: tuple[socket.socket, ...]) -> bool:
+        """Handle one message; False at the end of the stream."""
+        start, fds, _, _ = socket.recv_fds(self._sock, HEADER.size, 1)  # the descriptor arrives with the first byte
         frame = read(self._sock, to_server, start)
         if frame is None:
             return False
@@ -143,7 +143,7 @@ class ForkServer:
         if isinstance(order, Fork):
             self._fork(order.number, socket.socket(fileno=fds[0]), inner)
         elif isinstance(order, Kill) and order.number in self._pids:
-            os.kill(self._pids[order.number], signal.SIGKILL)  # not reaped yet, so it is nobody else's number
+            os.kill(self._pids[order.number], signal.SIGKILL)  # not reaped yet, so the pid can't have been reused
         return True
 
     def _fork(self, number: int, sock: socket.socket, inner: tuple[socket.socket, ...]) -> None:
@@ -152,23 +152,23 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError:
-            write(self._sock, Gone(number, 0, ""))
+            write(self._sock, Exited(number, 0, ""))
             sock.close()
             return
         if pid == 0:
-            self._be_worker(number, sock, me, inner)
+            self._run_worker(number, sock, me, inner)
         sock.close()
         self._pids[number] = pid
         write(self._sock, Forked(number, pid))
 
-    def _be_worker(self, number: int, sock: socket.socket, parent: int, inner: tuple[socket.socket, ...]) -> NoReturn:
+    def _run_worker(self, number: int, sock: socket.socket, parent: int, inner: tuple[socket.socket, ...]) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             limits.die_with_parent(parent)
-            for other in (self._sock, *inner):
-                other.close()
-            limits.bound_memory(self._load.worker_bytes)
+            for inherited in (self._sock, *inner):
+                inherited.close()
+            limits.limit_memory(self._load.worker_bytes)
             from .worker import Worker
 
             Worker(sock, self._model, self._jobs, self._stages, number % SLOTS).serve()
@@ -181,35 +181,35 @@ class ForkServer:
             if ended:
                 del self._pids[number]
                 by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-                write(self._sock, Gone(number, by, STAGES[self._stages[number % SLOTS]]))
+                write(self._sock, Exited(number, by, STAGES[self._stages[number % SLOTS]]))
 
 
-def entry(name: str) -> Any:
-    """The object that "module:name" names."""
+def load_object(name: str) -> Any:
+    """Import and return the object named "module:name"."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
-def measured(model: TextModel) -> Speeds:
-    """How fast this machine is, in processor time."""
+def measure_speeds(model: TextModel) -> Speeds:
+    """Measure this machine's speeds in processor time."""
     import json
 
     text = _SAMPLE.decode() * 20
-    parse_s = _seconds(lambda: json.loads(_SAMPLE))
-    tokenize_s = _seconds(lambda: model.encode(text))
-    render_s = 0.0 if model.chat_template is None else _seconds(lambda: _rendered(model))
+    parse_s = _cpu_seconds(lambda: json.loads(_SAMPLE))
+    tokenize_s = _cpu_seconds(lambda: model.encode(text))
+    render_s = 0.0 if model.chat_template is None else _cpu_seconds(lambda: _render_sample(model))
     return Speeds(len(_SAMPLE) / parse_s, len(text) / tokenize_s, render_s)
 
 
-def _rendered(model: TextModel) -> None:
+def _render_sample(model: TextModel) -> None:
     try:
         model.render_chat(_TURNS)
     except TreadleError:
-        return  # this template takes other conversations
+        return  # the template rejects this conversation
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """Processor time of one call, over as many as take MEASURE_S."""
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the mean processor time of a call in seconds, over at least MEASURE_S of calls."""
     began, count = time.process_time(), 0
     while (spent := time.process_time() - began) < MEASURE_S:
         work()
@@ -221,7 +221,7 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     limits.die_with_parent(int(argv[1]))
-    limits.no_core_dumps()
+    limits.disable_core_dumps()
     sock = socket.socket(fileno=int(argv[0]))
     sock.set_inheritable(False)
     first = read(sock, to_server)

@@ -1,4 +1,4 @@
-"""The fork server as the event loop sees it: start, load, fork, kill, and what it reports."""
+"""Client of the fork server on the event loop: start, load, fork, kill."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from ...environment import without_secrets
 from ...errors import ModelError, TreadleError, from_code
 from .messages import (
     HEADER,
-    Broken,
-    Checked,
+    Exited,
+    FolderChecked,
     Fork,
     Forked,
     FromServer,
-    Gone,
     Kill,
     Load,
     Loaded,
+    LoadFailed,
     Message,
     Stage,
+    frame_start,
     from_server,
-    head,
 )
 
 log = logging.getLogger(__name__)
 
 START_S = 60.0  # for the interpreter and its imports
 CPU_SLACK = 6.0
-LEAST_STAGE_S = 30.0
+MIN_STAGE_S = 30.0
 END_S = 5.0
 FORK_S = 10.0  # for one fork, which takes milliseconds
 
 
 class Channel:
-    """Frames on a socket, for one reader and one writer on the event loop. `read` raises EOFError at the end."""
+    """Frames on a socket, for one reader and one writer on the event loop. `read` raises EOFError at the end of the
+    stream."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -51,7 +52,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
 
     async def write(self, message: Message, payload: bytes = b"") -> None:
-        start = head(message, len(payload))
+        start = frame_start(message, len(payload))
         if len(payload) < 65536:
             await self._loop.sock_sendall(self.sock, start + payload)
             return
@@ -59,12 +60,12 @@ class Channel:
         await self._loop.sock_sendall(self.sock, payload)
 
     async def read(self, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, bytes]:
-        size, payload_bytes = HEADER.unpack(await self._exactly(HEADER.size))
-        rest = await self._exactly(size + payload_bytes)
+        size, payload_bytes = HEADER.unpack(await self._read_exactly(HEADER.size))
+        rest = await self._read_exactly(size + payload_bytes)
         view = memoryview(rest)
         return decoder.decode(view[:size]), bytes(view[size:])
 
-    async def _exactly(self, size: int) -> bytearray:
+    async def _read_exactly(self, size: int) -> bytearray:
         data = bytearray(size)
         view, at = memoryview(data), 0
         while at < size:
@@ -79,11 +80,11 @@ class Channel:
 
 
 class ForkServerProcess:
-    """One fork server. `on_gone` hears of each worker's end, `ended` is set when the process itself has ended, and
-    `hung` where it was killed because it no longer forked."""
+    """A fork server. `on_exit` is called with each worker's exit. `ended` is set when the fork server itself has
+    exited, `hung` when it was killed because it no longer forked."""
 
-    def __init__(self, on_gone: Callable[[Gone], None]) -> None:
-        self._on_gone = on_gone
+    def __init__(self, on_exit: Callable[[Exited], None]) -> None:
+        self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._channel: Channel
@@ -96,7 +97,7 @@ class ForkServerProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start the process; it imports what it needs meanwhile."""
+        """Start the process; returns before its imports have finished."""
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         command = (sys.executable, "-m", "treadle.text.work.fork_server", str(theirs.fileno()), str(os.getpid()))
@@ -108,7 +109,7 @@ class ForkServerProcess:
                     pass_fds=[theirs.fileno()],
                     stdin=quiet,
                     stdout=quiet,
-                    stderr=quiet,  # a panic of the tokenizer library writes there, once a request
+                    stderr=quiet,  # the tokenizer library writes there at every panic, that is, once a request
                     process_group=0,
                     env=_environment(),
                 )
@@ -117,54 +118,54 @@ class ForkServerProcess:
             raise
 
     async def load(self, order: Load, on_checked: Callable[[], None]) -> Loaded:
-        """Load the model. Raises ModelError or ConfigError, within a bound for each stage of the loading.
-        `on_checked` is called once its folder has passed `order.check`."""
+        """Load the model, with a time limit for each stage. `on_checked` is called once the folder has passed
+        `order.check`. Raises ModelError or ConfigError."""
         await self._channel.write(order)
         stage = Stage("starting the text processes", START_S / CPU_SLACK)
         while True:
             try:
-                async with asyncio.timeout(max(LEAST_STAGE_S, CPU_SLACK * stage.cpu_s)):
+                async with asyncio.timeout(max(MIN_STAGE_S, CPU_SLACK * stage.cpu_s)):
                     message, _ = await self._channel.read(from_server)
             except TimeoutError:
                 self.kill()
                 raise ModelError(f"{order.folder}: {stage.name} did not end: use another model") from None
             except (EOFError, OSError):
-                raise ModelError(f"{order.folder}: {stage.name} {await self._how(stage)}") from None
-            if isinstance(message, Broken):
+                raise ModelError(f"{order.folder}: {stage.name} {await self._describe_end(stage)}") from None
+            if isinstance(message, LoadFailed):
                 raise _error_of(message)
             if isinstance(message, Loaded):
                 self._reading = asyncio.create_task(self._read(), name="treadle-text-server")
                 return message
-            if isinstance(message, Checked):
+            if isinstance(message, FolderChecked):
                 on_checked()
             else:
                 stage = message
 
-    async def _how(self, stage: Stage) -> str:
-        """How loading ended without a word."""
+    async def _describe_end(self, stage: Stage) -> str:
+        """Describe the exit of a process that reported no result of loading."""
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), END_S)
         code = self._process.returncode
         if code == -signal.SIGPROF:
             return f"took more than {stage.cpu_s:g} s of processor time: use another model"
-        return f"broke down ({_named(-code) if code else 'no exit code'}): use another model"
+        return f"broke down ({_signal_name(-code) if code else 'no exit code'}): use another model"
 
     async def fork(self, number: int) -> tuple[int, Channel]:
-        """A new worker's process id and socket. Raises OSError or EOFError where the server is gone or can't fork; one
-        that says nothing for FORK_S is killed."""
+        """Fork a worker and return its process id and socket. Raises OSError or EOFError when the fork server has ended
+        or can't fork. A fork server that does not answer within FORK_S seconds is killed."""
         ours, theirs = socket.socketpair()
         forked = self._forked[number] = asyncio.get_running_loop().create_future()
         try:
             with theirs:
-                socket.send_fds(self._channel.sock, [head(Fork(number))], [theirs.fileno()])
+                socket.send_fds(self._channel.sock, [frame_start(Fork(number))], [theirs.fileno()])
             async with asyncio.timeout(FORK_S):
                 return await forked, Channel(ours)
         except TimeoutError:
             ours.close()
             self.hung = True
             self.kill()
-            raise OSError(f"the fork server {self.ending}") from None
+            raise OSError(f"the fork server {self.exit_reason}") from None
         except BaseException:
             ours.close()
             raise
@@ -172,23 +173,23 @@ class ForkServerProcess:
             self._forked.pop(number, None)
 
     @property
-    def ending(self) -> str:
-        """How it ended, as a part of a sentence."""
+    def exit_reason(self) -> str:
+        """The reason of its exit, as part of a sentence."""
         return f"started no worker within {FORK_S:g} s and was killed" if self.hung else "ended"
 
     def kill_worker(self, number: int) -> None:
-        """Kill a worker, if it still runs."""
+        """Kill a worker, if it is still running."""
         with contextlib.suppress(OSError):
-            self._channel.sock.send(head(Kill(number)))
+            self._channel.sock.send(frame_start(Kill(number)))
 
     def kill(self) -> None:
-        """End the process, and with it (on Linux) all workers."""
+        """Kill the process. On Linux its workers are killed with it."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def close(self) -> None:
-        """End it and return once it has ended."""
+        """Kill the process and wait for its exit."""
         if self._reading is not None:
             self._reading.cancel()
         self.kill()
@@ -201,11 +202,11 @@ class ForkServerProcess:
         try:
             while True:
                 message, _ = await self._channel.read(from_server)
-                self._hear(message)
+                self._handle(message)
         except (EOFError, OSError):
-            log.debug("the text fork server closed its end")
+            log.debug("the text fork server closed its socket")
         except msgspec.MsgspecError:
-            log.exception("the text fork server sent what can't be read")
+            log.exception("the text fork server sent an invalid message and is killed")
         self.kill()
         await self._process.wait()
         for forked in self._forked.values():
@@ -213,30 +214,30 @@ class ForkServerProcess:
                 forked.set_exception(EOFError())
         self.ended.set()
 
-    def _hear(self, message: FromServer) -> None:
+    def _handle(self, message: FromServer) -> None:
         if isinstance(message, Forked):
             forked = self._forked.get(message.number)
             if forked is not None and not forked.done():
                 forked.set_result(message.pid)
-        elif isinstance(message, Gone):
+        elif isinstance(message, Exited):
             forked = self._forked.get(message.number)
             if forked is not None and not forked.done():
                 forked.set_exception(OSError("the worker could not be forked"))
-            self._on_gone(message)
+            self._on_exit(message)
 
 
 def _environment() -> dict[str, str]:
-    """Without secrets, and with the tokenizer library kept from starting threads: a process with threads can't fork."""
+    """The environment without secrets, and without threads of the tokenizer library: forking needs a single thread."""
     return {**without_secrets(), "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
-def _error_of(message: Broken) -> TreadleError:
+def _error_of(message: LoadFailed) -> TreadleError:
     error = from_code(message.code, message.message)
     error.param = message.param
     return error
 
 
-def _named(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Limits that a text process puts on itself: memory, processor time, core dumps, its parent's life."""
+"""Limits of a text process on itself: memory, processor time, core dumps, exit with its parent."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process `parent` ends, also by SIGKILL. Elsewhere than on Linux the end of the socket to it
-    must do."""
+    """Have this process killed when process `parent` exits. Linux only; elsewhere the closed socket must suffice."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before that was said
+        if os.getppid() != parent:  # it exited before prctl took effect
             os._exit(0)
 
 
-def no_core_dumps() -> None:
+def disable_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def bound_memory(growth_bytes: int) -> None:
-    """Let this process map `growth_bytes` more than it has mapped now. Without effect where the system knows no such
-    limit (macOS)."""
+def limit_memory(growth_bytes: int) -> None:
+    """Limit the mapped memory to the present size plus `growth_bytes`. No effect without RLIMIT_AS (macOS)."""
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = _mapped_bytes() + growth_bytes
@@ -36,25 +34,25 @@ def bound_memory(growth_bytes: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def free_memory() -> None:
-    """Lift `bound_memory`."""
+def lift_memory_limit() -> None:
+    """Undo `limit_memory`."""
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
-def bound_cpu(seconds: float) -> None:
-    """Be killed by SIGPROF after so much more processor time; 0 lifts the bound. It holds also where one call into a
-    library never returns."""
+def limit_cpu(seconds: float) -> None:
+    """Have this process killed by SIGPROF after `seconds` more of processor time, even within a library call. 0 lifts
+    the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def resident_bytes() -> int:
-    """Memory in use; where the system does not say, the most that ever was."""
+    """Return the resident memory in bytes; without /proc, its peak."""
     try:
         return _statm(1)
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes here
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
 def _mapped_bytes() -> int:

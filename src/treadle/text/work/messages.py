@@ -1,7 +1,7 @@
 """Messages between the server, the fork server and its workers, and their frames on a socket.
 
 A frame is a header (length of the message, length of the payload; four bytes each, big-endian), the message as
-msgpack, and the payload as it is: bodies and token ids are not copied into messages.
+msgpack, and the payload as raw bytes, so that bodies and token ids are not copied into messages.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(Message, frozen=True):
-    """Load this model. `check` and `jobs` are "module:name": a function that takes the folder and raises ModelError for
-    one that is unfit ("" for none), and the jobs that workers do, by name. `memory_bytes` bounds what loading may map
-    beside the program itself; `worker_bytes` bounds a worker's growth."""
+    """Load a model. `check` and `jobs` are "module:name". `check` is a function that takes the folder and raises
+    ModelError if it is unfit ("" for none); `jobs` is the mapping of the workers' jobs by name. `memory_bytes` limits
+    the memory mapped by loading, `worker_bytes` a worker's growth."""
 
     folder: str
     chat_template: str | None
@@ -39,13 +39,13 @@ class Load(Message, frozen=True):
 
 
 class Fork(Message, frozen=True):
-    """Fork worker `number`; its end of a socket pair comes along as a descriptor."""
+    """Fork worker `number`. Its end of a socket pair is passed along as a descriptor."""
 
     number: int
 
 
 class Kill(Message, frozen=True):
-    """Kill worker `number`, if it still runs."""
+    """Kill worker `number`, if it is still running."""
 
     number: int
 
@@ -54,19 +54,19 @@ class Kill(Message, frozen=True):
 
 
 class Stage(Message, frozen=True):
-    """Loading does this now, and may take `cpu_s` seconds of processor time for it."""
+    """Loading has entered stage `name`, which may take `cpu_s` seconds of processor time."""
 
     name: str
     cpu_s: float
 
 
-class Checked(Message, frozen=True):
-    """The model's folder has passed its check."""
+class FolderChecked(Message, frozen=True):
+    """The model's folder has passed `Load.check`."""
 
 
 class Speeds(Message, frozen=True):
-    """What this machine does in a second of processor time: bytes of JSON read, bytes tokenized; and seconds to render
-    a short conversation."""
+    """Speeds of this machine: bytes of JSON parsed and bytes of text tokenized in a second of processor time, and
+    seconds to render a short conversation."""
 
     parse_bytes: float
     tokenize_bytes: float
@@ -74,14 +74,14 @@ class Speeds(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """The model is loaded; workers may be forked."""
+    """The model is loaded. Workers can be forked."""
 
     view: Packed
     speeds: Speeds
 
 
-class Broken(Message, frozen=True):
-    """The model can't be loaded; the fork server ends."""
+class LoadFailed(Message, frozen=True):
+    """The model can't be loaded. The fork server exits."""
 
     code: str
     message: str
@@ -89,14 +89,14 @@ class Broken(Message, frozen=True):
 
 
 class Forked(Message, frozen=True):
-    """Worker `number` runs."""
+    """Worker `number` is running as process `pid`."""
 
     number: int
     pid: int
 
 
-class Gone(Message, frozen=True):
-    """Worker `number` has ended, by `signal` (0: by itself), in `stage` of its work ("" between pieces)."""
+class Exited(Message, frozen=True):
+    """Worker `number` has exited, by `signal` (0: by itself), in `stage` of an item ("" if it was idle)."""
 
     number: int
     signal: int
@@ -107,7 +107,7 @@ class Gone(Message, frozen=True):
 
 
 class Order(Message, frozen=True):
-    """One piece of work; the frame's payload is its input. It may take `cpu_s` seconds of processor time."""
+    """Run `job` on the frame's payload, within `cpu_s` seconds of processor time."""
 
     job: str
     params: bytes
@@ -115,13 +115,13 @@ class Order(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The frame's payload is the result. A worker whose `last` piece this was has ended."""
+    """The frame's payload is the job's result. `last`: the worker has exited after it."""
 
     last: bool = False
 
 
 class Failed(Message, frozen=True):
-    """The piece of work failed with this error."""
+    """The job failed with this error."""
 
     code: str
     message: str
@@ -130,7 +130,7 @@ class Failed(Message, frozen=True):
 
 
 ToServer = Load | Fork | Kill
-FromServer = Stage | Checked | Loaded | Broken | Forked | Gone
+FromServer = Stage | FolderChecked | Loaded | LoadFailed | Forked | Exited
 FromWorker = Done | Failed
 
 to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
@@ -141,8 +141,8 @@ from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromW
 _encoder = msgspec.msgpack.Encoder()
 
 
-def head(message: Message, payload_bytes: int = 0) -> bytes:
-    """Everything of a frame but its payload."""
+def frame_start(message: Message, payload_bytes: int = 0) -> bytes:
+    """Return a frame's header and message, without its payload."""
     body = _encoder.encode(message)
     return HEADER.pack(len(body), payload_bytes) + body
 
@@ -152,23 +152,24 @@ def head(message: Message, payload_bytes: int = 0) -> bytes:
 
 def write(sock: socket.socket, message: Message, payload: bytes = b"") -> None:
     """Send one frame."""
-    sock.sendall(head(message, len(payload)))
+    sock.sendall(frame_start(message, len(payload)))
     if payload:
         sock.sendall(payload)
 
 
 def read(sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any], start: bytes = b"") -> tuple[Any, bytes] | None:
-    """The next frame's message and payload; None at the end of the stream. `start` was read before."""
-    rest = _exactly(sock, HEADER.size - len(start))
+    """Receive one frame; returns message and payload, None at the end of the stream. `start`: header bytes already
+    read."""
+    rest = _read_exactly(sock, HEADER.size - len(start))
     header = None if rest is None else start + rest
     if header is None:
         return None
     size, payload_bytes = HEADER.unpack(header)
-    body, payload = _exactly(sock, size), _exactly(sock, payload_bytes)
+    body, payload = _read_exactly(sock, size), _read_exactly(sock, payload_bytes)
     return None if body is None or payload is None else (decoder.decode(body), bytes(payload))
 
 
-def _exactly(sock: socket.socket, size: int) -> bytearray | None:
+def _read_exactly(sock: socket.socket, size: int) -> bytearray | None:
     data = bytearray(size)
     view, at = memoryview(data), 0
     while at < size:

@@ -1,4 +1,4 @@
-"""Waiting pieces of work, taken in turn from each tenant: a flood of one does not starve another."""
+"""Fair queue of waiting work: round-robin between tenants."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class FairQueue(Generic[T]):
         self._count += 1
 
     def put_back(self, tenant: str, item: T) -> None:
-        """In front of everything: its turn had come before."""
+        """Put an item first in the queue, after it was taken before."""
         self._waiting.setdefault(tenant, deque()).appendleft(item)
         self._waiting.move_to_end(tenant, last=False)
         self._count += 1
 
     def take(self) -> T:
-        """The next item; its tenant's turn comes again after all others'. Raises IndexError where none waits."""
+        """Remove and return the next item; its tenant is served last from now. Raises IndexError when empty."""
         if not self._waiting:
-            raise IndexError("nothing waits")
+            raise IndexError("the queue is empty")
         tenant, items = next(iter(self._waiting.items()))
         item = items.popleft()
         self._count -= 1
@@ -42,9 +42,9 @@ class FairQueue(Generic[T]):
         return item
 
     def displace(self, tenant: str) -> T | None:
-        """Take out the newest item of the tenant that has the most, so that `tenant` gets its place. None where that
-        would leave that one with less than `tenant`."""
-        richest, items = max(self._waiting.items(), key=lambda entry: len(entry[1]))
+        """Remove and return the newest item of the tenant with the most, in favour of an item of `tenant`. None if that
+        tenant would then hold less than `tenant`."""
+        richest, items = max(self._waiting.items(), key=lambda load_object: len(load_object[1]))
         if len(items) - 1 < self.held(tenant) + 1:
             return None
         item = items[-1]
@@ -52,11 +52,11 @@ class FairQueue(Generic[T]):
         return item
 
     def held(self, tenant: str) -> int:
-        """The number of items of `tenant` that wait."""
+        """Return the number of queued items of `tenant`."""
         return len(self._waiting.get(tenant, ()))
 
     def remove(self, tenant: str, item: T) -> bool:
-        """Take back an item; False where it no longer waits."""
+        """Remove an item; False if it is no longer queued."""
         items = self._waiting.get(tenant)
         if items is None or item not in items:
             return False

@@ -1,4 +1,4 @@
-"""The stages of one piece of text work: a number while it is done, and its name in messages."""
+"""Stages of a text job: numbers in shared memory, names in messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One worker: does pieces of work one after the other until its socket ends.
+"""Text worker: runs jobs one after the other until its socket closes.
 
-A piece that breaks its limit of processor time is ended by the kernel together with the worker (SIGPROF); one that
-breaks the limit of memory fails, or the worker ends by the allocator's abort. The stage of the work, one byte in memory
-shared with the fork server, then says what it was doing.
+A job that exceeds its processor time is killed together with the worker (SIGPROF). A job that exceeds the memory limit
+fails, or ends the worker if the allocator aborts. The current stage is one byte in memory shared with the fork server,
+which reports it when the worker dies.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from . import limits
 from .messages import Done, Failed, FromWorker, Order, order_of, read, write
 from .stages import IDLE, STAGES
 
-MOST_GROWTH_BYTES = 48 << 20
-"""A worker that keeps more than this of its last piece is replaced by a fresh one."""
+MAX_GROWTH_BYTES = 48 << 20
+"""A worker whose resident memory has grown by more than this exits after its job, and is replaced."""
 
 Enter = Callable[[int], None]
 Job = Callable[[TextModel, bytes, bytes, Enter], bytes]
-"""`job(model, params, payload, enter)` gives the result; `enter` is told the stage that begins."""
+"""`job(model, params, payload, enter)` returns the result; it calls `enter(stage)` at the start of each stage."""
 
 
 class Worker:
-    """The worker's loop. `stages` is the shared memory, `slot` this worker's byte in it."""
+    """A worker's loop. `stages` is the shared memory, `slot` this worker's byte in it."""
 
     def __init__(self, sock: socket.socket, model: TextModel, jobs: Mapping[str, Job], stages: mmap, slot: int) -> None:
         self._sock = sock
@@ -38,43 +38,43 @@ class Worker:
         self._resident = limits.resident_bytes()
 
     def serve(self) -> None:
-        """Returns when the server's end of the socket has closed, or after a piece that was the last."""
+        """Run jobs until the server closes the socket, or until this worker must be replaced."""
         while (frame := read(self._sock, order_of)) is not None:
             order, payload = frame
-            message, result = self._do(order, payload)
+            message, result = self._run_job(order, payload)
             write(self._sock, message, result)
             if message.last:
                 return
 
-    def _do(self, order: Order, payload: bytes) -> tuple[FromWorker, bytes]:
-        limits.bound_cpu(order.cpu_s)
+    def _run_job(self, order: Order, payload: bytes) -> tuple[FromWorker, bytes]:
+        limits.limit_cpu(order.cpu_s)
         try:
             result = self._jobs[order.job](self._model, order.params, payload, self._enter)
-            return Done(last=self._grown()), result
+            return Done(last=self._has_grown()), result
         except TreadleError as error:
-            return Failed(error.code, error.message, error.param, last=self._grown()), b""
+            return Failed(error.code, error.message, error.param, last=self._has_grown()), b""
         except MemoryError:
             return self._failed("needs more memory than a request may take", InvalidRequest), b""
         except RecursionError:
             return self._failed("is nested too deeply for this request", InvalidRequest), b""
         except Exception as error:
-            return self._failed(f"failed on this request ({_line(error)})", ModelError), b""
-        except BaseException:  # a panic of a native library: its words help nobody
+            return self._failed(f"failed on this request ({_one_line(error)})", ModelError), b""
+        except BaseException:  # a panic of a native library, whose text is of no use to a client
             return self._failed("crashed on this request", InvalidRequest), b""
         finally:
-            limits.bound_cpu(0.0)
+            limits.limit_cpu(0.0)
             self._enter(IDLE)
 
     def _failed(self, how: str, kind: type[TreadleError]) -> Failed:
-        what = STAGES[self._stages[self._slot]] or "text work"
-        return Failed(kind.code, f"{what} {how}: send fewer or shorter messages", last=True)
+        stage = STAGES[self._stages[self._slot]] or "text work"
+        return Failed(kind.code, f"{stage} {how}: send fewer or shorter messages", last=True)
 
     def _enter(self, stage: int) -> None:
         self._stages[self._slot] = stage
 
-    def _grown(self) -> bool:
-        return limits.resident_bytes() - self._resident > MOST_GROWTH_BYTES
+    def _has_grown(self) -> bool:
+        return limits.resident_bytes() - self._resident > MAX_GROWTH_BYTES
 
 
-def _line(error: Any) -> str:
+def _one_line(error: Any) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

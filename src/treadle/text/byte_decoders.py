@@ -1,5 +1,8 @@
-"""Which decoders only join the tokens' bytes: read from the steps of tokenizer.json's decoder, and then checked against
-the tokenizer itself."""
+"""Detection of tokenizers whose decoder only joins the tokens' bytes.
+
+The steps of tokenizer.json's decoder are parsed into a function from token to bytes, and the result is compared with
+the tokenizer's own on sample texts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .token_bytes import BytePieces, Find
+from .token_decoder import ByteTokenDecoder, TokenLookup
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CHECK_IDS = 64
@@ -21,38 +24,38 @@ _CHECK_ROUNDS = 6
 
 @dataclass(frozen=True)
 class Start:
-    """How the very start of a text differs from its middle: up to `strip` spaces go, or the first token loses all
-    its `marker`s."""
+    """Special handling of a text's start: up to `strip` leading spaces are removed, or the first token loses all its
+    `marker`s (Metaspace)."""
 
     strip: int = 0
     marker: str = ""
 
 
-def byte_pieces(tokenizer: Tokenizer, samples: Sequence[Sequence[int]]) -> BytePieces | None:
-    """The tokenizer's pieces as bytes, or None when its decoder does more than join bytes.
+def byte_token_decoder(tokenizer: Tokenizer, samples: Sequence[Sequence[int]]) -> ByteTokenDecoder | None:
+    """Return a decoder over the tokens' bytes, or None when the tokenizer's decoder does more than join bytes.
 
-    `samples` are id sequences of ordinary text; on them and on random ids the result agrees with the tokenizer.
+    `samples` are id sequences of ordinary text. The result agrees with the tokenizer on them and on random ids.
     """
     if tokenizer.decoder is None:
         return None
-    read = _read_steps(_steps(json.loads(tokenizer.decoder.__getstate__())))
+    read = _parse_steps(_steps(json.loads(tokenizer.decoder.__getstate__())))
     if read is None:
         return None
     spell, start = read
+    # The first token drops its marker before `spell` turns markers into spaces.
     first = _finder(tokenizer, lambda name: spell(name.replace(start.marker, ""))) if start.marker else None
-    pieces = BytePieces(_finder(tokenizer, spell), first, start.strip)
-    return pieces if _agrees(tokenizer, pieces, samples) else None
+    token_decoder = ByteTokenDecoder(_finder(tokenizer, spell), first, start.strip)
+    return token_decoder if _agrees(tokenizer, token_decoder, samples) else None
 
 
-def _finder(tokenizer: Tokenizer, spell: Callable[[str], bytes]) -> Find:
-    """The bytes of an id, by `spell`. In a text's first token the marker vanishes, so it is cut out before the spelling
-    turns it into a space."""
+def _finder(tokenizer: Tokenizer, spell: Callable[[str], bytes]) -> TokenLookup:
+    """Look up a token's name by id and convert it with `spell`."""
 
-    def find(token: int) -> bytes | None:
+    def lookup(token: int) -> bytes | None:
         name = tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
         return None if name is None else spell(name)
 
-    return find
+    return lookup
 
 
 def _steps(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,14 +64,15 @@ def _steps(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for inner in spec["decoders"] for step in _steps(inner)]
 
 
-def _read_steps(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], Start] | None:
+def _parse_steps(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], Start] | None:
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return _spell_byte_level, Start()
-    return _read_sentence_steps(steps)
+    return _parse_sentence_steps(steps)
 
 
-def _read_sentence_steps(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], Start] | None:
-    """Steps that replace within a token, turn byte tokens into bytes, fuse, and strip the start; else None."""
+def _parse_sentence_steps(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], Start] | None:
+    """Parse a SentencePiece-style decoder: replace within a token, byte fallback, fuse, strip the start. None for any
+    other step."""
     replacements: list[tuple[str, str]] = []
     start, byte_tokens, fused = Start(), False, False
     for step in steps:
@@ -103,26 +107,29 @@ def _sentence_speller(replacements: list[tuple[str, str]], byte_tokens: bool) ->
 def _spell_byte_level(name: str) -> bytes:
     try:
         return bytes(map(_BYTE_OF.__getitem__, name))
-    except KeyError:  # an added token, written as it is
+    except KeyError:  # an added token, stored as plain text
         return name.encode("utf-8")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, every other byte for U+0100 and up."""
+    """Byte-level BPE's alphabet (GPT-2): printable Latin-1 maps to itself, the remaining bytes to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+    unprintable = sorted(set(range(256)) - set(printable))
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(unprintable)}
 
 
 _BYTE_OF = _byte_alphabet()
 
 
-def _agrees(tokenizer: Tokenizer, pieces: BytePieces, samples: Sequence[Sequence[int]]) -> bool:
+def _agrees(tokenizer: Tokenizer, token_decoder: ByteTokenDecoder, samples: Sequence[Sequence[int]]) -> bool:
     size, dice = tokenizer.get_vocab_size(with_added_tokens=True), random.Random(0)
     drawn = [[dice.randrange(size) for _ in range(_CHECK_IDS)] for _ in range(_CHECK_ROUNDS)]
-    # Bytes that form no text are where decoders differ on purpose: each makes its own U+FFFD of them.
-    whole = [[i for i in ids if _is_text(pieces.bytes_of(i))] for ids in drawn]
-    return all(_joined(pieces, ids) == tokenizer.decode(ids, skip_special_tokens=False) for ids in [*samples, *whole])
+    # Tokens with incomplete UTF-8 are left out: decoders differ in their number of U+FFFD for them.
+    whole = [[i for i in ids if _is_text(token_decoder.bytes_of(i))] for ids in drawn]
+    return all(
+        _decode_all(token_decoder, ids) == tokenizer.decode(ids, skip_special_tokens=False)
+        for ids in [*samples, *whole]
+    )
 
 
 def _is_text(data: bytes) -> bool:
@@ -133,6 +140,6 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-def _joined(pieces: BytePieces, ids: Sequence[int]) -> str:
-    joiner = pieces.joiner()
-    return joiner.push(ids) + joiner.finish()
+def _decode_all(token_decoder: ByteTokenDecoder, ids: Sequence[int]) -> str:
+    stream = token_decoder.stream()
+    return stream.push(ids) + stream.finish()

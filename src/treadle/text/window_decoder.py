@@ -1,8 +1,8 @@
-"""Incremental text for decoders that do more than join bytes (WordPiece and others): decode a short window.
+"""Incremental decoding over a short window of ids, for decoders that do more than join bytes (WordPiece and others).
 
-The window is the last ids whose text is out, for context, and the ids whose text is not. What the second adds to the
-first is new text. Text that ends in U+FFFD may be half a code point and is held for a while; that it may also be a real
-U+FFFD, a window can't tell.
+The window is the last ids already decoded, for context, and the ids still held. Its text beyond the context's text is
+new. Text that ends in U+FFFD may be an incomplete code point and is held for up to 16 tokens; it may also be a real
+U+FFFD, which can't be distinguished.
 """
 
 from __future__ import annotations
@@ -13,32 +13,35 @@ from collections.abc import Mapping, Sequence
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-_LONGEST = 16  # tokens to hold: one may end a code point and begin the next, so it can take more than four
-_CONTEXT = 64  # tokens of context, at most
+_MAX_HELD = 16  # tokens to hold; more than four, as a token may end one code point and begin the next
+_MAX_CONTEXT = 64  # tokens of context, at most
 
 
-class WindowPieces:
-    """Pieces of a tokenizer whose texts depend on their neighbours. `anchor` are ids of a word that others follow."""
+class WindowTokenDecoder:
+    """Decoder for tokenizers whose tokens' texts depend on their neighbours.
+
+    `anchor`: ids of a word, decoded before a single token to get that token's text in the middle of a text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, anchor: Sequence[int] | None = None) -> None:
         self._tokenizer = tokenizer
         self.anchor = tokenizer.encode("a", add_special_tokens=False).ids[:1] if anchor is None else list(anchor)
 
     @classmethod
-    def of(cls, names: Mapping[str, int], decoder: str, anchor: Sequence[int]) -> WindowPieces:
-        """From the tokens' names and tokenizer.json's decoder, without the model that encodes."""
+    def from_vocabulary(cls, names: Mapping[str, int], decoder: str, anchor: Sequence[int]) -> WindowTokenDecoder:
+        """Build from token names and tokenizer.json's decoder, without the encoding model."""
         model = {"type": "WordLevel", "vocab": dict(names), "unk_token": ""}
         parts = {"added_tokens": [], "decoder": json.loads(decoder), "model": model}
         return cls(Tokenizer.from_str(json.dumps({"version": "1.0", **parts})), anchor)
 
     @property
     def decoder(self) -> str:
-        """tokenizer.json's decoder, as JSON."""
+        """tokenizer.json's decoder as JSON."""
         state = None if self._tokenizer.decoder is None else self._tokenizer.decoder.__getstate__()
         return "null" if state is None else str(state, "utf-8")
 
     def name_of(self, token: int) -> str | None:
-        """The token's name in the vocabulary; None for an id that has no token."""
+        """Return the token's name in the vocabulary; None for an id without a token."""
         return self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
 
     def bytes_of(self, token: int) -> bytes:
@@ -48,17 +51,17 @@ class WindowPieces:
         both = self._tokenizer.decode([*self.anchor, token], skip_special_tokens=False)
         return both.removeprefix(before).encode("utf-8")
 
-    def joiner(self) -> WindowJoiner:
-        return WindowJoiner(self._tokenizer)
+    def stream(self) -> WindowStreamDecoder:
+        return WindowStreamDecoder(self._tokenizer)
 
 
-class WindowJoiner:
-    """One sequence's window."""
+class WindowStreamDecoder:
+    """Decoding window of one sequence."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._context: list[int] = []
-        self._shown = ""
+        self._context_text = ""
         self._held: list[int] = []
 
     @property
@@ -71,7 +74,7 @@ class WindowJoiner:
     def _push_one(self, token: int) -> str:
         self._held.append(token)
         text = self._decode([*self._context, *self._held])
-        if text.endswith(_REPLACEMENT) and len(self._held) < _LONGEST:
+        if text.endswith(_REPLACEMENT) and len(self._held) < _MAX_HELD:
             return ""
         return self._release(text)
 
@@ -79,10 +82,10 @@ class WindowJoiner:
         return self._release(self._decode([*self._context, *self._held])) if self._held else ""
 
     def _release(self, text: str) -> str:
-        new = text[len(self._shown) :] if text.startswith(self._shown) else self._decode(self._held)
-        # Tokens that add nothing stay in front: a space that the decoder took off the start was one.
-        self._context = self._held if new else [*self._context, *self._held][-_CONTEXT:]
-        self._shown, self._held = self._decode(self._context), []
+        new = text[len(self._context_text) :] if text.startswith(self._context_text) else self._decode(self._held)
+        # Keep tokens without text as context: the decoder may have stripped a leading space token.
+        self._context = self._held if new else [*self._context, *self._held][-_MAX_CONTEXT:]
+        self._context_text, self._held = self._decode(self._context), []
         return new
 
     def _decode(self, ids: list[int]) -> str:
