@@ -43,7 +43,9 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyP
     """Before a model is fetched: MLX, the demo and the gateway, with one command for all three."""
     told = "{} is missing"
     monkeypatch.setattr(installation, "unusable", lambda: Problem(told.format("MLX"), "a", extra="cpu"))
-    monkeypatch.setattr("treadle.models.demo.lacks", lambda: Problem(told.format("the demo"), "b", extra="demo"))
+    monkeypatch.setattr(
+        "treadle.models.demo.missing_packages", lambda: Problem(told.format("the demo"), "b", extra="demo")
+    )
     monkeypatch.setattr("treadle.fleet.plan.lacks_gateway", lambda: Problem(told.format("smg"), "c", extra="fleet"))
     monkeypatch.setattr("treadle.installation.backend.install_command", lambda *extras: f"get {extras}")
     with pytest.raises(StartFailed) as caught:
@@ -55,5 +57,5 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_installed_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.models.demo.lacks", lambda: None)
+    monkeypatch.setattr("treadle.models.demo.missing_packages", lambda: None)
     require_installed("demo")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .fronts.connections import ConnectionLimits, Connections
     from .fronts.rpc.server import RpcServer
     from .models.folder import ModelFolder
-    from .models.in_use import Hold
+    from .models.in_use import UsageLock
     from .models.transfer import Transfer
     from .runner.base import Progress, Runner, RunnerFactory
     from .telemetry import Telemetry
@@ -196,9 +196,9 @@ def require_installed(model: str, *, gateway: bool = False) -> None:
     Raises StartFailed with one command that installs all that is missing. `gateway`: the SMG gateway is needed too.
     """
     from . import installation
-    from .models.resolve import lacks
+    from .models.resolve import missing_packages
 
-    found = [installation.unusable(), lacks(model)]
+    found = [installation.unusable(), missing_packages(model)]
     if gateway:
         from .fleet.plan import lacks_gateway
 
@@ -331,7 +331,7 @@ class Server:
         self._say = say
         self._folder: ModelFolder | None = None
         self._engine: EngineClient | None = None
-        self._use: Hold | None = None
+        self._use: UsageLock | None = None
         self._hurried = asyncio.Event()
 
     async def run(self, shutdown: asyncio.Event) -> int:
@@ -463,7 +463,7 @@ class Server:
         finally:
             starting.cancel()
         adopt()
-        self._use = in_use.hold(located.path)
+        self._use = in_use.lock_folder(located.path)
         if located.source is not Source.FOLDER:  # a folder of the user's stays as it is
             in_use.mark_used(located.path)
         engine.supervisor.on_stage = progress

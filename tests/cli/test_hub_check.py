@@ -25,12 +25,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
     """A hub that everything here asks, and an empty cache."""
     content = files_of(make_tiny(tmp_path / "source", vocabulary_extra=4000))
     with HubServer(MODEL, content) as server:
-        real = remote.look_up
+        real = remote.list_files
         monkeypatch.setattr(
-            remote, "look_up", lambda model, revision=None, endpoint=None: real(model, revision, server.url)
+            remote, "list_files", lambda model, revision=None, endpoint=None: real(model, revision, server.url)
         )
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(fetch, "FEW_WAITS_S", (0.0, 0.0))
+        monkeypatch.setattr(fetch, "SHORT_RETRY_DELAYS_S", (0.0, 0.0))
         yield server
 
 

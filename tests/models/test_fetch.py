@@ -32,8 +32,8 @@ def silent(line: object) -> None:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "WAITS_S", (0.0,) * 3)
-    monkeypatch.setattr(fetch, "FEW_WAITS_S", (0.0,) * 2)
+    monkeypatch.setattr(fetch, "RETRY_DELAYS_S", (0.0,) * 3)
+    monkeypatch.setattr(fetch, "SHORT_RETRY_DELAYS_S", (0.0,) * 2)
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +215,8 @@ def test_who_waits_for_another_download_shows_its_progress(
 def test_a_busy_hub_is_asked_again_after_the_time_it_names() -> None:
     error = Exception()
     error.response = SimpleNamespace(headers={"Retry-After": "7"})  # type: ignore[attr-defined]
-    assert fetch._wait_s(error, 1.0) == 7.0
-    assert fetch._wait_s(Exception(), 1.0) == 1.0
+    assert fetch._delay_s(error, 1.0) == 7.0
+    assert fetch._delay_s(Exception(), 1.0) == 1.0
 
 
 def test_a_hub_that_is_busy_for_a_moment_is_asked_again(
@@ -248,10 +248,10 @@ def test_too_little_room_is_said_before_the_first_byte(
 def test_a_disk_that_fills_up_is_said_and_what_there_is_is_kept(
     server: HubServer, cache: Path, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(part: fetch._Part, block: bytes) -> None:
+    def write(part: fetch._PartialFile, block: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(fetch._Part, "write", write)
+    monkeypatch.setattr(fetch._PartialFile, "write", write)
     with pytest.raises(ModelError, match=r"the disk is full: .* are free in .*; what was fetched is kept"):
         download(server, cache)
 

@@ -29,7 +29,7 @@ def silent(line: str) -> None:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "FEW_WAITS_S", (0.0,) * 2)
+    monkeypatch.setattr(fetch, "SHORT_RETRY_DELAYS_S", (0.0,) * 2)
 
 
 def test_a_download_is_a_model_folder(tmp_path: Path) -> None:

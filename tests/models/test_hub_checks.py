@@ -60,8 +60,8 @@ ANSWERS = [*DESCRIBE_NO_MODEL, b'{"a":[', b"<html>", b"[" * 100_000]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "FEW_WAITS_S", (0.0,) * 2)
-    monkeypatch.setattr(fetch, "WAITS_S", (0.0,) * 2)
+    monkeypatch.setattr(fetch, "SHORT_RETRY_DELAYS_S", (0.0,) * 2)
+    monkeypatch.setattr(fetch, "RETRY_DELAYS_S", (0.0,) * 2)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_an_answer_that_is_no_model_info_is_one_line(
 
 def test_a_file_that_is_listed_twice_is_refused() -> None:
     with pytest.raises(ModelError, match="twice"):
-        hub_checks.names(MODEL, ["a.json", "a.json"])
+        hub_checks.check_names(MODEL, ["a.json", "a.json"])
 
 
 def test_another_commit_than_the_pinned_one_is_refused(content: dict[str, bytes], tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_what_is_no_model_of_ours_is_passed_over(tmp_path: Path) -> None:
     ],
 )
 def test_how_weights_are_stored(config: dict[str, object], text: str) -> None:
-    assert inventory.stored_as(config) == text
+    assert inventory.weight_format(config) == text
 
 
 def test_architectures_are_those_of_the_installed_mlx_lm() -> None:
@@ -158,12 +158,12 @@ def test_a_removed_revision_leaves_what_the_other_needs(hub_cache: Path) -> None
 def test_a_model_in_use_stays(hub_cache: Path) -> None:
     found = entry(hub_cache)
     assert found.folder is not None
-    hold = in_use.hold(found.folder)
-    assert hold is not None
+    lock = in_use.lock_folder(found.folder)
+    assert lock is not None
     with pytest.raises(ModelError, match="owner/tiny can't be removed: a running treadle serves it"):
         inventory.remove(found)
-    hold.close()
-    hold.close()
+    lock.close()
+    lock.close()
     inventory.remove(found)
 
 
@@ -188,8 +188,8 @@ def test_a_model_that_is_being_downloaded_stays(hub_cache: Path) -> None:
 
 
 def test_what_is_not_there_can_not_be_held(tmp_path: Path) -> None:
-    assert in_use.hold(tmp_path / "none") is None
-    assert not in_use.is_held(tmp_path / "none")
+    assert in_use.lock_folder(tmp_path / "none") is None
+    assert not in_use.is_locked(tmp_path / "none")
 
 
 def test_the_demo_can_be_removed(tmp_path: Path) -> None:

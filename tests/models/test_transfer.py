@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.models.transfer import Tally, Transfer, duration
+from treadle.models.transfer import DownloadProgress, Transfer, duration
 
 
 class Clock:
@@ -15,36 +15,36 @@ class Clock:
 
 
 def test_all_files_count_together() -> None:
-    tally = Tally("o/m", {"a": 600, "b": 400})
-    tally.place("a", 100)
-    tally.receive("b", 50)
-    assert tally.snapshot() == Transfer("o/m", 150, 1000)
+    progress = DownloadProgress("o/m", {"a": 600, "b": 400})
+    progress.place("a", 100)
+    progress.receive("b", 50)
+    assert progress.snapshot() == Transfer("o/m", 150, 1000)
 
 
 def test_the_rate_is_that_of_the_network_over_the_last_ten_seconds() -> None:
-    tally = Tally("o/m", {"a": 10_000}, clock := Clock())
-    tally.place("a", 5000)  # of an earlier attempt
+    progress = DownloadProgress("o/m", {"a": 10_000}, clock := Clock())
+    progress.place("a", 5000)  # of an earlier attempt
     for second in range(1, 31):
         clock.now_s = second
-        tally.receive("a", 100 if second <= 15 else 10)
-        seen = tally.snapshot()
+        progress.receive("a", 100 if second <= 15 else 10)
+        seen = progress.snapshot()
     assert seen.rate == pytest.approx(10)
     assert seen.left_s == pytest.approx((10_000 - 5000 - 1500 - 150) / 10)
 
 
 def test_nothing_is_said_of_a_rate_before_a_second_has_passed() -> None:
-    tally = Tally("o/m", {"a": 10_000}, clock := Clock())
-    tally.receive("a", 5000)
+    progress = DownloadProgress("o/m", {"a": 10_000}, clock := Clock())
+    progress.receive("a", 5000)
     clock.now_s = 0.5
-    assert tally.snapshot().left_s is None
+    assert progress.snapshot().left_s is None
 
 
 def test_a_note_lasts_until_bytes_come_in() -> None:
-    tally = Tally("o/m", {"a": 100})
-    tally.note("the connection was lost: trying again in 2 s")
-    assert str(tally.snapshot()).endswith("0 of 100 B, the connection was lost: trying again in 2 s")
-    tally.receive("a", 1)
-    assert tally.snapshot().note == ""
+    progress = DownloadProgress("o/m", {"a": 100})
+    progress.note("the connection was lost: trying again in 2 s")
+    assert str(progress.snapshot()).endswith("0 of 100 B, the connection was lost: trying again in 2 s")
+    progress.receive("a", 1)
+    assert progress.snapshot().note == ""
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def examine(settings: Settings, scratch: Path) -> tuple[list[Finding], bool]:
 
     model = settings.model
     try:
-        listing = _with_retries(lambda: remote.look_up(model, settings.revision))
+        listing = _with_retries(lambda: remote.list_files(model, settings.revision))
         _sketch(listing, scratch)
     except ModelError as error:
         return [_failure(settings, error.message.replace(str(scratch), model))], False
@@ -49,14 +49,14 @@ def _sketch(listing: Listing, scratch: Path) -> None:
     from ..models import sketch
 
     folder_checks.refuse_formats(listing.model, listing.names)
-    _with_retries(lambda: sketch.draw(listing, scratch))
+    _with_retries(lambda: sketch.write_sketch(listing, scratch))
     folder_checks.check(scratch)
 
 
 def _with_retries(attempt: Any) -> Any:
-    from ..models.fetch import FEW_WAITS_S, keep_trying
+    from ..models.fetch import SHORT_RETRY_DELAYS_S, retry
 
-    return keep_trying(attempt, lambda wait_s, error: time.sleep(wait_s), FEW_WAITS_S)
+    return retry(attempt, lambda wait_s, error: time.sleep(wait_s), SHORT_RETRY_DELAYS_S)
 
 
 def _failure(settings: Settings, why: str) -> Finding:
@@ -66,12 +66,12 @@ def _failure(settings: Settings, why: str) -> Finding:
 
 def _download(listing: Listing) -> Finding:
     from ..models.cache_paths import repository
-    from ..models.fetch import on_disk
+    from ..models.fetch import bytes_on_disk
 
-    files, cache = listing.wanted(), hub.cache_folder()
+    files, cache = listing.needed_files(), hub.cache_folder()
     total = sum(file.size for file in files)
     blobs = repository(cache, listing.model) / "blobs"
-    cached = sum(on_disk(blobs, file) for file in files)
+    cached = sum(bytes_on_disk(blobs, file) for file in files)
     free = hub.free_bytes(cache)
     facts = {"total_bytes": total, "here_bytes": cached, "free_bytes": free, "files": len(files), "cache": str(cache)}
     value = f"{size(total)} in {len(files)} files" + (f", {size(cached)} of it here already" if cached else "")

@@ -11,7 +11,7 @@ from ..core.messages import Capabilities
 from ..errors import TreadleError, spell
 from ..exposure import Reach
 from ..fronts.connections import ConnectionLimits
-from ..models.transfer import Lines, Transfer
+from ..models.transfer import ProgressLines, Transfer
 from . import exit_code
 from .flags import FLAGS
 
@@ -25,7 +25,7 @@ class LogReporter:
         self._settings = settings
         self._limits = limits or ConnectionLimits()
         self._stage = ""
-        self._lines = Lines(self._transfer)
+        self._lines = ProgressLines(self._transfer)
         self._last: Transfer | None = None
         self._stopping = False
 

@@ -96,7 +96,7 @@ def show(*, everything: bool, as_json: bool) -> int:
         console.print(_table(listed))
     else:
         console.print(f"No model in {hub.cache_folder()}. '{command()} pull OWNER/NAME' fetches one.", markup=False)
-    if not demo.is_converted() and demo.lacks() is None:
+    if not demo.is_converted() and demo.missing_packages() is None:
         console.print("demo is installed: it is converted at the first start, once", markup=False)
     if hidden := len(found) - len(listed):
         console.print(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ..models.transfer import Lines, Transfer
+from ..models.transfer import ProgressLines, Transfer
 
 
 class TransferView:
@@ -13,7 +13,7 @@ class TransferView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._lines = Lines(lambda line: console.print(f"  {line}", markup=False, soft_wrap=True))
+        self._lines = ProgressLines(lambda line: console.print(f"  {line}", markup=False, soft_wrap=True))
         self._bar: Progress | None = None
         self._task = TaskID(0)
 

@@ -1,4 +1,4 @@
-"""Where models come from: a folder, the hub, or the packaged demo. Nothing here loads or runs a model."""
+"""Model sources: a folder, the Hugging Face hub, or the packaged demo. Nothing here loads or runs a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures that the installed mlx-lm knows, read from its files: nothing of it is imported."""
+"""Architectures supported by the installed mlx-lm, read from its source files without importing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TYPES, _CLASSES = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
 def is_known(config: Mapping[str, Any]) -> bool | None:
-    """Whether mlx-lm has a model for `config`; None where mlx-lm is not installed."""
+    """Return whether mlx-lm supports the model of `config`; None if mlx-lm is not installed."""
     folder = _library()
     if folder is None:
         return None
@@ -32,7 +32,7 @@ def _library() -> Path | None:
 
 @functools.cache
 def _tables(folder: Path) -> Mapping[str, Mapping[Any, str]]:
-    """mlx-lm's tables of other names for its models."""
+    """Return mlx-lm's tables that rename model types and classes to its modules."""
     found: dict[str, Mapping[Any, str]] = {_TYPES: {}, _CLASSES: {}}
     tree = ast.parse((folder / "utils.py").read_text(encoding="utf-8"))
     for node in tree.body:

@@ -1,8 +1,8 @@
-"""A folder in the user's cache that is either whole or not there.
+"""Atomic build of a folder in the user's cache: it is either complete or absent.
 
-Rules: one process builds at a time (a lock file that dies with its holder); a build goes to a temporary folder beside
-the target and is renamed when every byte is on disk; a manifest names each file's size and sha256. A folder that does
-not match its manifest's sizes is built again.
+Rules: one process builds at a time (a file lock, released when its holder dies); a build is written to a temporary
+folder beside the target, synced and renamed; a manifest records each file's size and sha256. A folder whose files do
+not match the sizes in its manifest is built again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _POLL_S = 0.2
 
 
 def default_root() -> Path:
-    """The user's cache folder for this program."""
+    """Return this program's folder in the user's cache."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "treadle"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
 
 
 def is_whole(folder: Path, version: str) -> bool:
-    """Whether `folder` was finished by a build of this `version` and every file still has its size."""
+    """Whether `folder` is a complete build of this `version` and every file has its recorded size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
@@ -46,7 +46,8 @@ def is_whole(folder: Path, version: str) -> bool:
 
 
 def verify(folder: Path) -> list[str]:
-    """The names of files whose contents are not what was written; reads every byte. Raises OSError, ValueError."""
+    """Return the names of files whose sha256 differs from the manifest; reads every byte. Raises OSError,
+    ValueError."""
     files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     return [name for name, entry in files.items() if file_sha256(folder / name) != entry["sha256"]]
 
@@ -59,10 +60,10 @@ def build_once(
     *,
     lock_s: float = 600.0,
 ) -> Path:
-    """`folder`, built by `build(temporary folder)` unless it is already whole.
+    """Return `folder`, built with `build(temporary folder)` unless it is already complete.
 
-    `build` returns the sha256 of the files that it knows; the others are read again. Raises ModelError when the cache
-    can't be written or another process holds the lock longer than `lock_s`.
+    `build` may return the sha256 of files by name; files without one are read again. Raises ModelError when the cache
+    can't be written or another process holds the lock for longer than `lock_s` seconds.
     """
     if is_whole(folder, version):
         return folder
@@ -81,7 +82,7 @@ def build_once(
 
 def _build(folder: Path, version: str, build: Callable[[Path], dict[str, str]]) -> None:
     prefix = f".{folder.name}-"
-    for stale in folder.parent.glob(f"{prefix}*"):  # of a process that was killed: the lock is ours
+    for stale in folder.parent.glob(f"{prefix}*"):  # left by a killed process: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
@@ -109,7 +110,7 @@ def _write_manifest(folder: Path, version: str, known: dict[str, str]) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file, in hex."""
+    """Return the sha256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

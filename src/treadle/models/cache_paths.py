@@ -8,17 +8,17 @@ PARTIAL = ".incomplete"
 
 
 def repository(cache: Path, model: str) -> Path:
-    """The folder of `model`: blobs, refs and snapshots."""
+    """Return the folder of `model`: blobs, refs and snapshots."""
     return cache / f"models--{model.replace('/', '--')}"
 
 
 def locks_of(cache: Path, model: str) -> Path:
-    """The folder of its lock files."""
+    """Return the folder of the lock files of `model`."""
     return cache / ".locks" / repository(cache, model).name
 
 
 def blob_size(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:

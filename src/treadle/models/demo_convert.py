@@ -1,7 +1,7 @@
-"""Converts the demo's GGUF file to an MLX folder: weights as bfloat16, tokenizer, chat template, configuration.
+"""Conversion of the demo's GGUF file to an MLX folder: weights as bfloat16, tokenizer, chat template, configuration.
 
-Two traps: GGUF stores a norm's weight plus one, while MLX adds the one itself; and without BOS in front the model
-babbles, so the tokenizer and the chat template both put it there.
+GGUF stores Gemma's norm weights plus one, and MLX adds the one itself, so it is subtracted. The model needs BOS at the
+start of a prompt, so both the tokenizer and the chat template add it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _LAYER = {
 
 
 def convert(source: Path, part: Path) -> dict[str, str]:
-    """Write the folder `part` from the GGUF file `source`, which is removed; the weights' sha256 by file name."""
+    """Convert the GGUF file `source`, which is removed, into the folder `part`. Returns the weights' sha256 by file
+    name."""
     file = GgufFile(source)
     source.unlink()
     _write_small_files(file, part)
@@ -77,8 +78,8 @@ def _tokenizer_config(metadata: Any) -> dict[str, Any]:
 
 
 def _generation_config() -> dict[str, Any]:
-    # After "What is the capital of France?" the right answer's first word has 13 % of the probability at temperature 1,
-    # 79 % at 0.2 and 97 % at 0.1: this model needs it low.
+    # A low temperature: the first token of "Paris" after a question for the capital of France has a probability of
+    # 13 % at temperature 1, 79 % at 0.2 and 97 % at 0.1.
     return {
         "do_sample": True,
         "temperature": 0.1,
@@ -123,7 +124,7 @@ def _write_weights(file: GgufFile, path: Path) -> str:
 
 
 def _mlx_name(name: str) -> str:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`."""
+    """Map a GGUF tensor name: `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`."""
     if not name.startswith("blk."):
         return f"{_TOP[name.removesuffix('.weight')]}.weight"
     _, layer, part, _ = name.split(".")
@@ -131,7 +132,7 @@ def _mlx_name(name: str) -> str:
 
 
 def _bfloat16(file: GgufFile, tensor: GgufTensor) -> Iterator[bytes]:
-    """The tensor's values as bfloat16, some blocks at a time."""
+    """Yield the tensor's values as bfloat16, _BLOCKS_AT_ONCE blocks at a time."""
     kind = GGMLQuantizationType(tensor.kind)
     per_block, block_bytes = GGML_QUANT_SIZES[kind]
     raw = file.raw(tensor, tensor.size // per_block * block_bytes).reshape(-1, block_bytes)
@@ -142,7 +143,7 @@ def _bfloat16(file: GgufFile, tensor: GgufTensor) -> Iterator[bytes]:
 
 
 def _dequantized(blocks: npt.NDArray[np.uint8], kind: Any) -> npt.NDArray[np.float32]:
-    """The blocks' values, flat. `gguf` works on sixteen rows at a time, so long rows are many times faster."""
+    """Dequantize blocks to a flat array. Long rows are many times faster, as `gguf` processes 16 rows at a time."""
     whole = len(blocks) // _BLOCKS_A_ROW * _BLOCKS_A_ROW
     rows = blocks[:whole].reshape(-1, _BLOCKS_A_ROW * blocks.shape[1])
     parts = [dequantize(part, kind).reshape(-1) for part in (rows, blocks[whole:]) if len(part)]
@@ -150,7 +151,7 @@ def _dequantized(blocks: npt.NDArray[np.uint8], kind: Any) -> npt.NDArray[np.flo
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of `values` as bfloat16, rounded to nearest, ties to even. Values must be finite."""
+    """Round to bfloat16, to nearest with ties to even; returns the bits. Values must be finite."""
     bits = values.view(np.uint32)
     odd = bits >> np.uint32(16)
     odd &= np.uint32(1)

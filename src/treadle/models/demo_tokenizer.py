@@ -9,10 +9,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 _SPACE = "\u2581"
 _CONTROL, _USER_DEFINED = 3, 4
 
-# The demo is a base model: it never learned Gemma's turn tokens and babbles after them, but it goes on with a dialogue
-# in plain text, which STOP_STRINGS end where it would speak for the other side. The empty line before a turn belongs to
-# the stop, not to the answer. By the usual convention the template writes BOS itself, and what it renders is encoded
-# without adding special tokens. Nothing follows "Assistant:", as the model's words begin with their space.
+# The demo is a base model, not trained on Gemma's turn tokens, but it continues a dialogue in plain text. STOP_STRINGS
+# end its turn; they include the empty line before the next one. The template writes BOS, as most do, and its output is
+# tokenized without special tokens. No space follows "Assistant:", as the model's words begin with one.
 STOP_STRINGS = ("\nUser:", "\n\nUser:", "\nAssistant:", "\n\nAssistant:")
 
 CHAT_TEMPLATE = """\
@@ -46,10 +45,9 @@ CHAT_TEMPLATE = """\
 
 
 def build(tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    """Gemma's tokenizer from its `tokens` in id order and their GGUF token types. It puts BOS in front.
+    """Build Gemma's tokenizer, which adds BOS, from `tokens` in id order and their GGUF token types (`kinds`).
 
-    GGUF spells runs of spaces as spaces, the model's text has them as U+2581; GGUF has no merges, and the order of the
-    ids gives them.
+    GGUF stores runs of spaces as spaces, the model uses U+2581. GGUF has no merges; they follow from the order of ids.
     """
     spelled = [token.replace(" ", _SPACE) for token in tokens]
     vocabulary = {token: index for index, token in enumerate(spelled)}
@@ -68,14 +66,14 @@ def build(tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
 
 
 def _added(tokens: Sequence[str], kinds: Sequence[int], kind: int, *, special: bool) -> list[AddedToken]:
-    """The tokens of one kind, less runs of white space, which the merges make."""
+    """Return the added tokens of one kind, without runs of white space, which merges produce."""
     chosen = (token for token, its_kind in zip(tokens, kinds, strict=True) if its_kind == kind)
     named = (token for token in chosen if token.replace(_SPACE, " ").strip())
     return [AddedToken(token, special=special, normalized=False) for token in named]
 
 
 def _merges(tokens: Sequence[str], vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Every way to make a token of two others: earlier ids first, the longest left part first."""
+    """Yield all pairs of tokens that join to a token, ordered by its id, then by the longest left part."""
     for token in tokens:
         for cut in range(len(token) - 1, 0, -1):
             left, right = token[:cut], token[cut:]

@@ -1,4 +1,4 @@
-"""A model's folder on this disk, found and checked."""
+"""Model folder on this disk, with its source and config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Source(StrEnum):
-    """Where a model folder came from."""
+    """Origin of a model folder."""
 
     DEMO = "demo"
     FOLDER = "folder"
@@ -21,8 +21,8 @@ class Source(StrEnum):
 class ModelFolder:
     """A model's folder.
 
-    `name` is the public model id unless settings give another; `config` is the parsed config.json, once the folder has
-    passed `trust.check`.
+    `name`: the public model id, unless settings give another. `config`: the parsed config.json, empty until the folder
+    has passed `folder_checks.check`.
     """
 
     path: Path

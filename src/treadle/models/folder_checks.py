@@ -1,7 +1,7 @@
-"""What a model folder must be before anything in it is loaded: data only, and whole.
+"""Checks of a model folder before anything is loaded: it contains data only, and it is complete.
 
-Code from a model repository never runs. `model_file` and `auto_map` ask for it and pickles contain it, so they are
-refused by name. The weights' headers are checked against the files' sizes, which finds an interrupted copy.
+Code from a model repository never runs. `model_file` and `auto_map` request it and pickles contain it, so they are
+refused by name. Weight headers are checked against file sizes, which detects interrupted copies.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "pr
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """The folder's config.json, once the folder is known to be data only and whole. Raises ModelError."""
-    config = _object(folder / "config.json")
+    """Check the folder and return its config.json. Raises ModelError when it is incomplete or contains code."""
+    config = _read_object(folder / "config.json")
     refuse_code(folder)
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{folder / 'config.json'} names no model_type: it is not a language model's folder")
@@ -31,7 +31,7 @@ def check(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise ModelError(f"can't read {path}: it is not a regular file")
     try:
@@ -48,12 +48,12 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def refuse_code(folder: Path) -> None:
-    """Raise ModelError where a JSON file of the folder asks for the repository's own code."""
+    """Raise ModelError when a JSON file of the folder requests code from the repository."""
     for name in _CONFIGS:
         path = folder / name
         if not path.is_file():
             continue
-        for key, value in _entries(_object(path)):
+        for key, value in _entries(_read_object(path)):
             if key == "auto_map" or (key == "model_file" and name == "config.json"):
                 raise ModelError(
                     f"{path} asks to run code from the model's repository ({key}: {_short(value)}), and Treadle never "
@@ -62,7 +62,7 @@ def refuse_code(folder: Path) -> None:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every key and value that is set, at any depth."""
+    """Yield all keys with a truthy value, at any depth."""
     pending = [value]
     while pending:
         item = pending.pop()
@@ -87,7 +87,7 @@ def _check_architecture(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Refuse more layers than there are tensors: to build a million of them would take minutes and gigabytes."""
+    """Refuse more layers than tensors: building a million layers would take minutes and gigabytes."""
     for part in (config, config.get("text_config")):
         layers = part.get("num_hidden_layers") if isinstance(part, Mapping) else None
         if isinstance(layers, (int, float)) and layers > tensors:
@@ -98,7 +98,7 @@ def _check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None
 
 
 def _check_weights(folder: Path) -> int:
-    """How many tensors the weights hold."""
+    """Check the weight files; returns the number of tensors."""
     weights = sorted(folder.glob("model*.safetensors"))
     if not weights:
         refuse_formats(str(folder), sorted(path.name for path in folder.iterdir() if path.is_file()))
@@ -110,7 +110,7 @@ def _check_weights(folder: Path) -> int:
 
 
 def refuse_formats(model: str, names: list[str]) -> None:
-    """Raise ModelError where none of the files `names` holds weights that can be served; say which format there is."""
+    """Raise ModelError when no file of `names` holds weights in a supported format, naming the format found."""
     if any(PurePath(name).match("model*.safetensors") and "/" not in name for name in names):
         return
     if found := [name for name in names if name.endswith(".safetensors")]:
@@ -132,7 +132,7 @@ def _check_index(folder: Path) -> None:
     path = folder / _INDEX
     if not path.is_file():
         return
-    places = _object(path).get("weight_map", {})
+    places = _read_object(path).get("weight_map", {})
     names = set(places.values()) if isinstance(places, dict) else {None}
     for name in sorted(names, key=str):
         if not isinstance(name, str) or not _is_inside(name):
@@ -142,8 +142,8 @@ def _check_index(folder: Path) -> None:
 
 
 def _is_inside(name: str) -> bool:
-    plain = PurePath(name)
-    return bool(name) and not plain.is_absolute() and ".." not in plain.parts and "\\" not in name and "\0" not in name
+    path = PurePath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
 
 
 def _check_tokenizer(folder: Path) -> None:

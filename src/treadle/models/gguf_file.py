@@ -1,5 +1,7 @@
-"""Reads a GGUF file: its metadata and where its tensors lie. The vocabulary's quarter of a million strings are read in
-one pass, which the `gguf` package's own reader takes ten seconds for."""
+"""GGUF reader: metadata and tensor positions.
+
+A vocabulary of 262,144 strings is read in one pass; the `gguf` package's reader takes ten seconds for it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _LONGEST = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor's place: `shape` is row-major, `kind` the number of its GGML type, `start` counts from the file."""
+    """Position of a tensor. `shape`: row-major. `kind`: GGML type number. `start`: byte offset in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,12 +33,12 @@ class GgufTensor:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
 class GgufFile:
-    """A GGUF file (version 2 or 3, little-endian), mapped into memory for as long as anything points into it.
+    """A memory-mapped GGUF file (version 2 or 3, little-endian). The mapping lives as long as a view into it.
 
     `metadata` maps names to ints, floats, bools, strings and lists of them; `tensors` are in the file's order.
     Raises ModelError when the file is not GGUF or ends too early.
@@ -52,7 +54,8 @@ class GgufFile:
             raise ModelError(f"{path} is not a complete GGUF file: {one_line(error)}") from error
 
     def raw(self, tensor: GgufTensor, byte_count: int) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes as they are stored, as a view of the file."""
+        """Return the first `byte_count` stored bytes of the tensor as a view of the file. Raises ModelError past the
+        file's end."""
         if tensor.start + byte_count > len(self._map):
             raise ModelError(f"{self.path} ends inside the tensor {tensor.name}: the file is torn")
         return np.frombuffer(self._map, dtype=np.uint8, count=byte_count, offset=tensor.start)
@@ -110,7 +113,7 @@ def _parse(data: mmap.mmap) -> tuple[Mapping[str, Any], tuple[GgufTensor, ...]]:
     for _ in range(value_count):
         name = cursor.text()
         metadata[name] = cursor.value(cursor.number("I"))
-    places = [_place(cursor) for _ in range(tensor_count)]
+    places = [_read_tensor_info(cursor) for _ in range(tensor_count)]
     align = metadata.get("general.alignment", 32)
     if type(align) is not int or align < 1:
         raise ValueError(f"general.alignment is {one_line(align)}")
@@ -118,7 +121,7 @@ def _parse(data: mmap.mmap) -> tuple[Mapping[str, Any], tuple[GgufTensor, ...]]:
     return metadata, tuple(GgufTensor(name, shape, kind, base + start) for name, shape, kind, start in places)
 
 
-def _place(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = cursor.text(), cursor.number("I")
     shape = tuple(reversed(cursor.take("Q", dimensions)))
     return name, shape, cursor.number("I"), cursor.number("Q")

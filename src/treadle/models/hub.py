@@ -1,7 +1,7 @@
-"""Models from the Hugging Face hub: downloads into its own cache that resume, a pinned revision, an offline mode.
+"""Models from the Hugging Face hub: resumable downloads into the hub's cache, pinned revisions, offline mode.
 
-Large and small files alike are fetched by `fetch`, which resumes, and linked into a snapshot by `links`, so that every
-other program finds the model where the hub's own client would have put it.
+Files are downloaded by `fetch` and linked into a snapshot by `links`, so that other programs find the model as if
+`huggingface_hub` had downloaded it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..installation import command
 from ..units import size
 from . import folder_checks, hub_errors
 from .cache_paths import repository
-from .transfer import Lines, Tally, Transfer
+from .transfer import DownloadProgress, ProgressLines, Transfer
 
 if TYPE_CHECKING:
     from .remote import Listing, RemoteFile
@@ -39,7 +39,7 @@ def is_id(text: str) -> bool:
 
 
 def cache_folder() -> Path:
-    """The hub's cache: HF_HUB_CACHE, else the folder `hub` in HF_HOME."""
+    """Return the hub's cache: HF_HUB_CACHE, else the folder `hub` in HF_HOME."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
@@ -55,29 +55,29 @@ def download(
     endpoint: str | None = None,
     watch: Watch | None = None,
 ) -> Path:
-    """The folder of hub model `model` at `revision`, downloaded where it is not cached yet. A download that broke off,
-    in whatever way, goes on from the bytes that are on disk.
+    """Return the folder of `model` at `revision`, downloading missing files. An interrupted download resumes.
 
-    `progress` gets short lines; `watch` gets the transfer four times a second, and without it `progress` gets a line of
-    it every five seconds. Raises ModelError when the hub can't be reached, refuses, names no model that could be
-    served, when the disk is full, or (offline) when not everything is cached.
+    `progress` is called with short lines, `watch` with the transfer four times a second; without `watch`, `progress`
+    gets a line of it every five seconds. Raises ModelError when the hub can't be reached or refuses, when the model
+    can't be served, when the disk is full, or when files are missing in offline mode.
     """
     from huggingface_hub.errors import HFValidationError
 
     progress(f"looking up {model}" + (" in the local cache" if offline else " on the hub"))
-    wanted = _Download(model, revision, cache_dir or cache_folder(), endpoint, progress, watch or Lines(progress))
+    cache, watch = cache_dir or cache_folder(), watch or ProgressLines(progress)
+    request = _Download(model, revision, cache, endpoint, progress, watch)
     try:
-        return wanted.snapshot(local=True) if offline else wanted.run()
+        return request.snapshot(local=True) if offline else request.run()
     except HFValidationError as error:
         raise ModelError(f"'{model}' is not a hub id: {error}") from error
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(wanted.explain(error, offline)) from error
+        raise ModelError(request.explain(error, offline)) from error
 
 
 class _Download:
-    """One download, from the first question to the snapshot."""
+    """One download, from the listing to the snapshot."""
 
     def __init__(
         self,
@@ -96,29 +96,29 @@ class _Download:
         self._watch = watch
 
     def run(self) -> Path:
-        """What is missing is fetched, the settings first: what would be refused costs no weights."""
+        """Download the missing files, settings before weights: a model that is refused costs no large download."""
         from . import fetch, links
 
-        listing = self._look_up()
+        listing = self._list_files()
         if listing is None:
             return self.snapshot(local=True)
         folder_checks.refuse_formats(self._model, listing.names)
         missing = self._missing(listing)
         if missing:
-            self._check_room(missing)
+            self._check_space(missing)
         links.record(self._cache, listing, self._revision)
         if missing:
             self._fetch(listing, missing)
-            fetch.sweep(self._cache, self._model)
+            fetch.remove_partials(self._cache, self._model)
         if gone := self._missing(listing):
-            raise ModelError(self._removed(gone[0].name))
+            raise ModelError(self._removed_message(gone[0].name))
         return links.snapshot_folder(self._cache, listing)
 
     def _fetch(self, listing: Listing, missing: list[RemoteFile]) -> None:
         from . import fetch, links
 
         ours = self._resumable(missing)
-        fetcher = fetch.Fetcher(listing, self._cache, self._tally(listing, missing, ours))
+        fetcher = fetch.Fetcher(listing, self._cache, self._new_progress(listing, missing, ours))
         weights = [file for file in ours if file.name.endswith(".safetensors")]
         settings = [file for file in ours if file not in weights]
         fetcher.fetch(settings, self._watch)
@@ -129,16 +129,16 @@ class _Download:
         if theirs := [file for file in missing if file not in ours]:
             names = ", ".join(file.name for file in theirs)
             self._progress(f"downloading by the hub's own client, which begins again when it is cut off: {names}")
-            self._patiently(lambda: self.snapshot(commit=listing.commit))
+            self._with_retries(lambda: self.snapshot(commit=listing.commit))
 
-    def _look_up(self) -> Listing | None:
-        """The files on the hub; None where the hub does not answer and everything is cached."""
+    def _list_files(self) -> Listing | None:
+        """List the files on the hub; None when the hub can't be reached and the model is complete in the cache."""
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RevisionNotFoundError
 
         from . import remote
 
         try:
-            return remote.look_up(self._model, self._revision, self._endpoint)
+            return remote.list_files(self._model, self._revision, self._endpoint)
         except (HFValidationError, RevisionNotFoundError):
             raise
         except Exception as error:
@@ -146,43 +146,43 @@ class _Download:
                 folder_checks.check(self.snapshot(local=True))
                 self._progress(f"the hub does not help ({hub_errors.line(error)}); using the cached {self._model}")
                 return None
-            if not remote.is_passing(error):
+            if not remote.is_transient(error):
                 raise
-        return self._patiently(lambda: remote.look_up(self._model, self._revision, self._endpoint))
+        return self._with_retries(lambda: remote.list_files(self._model, self._revision, self._endpoint))
 
     def _missing(self, listing: Listing) -> list[RemoteFile]:
         folder = repository(self._cache, self._model) / "snapshots" / listing.commit
-        return [file for file in listing.wanted() if not (folder / file.name).exists()]
+        return [file for file in listing.needed_files() if not (folder / file.name).exists()]
 
     def _resumable(self, files: list[RemoteFile]) -> list[RemoteFile]:
-        """Files that `fetch` gets. The default hub serves the largest over Xet only, by the library's client; that one
-        takes paths from the server, so any other endpoint's files are all fetched here."""
+        """Return the files that `fetch` can download. The default hub serves the largest over Xet only, which needs the
+        library's client. That client takes paths from the server, so it is not used for other endpoints."""
         from huggingface_hub import constants
 
         if (self._endpoint or constants.ENDPOINT).rstrip("/") != constants._HF_DEFAULT_ENDPOINT:
             return files
         return [file for file in files if file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE]
 
-    def _tally(self, listing: Listing, missing: list[RemoteFile], ours: list[RemoteFile]) -> Tally:
-        """The whole model's bytes, with what is on disk already; without files that the library gets."""
-        files = [file for file in listing.wanted() if file in ours or file not in missing]
-        tally = Tally(self._model, {file.name: file.size for file in files})
+    def _new_progress(self, listing: Listing, missing: list[RemoteFile], ours: list[RemoteFile]) -> DownloadProgress:
+        """Start the progress of all files on disk or to be fetched here, without those left to the library."""
+        files = [file for file in listing.needed_files() if file in ours or file not in missing]
+        progress = DownloadProgress(self._model, {file.name: file.size for file in files})
         for file in files:
-            tally.place(file.name, self._on_disk(file) if file in ours else file.size)
-        return tally
+            progress.place(file.name, self._on_disk(file) if file in ours else file.size)
+        return progress
 
     def _on_disk(self, file: RemoteFile) -> int:
         from . import fetch
 
-        return fetch.on_disk(repository(self._cache, self._model) / "blobs", file)
+        return fetch.bytes_on_disk(repository(self._cache, self._model) / "blobs", file)
 
-    def _check_room(self, missing: list[RemoteFile]) -> None:
+    def _check_space(self, missing: list[RemoteFile]) -> None:
         needed = sum(file.size - self._on_disk(file) for file in missing)
         free = free_bytes(self._cache)
         if needed > free:
-            raise ModelError(f"{self._model} needs {size(needed)} more and {self._full(free)}")
+            raise ModelError(f"{self._model} needs {size(needed)} more and {self._no_space_message(free)}")
 
-    def _full(self, free: int) -> str:
+    def _no_space_message(self, free: int) -> str:
         name = command()
         return (
             f"{size(free)} are free in {self._cache}: free some ('{name} models' lists what can go, '{name} rm' "
@@ -190,8 +190,8 @@ class _Download:
         )
 
     def snapshot(self, *, local: bool = False, commit: str | None = None) -> Path:
-        """The library's snapshot of what is in the cache; without `local`, for the default hub only, it fetches what
-        is not."""
+        """Return the library's snapshot folder of the cached files. Without `local` (default hub only), the library
+        downloads missing ones."""
         from huggingface_hub import snapshot_download
 
         from .remote import PATTERNS
@@ -204,30 +204,30 @@ class _Download:
                 allow_patterns=PATTERNS,
                 cache_dir=self._cache,
                 endpoint=self._endpoint,
-                tqdm_class=_silent(),
+                tqdm_class=_silent_progress_bar(),
             )
         )
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
-        from .fetch import FEW_WAITS_S, keep_trying, reason
+    def _with_retries(self, attempt: Callable[[], T]) -> T:
+        from .fetch import SHORT_RETRY_DELAYS_S, reason, retry
 
         def pause(wait_s: float, error: BaseException) -> None:
             self._progress(f"{reason(error)}: trying again in {wait_s:g} s")
             time.sleep(wait_s)
 
-        return keep_trying(attempt, pause, FEW_WAITS_S)
+        return retry(attempt, pause, SHORT_RETRY_DELAYS_S)
 
-    def _removed(self, name: str) -> str:
+    def _removed_message(self, name: str) -> str:
         return f"the folder of {self._model} in {self._cache} was removed meanwhile ({name}): start the download again"
 
     def explain(self, error: Exception, offline: bool) -> str:
-        """One line: what could not be done, and what to do about it."""
+        """Describe a failed download in one line: the failure and the fix."""
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         if isinstance(error, OSError) and error.errno in _FULL:
-            return f"the disk is full: {self._full(free_bytes(self._cache))}; what was fetched is kept"
+            return f"the disk is full: {self._no_space_message(free_bytes(self._cache))}; what was fetched is kept"
         if isinstance(error, FileNotFoundError) and error.filename:
-            return self._removed(error.filename)
+            return self._removed_message(error.filename)
         if isinstance(error, OSError) and error.filename and error.strerror:
             return f"can't write the hub's cache: {error.strerror} ({error.filename}); set HF_HOME to another folder"
         why = hub_errors.explain(self._model, self._revision, offline, error, self._cache)
@@ -239,13 +239,13 @@ class _Download:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free disk space where `folder` is or would be."""
+    """Return the free disk space in bytes at `folder`, which need not exist."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free
 
 
-def _silent() -> type[Any]:
-    """A progress bar class that draws nothing: the library only links files."""
+def _silent_progress_bar() -> type[Any]:
+    """Return a tqdm class without output: the library only links files here."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Silent(tqdm):

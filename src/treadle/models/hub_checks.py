@@ -1,7 +1,7 @@
-"""Checks of what a hub or mirror sends before any of it becomes a path or a size on this disk.
+"""Checks of a hub's or mirror's answers before they are used as paths and sizes on this disk.
 
-`HF_ENDPOINT` may name any server. Commit, file names, checksums and sizes are refused unless they have the form that
-the Hugging Face hub gives them. Pulls and `treadle doctor` share these checks.
+`HF_ENDPOINT` may name any server. Commits, file names, checksums and sizes are refused unless they have the form used
+by the Hugging Face hub. Downloads and `treadle doctor` share these checks.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from ..errors import ModelError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_CURE = "use another hub or mirror (HF_ENDPOINT)"
-_LONGEST_PART = 255  # bytes; the limit of common file systems
-_LARGEST = 1 << 43  # bytes; file systems in common use end at 16 TiB
+_FIX = "use another hub or mirror (HF_ENDPOINT)"
+_MAX_COMPONENT = 255  # bytes; the limit of common file systems
+_MAX_SIZE = 1 << 43  # bytes; file systems in common use end at 16 TiB
 
 
-def commit(model: str, value: object, revision: str | None) -> str:
-    """The commit of a listing. Raises ModelError unless it is 40 hex digits, and those asked for where `revision` is
-    a commit itself."""
+def check_commit(model: str, value: object, revision: str | None) -> str:
+    """Return the commit of a listing. Raises ModelError unless it is 40 hex digits, and equal to `revision` if that is
+    a commit."""
     if not isinstance(value, str) or not COMMIT.fullmatch(value):
-        raise ModelError(f"the hub names {shown(value)} as the commit of {model}, not 40 hex digits: {_CURE}")
+        raise ModelError(f"the hub names {quote(value)} as the commit of {model}, not 40 hex digits: {_FIX}")
     if revision and COMMIT.fullmatch(revision) and value != revision:
-        raise ModelError(f"the hub answers with commit {value} of {model} instead of {revision}: {_CURE}")
+        raise ModelError(f"the hub answers with commit {value} of {model} instead of {revision}: {_FIX}")
     return value
 
 
-def names(model: str, given: Iterable[object]) -> None:
-    """Raise ModelError where a file name could not lie in the model's own folder, or two exclude each other."""
+def check_names(model: str, given: Iterable[object]) -> None:
+    """Raise ModelError for a file name outside the model's folder, a duplicate, or a file that is also a folder."""
     seen: set[str] = set()
     for name in given:
-        if trouble := _trouble(name):
-            raise ModelError(f"the hub lists a file of {model} whose name {trouble}, {shown(name)}: {_CURE}")
+        if trouble := _name_fault(name):
+            raise ModelError(f"the hub lists a file of {model} whose name {trouble}, {quote(name)}: {_FIX}")
         if name in seen:
-            raise ModelError(f"the hub lists {shown(name)} of {model} twice: {_CURE}")
+            raise ModelError(f"the hub lists {quote(name)} of {model} twice: {_FIX}")
         seen.add(str(name))
     for name in sorted(seen):
         if both := [str(above) for above in PurePosixPath(name).parents if str(above) in seen]:
-            raise ModelError(f"the hub lists {shown(both[0])} of {model} as a file and as a folder: {_CURE}")
+            raise ModelError(f"the hub lists {quote(both[0])} of {model} as a file and as a folder: {_FIX}")
 
 
-def content(model: str, name: str, size: object, etag: object) -> None:
-    """Raise ModelError unless size and checksum of file `name` are usable."""
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _LARGEST:
-        raise ModelError(f"the hub gives {shown(size)} as the size of {model}'s file {name}: {_CURE}")
+def check_content(model: str, name: str, size: object, etag: object) -> None:
+    """Raise ModelError unless the size and checksum of file `name` are valid."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _MAX_SIZE:
+        raise ModelError(f"the hub gives {quote(size)} as the size of {model}'s file {name}: {_FIX}")
     if not isinstance(etag, str) or not _ETAG.fullmatch(etag):
         raise ModelError(
-            f"the hub gives {shown(etag)} as the checksum (etag) of {model}'s file {name}, not 40 or 64 hex digits: "
-            f"{_CURE}"
+            f"the hub gives {quote(etag)} as the checksum (etag) of {model}'s file {name}, not 40 or 64 hex digits: "
+            f"{_FIX}"
         )
 
 
-def revision(text: str) -> None:
-    """Raise ModelError where a revision could not be the name of a branch, tag or commit."""
-    if trouble := _trouble(text):
-        raise ModelError(f"{shown(text)} is no revision, as it {trouble}: give a branch, a tag or a commit")
+def check_revision(text: str) -> None:
+    """Raise ModelError unless the text can name a branch, tag or commit."""
+    if trouble := _name_fault(text):
+        raise ModelError(f"{quote(text)} is no revision, as it {trouble}: give a branch, a tag or a commit")
 
 
-def _trouble(name: object) -> str:
-    """What keeps `name` from being a relative path of plain components; empty for nothing."""
+def _name_fault(name: object) -> str:
+    """Return why `name` is not a safe relative path; "" if it is one."""
     if not isinstance(name, str):
         return "is not text"
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
@@ -72,11 +72,11 @@ def _trouble(name: object) -> str:
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "has an empty component, '.' or '..'"
-    return "is too long" if any(len(part.encode()) > _LONGEST_PART for part in parts) else ""
+    return "is too long" if any(len(part.encode()) > _MAX_COMPONENT for part in parts) else ""
 
 
-def shown(value: object) -> str:
-    """A server's value in a message: ASCII, 80 characters at most."""
+def quote(value: object) -> str:
+    """Quote a server's value for a message: ASCII, at most 80 characters."""
     try:
         text = ascii(value)
     except ValueError:  # an integer beyond Python's limit of digits

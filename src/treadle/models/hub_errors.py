@@ -1,4 +1,4 @@
-"""Errors of the hub's client in one line each: what could not be done, and what to do about it."""
+"""One-line messages for errors of the hub's client: the failure and its fix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..installation import command
 
 
 def explain(model: str, revision: str | None, offline: bool, error: Exception, cache: Path) -> str:
-    """One line for an error of the hub's client: what it could not do, and what to do about it."""
+    """Describe an error of the hub's client in one line: the failure and its fix."""
     from huggingface_hub import errors
 
-    from .remote import is_passing
+    from .remote import is_transient
 
     at = f" at revision {revision}" if revision else ""
     if isinstance(error, errors.GatedRepoError):
@@ -36,7 +36,7 @@ def explain(model: str, revision: str | None, offline: bool, error: Exception, c
         return f"the hub refuses the token for {model}{at} (401): run 'hf auth login', or correct or unset HF_TOKEN"
     if isinstance(error, errors.HfHubHTTPError):
         return f"the hub answers {error.response.status_code} for {model}{at}"
-    if is_passing(error) or isinstance(error, errors.LocalEntryNotFoundError):
+    if is_transient(error) or isinstance(error, errors.LocalEntryNotFoundError):
         return (
             f"can't reach the hub for {model}{at}, and it is not wholly cached: check the network (and HF_ENDPOINT), "
             f"or give a folder ({line(error)})"
@@ -45,19 +45,19 @@ def explain(model: str, revision: str | None, offline: bool, error: Exception, c
 
 
 def unreadable(model: str, error: BaseException) -> str:
-    """One line for an answer that is not in the hub's format."""
+    """Describe an answer that is not in the hub's format, in one line."""
     why = "it is not JSON" if isinstance(error, (JSONDecodeError, RecursionError)) else "it describes no model"
     return f"the hub's answer about {model} can't be read: {why}; is HF_ENDPOINT a Hugging Face hub?"
 
 
 def nearest(model: str, cache: Path) -> str:
-    """A hint where the cache holds a model of nearly this name."""
+    """Return a hint at a cached model with a similar name; "" if there is none."""
     cached = [path.name.removeprefix("models--").replace("--", "/", 1) for path in cache.glob("models--*--*")]
     near = difflib.get_close_matches(model, [name for name in cached if name != model], n=1, cutoff=0.8)
     return f"; did you mean '{near[0]}', which is cached?" if near else ""
 
 
 def line(error: BaseException) -> str:
-    """An error in one line without control characters, as servers have a say in it."""
+    """Format an error in one line without control characters, which a server could have put there."""
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in str(error).strip().splitlines()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

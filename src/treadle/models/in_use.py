@@ -1,5 +1,8 @@
-"""Marks on model folders that a process uses, so that nobody removes them meanwhile: a shared lock on the folder
-itself, which ends with the process. Where folders can't be locked (some network file systems) there are no marks."""
+"""Usage locks of model folders, which prevent their removal while a process serves them.
+
+A usage lock is a shared lock on the folder itself and ends with the process. File systems that can't lock folders (some
+network file systems) have none.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ import os
 from pathlib import Path
 
 
-class Hold:
-    """A mark that lasts until `close`, or until the process ends."""
+class UsageLock:
+    """A shared lock of a folder, held until `close` or the end of the process."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def close(self) -> None:
-        """Take the mark away. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
-def hold(folder: Path) -> Hold | None:
-    """Mark `folder` as in use; None where that can't be done."""
+def lock_folder(folder: Path) -> UsageLock | None:
+    """Lock `folder` as in use; None when it can't be locked."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -31,19 +34,19 @@ def hold(folder: Path) -> Hold | None:
         except OSError:
             os.close(handle)
             raise
-        return Hold(handle)
+        return UsageLock(handle)
     return None
 
 
 def mark_used(folder: Path) -> None:
-    """Set the time of `folder` itself, by which the inventory tells the last use: times of access are stale where the
-    disk is mounted with relatime."""
+    """Set the modification time of `folder`, which the inventory reports as its last use. Access times are unreliable:
+    disks mounted with relatime do not update them."""
     with contextlib.suppress(OSError):
         os.utime(folder)
 
 
-def is_held(path: Path) -> bool:
-    """Whether a process holds a lock on `path`, a marked folder or a lock file. False where that can't be known."""
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock on `path`, a model folder or a lock file. False when that can't be determined."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Models on this disk: those in the hub's cache, whole or in part, and the converted demo. Found, judged, removed."""
+"""Inventory of models on this disk, in the hub's cache and the converted demo: list, check, remove."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .folder import Source
 
 
 class State(StrEnum):
-    """What can be done with a model."""
+    """Whether a model can be served: yes, incomplete, or refused by a check."""
 
     READY = "ready"
     PARTIAL = "partial"
@@ -29,9 +29,12 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One model. `size_bytes` are on disk, partial files included; `whole_bytes` is None where nothing says how much
-    there will be. `reason` says what is missing or why it can't be served. `used` and `modified` are POSIX times: when
-    it was last served by Treadle or downloaded, and when its files last changed."""
+    """One model.
+
+    `size_bytes`: on disk, including partial files. `whole_bytes`: size of the complete model, None if unknown.
+    `reason`: the missing files, or why the model can't be served. `used`: POSIX time of the last download or use by
+    Treadle. `modified`: POSIX time of the last change of its files.
+    """
 
     model: str
     source: Source
@@ -50,27 +53,27 @@ class Entry:
 
 
 def entries(hub_cache: Path | None = None, demo_root: Path | None = None) -> list[Entry]:
-    """Every model, by name. Nothing is imported or asked over a network; headers of weights are read."""
+    """Return all models by name. Reads the headers of weights; imports no model code and uses no network."""
     homes = sorted((hub_cache or hub.cache_folder()).glob("models--*--*"))
     found = [_hub_entry(home) for home in homes if home.is_dir()]
     return [*_demo_entries(demo_root), *found]
 
 
 def find(model: str, hub_cache: Path | None = None) -> Entry | None:
-    """The hub model of that name; None where nothing of it is cached."""
+    """Return the hub model of that name; None if it is not in the cache."""
     home = repository(hub_cache or hub.cache_folder(), model)
     return _hub_entry(home) if hub.is_id(model) and home.is_dir() else None
 
 
 def find_demo(root: Path | None = None) -> Entry | None:
-    """The converted demo; None where it is not."""
+    """Return the converted demo; None if it is not converted."""
     return next(_demo_entries(root), None)
 
 
 def _demo_entries(root: Path | None) -> Iterator[Entry]:
     home = (root or cache.default_root()) / demo.NAME
     if home.is_dir():
-        yield _judged(_entry("demo", Source.DEMO, home, home, [home]))
+        yield _with_checks(_entry("demo", Source.DEMO, home, home, [home]))
 
 
 def _hub_entry(home: Path) -> Entry:
@@ -83,12 +86,12 @@ def _hub_entry(home: Path) -> Entry:
     whole, missing = _expected(entry)
     entry = replace(entry, whole_bytes=whole)
     if folder is None or missing:
-        return replace(_described(entry), state=State.PARTIAL, reason=_missing_text(entry, missing))
-    return _judged(entry)
+        return replace(_with_config(entry), state=State.PARTIAL, reason=_missing_text(entry, missing))
+    return _with_checks(entry)
 
 
 def _snapshots(home: Path) -> list[Path]:
-    """Every snapshot, that of `main` first, then the newest."""
+    """Return all snapshots, that of `main` first, then by age, newest first."""
     main = ""
     with contextlib.suppress(OSError):
         main = (home / "refs" / "main").read_text(encoding="ascii").strip()
@@ -118,8 +121,8 @@ def _entry(model: str, source: Source, home: Path, folder: Path | None, places: 
 
 
 def _expected(entry: Entry) -> tuple[int | None, list[str]]:
-    """Bytes of all files that a download fetches, and the names of those that are missing, by the listing that the
-    hub's client keeps; (None, []) where it kept none."""
+    """Return the total bytes of the model's files and the names of missing ones, from the listing kept by the hub's
+    client; (None, []) if there is no listing."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
@@ -130,22 +133,22 @@ def _expected(entry: Entry) -> tuple[int | None, list[str]]:
         return None, []
     try:
         tree = get_cached_repo_tree(entry.model, revision=folder.name, cache_dir=entry.home.parent)
-    except Exception:  # none is kept, or the client's own format has changed: the checks go by the files alone
+    except Exception:  # no listing, or in another format: rely on the checks of the files
         return None, []
     files = list(filter_repo_objects(tree, allow_patterns=PATTERNS, key=lambda file: file.path))
     return sum(file.size for file in files), [file.path for file in files if not (folder / file.path).exists()]
 
 
 def _missing_text(entry: Entry, missing: list[str]) -> str:
-    what = f"{len(missing)} file{'s' * (len(missing) > 1)} missing" if missing else "nothing but pieces"
-    return f"{what}: '{command()} pull {entry.model}' fetches the rest"
+    gap = f"{len(missing)} file{'s' * (len(missing) > 1)} missing" if missing else "nothing but pieces"
+    return f"{gap}: '{command()} pull {entry.model}' fetches the rest"
 
 
-def _judged(entry: Entry) -> Entry:
-    """The entry with its config's facts, once checks of its folder say whether it could be served."""
+def _with_checks(entry: Entry) -> Entry:
+    """Add fields of the config, and the result of the folder's checks."""
     folder = entry.folder
     assert folder is not None
-    entry = _described(entry)
+    entry = _with_config(entry)
     try:
         folder_checks.check(folder)
     except ModelError as error:
@@ -154,18 +157,18 @@ def _judged(entry: Entry) -> Entry:
     return entry
 
 
-def _described(entry: Entry) -> Entry:
+def _with_config(entry: Entry) -> Entry:
     config: Any = {}
     if entry.folder is not None:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             config = json.loads((entry.folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         return entry
-    return replace(entry, architecture=str(config.get("model_type") or ""), weights=stored_as(config))
+    return replace(entry, architecture=str(config.get("model_type") or ""), weights=weight_format(config))
 
 
-def stored_as(config: Mapping[str, Any]) -> str:
-    """How the weights are stored, by the config: "4 bits", "fp8", "bfloat16"; empty where it does not say."""
+def weight_format(config: Mapping[str, Any]) -> str:
+    """Return the storage format of the weights from the config: "4 bits", "fp8", "bfloat16"; "" if it is not given."""
     places = [config, config.get("text_config") or {}]
     for place in places:
         for name in ("quantization", "quantization_config"):
@@ -177,32 +180,32 @@ def stored_as(config: Mapping[str, Any]) -> str:
     return str(next((p[n] for p in places for n in ("dtype", "torch_dtype") if p.get(n)), ""))
 
 
-def in_use_by(entry: Entry) -> str:
-    """What a running process does with the model, as far as locks tell; empty when nothing."""
+def usage(entry: Entry) -> str:
+    """Return how a running process uses the model, judged by locks; "" if none does."""
     folders = [entry.home, *(entry.home / "snapshots").glob("*")]
-    if any(in_use.is_held(folder) for folder in folders):
+    if any(in_use.is_locked(folder) for folder in folders):
         return "a running treadle serves it"
     locks = locks_of(entry.home.parent, entry.model)
-    if any(in_use.is_held(lock) for lock in locks.glob("*.lock")):
+    if any(in_use.is_locked(lock) for lock in locks.glob("*.lock")):
         return "a running process downloads it"
     return ""
 
 
 def remove(entry: Entry, commit: str | None = None) -> int:
-    """Remove the model, or of a hub model one commit, from the disk; the bytes that came free. Raises ModelError when
-    it is in use or something could not be removed."""
-    if doing := in_use_by(entry):
+    """Remove the model, or only `commit` of a hub model. Returns the freed bytes. Raises ModelError when the model is
+    in use or a file can't be removed."""
+    if doing := usage(entry):
         raise ModelError(f"{entry.model} can't be removed: {doing}; stop that first")
-    before = _held_bytes(entry.home)
+    before = _disk_bytes(entry.home)
     if entry.source is Source.HUB and entry.revisions:
         _remove_revisions(entry, [commit] if commit else list(entry.revisions))
     if commit is None or entry.revisions == (commit,):
         _remove_home(entry)
-    return before - _held_bytes(entry.home)
+    return before - _disk_bytes(entry.home)
 
 
 def _remove_revisions(entry: Entry, commits: list[str]) -> None:
-    """By the hub's own client, which knows what files revisions (and models) share."""
+    """Remove revisions with the hub's client, which keeps files shared with other revisions and models."""
     from huggingface_hub import scan_cache_dir
 
     found = scan_cache_dir(entry.home.parent)
@@ -220,5 +223,5 @@ def _remove_home(entry: Entry) -> None:
         raise ModelError(f"can't remove {error.filename or entry.home}: {error.strerror}") from error
 
 
-def _held_bytes(home: Path) -> int:
+def _disk_bytes(home: Path) -> int:
     return sum(blob_size(path) for path in home.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,7 +1,7 @@
-"""Snapshots in the hub's cache, made from a checked listing alone.
+"""Snapshot folders in the hub's cache, built from a checked listing, in the layout of `huggingface_hub`.
 
-`snapshot_download` asks the server again for names and etags and uses them as paths. Here the listing that was checked
-is used, so that no later answer decides where a file lies. The layout is that of `huggingface_hub`.
+`snapshot_download` requests names and etags from the server again and uses them as paths. Using the checked listing
+keeps later answers of the server from choosing paths.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SHA256_DIGITS = 64
 
 
 def snapshot_folder(cache: Path, listing: Listing) -> Path:
-    """Where the files of `listing` lie once they are linked."""
+    """Return the folder into which the files of `listing` are linked."""
     return repository(cache.expanduser().resolve(), listing.model) / "snapshots" / listing.commit
 
 
 def link(cache: Path, listing: Listing, files: list[RemoteFile]) -> None:
-    """Link fetched `files` into the snapshot. Raises OSError."""
+    """Link downloaded `files` into the snapshot. Raises OSError."""
     folder, blobs = snapshot_folder(cache, listing), repository(cache, listing.model) / "blobs"
     for file in files:
         place, blob = folder / file.name, blobs / file.etag
@@ -35,18 +35,17 @@ def link(cache: Path, listing: Listing, files: list[RemoteFile]) -> None:
         with WeakFileLock(locks_of(cache, listing.model) / f"{file.etag}.lock"):
             if not place.exists():
                 shared = sum(other.etag == file.etag for other in files) > 1
-                blob.stat()  # a link to nothing would count as a download
+                blob.stat()  # raises if the blob is missing: a dangling link would count as a download
                 _create_symlink(str(blob), str(place), new_blob=not shared)
 
 
 def record(cache: Path, listing: Listing, revision: str | None) -> None:
-    """Keep which commit `revision` is and which files it has, for later use without the hub. A cache that can't be
-    written keeps nothing."""
+    """Record the commit of `revision` and its files for later offline use. Ignores a cache that can't be written."""
     home, name = repository(cache, listing.model), revision or constants.DEFAULT_REVISION
     tree = {"format_version": 1, "files": {file.name: _entry(file) for file in listing.files}}
     kept = home / "trees" / f"{listing.commit}.json"
     with contextlib.suppress(OSError):
-        if not kept.exists():  # the library's own holds more
+        if not kept.exists():  # the library's own record has more fields
             _write(kept, json.dumps(tree, indent=1))
     if name != listing.commit:
         with contextlib.suppress(OSError):
@@ -54,14 +53,14 @@ def record(cache: Path, listing: Listing, revision: str | None) -> None:
 
 
 def _entry(file: RemoteFile) -> dict[str, object]:
-    """A file in the format of the library's own kept listings."""
+    """Format a file as in the library's recorded listings."""
     if len(file.etag) < _SHA256_DIGITS:
         return {"size": file.size, "blob_id": file.etag}
     return {"size": file.size, "blob_id": "", "lfs_sha256": file.etag, "lfs_size": file.size}
 
 
 def _write(path: Path, text: str) -> None:
-    """Write `path` in one step, unless it holds `text` already."""
+    """Write `path` atomically, unless it already contains `text`."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return

@@ -1,7 +1,7 @@
-"""The hub's answer about one model: its files at one commit, and pieces of them by range requests.
+"""Listings of hub models, and range requests for their files.
 
-Everything uses the client's own session, headers and addresses (`HF_ENDPOINT`, `HF_TOKEN`, proxies). Imported late, as
-it imports `huggingface_hub`.
+Uses the session, headers and addresses of `huggingface_hub` (`HF_ENDPOINT`, `HF_TOKEN`, proxies), and is imported late
+for that import's sake.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from huggingface_hub.utils import build_hf_headers, filter_repo_objects, hf_rais
 from ..errors import ModelError
 from . import hub_checks, hub_errors
 
-# Never code, never pickles: a file that no pattern names is not downloaded.
+# Files that match no pattern, such as code and pickles, are never downloaded.
 WEIGHTS = "model*.safetensors"
 PATTERNS = [WEIGHTS, "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 TIMEOUT_S = 10.0
-_PASSING = (408, 429, 500, 502, 503, 504)
+_TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
-class CutOff(Exception):
-    """A body that ended before its length."""
+class ConnectionCut(Exception):
+    """A response body ended early."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of the repository. `etag` names its content: a sha256 (LFS) or git's blob id."""
+    """A file of the repository. `etag`: the sha256 (LFS) or git blob id of its content."""
 
     name: str
     size: int
@@ -49,25 +49,25 @@ class Listing:
     def names(self) -> list[str]:
         return [file.name for file in self.files]
 
-    def wanted(self) -> list[RemoteFile]:
-        """The files that a download fetches."""
+    def needed_files(self) -> list[RemoteFile]:
+        """Return the files that a download needs, by PATTERNS."""
         return list(filter_repo_objects(self.files, allow_patterns=PATTERNS, key=lambda file: file.name))
 
     def url(self, name: str) -> str:
         return hf_hub_url(self.model, name, revision=self.commit, endpoint=self.endpoint)
 
 
-def look_up(model: str, revision: str | None = None, endpoint: str | None = None) -> Listing:
-    """Ask the hub for the files of `model`. Raises the errors of `huggingface_hub` and its HTTP client, and ModelError
-    for an answer that can't be read or could lead outside the cache."""
+def list_files(model: str, revision: str | None = None, endpoint: str | None = None) -> Listing:
+    """Request the listing of `model`. Raises the errors of `huggingface_hub` and its HTTP client, and ModelError for an
+    answer that is malformed or contains unsafe paths."""
     if revision:
-        hub_checks.revision(revision)
+        hub_checks.check_revision(revision)
     info = _ask(model, revision, endpoint)
     siblings = info.siblings or []
-    hub_checks.names(model, [sibling.rfilename for sibling in siblings])
-    listing = Listing(model, hub_checks.commit(model, info.sha, revision), tuple(map(_file, siblings)), endpoint)
+    hub_checks.check_names(model, [sibling.rfilename for sibling in siblings])
+    listing = Listing(model, hub_checks.check_commit(model, info.sha, revision), tuple(map(_file, siblings)), endpoint)
     for file in listing.files:
-        hub_checks.content(model, file.name, file.size, file.etag)
+        hub_checks.check_content(model, file.name, file.size, file.etag)
     return listing
 
 
@@ -86,7 +86,8 @@ def _file(sibling: Any) -> RemoteFile:
 
 
 def stream(listing: Listing, name: str, span: str = "") -> Any:
-    """A context manager for the response with the content of file `name`, or of `span` of it ("0-99", "5-")."""
+    """Request file `name`, or the byte range `span` of it ("0-99", "5-"). Returns a context manager for the
+    response."""
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     headers |= {"Range": f"bytes={span}"} if span else {}
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -94,14 +95,14 @@ def stream(listing: Listing, name: str, span: str = "") -> Any:
 
 
 def check_status(response: Any) -> None:
-    """Raise the hub's error for a response that is one."""
+    """Raise the hub's error for a response with an error status."""
     if response.status_code >= 400:
         response.read()
     hf_raise_for_status(response)
 
 
 def read(listing: Listing, name: str, first: int, count: int) -> bytes:
-    """`count` bytes of file `name` from `first` on, fewer at its end. Raises CutOff where the body ends early."""
+    """Read up to `count` bytes of file `name` from offset `first`. Raises ConnectionCut when the body ends early."""
     with stream(listing, name, f"{first}-{first + count - 1}") as response:
         check_status(response)
         skip = 0 if response.status_code == 206 else first  # a server may ignore the range
@@ -113,10 +114,10 @@ def read(listing: Listing, name: str, first: int, count: int) -> bytes:
         return bytes(data[skip : skip + count])
 
 
-def is_passing(error: BaseException | None) -> bool:
-    """Whether `error` may be gone at the next attempt: a connection that failed, a busy or broken hub."""
+def is_transient(error: BaseException | None) -> bool:
+    """Whether a retry may succeed: the connection failed, or the hub is busy or broken."""
     if error is None:
         return False
     if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in _PASSING
-    return isinstance(error, (HTTPError, CutOff)) or is_passing(error.__cause__)
+        return error.response.status_code in _TRANSIENT
+    return isinstance(error, (HTTPError, ConnectionCut)) or is_transient(error.__cause__)

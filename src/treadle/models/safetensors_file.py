@@ -1,5 +1,8 @@
-"""The safetensors format, read and written without any tensor library: eight bytes of header length, a JSON header,
-the data. Reading checks the header against the file's size, which finds a torn download before anything is loaded."""
+"""Reader and writer of safetensors files, without a tensor library.
+
+A file is eight bytes of header length, a JSON header, and the data. Reading checks the header against the file's size,
+which detects torn downloads before loading.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-_LONGEST_HEADER = 100_000_000
-_MOST_TENSORS = 300_000
+_MAX_HEADER = 100_000_000
+_MAX_TENSORS = 300_000
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file: `start` and `end` are bytes from the end of the header."""
+    """One tensor of a file. `start`, `end`: byte offsets from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -35,17 +38,17 @@ class Tensor:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, each lying wholly inside it. Raises ModelError when the file is torn or malformed."""
+    """Read the header and return the tensors by name. Raises ModelError when the file is torn or malformed."""
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise ModelError(f"can't read {path}: it is not a regular file")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+            if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
                 raise ModelError(f"{path} is torn or not a safetensors file: download it again")
             data = file.read(length)
-        if (count := data.count(b'"data_offsets"')) > _MOST_TENSORS:
+        if (count := data.count(b'"data_offsets"')) > _MAX_TENSORS:
             raise ModelError(f"{path} names {count} tensors, which no model has: use another")
         header = json.loads(data)
     except OSError as error:
@@ -55,10 +58,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
     if not isinstance(header, dict):
         raise ModelError(f"{path} has a broken header: download it again")
     header.pop("__metadata__", None)
-    return {name: _checked(path, name, entry, size - 8 - length) for name, entry in header.items()}
+    return {name: _check_entry(path, name, entry, size - 8 - length) for name, entry in header.items()}
 
 
-def _checked(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
+def _check_entry(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
     try:
         tensor = Tensor(str(entry["dtype"]), tuple(entry["shape"]), *entry["data_offsets"])
         sane = all(type(n) is int and n >= 0 for n in (*tensor.shape, tensor.start, tensor.end))
@@ -80,8 +83,8 @@ def _checked(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
 def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: Mapping[str, Iterable[bytes]]) -> str:
     """Write a file and return its sha256, in hex.
 
-    `tensors` gives each name's dtype (BF16, F32, ...) and shape; `data` its contents, little-endian.
-    Contents are drawn piece by piece, so the whole model is never in memory. The file is on disk when this returns.
+    `tensors` gives each name's dtype (BF16, F32, ...) and shape, `data` its content in blocks, little-endian. Blocks
+    are consumed one at a time, so the model is never wholly in memory. The file is synced to disk.
     """
     header, at = {}, 0
     for name, (dtype, shape) in tensors.items():

@@ -1,4 +1,4 @@
-"""Progress of a download, over all files of a model together."""
+"""Download progress over all files of a model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from ..units import portion, size
 
 _WINDOW_S = 10.0
-_FIRST_S = 1.0  # before that a rate says nothing
+_FIRST_S = 1.0  # seconds before a rate is reported
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """State of a download at one moment. `done_bytes` are on disk, those of earlier attempts included; `rate` is bytes
-    a second from the network over the last ten seconds; `note` says what it waits for."""
+    """Snapshot of a download. `done_bytes`: on disk, including earlier attempts. `rate`: received bytes a second over
+    the last ten seconds. `note`: the reason for waiting, if any."""
 
     model: str
     done_bytes: int
@@ -27,17 +27,17 @@ class Transfer:
 
     @property
     def percent(self) -> int:
-        """Whole percent, rounded down: 100 only when every byte is there."""
+        """Percentage done, rounded down: 100 only when complete."""
         return 100 * self.done_bytes // self.total_bytes if self.total_bytes else 100
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to go at this rate; None while nothing comes in."""
+        """Seconds left at this rate; None while no bytes are received."""
         return (self.total_bytes - self.done_bytes) / self.rate if self.rate > 0 else None
 
     @property
     def details(self) -> str:
-        """Percent, bytes, rate, time left and note in one line."""
+        """One line with percentage, bytes, rate, time left and note."""
         parts = [f"{self.percent} %", portion(self.done_bytes, self.total_bytes)]
         if self.left_s is not None and self.done_bytes < self.total_bytes:
             parts += [f"{size(self.rate)}/s", f"{duration(self.left_s)} left"]
@@ -47,30 +47,31 @@ class Transfer:
         return f"downloading {self.model}: {self.details}"
 
 
-class Lines:
-    """Says a transfer in lines: the first state, each new note, the end, and else one every `every_s` seconds."""
+class ProgressLines:
+    """Reporter of a transfer in lines: its start, each new note, its end, and otherwise a line every `every_s`
+    seconds."""
 
     def __init__(
-        self, say: Callable[[str], None], every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self, print_line: Callable[[str], None], every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._say = say
+        self._print_line = print_line
         self._every_s = every_s
         self._clock = clock
         self._next_s = clock()
         self._last = Transfer("", 0, -1)
 
     def __call__(self, transfer: Transfer) -> None:
-        """Say `transfer` if it is time to."""
+        """Print `transfer` if a line is due."""
         news = transfer.note and transfer.note != self._last.note
         ended = transfer.done_bytes == transfer.total_bytes and self._last.done_bytes != self._last.total_bytes
         if news or ended or self._clock() >= self._next_s:
             if transfer != self._last:
-                self._say(str(transfer))
+                self._print_line(str(transfer))
             self._last, self._next_s = transfer, self._clock() + self._every_s
 
 
-class Tally:
-    """Bytes of each file as they arrive, from several threads. `sizes` are the whole files' sizes by name."""
+class DownloadProgress:
+    """Counter of the bytes of each file, fed by several threads. `sizes`: complete sizes by file name."""
 
     def __init__(self, model: str, sizes: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -83,24 +84,24 @@ class Tally:
         self._samples = deque([(clock(), 0)])
 
     def place(self, name: str, done_bytes: int) -> None:
-        """File `name` has `done_bytes` on disk; what is new among them was not received just now."""
+        """Set the bytes of file `name` on disk, without counting them as received."""
         with self._lock:
             self._done[name] = done_bytes
 
     def receive(self, name: str, count: int) -> None:
-        """`count` more bytes of file `name` came in."""
+        """Count `count` received bytes of file `name`."""
         with self._lock:
             self._done[name] += count
             self._received += count
             self._note = ""
 
     def note(self, text: str) -> None:
-        """Say what the download waits for, until bytes come in again."""
+        """Set the reason for waiting, shown until bytes are received."""
         with self._lock:
             self._note = text
 
     def snapshot(self) -> Transfer:
-        """The state now. The rate is taken over the snapshots of the last ten seconds."""
+        """Return the current state, with the rate over the snapshots of the last ten seconds."""
         with self._lock:
             now = self._clock()
             self._samples.append((now, self._received))
@@ -112,7 +113,7 @@ class Tally:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 45 s, 3 min, 2 h 5 min."""
+    """Format seconds for people: 45 s, 3 min, 2 h 5 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
