@@ -46,7 +46,7 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         "treadle.models.demo.missing_packages", lambda: Problem(told.format("the demo"), "b", extra="demo")
     )
-    monkeypatch.setattr("treadle.fleet.plan.lacks_gateway", lambda: Problem(told.format("smg"), "c", extra="fleet"))
+    monkeypatch.setattr("treadle.fleet.plan.missing_gateway", lambda: Problem(told.format("smg"), "c", extra="fleet"))
     monkeypatch.setattr("treadle.installation.backend.install_command", lambda *extras: f"get {extras}")
     with pytest.raises(StartFailed) as caught:
         require_installed("demo", gateway=True)

@@ -200,9 +200,9 @@ def require_installed(model: str, *, gateway: bool = False) -> None:
 
     found = [installation.unusable(), missing_packages(model)]
     if gateway:
-        from .fleet.plan import lacks_gateway
+        from .fleet.plan import missing_gateway
 
-        found.append(lacks_gateway())
+        found.append(missing_gateway())
     if problems := [problem for problem in found if problem is not None]:
         raise StartFailed(installation.together(problems))
 

@@ -36,13 +36,13 @@ def member(tmp_path: Path, code: str) -> Member:
 @in_loop
 async def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     it = member(tmp_path, FOREVER)
-    assert (it.alive, it.pid, it.ending()) == (False, None, "")
+    assert (it.alive, it.pid, it.exit_description()) == (False, None, "")
     it.start()
     assert it.alive
     assert it.pid
     await it.stop(10)
     assert (it.alive, it.pid) == (False, None)
-    assert it.ending() == "killed by SIGTERM"
+    assert it.exit_description() == "killed by SIGTERM"
     it.kill()
 
 
@@ -52,7 +52,7 @@ async def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path
     it.start()
     until("it is up", it.log.read_text)
     await it.stop(0.1)
-    assert it.ending() == "killed by SIGKILL"
+    assert it.exit_description() == "killed by SIGKILL"
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -63,9 +63,9 @@ async def test_a_member_in_a_hurry_has_had_two_signals_and_no_third(tmp_path: Pa
     it.start()
     until("it is up", it.log.read_text)
     if asked:
-        it.ask()
+        it.terminate()
         until("the first", lambda: "15" in it.log.read_text())
-    it.hurry()
+    it.end_now()
     await it.stop(10)
     assert sorted(it.log.read_text().split()[1:]) == ["15", "2"]
 
@@ -85,17 +85,17 @@ def test_it_is_started_again_after_longer_and_longer_pauses(tmp_path: Path) -> N
     now, pauses = 100.0, []
     for _ in range(4):
         until("its end", lambda: not it.alive)
-        assert it.ending() == "exit code 1: no model" or it.starts > 1
-        it.revive(now)
+        assert it.exit_description() == "exit code 1: no model" or it.starts > 1
+        it.restart_if_due(now)
         began, starts = now, it.starts
         while it.starts == starts and not it.alive and it.starts < 2 + len(pauses):
             now += 0.5
-            it.revive(now)
+            it.restart_if_due(now)
         pauses.append(now - began)
     assert pauses == sorted(pauses)
     assert pauses[0] == BACKOFF_S[0]
     assert it.restarts == 4
-    it.works()
+    it.mark_healthy()
     assert it.failures == 0
     it.kill()
 
@@ -150,7 +150,7 @@ def test_a_program_that_can_t_be_run_says_so_in_its_log(tmp_path: Path) -> None:
     it = Member("m", [str(program)], tmp_path / "log")
     it.start()
     until("its end", lambda: not it.alive)
-    assert it.ending() == f"exit code 1: {program}: Exec format error"
+    assert it.exit_description() == f"exit code 1: {program}: Exec format error"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")

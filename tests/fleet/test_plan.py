@@ -15,7 +15,7 @@ import pytest
 from treadle import processes
 from treadle.errors import ConfigError
 from treadle.fleet import plan as plans
-from treadle.fleet.plan import FleetPlan, Share, gateway_of, lacks_gateway, shares, workers_of
+from treadle.fleet.plan import FleetPlan, Share, gateway_of, missing_gateway, shares, workers_of
 from treadle.installation import install_command
 
 
@@ -26,7 +26,7 @@ def plan(**given: Any) -> FleetPlan:
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_gpus", lambda: 0)
+    monkeypatch.setattr(plans, "_gpu_count", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4}, raising=False)
 
 
@@ -40,7 +40,7 @@ def test_cores_are_shared_out_evenly() -> None:
 
 
 def test_gpus_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_gpus", lambda: 2)
+    monkeypatch.setattr(plans, "_gpu_count", lambda: 2)
     assert [share.text for share in shares(3, True)] == ["GPU 0", "GPU 1", "GPU 0"]
     workers = workers_of(plan(replicas=2))
     assert [worker.member._variables for worker in workers] == [
@@ -51,13 +51,13 @@ def test_gpus_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_are_counted_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans.shutil, "which", lambda name: None)
-    assert plans._gpus() == 0
+    assert plans._gpu_count() == 0
     monkeypatch.setattr(plans.shutil, "which", lambda name: f"/bin/{name}")
     listed = "GPU 0: H200\nGPU 1: H200\n"
     monkeypatch.setattr(
         plans.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=listed, stderr="")
     )
-    assert plans._gpus() == 2
+    assert plans._gpu_count() == 2
 
 
 @pytest.mark.usefixtures("cores")
@@ -98,10 +98,10 @@ def test_the_gateway_and_the_workers_share_a_key(monkeypatch: pytest.MonkeyPatch
     assert [worker.member._variables["TREADLE_API_KEY"] for worker in workers] == ["secret"] * 2
     assert not any("secret" in worker.member._command for worker in workers)
     gateway = gateway_of(given, workers)
-    assert gateway._said == "--api-key\nsecret\n"
+    assert gateway._stdin_text == "--api-key\nsecret\n"
     assert not any("secret" in part for part in gateway._command)
-    assert gateway._command[1] == str(plans.KEYED)
-    assert gateway_of(plan(), workers)._said is None
+    assert gateway._command[1] == str(plans.STDIN_ARGUMENTS)
+    assert gateway_of(plan(), workers)._stdin_text is None
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_the_gateway_and_the_workers_share_a_key(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_options_that_make_clients_authenticate(given: dict[str, Any], asks: bool) -> None:
-    assert plan(**given).asks_for_a_key is asks
+    assert plan(**given).requires_key is asks
 
 
 def test_without_the_gateway_s_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans.shutil, "which", lambda name, path=None: None)
     with pytest.raises(ConfigError, match=f"smg is not installed: {re.escape(install_command('fleet'))}"):
         gateway_of(plan(), [])
-    assert (lacking := lacks_gateway()) is not None
+    assert (lacking := missing_gateway()) is not None
     assert lacking.extra == "fleet"
 
 
@@ -132,7 +132,7 @@ def test_the_gateway_is_found_beside_this_interpreter(monkeypatch: pytest.Monkey
     smg.chmod(0o755)
     monkeypatch.delenv("PATH")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert lacks_gateway() is None
+    assert missing_gateway() is None
 
 
 @pytest.mark.parametrize(

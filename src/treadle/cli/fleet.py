@@ -56,5 +56,5 @@ def fleet_command(
         drain_s=drain,
         api_key=api_key,
     )
-    check_open(host, has_key=plan.asks_for_a_key, no_auth=no_auth, keys_file=False)
+    check_open(host, has_key=plan.requires_key, no_auth=no_auth, keys_file=False)
     raise typer.Exit(asyncio.run(run(plan, no_auth=no_auth)))

@@ -41,12 +41,12 @@ async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     forget_key()
     warn_of_command_line()
     streams.unblock()
-    access = http_access(plan.host, has_key=plan.asks_for_a_key, no_auth=no_auth)
+    access = http_access(plan.host, has_key=plan.requires_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
     require_installed(plan.model, gateway=True)
     with FleetReporter(Reach(tuple(urls), (), (access,)), has_key=plan.api_key is not None) as reporter:
         fleet = Fleet(plan, reporter)
-        with ShutdownSignals(hurry=fleet.hurry, kill=fleet.kill) as signals:
+        with ShutdownSignals(hurry=fleet.end_now, kill=fleet.kill) as signals:
             await fleet.run(signals.requested)
     reporter.stopped()
     return signals.exit_code(0)
@@ -98,7 +98,7 @@ class FleetReporter:
                 self._last[name] = state
                 self._console.print(f"  {name}: {state}", markup=False)
 
-    def trouble(self, text: str) -> None:
+    def warning(self, text: str) -> None:
         self._console.print(text, style="yellow", markup=False)
 
     def stopping(self) -> None:

@@ -1,1 +1,1 @@
-"""Several workers on one host, with the SMG gateway in front of them."""
+"""Fleet: several workers on one host behind the SMG gateway."""

@@ -1,4 +1,4 @@
-"""One process of a fleet: started, asked, stopped, and never left behind."""
+"""One process of a fleet: start, restart with back-off, signals, stop."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from ..errors import StartFailed
 from ..processes import last_lines, signal_group, wait_for_exit
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-LEASHED = Path(__file__).with_name("leashed.py")
+DIE_WITH_PARENT = Path(__file__).with_name("die_with_parent.py")
 
 
 class Member:
-    """A worker or the gateway. It is started again when it ends, each time after a longer pause; its output goes to
-    `log`. `cores` are those it may use (None: all). `said` is what it reads from standard input, and `withheld` are
-    variables that it does not inherit."""
+    """A worker or the gateway.
+
+    Its output goes to `log`. `cores`: CPU cores it may use (None: all). `stdin_text`: its standard input.
+    `hidden_variables`: environment variables that it does not inherit. `failures`: ends since it was last healthy.
+    """
 
     def __init__(
         self,
@@ -33,8 +35,8 @@ class Member:
         *,
         variables: Mapping[str, str] | None = None,
         cores: Collection[int] | None = None,
-        said: str | None = None,
-        withheld: Collection[str] = (),
+        stdin_text: str | None = None,
+        hidden_variables: Collection[str] = (),
     ) -> None:
         self.name = name
         self.log = log
@@ -43,23 +45,23 @@ class Member:
         self._command = list(command)
         self._variables = dict(variables or {})
         self._cores = cores
-        self._said = said
-        self._withheld = withheld
+        self._stdin_text = stdin_text
+        self._hidden_variables = hidden_variables
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
-        self._asked = False  # to end
+        self._terminated = False  # SIGTERM was sent
 
     # Life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process. Raises StartFailed when there is no such program."""
+        """Start the process. Raises StartFailed when the program can't be run or the log can't be written."""
         self.starts += 1
-        self._asked = False
-        with self._opened() as log:
+        self._terminated = False
+        with self._open_log() as log:
             try:
                 self._process = subprocess.Popen(
-                    self._whole_command(),
-                    stdin=subprocess.DEVNULL if self._said is None else subprocess.PIPE,
+                    self._full_command(),
+                    stdin=subprocess.DEVNULL if self._stdin_text is None else subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self._environment(),
@@ -67,38 +69,38 @@ class Member:
                 )
             except OSError as error:
                 raise StartFailed(f"{self.name} could not be started: {self._command[0]}: {error.strerror}") from error
-        self._say()
+        self._write_stdin()
         if self._cores is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._process.pid, self._cores)
 
-    def _whole_command(self) -> list[str]:
-        """On Linux, a fleet that is killed takes its members along; elsewhere they go on. Raises FileNotFoundError."""
+    def _full_command(self) -> list[str]:
+        """Return the command; on Linux, one that ends with this process. Raises FileNotFoundError."""
         if sys.platform != "linux":
             return self._command
         if shutil.which(self._command[0]) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return [sys.executable, "-I", "-S", str(LEASHED), str(os.getpid()), *self._command]
+        return [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *self._command]
 
     def _environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if name not in self._withheld}
+        inherited = {name: value for name, value in os.environ.items() if name not in self._hidden_variables}
         return inherited | self._variables
 
-    def _say(self) -> None:
-        """Write what it is to read: less than a pipe holds, so this does not wait."""
+    def _write_stdin(self) -> None:
+        """Write the standard input. It is smaller than a pipe's buffer, so this does not block."""
         assert self._process is not None
-        if self._said is not None and self._process.stdin is not None:
+        if self._stdin_text is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError), self._process.stdin as pipe:
-                pipe.write(self._said.encode())
+                pipe.write(self._stdin_text.encode())
 
-    def _opened(self) -> IO[bytes]:
+    def _open_log(self) -> IO[bytes]:
         try:
             return self.log.open("ab")
         except OSError as error:
             raise StartFailed(f"{self.log} can't be written ({error.strerror}): name another folder") from error
 
-    def revive(self, now: float) -> None:
-        """Start it again if it has ended and its pause is over."""
+    def restart_if_due(self, now: float) -> None:
+        """Restart the process if it has ended and its back-off is over. `now` in seconds."""
         if self.alive:
             return
         if self._not_before == 0.0:
@@ -108,35 +110,35 @@ class Member:
             self._not_before = 0.0
             self.start()
 
-    def works(self) -> None:
-        """It has been seen to work: its next end is the first again."""
+    def mark_healthy(self) -> None:
+        """Reset the back-off after the process was seen working."""
         self.failures = 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it alone: it ends what it has started itself."""
+        """Send a signal to the process alone, not to its children, which it ends itself."""
         if self._process is not None and self.alive:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and everything it has started."""
+        """Kill the process and its children."""
         if self._process is not None:
             signal_group(self._process, signal.SIGKILL)
             self._process.wait()
 
-    def ask(self) -> None:
-        """The first signal of a shutdown. Idempotent: a second one would hurry it."""
-        if not self._asked:
-            self._asked = True
+    def terminate(self) -> None:
+        """Send SIGTERM once; a second one would make it end without draining."""
+        if not self._terminated:
+            self._terminated = True
             self.signal(signal.SIGTERM)
 
-    def hurry(self) -> None:
-        """The second signal of a shutdown; not the number of the first, as equal signals may merge into one."""
-        self.ask()
+    def end_now(self) -> None:
+        """Send SIGTERM and SIGINT, so that it ends without draining. Two equal signals could merge into one."""
+        self.terminate()
         self.signal(signal.SIGINT)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, if it has not had one, and SIGKILL for what is left after `grace_s`."""
-        self.ask()
+        """Send SIGTERM, unless it was sent, and SIGKILL after `grace_s` seconds."""
+        self.terminate()
         if self._process is not None:
             await wait_for_exit(self._process, grace_s)
         self.kill()
@@ -155,8 +157,8 @@ class Member:
     def restarts(self) -> int:
         return max(0, self.starts - 1)
 
-    def ending(self) -> str:
-        """How it ended, and what it said last where it ended by itself; nothing while it runs."""
+    def exit_description(self) -> str:
+        """Describe how it ended: the signal, or the exit code and its last output; "" while it runs."""
         code = None if self._process is None else self._process.poll()
         if code is None:
             return ""

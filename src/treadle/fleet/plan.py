@@ -1,4 +1,4 @@
-"""Plan of a fleet: the command lines of its workers and of the gateway, and the cores or GPU that each gets."""
+"""Fleet plan: command lines of the workers and the gateway, and each worker's GPU or CPU cores."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from ..processes import free_ports
 from .member import Member
 
 GATEWAY = "smg"
-MOST_REPLICAS = 64
+MAX_REPLICAS = 64
 POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_load", "consistent_hashing", "prefix_hash")
 HEALTH_EVERY_S = 2
 PATH_BYTES = 4096
 GATEWAY_AUTH = ("--api-key", "--tenant-api-key", "--jwt-issuer")
 KEYS_FLAG = "--api-keys"
-KEYED = Path(__file__).with_name("keyed.py")
+STDIN_ARGUMENTS = Path(__file__).with_name("stdin_arguments.py")
 
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """`worker_options` and `gateway_options` are passed on as they are. `pin`: each replica has cores or a GPU of its
-    own, where there are enough. `api_key` is what the gateway, and the workers' HTTP, ask for."""
+    """Settings of a fleet. Raises ConfigError for invalid ones.
+
+    `worker_options` and `gateway_options` are passed on unchanged. `pin`: give each replica cores or a GPU of its own,
+    if there are enough. `api_key`: required by the gateway and by the workers' HTTP servers.
+    """
 
     model: str
     replicas: int
@@ -48,8 +51,8 @@ class FleetPlan:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= MOST_REPLICAS:
-            raise ConfigError(f"--replicas {self.replicas}: give 1 to {MOST_REPLICAS}", param="replicas")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise ConfigError(f"--replicas {self.replicas}: give 1 to {MAX_REPLICAS}", param="replicas")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: give 1 to 65535", param="port")
         if not self.drain_s >= 0:
@@ -72,15 +75,15 @@ class FleetPlan:
 
     @functools.cached_property
     def worker_key(self) -> str | None:
-        """The key of the workers' HTTP that the fleet looks at them with: the gateway's, or, where the workers have
-        keys of their own, one that nobody else knows."""
+        """The key with which the fleet queries the workers' HTTP status: the gateway's, or a random one if the workers
+        have a keys file."""
         if self.api_key is not None or not self._workers_have_keys:
             return self.api_key
         return secrets.token_urlsafe(32)
 
     @functools.cached_property
     def ports(self) -> list[int]:
-        """The ports that the fleet chooses: two for each worker (HTTP, gRPC), and one for the gateway's metrics."""
+        """The free ports chosen for the fleet: HTTP and gRPC of each worker, and the gateway's metrics."""
         return free_ports(2 * self.replicas + 1, besides={self.port})
 
     @property
@@ -89,14 +92,14 @@ class FleetPlan:
         return given or bool(os.environ.get(KEYS_VARIABLE))
 
     @property
-    def asks_for_a_key(self) -> bool:
-        """Clients of the gateway must say who they are."""
+    def requires_key(self) -> bool:
+        """Whether clients of the gateway must authenticate."""
         return self.api_key is not None or any(option in GATEWAY_AUTH for option in self.gateway_options)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker and where it is reached."""
+    """A worker, its addresses, and its share of the host as text."""
 
     member: Member
     http: str
@@ -105,13 +108,13 @@ class Worker:
 
 
 def workers_of(plan: FleetPlan) -> list[Worker]:
-    """The fleet's workers, not started. Each keeps its ports when it is started again."""
+    """Build the fleet's workers, not started. A worker keeps its ports over restarts."""
     return [_worker(plan, i, share) for i, share in enumerate(shares(plan.replicas, plan.pin))]
 
 
 @dataclass(frozen=True)
 class Share:
-    """What of the host a replica has: a GPU, or cores (None: all of it)."""
+    """A replica's share of the host: a GPU, or CPU cores (None: all)."""
 
     gpu: int | None = None
     cores: frozenset[int] | None = None
@@ -124,11 +127,12 @@ class Share:
 
 
 def shares(replicas: int, pin: bool) -> list[Share]:
-    """A GPU each where there are as many; else the cores in even parts where each gets one; else everything to all."""
+    """Divide the host: GPUs in turn, if there are any; else equal parts of the cores, if each gets one; else no
+    division."""
     whole = [Share()] * replicas
     if not pin or replicas == 1:
         return whole
-    gpus = _gpus()
+    gpus = _gpu_count()
     if gpus:
         return [Share(gpu=i % gpus) for i in range(replicas)]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -149,37 +153,43 @@ def _worker(plan: FleetPlan, index: int, share: Share) -> Worker:
 
 
 def gateway_of(plan: FleetPlan, workers: Sequence[Worker]) -> Member:
-    """The gateway, not started. Raises ConfigError where it is not installed."""
-    program = _program()
+    """Build the gateway, not started. Raises ConfigError when it is not installed."""
+    program = _gateway_program()
     if program is None:
-        raise ConfigError(str(lacks_gateway()))
-    command = [*_keyed(program), "launch"] if plan.api_key is not None else [program, "launch"]
+        raise ConfigError(str(missing_gateway()))
+    command = [*_with_stdin_arguments(program), "launch"] if plan.api_key is not None else [program, "launch"]
     command += ["--host", plan.host, "--port", str(plan.port), "--policy", plan.policy]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(plan.ports[-1])]
     command += ["--health-check-interval-secs", str(HEALTH_EVERY_S), "--health-failure-threshold", "1"]
     command += ["--health-success-threshold", "1", "--worker-startup-check-interval", str(HEALTH_EVERY_S)]
     command += ["--shutdown-grace-period-secs", f"{plan.drain_s:.0f}", *plan.gateway_options]
     command += ["--worker-urls", *(worker.grpc for worker in workers)]
-    said = None if plan.api_key is None else f"--api-key\n{plan.api_key}\n"
+    stdin_text = None if plan.api_key is None else f"--api-key\n{plan.api_key}\n"
     variables = {"HF_HUB_OFFLINE": "1"}
-    return Member("gateway", command, plan.logs / "gateway.log", variables=variables, said=said, withheld=SECRETS)
+    return Member(
+        "gateway",
+        command,
+        plan.logs / "gateway.log",
+        variables=variables,
+        stdin_text=stdin_text,
+        hidden_variables=SECRETS,
+    )
 
 
-def _keyed(program: str) -> list[str]:
-    """The command that runs `program` with the arguments on its standard input. Raises ConfigError for a program that
-    is no Python script."""
+def _with_stdin_arguments(program: str) -> list[str]:
+    """Return the command that runs `program` with arguments from standard input. Raises ConfigError unless it is a
+    Python script."""
     interpreter = _interpreter(program)
     if not any("python" in Path(part).name for part in interpreter):
         raise ConfigError(
             f"{program} is no Python script, so it can't be given a key out of sight of ps: leave TREADLE_API_KEY out, "
             "and give the gateway's key as --gateway=--api-key=KEY"
         )
-    return [*interpreter, str(KEYED), program]
+    return [*interpreter, str(STDIN_ARGUMENTS), program]
 
 
 def _interpreter(program: str) -> list[str]:
-    """What a script's first line runs it with; pip writes long paths on the second line, for a shell. Empty for what is
-    no script."""
+    """Return the interpreter of a script, from its shebang or from pip's second line for long paths; [] without one."""
     with open(program, "rb") as file:
         first, second = (file.readline(PATH_BYTES).decode("utf-8", "replace").strip() for _ in range(2))
     if second.startswith("'''exec' "):
@@ -187,19 +197,19 @@ def _interpreter(program: str) -> list[str]:
     return first.removeprefix("#!").split() if first.startswith("#!") else []
 
 
-def lacks_gateway() -> Problem | None:
-    """The gateway, where it is not installed."""
-    if _program() is not None:
+def missing_gateway() -> Problem | None:
+    """Describe the missing gateway; None if it is installed."""
+    if _gateway_program() is not None:
         return None
     return Problem(f"the gateway {GATEWAY} is not installed", install_command("fleet"), extra="fleet")
 
 
-def _program() -> str | None:
+def _gateway_program() -> str | None:
     return shutil.which(GATEWAY, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
-def _gpus() -> int:
-    """How many NVIDIA GPUs there are."""
+def _gpu_count() -> int:
+    """Return the number of NVIDIA GPUs."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=20)
