@@ -48,17 +48,17 @@ async def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCa
     add(path, Key("alice", digest(b"a")))
     source = KeySource("single", path)
     ring = source.ring
-    await source.look(aside)
+    await source.reload_if_changed(aside)
     assert source.ring is ring, "nothing has changed"
     add(path, Key("bob", digest(b"b")))
     remove(path, "alice")
-    await source.look(aside)
+    await source.reload_if_changed(aside)
     assert source.ring.find(b"a") is None
     assert all(source.ring.find(key) for key in (b"b", b"single"))
     (line,) = caplog.records
     assert line.__dict__["fields"] == {"keys": 1, "added": "bob", "removed": "alice"}
     remove(path, "bob")
-    await source.look(aside)
+    await source.reload_if_changed(aside)
     assert source.ring.find(b"b") is None, "the last one is revoked too"
 
 
@@ -72,14 +72,14 @@ async def test_a_broken_file_changes_nothing_and_is_told_once(tmp_path: Path, ca
         if text is not None:
             path.write_text(text)
         for _ in range(3):
-            await source.look(aside)
+            await source.reload_if_changed(aside)
         assert source.ring.find(b"a") is not None
     told = [record.getMessage() for record in caplog.records]
     head = "the keys file can't be used, so the keys read before stay valid until it is mended: "
     assert all(line.startswith((f"{head}the keys file {path}", f"{head}{path}")) for line in told)
     assert "does not exist" in told[1]
     add(path, Key("bob", digest(b"b")))
-    await source.look(aside)
+    await source.reload_if_changed(aside)
     assert source.ring.find(b"a") is None
     assert source.ring.find(b"b") is not None
 
@@ -92,10 +92,10 @@ async def test_a_file_that_comes_back_as_it_was_is_told(tmp_path: Path, caplog: 
     add(path, Key("alice", digest(b"a")))
     source = KeySource(None, path)
     path.rename(tmp_path / "away")
-    await source.look(aside)
+    await source.reload_if_changed(aside)
     (tmp_path / "away").rename(path)
     for _ in range(2):
-        await source.look(aside)
+        await source.reload_if_changed(aside)
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert caplog.records[-1].getMessage() == "keys file read again"
 

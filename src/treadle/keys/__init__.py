@@ -1,4 +1,4 @@
-"""API keys: who may call the server, as what, and how much. No key is kept in clear."""
+"""API keys: names, hashes, scopes and limits. No key is stored in clear text."""
 
 from __future__ import annotations
 

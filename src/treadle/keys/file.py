@@ -1,4 +1,4 @@
-"""The keys file: TOML with one table for each key, `[keys.NAME]`.
+"""Keys file: TOML with a table `[keys.NAME]` for each key, as in
 
 [keys.alice]
 sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -32,36 +32,36 @@ HEADER = re.compile(r"\s*\[\s*keys\s*\.\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*\]\s*(?
 
 
 def read(path: Path) -> tuple[Key, ...]:
-    """The keys in the file. Raises ConfigError for a file that can't be read, is malformed, or that any user of this
-    machine may write."""
-    return parse(_text(path), str(path))
+    """Read the keys of a file. Raises ConfigError for a file that can't be read, is malformed, or is writable by all
+    users of this machine."""
+    return parse(_read_text(path), str(path))
 
 
 def parse(text: str, source: str) -> tuple[Key, ...]:
-    """The keys in `text`, which came from `source`. Raises ConfigError."""
+    """Parse the keys in `text`; `source` names it in errors. Raises ConfigError."""
     try:
         whole = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}", param="api_keys") from error
     tables = whole.pop("keys", {})
     if whole or not isinstance(tables, dict):
-        raise _wrong(source, f"holds '{next(iter(whole), 'keys')}': it may hold tables [keys.NAME] alone")
+        raise _error(source, f"holds '{next(iter(whole), 'keys')}': it may hold tables [keys.NAME] alone")
     if len(tables) > MAX_KEYS:
-        raise _wrong(source, f"holds {len(tables)} keys: {MAX_KEYS} at most")
-    keys = tuple(_key(name, table, source) for name, table in tables.items())
+        raise _error(source, f"holds {len(tables)} keys: {MAX_KEYS} at most")
+    keys = tuple(_parse_key(name, table, source) for name, table in tables.items())
     _check_distinct(keys, source)
     return keys
 
 
 def add(path: Path, key: Key) -> None:
-    """Append `key` to the file, which is made where there is none, with its folders, for its owner alone. Raises
-    ConfigError for a name or a key that the file has."""
+    """Append `key` to the file. A missing file is created with its folders, accessible to its owner alone. Raises
+    ConfigError when the file already has the name or the key, or can't be written."""
     check_name(key.name)
     held = read(path) if path.exists() else ()
     text = block(key)
     _check_distinct((*held, key), str(path))
     if any(known.name == key.name for known in held):
-        raise _wrong(path, f"has a key named '{key.name}': remove it first, or choose another name")
+        raise _error(path, f"has a key named '{key.name}': remove it first, or choose another name")
     try:
         _make_folder(path.parent)
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
@@ -71,15 +71,15 @@ def add(path: Path, key: Key) -> None:
 
 
 def remove(path: Path, name: str) -> None:
-    """Take the key `name` out of the file; everything else in it stays as it is. Raises ConfigError."""
+    """Remove the key `name` from the file, leaving the rest of its text unchanged. Raises ConfigError."""
     held = read(path)
     if all(key.name != name for key in held):
         near = difflib.get_close_matches(name, [key.name for key in held], n=1)
-        raise _wrong(path, f"has no key named '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-    text = _without(_text(path), name)
+        raise _error(path, f"has no key named '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+    text = _remove_table(_read_text(path), name)
     if parse(text, str(path)) != tuple(key for key in held if key.name != name):
-        raise _wrong(path, f"writes the key '{name}' in a form that is not edited here: take it out by hand")
-    _replace(path, text)
+        raise _error(path, f"writes the key '{name}' in a form that is not edited here: take it out by hand")
+    _write_atomically(path, text)
 
 
 def _make_folder(folder: Path) -> None:
@@ -89,7 +89,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def block(key: Key) -> str:
-    """`key` as the file holds it."""
+    """Return the TOML table of `key`."""
     lines = ["", f"[keys.{key.name}]", f'sha256 = "{key.sha256.hex()}"']
     lines.append("scopes = [" + ", ".join(f'"{scope}"' for scope in sorted(key.scopes)) + "]")
     limits = ((name, getattr(key.limits, name)) for name in LIMITS)
@@ -98,7 +98,7 @@ def block(key: Key) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for what can't be a key's name."""
+    """Raise ConfigError for an invalid key name."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(
             f"'{name[:80]}' can't name a key: use 1 to 64 letters, digits, '-' and '_', the first a letter or a digit",
@@ -111,15 +111,15 @@ def check_name(name: str) -> None:
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"`api_keys` {path} is no file", param="api_keys")
         if found.st_size > MAX_BYTES:
-            raise _wrong(path, f"has {found.st_size} bytes: {MAX_BYTES} at most")
+            raise _error(path, f"has {found.st_size} bytes: {MAX_BYTES} at most")
         if found.st_mode & stat.S_IWOTH:
-            raise _wrong(path, f"can be written by every user of this machine, who could add a key: chmod o-w {path}")
+            raise _error(path, f"can be written by every user of this machine, who could add a key: chmod o-w {path}")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(
@@ -130,40 +130,40 @@ def _text(path: Path) -> str:
         raise ConfigError(f"`api_keys` {path} can't be read: {why}", param="api_keys") from error
 
 
-def _key(name: str, table: Any, source: str) -> Key:
+def _parse_key(name: str, table: Any, source: str) -> Key:
     where = f"[keys.{name}]"
     check_name(name)
     if not isinstance(table, dict):
-        raise _wrong(source, f"{where} is no table")
+        raise _error(source, f"{where} is no table")
     for field in table:
         if field not in FIELDS:
             near = difflib.get_close_matches(field, FIELDS, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(FIELDS)}"
-            raise _wrong(source, f"{where} has an unknown field '{field}'; {hint}")
-    limits = KeyLimits(**{limit: _limit(table, limit, where, source) for limit in LIMITS})
-    return Key(name, _sha256(table, where, source), _scopes(table, where, source), limits)
+            raise _error(source, f"{where} has an unknown field '{field}'; {hint}")
+    limits = KeyLimits(**{limit: _parse_limit(table, limit, where, source) for limit in LIMITS})
+    return Key(name, _parse_sha256(table, where, source), _parse_scopes(table, where, source), limits)
 
 
-def _sha256(table: Mapping[str, Any], where: str, source: str) -> bytes:
+def _parse_sha256(table: Mapping[str, Any], where: str, source: str) -> bytes:
     given = table.get("sha256")
     if isinstance(given, str) and re.fullmatch(r"[0-9a-fA-F]{64}", given):
         return bytes.fromhex(given)
-    raise _wrong(source, f"{where} needs sha256, 64 hexadecimal digits: treadle keys add makes the entry")
+    raise _error(source, f"{where} needs sha256, 64 hexadecimal digits: treadle keys add makes the entry")
 
 
-def _scopes(table: Mapping[str, Any], where: str, source: str) -> frozenset[Scope]:
+def _parse_scopes(table: Mapping[str, Any], where: str, source: str) -> frozenset[Scope]:
     given = table.get("scopes", ["use"])
     if not isinstance(given, list) or not given or not all(scope in [*Scope] for scope in given):
-        raise _wrong(source, f"{where} scopes must be a list of {' and '.join(Scope)}, not {given!r}"[:200])
+        raise _error(source, f"{where} scopes must be a list of {' and '.join(Scope)}, not {given!r}"[:200])
     scopes = frozenset(map(Scope, given))
     return frozenset(Scope) if Scope.ADMIN in scopes else scopes
 
 
-def _limit(table: Mapping[str, Any], name: str, where: str, source: str) -> int | None:
+def _parse_limit(table: Mapping[str, Any], name: str, where: str, source: str) -> int | None:
     given = table.get(name)
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_LIMIT):
         return given
-    raise _wrong(source, f"{where} {name} must be a whole number from 1 to {MAX_LIMIT}, not {given!r}"[:200])
+    raise _error(source, f"{where} {name} must be a whole number from 1 to {MAX_LIMIT}, not {given!r}"[:200])
 
 
 def _check_distinct(keys: tuple[Key, ...], source: str) -> None:
@@ -171,18 +171,18 @@ def _check_distinct(keys: tuple[Key, ...], source: str) -> None:
     for key in keys:
         other = names.setdefault(key.sha256, key.name)
         if other != key.name:
-            raise _wrong(source, f"'{other}' and '{key.name}' are the same key: give each name its own")
+            raise _error(source, f"'{other}' and '{key.name}' are the same key: give each name its own")
 
 
-def _wrong(source: str | Path, what: str) -> ConfigError:
-    return ConfigError(f"the keys file {source}: {what}", param="api_keys")
+def _error(source: str | Path, fault: str) -> ConfigError:
+    return ConfigError(f"the keys file {source}: {fault}", param="api_keys")
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-def _without(text: str, name: str) -> str:
-    """`text` without the table of `name`: from its header to the next one."""
+def _remove_table(text: str, name: str) -> str:
+    """Return `text` without the table of `name`, from its header to the next one."""
     kept, inside = [], False
     for line in text.splitlines(keepends=True):
         if line.lstrip().startswith("["):
@@ -193,8 +193,8 @@ def _without(text: str, name: str) -> str:
     return "".join(kept)
 
 
-def _replace(path: Path, text: str) -> None:
-    """Put `text` in the place of the file at once, with its mode: a reader sees the old keys or the new ones."""
+def _write_atomically(path: Path, text: str) -> None:
+    """Replace the file atomically, keeping its mode: a reader sees either the old keys or the new ones."""
     path = path.resolve()
     temporary = ""
     try:

@@ -1,8 +1,8 @@
-"""API keys in memory: names, SHA-256 hashes, scopes and limits, and the look-up of a key that a client sent.
+"""API keys in memory (names, SHA-256 hashes, scopes, limits), and their constant-time look-up.
 
-SHA-256 is fast, and that is right for keys of 256 random bits: no attack on a hash gets anywhere with them. A slow hash
-would protect short keys better, but every request, a stranger's too, would cost a tenth of a second of CPU. So keys
-that people choose have a least length instead (`treadle keys add --stdin`).
+SHA-256 suffices for keys of 256 random bits, which can't be guessed from their hash. A slow hash would protect short
+keys better, but would cost a tenth of a second of CPU for every request, including unauthenticated ones. Keys chosen by
+people have a minimum length instead (`treadle keys add --stdin`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 SINGLE = "api-key"
-"""The name of the key that `--api-key` gives."""
+"""The name of the key given with `--api-key`."""
 PREFIX = "sk-treadle-"
 
 
 class Scope(StrEnum):
-    """What a key may do. `admin` includes `use`."""
+    """Permissions of a key. `admin` includes `use`."""
 
-    USE = "use"  # generate, list the model, see health and one's own requests
-    ADMIN = "admin"  # also: empty the prefix cache, go before others, see and abort their requests, read metrics
+    USE = "use"  # generate, list the model, read health and its own requests
+    ADMIN = "admin"  # also: clear the prefix cache, set priorities, read and abort all requests, read metrics
 
 
 ALL = frozenset(Scope)
@@ -31,8 +31,8 @@ ALL = frozenset(Scope)
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """Limits of one key; None is no limit. Requests are those that generate; tokens are prompt and completion tokens;
-    `max_running` counts sequences that run or wait."""
+    """Limits of one key; None is no limit. Only generation requests count. Tokens are prompt and completion tokens.
+    `max_running` counts running and waiting sequences."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -41,7 +41,7 @@ class KeyLimits:
 
 @dataclass(frozen=True)
 class Key:
-    """One API key. `sha256` is the hash of its bytes."""
+    """An API key. `sha256`: hash of its bytes."""
 
     name: str
     sha256: bytes = field(repr=False)
@@ -50,8 +50,8 @@ class Key:
 
 
 class Keyring:
-    """Look-up of keys, in a time that says nothing about how nearly a guess was right: the table's index is a hash
-    under a secret of this process, and the hash that it finds is compared in constant time."""
+    """Keys by hash. The time of a look-up reveals nothing about a wrong key: the index is a hash keyed with a secret of
+    this process, and the stored hash is compared in constant time."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._secret = secrets.token_bytes(32)
@@ -64,7 +64,7 @@ class Keyring:
         return iter(self._keys.values())
 
     def find(self, given: bytes) -> Key | None:
-        """The key with these bytes; None where there is none."""
+        """Return the key with these bytes; None if there is none."""
         sha256 = digest(given)
         key = self._keys.get(self._index(sha256))
         return key if key is not None and hmac.compare_digest(key.sha256, sha256) else None
@@ -74,15 +74,15 @@ class Keyring:
 
 
 def digest(key: bytes) -> bytes:
-    """The hash that stands for `key`."""
+    """Return the SHA-256 of `key`."""
     return hashlib.sha256(key).digest()
 
 
 def new_key() -> str:
-    """A new key of 256 random bits."""
+    """Generate a key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def single_key(value: str) -> Key:
-    """The key of `--api-key`: every scope, no limits."""
+    """Return the key of `--api-key`, with all scopes and no limits."""
     return Key(SINGLE, digest(value.encode()), ALL)

@@ -1,5 +1,4 @@
-"""The keys of a running server: `--api-key`, and a keys file that is read again when it changes, so that a key is added
-or revoked without a restart."""
+"""Keys of a running server: `--api-key`, and a keys file that is reloaded when it changes, without a restart."""
 
 from __future__ import annotations
 
@@ -14,54 +13,54 @@ from .ring import Key, Keyring, single_key
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0
+POLL_S = 2.0
 Work = Callable[[], tuple[Key, ...] | None]
-Aside = Callable[[Work], Awaitable[tuple[Key, ...] | None]]
+RunBlocking = Callable[[Work], Awaitable[tuple[Key, ...] | None]]
 
 
 class KeySource:
-    """The keys that open the server now. `configured`: there are keys at all; without, everyone may come in."""
+    """The currently valid keys, in `ring`. `configured`: whether keys are required at all."""
 
     def __init__(self, api_key: str | None = None, path: Path | None = None) -> None:
-        """Raises ConfigError for a file that is missing, malformed or without keys."""
+        """Load the keys. Raises ConfigError for a keys file that is missing or malformed, or when there are no keys."""
         self._path = path
         self._single = () if api_key is None else (single_key(api_key),)
         self._stamp: tuple[int, ...] = ()
-        self._complaint = ""
+        self._last_error = ""
         self.configured = bool(self._single) or path is not None
-        self.ring = Keyring((*self._single, *(self._first() if path is not None else ())))
+        self.ring = Keyring((*self._single, *(self._load() if path is not None else ())))
 
-    async def watch(self, aside: Aside, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Look for changes of the file every LOOK_EVERY_S seconds, until cancelled. `aside` runs work off the event
-        loop: the file may be on a network."""
+    async def watch(self, run_blocking: RunBlocking, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Check the file for changes every POLL_S seconds, until cancelled. `run_blocking` runs a function off the
+        event loop, as the file may be on a network."""
         while self._path is not None:
-            await sleep(LOOK_EVERY_S)
-            await self.look(aside)
+            await sleep(POLL_S)
+            await self.reload_if_changed(run_blocking)
 
-    async def look(self, aside: Aside) -> None:
-        """Read the file if it has changed. One that can't be read or is malformed changes nothing but the log."""
+    async def reload_if_changed(self, run_blocking: RunBlocking) -> None:
+        """Reload the file if it has changed. If it is unreadable or malformed, log an error and keep the old keys."""
         try:
-            keys = await aside(self._changed)
+            keys = await run_blocking(self._read_if_changed)
         except ConfigError as error:
-            if error.message != self._complaint:
-                self._complaint = error.message
+            if error.message != self._last_error:
+                self._last_error = error.message
                 why = spell(error.message, {"api_keys": "the keys file"})
                 log.error("the keys file can't be used, so the keys read before stay valid until it is mended: %s", why)
             return
         if keys is not None:
-            self._complaint = ""
-            self._adopt(keys)
+            self._last_error = ""
+            self._replace_keys(keys)
 
-    def _adopt(self, keys: tuple[Key, ...]) -> None:
+    def _replace_keys(self, keys: tuple[Key, ...]) -> None:
         before = {key.name for key in self.ring} - {key.name for key in self._single}
         now = {key.name for key in keys}
         self.ring = Keyring((*self._single, *keys))
         fields = {"keys": len(now), "added": ",".join(sorted(now - before)), "removed": ",".join(sorted(before - now))}
         log.info("keys file read again", extra={"fields": {name: value for name, value in fields.items() if value}})
 
-    def _first(self) -> tuple[Key, ...]:
+    def _load(self) -> tuple[Key, ...]:
         assert self._path is not None
-        self._stamp = self._now()
+        self._stamp = self._file_stamp()
         keys = read(self._path)
         if not keys and not self._single:
             raise ConfigError(
@@ -71,18 +70,18 @@ class KeySource:
             )
         return keys
 
-    def _changed(self) -> tuple[Key, ...] | None:
-        """The file's keys where it is another one than before, or can be used again, else None."""
+    def _read_if_changed(self) -> tuple[Key, ...] | None:
+        """Read the file's keys if it has changed, or if the last attempt failed; else return None."""
         assert self._path is not None
-        stamp = self._now()
-        if stamp == self._stamp and stamp and not self._complaint:
+        stamp = self._file_stamp()
+        if stamp == self._stamp and stamp and not self._last_error:
             return None
         keys = read(self._path)
         self._stamp = stamp
         return keys
 
-    def _now(self) -> tuple[int, ...]:
-        """Which version of the file is there; empty where there is none."""
+    def _file_stamp(self) -> tuple[int, ...]:
+        """Return an identification of the file's version; () if the file is missing."""
         assert self._path is not None
         try:
             found = self._path.stat()
