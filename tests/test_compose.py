@@ -42,7 +42,7 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
 def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a model is fetched: MLX, the demo and the gateway, with one command for all three."""
     told = "{} is missing"
-    monkeypatch.setattr(installation, "unusable", lambda: Problem(told.format("MLX"), "a", extra="cpu"))
+    monkeypatch.setattr(installation, "blocking_problem", lambda: Problem(told.format("MLX"), "a", extra="cpu"))
     monkeypatch.setattr(
         "treadle.models.demo.missing_packages", lambda: Problem(told.format("the demo"), "b", extra="demo")
     )

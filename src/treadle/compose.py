@@ -198,13 +198,13 @@ def require_installed(model: str, *, gateway: bool = False) -> None:
     from . import installation
     from .models.resolve import missing_packages
 
-    found = [installation.unusable(), missing_packages(model)]
+    found = [installation.blocking_problem(), missing_packages(model)]
     if gateway:
         from .fleet.plan import missing_gateway
 
         found.append(missing_gateway())
     if problems := [problem for problem in found if problem is not None]:
-        raise StartFailed(installation.together(problems))
+        raise StartFailed(installation.combine(problems))
 
 
 def check_cheaply(settings: Settings) -> None:

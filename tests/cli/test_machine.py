@@ -33,7 +33,7 @@ def test_the_limit_of_a_control_group_is_shown(
 
 
 def mlx(monkeypatch: pytest.MonkeyPatch, problem: Problem | None) -> Finding:
-    monkeypatch.setattr(installation, "problem", lambda: problem)
+    monkeypatch.setattr(installation, "package_problem", lambda: problem)
     return next(finding for finding in machine.software() if finding.name == "mlx")
 
 

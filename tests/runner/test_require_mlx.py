@@ -22,7 +22,7 @@ def test_mlx_that_works_is_used_and_nothing_said(caplog: pytest.LogCaptureFixtur
 def test_mlx_that_works_all_the_same_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(installation, "problem", lambda: PROBLEM)
+    monkeypatch.setattr(installation, "package_problem", lambda: PROBLEM)
     assert require_mlx.try_mlx() is None
     assert caplog.messages == ["MLX works here, but MLX is broken; to mend that: mend it"]
 

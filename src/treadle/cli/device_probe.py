@@ -159,7 +159,7 @@ def _mlx(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
     from ..runner.device.require_mlx import try_mlx
 
     if (found := try_mlx()) is not None:
-        return {"error": found.what, "fix": found.fix}
+        return {"error": found.message, "fix": found.fix}
     from ..runner.device import memory
 
     device = memory.device()

@@ -32,10 +32,10 @@ def software() -> list[Finding]:
 def _platform() -> Finding:
     value = f"{platform.platform()} ({platform.machine()})"
     facts = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
-    if (found := installation.unsupported()) is not None:
+    if (found := installation.platform_problem()) is not None:
         # an MLX that is installed all the same was built for this machine
         mark = Mark.FAIL if version_of("mlx") is None else Mark.WARN
-        return Finding(SYSTEM, "platform", f"{value}: {found.what}", mark, found.fix, facts)
+        return Finding(SYSTEM, "platform", f"{value}: {found.message}", mark, found.fix, facts)
     return Finding(SYSTEM, "platform", value, facts=facts)
 
 
@@ -94,12 +94,12 @@ def _package(name: str) -> Finding:
 
 def _mlx() -> Finding:
     """Return the finding about the installed MLX. A doubtful build is a warning: the probe tries it."""
-    version, builds, problem = version_of("mlx"), installation.builds(), installation.problem()
+    version, builds, problem = version_of("mlx"), installation.builds(), installation.package_problem()
     value = version or "not installed"
     value += f" ({', '.join(f'{name} {v}' for name, v in builds.items())})" if builds else ""
     facts = {"version": version, "builds": builds}
     if problem is None:
         return Finding(SOFTWARE, "mlx", value, facts=facts)
     mark = Mark.FAIL if problem.certain else Mark.WARN
-    value = problem.what if version is None else f"{value}: {problem.what}"
+    value = problem.message if version is None else f"{value}: {problem.message}"
     return Finding(SOFTWARE, "mlx", value, mark, problem.fix, facts)

@@ -46,7 +46,7 @@ def find(settings: Settings, scratch: Path) -> ModelLocation:
 
 def _unconverted_demo() -> Finding:
     if (missing := demo.missing_packages()) is not None:
-        return Finding(MODEL, "model", missing.what, Mark.FAIL, missing.fix)
+        return Finding(MODEL, "model", missing.message, Mark.FAIL, missing.fix)
     value = f"{demo.NAME} is installed, and converted at the first start (once, under a minute, 0.5 GiB of disk)"
     return Finding(MODEL, "model", value, facts={"name": demo.NAME, "source": DEMO, "converted": False})
 

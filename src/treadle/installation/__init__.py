@@ -1,21 +1,21 @@
-"""The state of this installation: its origin, its missing parts, and the shell commands that mend it.
+"""State of this installation: its origin, missing packages, and the shell commands that fix it.
 
-Only the metadata of installed packages is read, so any process may ask without importing MLX. A command works from
-where Treadle was really installed: a checkout, a file, a URL. It never names Treadle on a package index, as no index is
-known to have it.
+Only metadata of installed packages is read, so no process needs to import MLX for it. The commands install from where
+Treadle was installed: a checkout, a file, a URL. They never name Treadle on a package index, as no index is known to
+have it.
 """
 
 from __future__ import annotations
 
 from .backend import (
     Problem,
+    blocking_problem,
     builds,
+    combine,
     diagnose,
-    problem,
+    package_problem,
+    platform_problem,
     reinstall_command,
-    together,
-    unsupported,
-    unusable,
     version_of,
 )
 from .commands import backend_extra, install_command, pip_install, requirement
@@ -25,17 +25,17 @@ from .origin import version
 __all__ = [
     "Problem",
     "backend_extra",
+    "blocking_problem",
     "builds",
+    "combine",
     "command",
     "diagnose",
     "install_command",
+    "package_problem",
     "pip_install",
-    "problem",
+    "platform_problem",
     "reinstall_command",
     "requirement",
-    "together",
-    "unsupported",
-    "unusable",
     "version",
     "version_of",
 ]

@@ -1,7 +1,7 @@
-"""The installed packages of MLX: whether they can work together here, told without importing MLX.
+"""Checks of MLX's installed packages by their metadata, without importing MLX.
 
-`mlx` is the Python side. The library itself, libmlx, comes with a build for one kind of device: `mlx-metal`, `mlx-cpu`
-or `mlx-cuda-*`. All builds own the same file, so two of them overwrite each other.
+`mlx` is the Python package. The library, libmlx, comes with a build for one kind of device: `mlx-metal`, `mlx-cpu` or
+`mlx-cuda-*`. All builds own the same file, so two of them overwrite each other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from packaging.version import InvalidVersion, Version
 from .commands import backend_extra, install_command, pip_install, pip_uninstall, requirement
 from .invoked import command
 
-LEAST_GLIBC = (2, 35)
-"""What MLX's builds for Linux are made for."""
+MIN_GLIBC = (2, 35)
+"""The glibc version required by MLX's builds for Linux."""
 IMPORT_S = 60.0
 _BUILDS = ("mlx-metal", "mlx-cpu", "mlx-cuda")
 _NO_DRIVER = "libcuda.so"
@@ -30,47 +30,50 @@ _NO_DRIVER = "libcuda.so"
 
 @dataclass(frozen=True)
 class Problem:
-    """`what` is wrong and the `fix`, a shell command where one mends it. `extra` is the extra of Treadle that mends it,
-    if one does. `certain`: MLX can't work; else it may."""
+    """A problem of the installation.
 
-    what: str
+    `message`: the fault. `fix`: the cure, a shell command if there is one. `extra`: Treadle's extra that fixes it, if
+    any. `certain`: MLX can't work; otherwise it may.
+    """
+
+    message: str
     fix: str
     extra: str = ""
     certain: bool = True
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.fix}"
+        return f"{self.message}: {self.fix}"
 
 
 def reinstall_command() -> str:
-    """The shell command that installs MLX anew as it is, or for this machine where it is not there at all."""
+    """Return the shell command that reinstalls MLX at its version, or installs it for this machine if it is missing."""
     return _reinstall({"mlx": version_of("mlx") or "", **builds()})
 
 
 def backend_command() -> str:
-    """The shell command that installs MLX for this machine."""
+    """Return the shell command that installs MLX for this machine."""
     extra = backend_extra()
     return install_command(extra) if extra else pip_install(requirement("mlx"))
 
 
-def together(problems: Sequence[Problem]) -> str:
-    """Several problems in one line; one command mends all those that an extra mends."""
+def combine(problems: Sequence[Problem]) -> str:
+    """Format several problems in one line, with a single command for those that an extra fixes."""
     extras = [one.extra for one in problems if one.extra]
-    others = [str(one) for one in problems if not one.extra]
+    without_extra = [str(one) for one in problems if not one.extra]
     if not extras:
-        return "; ".join(others)
-    missing = ", ".join(one.what for one in problems if one.extra)
-    return "; ".join([*others, f"{missing}: {install_command(*extras)}"])
+        return "; ".join(without_extra)
+    missing = ", ".join(one.message for one in problems if one.extra)
+    return "; ".join([*without_extra, f"{missing}: {install_command(*extras)}"])
 
 
 def builds() -> dict[str, str]:
-    """The installed builds of MLX's library, with their versions."""
+    """Return the installed builds of MLX's library and their versions."""
     found = ((str(one.metadata["Name"] or "").lower(), one.version) for one in metadata.distributions())
     return {name: version for name, version in sorted(found) if name.startswith(_BUILDS)}
 
 
-def unsupported() -> Problem | None:
-    """What of the operating system and the processor keeps MLX from being installed."""
+def platform_problem() -> Problem | None:
+    """Return the reason why MLX has no build for this operating system and processor; None if it has one."""
     machine = platform.machine()
     if sys.platform == "darwin":
         if machine == "arm64":
@@ -80,7 +83,7 @@ def unsupported() -> Problem | None:
     if sys.platform != "linux":
         return Problem(f"MLX has no build that Treadle can use on {platform.system()}", "use macOS or Linux (or WSL)")
     name, _, number = " ".join(platform.libc_ver()).partition(" ")
-    if name == "glibc" and _numbers(number) < LEAST_GLIBC:
+    if name == "glibc" and _numbers(number) < MIN_GLIBC:
         fix = "use a newer system, such as Debian 12, Ubuntu 22.04 or RHEL 10"
         return Problem(f"MLX's Linux builds need glibc 2.35 or newer, and this is {number}", fix)
     if name != "glibc" or machine not in ("x86_64", "aarch64"):
@@ -89,28 +92,28 @@ def unsupported() -> Problem | None:
     return None
 
 
-def problem(installed: Mapping[str, str] | None = None) -> Problem | None:
-    """The first thing that is wrong with the installed packages of MLX; None where nothing is.
+def package_problem(installed: Mapping[str, str] | None = None) -> Problem | None:
+    """Return the first problem of MLX's installed packages; None if there is none.
 
-    `installed` are the builds with their versions; by default those that are.
+    `installed`: builds and their versions (default: the installed ones).
     """
     built = builds() if installed is None else installed
     version = version_of("mlx")
     if version is None:
         return _missing()
-    if (least := _least()) is not None and _number(version) < least:
+    if (least := _min_version()) is not None and _number(version) < least:
         return _too_old(version, least)
     if not built:
         return None if _has_library() else _without_build(version)
     if len(built) > 1:
-        return _several(built)
+        return _conflicting_builds(built)
     return _mismatch(version, *next(iter(built.items())))
 
 
-def unusable() -> Problem | None:
-    """What keeps MLX from being imported. Where its metadata leaves that in doubt another process tries it, for at most
-    IMPORT_S seconds."""
-    found = problem()
+def blocking_problem() -> Problem | None:
+    """Return the problem that prevents importing MLX; None if there is none. If the metadata is inconclusive, another
+    process tries the import, for at most IMPORT_S seconds."""
+    found = package_problem()
     if found is not None and found.certain:
         return found
     if found is None and not _is_cuda_without_gpu():
@@ -120,12 +123,12 @@ def unusable() -> Problem | None:
 
 
 def diagnose(error: BaseException) -> Problem:
-    """The cause of `error`, which importing or first using MLX raised."""
+    """Return the cause of an error raised by importing or first using MLX."""
     line = " ".join(str(error).split())[:300]
     if _NO_DRIVER in line:
         fix = f"install NVIDIA's driver, or for the CPU: {pip_uninstall(*builds())} && {install_command('cpu')}"
         return Problem("MLX's CUDA build needs NVIDIA's driver, which was not found (libcuda.so.1)", fix)
-    if (found := problem()) is not None:
+    if (found := package_problem()) is not None:
         return found
     if isinstance(error, RuntimeError):
         return Problem(f"MLX can't compute on its device ({line})", _check_device(builds()))
@@ -133,7 +136,7 @@ def diagnose(error: BaseException) -> Problem:
 
 
 def version_of(name: str) -> str | None:
-    """The installed version of a package; None when it is not there."""
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -141,10 +144,10 @@ def version_of(name: str) -> str | None:
 
 
 def _missing() -> Problem | None:
-    """MLX is not among the installed packages. One that is importable all the same is left to itself."""
+    """Return the problem of a missing MLX; None if it can be imported without being installed as a package."""
     if importlib.util.find_spec("mlx") is not None and importlib.util.find_spec("mlx.core") is not None:
         return None
-    return unsupported() or Problem("MLX is not installed", backend_command(), backend_extra())
+    return platform_problem() or Problem("MLX is not installed", backend_command(), backend_extra())
 
 
 def _too_old(version: str, least: Version) -> Problem:
@@ -152,13 +155,13 @@ def _too_old(version: str, least: Version) -> Problem:
 
 
 def _without_build(version: str) -> Problem:
-    what = f"MLX {version} is installed without a build for any device (libmlx is missing)"
-    return Problem(what, backend_command(), backend_extra(), certain=False)
+    message = f"MLX {version} is installed without a build for any device (libmlx is missing)"
+    return Problem(message, backend_command(), backend_extra(), certain=False)
 
 
-def _several(built: Mapping[str, str]) -> Problem:
-    what = f"{' and '.join(built)} are both installed and overwrite each other's library"
-    return Problem(what, f"{pip_uninstall(*built)} && {backend_command()}", certain=False)
+def _conflicting_builds(built: Mapping[str, str]) -> Problem:
+    message = f"{' and '.join(built)} are both installed and overwrite each other's library"
+    return Problem(message, f"{pip_uninstall(*built)} && {backend_command()}", certain=False)
 
 
 def _mismatch(version: str, build: str, its: str) -> Problem | None:
@@ -166,11 +169,11 @@ def _mismatch(version: str, build: str, its: str) -> Problem | None:
     fix = _reinstall({"mlx": newest, build: newest})
     if its != version:
         return Problem(f"mlx {version} and {build} {its} differ", fix, certain=False)
-    return Problem(f"the library file of {build} is missing", fix) if _has_lost_library(build) else None
+    return Problem(f"the library file of {build} is missing", fix) if _library_is_missing(build) else None
 
 
 def _reinstall(packages: Mapping[str, str]) -> str:
-    """The shell command that installs `packages` anew at the given versions, and nothing else."""
+    """Return the shell command that reinstalls `packages` at the given versions, without dependencies."""
     pinned = [f"{name}=={version}" for name, version in packages.items() if version]
     return pip_install("--force-reinstall", "--no-deps", *pinned) if pinned else backend_command()
 
@@ -188,7 +191,7 @@ def _is_cuda_without_gpu() -> bool:
 
 
 def _import_error() -> str:
-    """The last line that another process says when it can't import MLX; empty where it can, or does not end."""
+    """Return the last error line of another process that imports MLX; "" if it succeeds or does not end in time."""
     try:
         command = [sys.executable, "-c", "import mlx.core"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=False)
@@ -200,21 +203,21 @@ def _import_error() -> str:
     return last.removeprefix("ImportError: ") or f"exit status {done.returncode}"
 
 
-def _has_lost_library(build: str) -> bool:
-    """Whether a file that `build` installed as libmlx is gone, as after another build was removed."""
+def _library_is_missing(build: str) -> bool:
+    """Whether the libmlx file of `build` is missing, as after the removal of another build."""
     files = metadata.distribution(build).files or ()
     return any(file.name.startswith("libmlx.") and not Path(str(file.locate())).exists() for file in files)
 
 
 def _has_library() -> bool:
-    """Whether libmlx lies where MLX's packages put it. Builds from source may have it elsewhere."""
+    """Whether libmlx is where MLX's packages install it. Builds from source may have it elsewhere."""
     spec = importlib.util.find_spec("mlx")
     folders = (spec.submodule_search_locations if spec else None) or ()
     return any(any(Path(folder, "lib").glob("libmlx.*")) for folder in folders)
 
 
-def _least() -> Version | None:
-    """The oldest MLX that Treadle's requirements admit."""
+def _min_version() -> Version | None:
+    """Return the oldest MLX version that Treadle's requirements allow."""
     bounds = [one.version for one in Requirement(requirement("mlx")).specifier if one.operator == ">="]
     return Version(bounds[0]) if bounds else None
 

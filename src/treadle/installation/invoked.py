@@ -1,4 +1,4 @@
-"""The name under which the user ran Treadle, for messages that tell what to run next."""
+"""The command by which the user ran Treadle, for messages that suggest another command."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import shutil
 import sys
 from pathlib import Path
 
-from .commands import shown
+from .commands import quote_path
 from .origin import NAME
 
 VARIABLE = "TREADLE_COMMAND"
-"""What a wrapper script sets to its own path: the program that it starts has another."""
+"""Environment variable that a wrapper script sets to its own path."""
 
 
 def command() -> str:
-    """`treadle`, `./treadle` or `python -m treadle`: the words that run this copy from the current folder, quoted for a
-    shell. `treadle` where Treadle is part of another program."""
+    """Return the shell command that runs this copy from the current folder: `treadle`, `./treadle` or
+    `python -m treadle`. `treadle` if another program uses Treadle as a library."""
     typed = os.environ.get(VARIABLE) or sys.argv[0]
     path = Path(typed)
     if path.name == "__main__.py" and path.parent.name == NAME:
         return f"{_python()} -m {NAME}"
     if path.name != NAME or os.sep not in typed or _is_on_path(path):
         return NAME
-    short = shown(path.absolute())
+    short = quote_path(path.absolute())
     return short if os.sep in short else f"./{short}"
 
 
 def _is_on_path(path: Path) -> bool:
-    """Whether a shell that is given the bare name runs `path`."""
+    """Whether the bare name on the PATH is `path`."""
     found = shutil.which(path.name)
     try:
         return found is not None and os.path.samefile(found, path)
@@ -37,10 +37,10 @@ def _is_on_path(path: Path) -> bool:
 
 
 def _python() -> str:
-    """This interpreter, by its bare name where a shell finds it by that."""
+    """Return this interpreter for a shell, by its bare name if that is on the PATH."""
     here = Path(sys.executable)
     for name in ("python", "python3"):
         found = shutil.which(name)
         if found is not None and Path(found).parent == here.parent:
             return name
-    return shown(here)
+    return quote_path(here)

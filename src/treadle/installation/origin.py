@@ -1,4 +1,4 @@
-"""The origin of this installation, by the `direct_url.json` that installers write (PEP 610)."""
+"""Origin of this installation, from the `direct_url.json` of its installer (PEP 610)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VARIABLES = re.compile(r"\$\{[A-Za-z0-9_-]+\}(?::\$\{[A-Za-z0-9_-]+\})?")
 
 
 class Kind(Enum):
-    """How the copy got here."""
+    """Kind of an installation's origin."""
 
     EDITABLE = "editable"
     PATH = "path"
@@ -29,14 +29,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Origin:
-    """`where` is a folder (EDITABLE), a folder, wheel or sdist (PATH) or a URL as pip takes it (URL); else empty."""
+    """Origin of an installation. `where`: a folder (EDITABLE), a folder, wheel or sdist (PATH), a URL in pip's syntax
+    (URL), or "" (UNKNOWN)."""
 
     kind: Kind
     where: str = ""
 
 
 def distribution() -> metadata.Distribution | None:
-    """Treadle's installed metadata; None where the sources are run without being installed."""
+    """Return Treadle's installed metadata; None if it is run from sources without installation."""
     try:
         return metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
@@ -44,31 +45,31 @@ def distribution() -> metadata.Distribution | None:
 
 
 def version() -> str:
-    """Treadle's version, as its metadata has it; `0+unknown` where it is not installed."""
+    """Return Treadle's version from its metadata; `0+unknown` if it is not installed."""
     found = distribution()
     return UNKNOWN_VERSION if found is None else found.version
 
 
 def origin() -> Origin:
-    """Where this copy came from. UNKNOWN for a package index or a folder of wheels, and where the file is gone."""
+    """Return the origin of this copy. UNKNOWN for a package index, a folder of wheels, or a file that is gone."""
     found = distribution()
     if found is None:
-        return _sources()
+        return _source_checkout()
     try:
-        return _of(json.loads(found.read_text("direct_url.json") or "{}"))
+        return _parse(json.loads(found.read_text("direct_url.json") or "{}"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return Origin(Kind.UNKNOWN)
 
 
-def _sources() -> Origin:
-    """The checkout that this file is in, if it is in one."""
+def _source_checkout() -> Origin:
+    """Return the checkout that contains this file; UNKNOWN if there is none."""
     root = Path(__file__).parents[3]
     return Origin(Kind.EDITABLE, str(root)) if (root / "pyproject.toml").is_file() else Origin(Kind.UNKNOWN)
 
 
 def _without_password(url: str) -> str:
-    """`url` without a password or a token, as it is shown in commands to copy. Names of environment variables, which
-    pip fills in, stay; so does the user of a URL that is not HTTP's."""
+    """Return `url` without passwords and tokens, for commands shown to users. Names of environment variables, which pip
+    expands, are kept; so is the user name of a URL that is not HTTP."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     given, at, name = host.rpartition("@")
@@ -78,7 +79,7 @@ def _without_password(url: str) -> str:
     return f"{scheme}{separator}{f'{user}@' if user else ''}{name}{slash}{path}"
 
 
-def _of(direct: Mapping[str, Any]) -> Origin:
+def _parse(direct: Mapping[str, Any]) -> Origin:
     url = str(direct.get("url", ""))
     if url.startswith("file:") and "vcs_info" not in direct:
         path = Path(url2pathname(urlsplit(url).path))

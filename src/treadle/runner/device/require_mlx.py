@@ -23,8 +23,8 @@ def try_mlx() -> Problem | None:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         _log.debug("MLX can't be used", exc_info=True)
         return installation.diagnose(error)
-    if (doubt := installation.problem()) is not None:
-        _log.warning("MLX works here, but %s; to mend that: %s", doubt.what, doubt.fix)
+    if (doubt := installation.package_problem()) is not None:
+        _log.warning("MLX works here, but %s; to mend that: %s", doubt.message, doubt.fix)
     return None
 
 
