@@ -32,14 +32,14 @@ from treadle.runner.kv.paged.pool import Pool  # noqa: E402
 from treadle.runner.kv.paged.tiling import (  # noqa: E402
     COUNT,
     COUNTERS,
-    FEW,
+    DECODE_ROWS,
     FIRST,
     PAGES,
     POSITION,
     Tiles,
-    few_tiles,
-    is_few,
-    many_tiles,
+    decode_tiles,
+    is_short,
+    prefill_tiles,
 )
 
 BANDWIDTH = 4.3e12
@@ -86,9 +86,10 @@ class Case:
         return float(self.kernels.dim**-0.5)
 
     def tiles(self, window: int) -> Tiles:
-        few = is_few(int(self.segments[:, COUNT].max()), self.kernels.rep)
+        few = is_short(int(self.segments[:, COUNT].max()), self.kernels.rep)
         heads = {"rep": self.kernels.rep, "heads": self.kernels.heads, "window": window}
-        made = few_tiles(self.segments, **heads) if few else many_tiles(self.segments, **heads, dim=self.kernels.dim)
+        dim = self.kernels.dim
+        made = decode_tiles(self.segments, **heads) if few else prefill_tiles(self.segments, **heads, dim=dim)
         return replace(made, items=Staging().put(made.items)[0])
 
     def attend(self, tiles: Tiles, written: Any, pool: int = 0, window: int = 0) -> Any:
@@ -169,8 +170,8 @@ def check(cases: int, new: type[Kernels] = Kernels, longest: int = 2500) -> bool
     for _ in range(cases):
         heads, rep = dice.choice([1, 2, 4, 8]), dice.choice([1, 2, 4, 5, 8, 16])
         dim, window = dice.choice([64, 128, 128, 256]), dice.choice([0, 0, 48, 512])
-        most = 300 if dice.random() < 0.5 else FEW[-1] // rep
-        least = 1 if most * rep <= FEW[-1] else FEW[-1] // rep + 1
+        most = 300 if dice.random() < 0.5 else DECODE_ROWS[-1] // rep
+        least = 1 if most * rep <= DECODE_ROWS[-1] else DECODE_ROWS[-1] // rep + 1
         positions = (0, dice.randint(0, 100), dice.randint(0, longest))
         rows = [(dice.randint(least, most), dice.choice(positions)) for _ in range(dice.randint(1, 5))]
         case = Case.of(new(heads, dim, PAGE, dice.choice(new.dtypes), dice.choice([16, 16, 8]), rep=rep), rows)

@@ -8,7 +8,7 @@ from treadle.runner.forward.batch_buckets import (
     LONGEST,
     PROMPT_SIZES,
     decode_bucket,
-    head_size,
+    head_bucket,
     mixed_bucket,
     prompt_bucket,
 )
@@ -35,9 +35,9 @@ def test_rows_beside_prompts_come_in_fewer() -> None:
 
 def test_what_the_head_sees_depends_on_who_decodes() -> None:
     """Not on how many prompts there are, or end, while they are few."""
-    assert {head_size(3, pieces, wanted) for pieces in range(4, 17) for wanted in range(3, pieces + 1)} == {16}
-    assert [head_size(16, 17, 17), head_size(16, 28, 28), head_size(64, 65, 65)] == [28, 28, 76]
-    assert [head_size(4, 17, 4), head_size(2, 3, 512), head_size(2, 3, 513)] == [32, 512, 640]
+    assert {head_bucket(3, pieces, wanted) for pieces in range(4, 17) for wanted in range(3, pieces + 1)} == {16}
+    assert [head_bucket(16, 17, 17), head_bucket(16, 28, 28), head_bucket(64, 65, 65)] == [28, 28, 76]
+    assert [head_bucket(4, 17, 4), head_bucket(2, 3, 512), head_bucket(2, 3, 513)] == [32, 512, 640]
 
 
 def test_prompts_come_in_these() -> None:

@@ -167,7 +167,7 @@ def test_what_is_freed_is_given_back_in_a_rest_and_not_before(either: Tiny) -> N
     runner = ModelRunner(either())
     run_alone(runner, submit("a", (10,) * 70))
     assert mx.get_cache_memory() > 0
-    runner.rest()
+    runner.trim_memory()
     assert mx.get_cache_memory() == 0
 
 

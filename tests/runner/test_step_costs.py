@@ -41,7 +41,7 @@ class Clocked:
     def release(self, row_id: str) -> None:
         self.held.discard(row_id)
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         assert not self.held
 
 

@@ -18,7 +18,7 @@ import pytest
 from treadle.runner.device.cuda import CudaKernel
 from treadle.runner.device.properties import DeviceProperties
 from treadle.runner.kv.paged.kernels import Kernels
-from treadle.runner.kv.paged.tiling import MANY
+from treadle.runner.kv.paged.tiling import PREFILL_ROWS
 
 LOWEST = -1e30
 
@@ -54,7 +54,7 @@ def _write(launch: Launch) -> list[Any]:
     return [np.zeros(1)]
 
 
-def _write_small(launch: Launch) -> list[Any]:
+def _write_int8(launch: Launch) -> list[Any]:
     """A warp for each token, head, and of keys and values."""
     launch.covers(launch.view("k").size // launch.template["D"] * 64)
     _put(launch, launch.values("k")[:, :, 0], launch.values("v")[:, :, 0])
@@ -71,7 +71,7 @@ def _put(launch: Launch, keys: Any, values: Any) -> None:
         if pool.dtype == np.uint8:
             factor = np.abs(new).max(axis=-1) / 127
             factor[factor == 0] = 1
-            launch.view("factors")[slots // page, i, :, slots % page] = factor
+            launch.view("kv_scales")[slots // page, i, :, slots % page] = factor
             new = np.rint(new / factor[..., None]) + 128
         pool[slots // page, i, :, slots % page] = new
 
@@ -89,12 +89,12 @@ def _copy_pages(launch: Launch) -> list[Any]:
         launch.covers(len(pairs) * pool[0].nbytes // 16)
         pool[targets] = pool[sources]
         if pool.dtype == np.uint8:
-            factors = launch.view(name.replace("pool", "factors"))
-            factors[targets] = factors[sources]
+            kv_scales = launch.view(name.replace("pool", "kv_scales"))
+            kv_scales[targets] = kv_scales[sources]
     return [np.zeros(1)]
 
 
-def _widen(launch: Launch) -> list[Any]:
+def _dequantize_kv(launch: Launch) -> list[Any]:
     pages, plain = launch.view("pages"), launch.view("plain")
     launch.covers(pages.size * launch.view("pool")[0].size // 8)
     plain[: len(pages)] = _kept(launch, pages)
@@ -104,7 +104,7 @@ def _widen(launch: Launch) -> list[Any]:
 def _kept(launch: Launch, pages: Any) -> Any:
     """What pages of a pool hold, float32."""
     pool = launch.view("pool")[pages].astype(np.float32)
-    return pool if launch.view("pool").dtype != np.uint8 else (pool - 128) * launch.view("factors")[pages][..., None]
+    return pool if launch.view("pool").dtype != np.uint8 else (pool - 128) * launch.view("kv_scales")[pages][..., None]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Part:
         return _Part(most, total, self.values * mine[..., None] + other.values * theirs[..., None])
 
 
-def _attend_few(launch: Launch) -> list[Any]:
+def _attend_decode(launch: Launch) -> list[Any]:
     """A block has the items from where it begins to where the next one does; all of them are somebody's."""
     blocks = launch.blocks[0]
     lines = (blocks + 8) // 8
@@ -141,7 +141,7 @@ def _attend_few(launch: Launch) -> list[Any]:
     return [_attended(launch, items)]
 
 
-def _attend_many(launch: Launch) -> list[Any]:
+def _attend_prefill(launch: Launch) -> list[Any]:
     items = launch.view("items")[: launch.blocks[0]]
     assert len(items) == launch.blocks[0]
     if (items[:, 7] & 0xFFFF > 1).any():
@@ -216,15 +216,15 @@ def _rotate(launch: Launch) -> list[Any]:
     if t["NORM"]:
         eps = _number(t["EPS"])
         q, k = _normed(q, launch.values("q_norm"), eps), _normed(k, launch.values("k_norm"), eps)
-    angles = launch.view("angles")
-    _put(launch, _turned(k, angles), v)
-    return [_turned(q, angles)[:, :, None]]
+    cos_sin = launch.view("cos_sin")
+    _put(launch, _turned(k, cos_sin), v)
+    return [_turned(q, cos_sin)[:, :, None]]
 
 
-def _angles(launch: Launch) -> list[Any]:
-    angles = launch.view("positions")[:, None] * launch.values("turns")
-    launch.covers(angles.size)
-    return [np.stack([np.cos(angles), np.sin(angles)], axis=-1)]
+def _cos_sin(launch: Launch) -> list[Any]:
+    cos_sin = launch.view("positions")[:, None] * launch.values("inv_freq")
+    launch.covers(cos_sin.size)
+    return [np.stack([np.cos(cos_sin), np.sin(cos_sin)], axis=-1)]
 
 
 def _embed(launch: Launch) -> list[Any]:
@@ -240,9 +240,9 @@ def _number(bits: int) -> float:
     return float(np.int32(bits).view(np.float32))
 
 
-def _turned(x: Any, angles: Any) -> Any:
+def _turned(x: Any, cos_sin: Any) -> Any:
     a, b = np.split(x, 2, axis=-1)
-    cosine, sine = angles[:, None, :, 0], angles[:, None, :, 1]
+    cosine, sine = cos_sin[:, None, :, 0], cos_sin[:, None, :, 1]
     return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
 
 
@@ -268,7 +268,7 @@ def _swiglu(launch: Launch) -> list[Any]:
     return [gate / (1 + np.exp(-gate)) * up]
 
 
-def _few_rows(launch: Launch) -> list[Any]:
+def _skinny_gemm(launch: Launch) -> list[Any]:
     t, x = launch.template, launch.values("x")
     weight = launch.arrays["w"]
     if t["BITS"] < 16:
@@ -287,7 +287,7 @@ def _few_rows(launch: Launch) -> list[Any]:
     return [x @ weight.T]
 
 
-def _some_rows(launch: Launch) -> list[Any]:
+def _small_gemm(launch: Launch) -> list[Any]:
     x, weight = launch.values("x"), launch.values("w")
     assert x.shape[1] == weight.shape[1]
     assert x.shape[1] % 64 == 0
@@ -362,19 +362,19 @@ def _crowded(distances: Any, place: int) -> bool:
 
 _LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "write": _write,
-    "write_small": _write_small,
+    "write_int8": _write_int8,
     "copy_pages": _copy_pages,
-    "widen": _widen,
+    "dequantize_kv": _dequantize_kv,
     "embed": _embed,
-    "angles": _angles,
+    "cos_sin": _cos_sin,
     "draw": _draw,
-    "attend_few": _attend_few,
-    "attend_many": _attend_many,
+    "attend_decode": _attend_decode,
+    "attend_prefill": _attend_prefill,
     "rotate": _rotate,
     "add_norm": _add_norm,
     "swiglu": _swiglu,
-    "few_rows": _few_rows,
-    "some_rows": _some_rows,
+    "skinny_gemm": _skinny_gemm,
+    "small_gemm": _small_gemm,
     "dequantize": _dequantize,
     "land": _land,
 }
@@ -403,8 +403,8 @@ class ReferenceKernel(CudaKernel):
     ) -> list[Any]:
         arrays = dict(zip(self._inputs, inputs, strict=True))
         launch = Launch(arrays, dict(template), blocks, threads, shapes)
-        assert self.name != "attend_many" or threads == (256 if launch.template["D"] > 128 else 128)
-        assert self.name != "attend_many" or launch.template["ROWS"] == MANY
+        assert self.name != "attend_prefill" or threads == (256 if launch.template["D"] > 128 else 128)
+        assert self.name != "attend_prefill" or launch.template["ROWS"] == PREFILL_ROWS
         with np.errstate(invalid="ignore"):  # tokens of nobody are NaN from the first layer's attention on
             made = _LAUNCHES[self.name](launch)
         assert [tuple(one.shape) for one in made] == [tuple(shape) for shape in shapes]

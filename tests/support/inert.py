@@ -11,7 +11,7 @@ class Inert:
     def warm_up(self) -> None:
         return
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         return
 
     def statistics(self) -> RunnerStatistics:

@@ -153,7 +153,7 @@ class ScriptedRunner:
         if row is not None and self._can.prefix_cache:
             self._cached.append((row.request.salt, tuple(row.sequence)))
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         self.rests += 1
 
     def statistics(self) -> RunnerStatistics:

@@ -122,7 +122,7 @@ class EngineLoop:
 
     def _rest(self) -> None:
         """Let the runner rest, and tell what memory it holds then."""
-        self.runner.rest()
+        self.runner.trim_memory()
         self._memory = self.runner.statistics()
         self._report(())
 

@@ -1,4 +1,4 @@
-"""The contract between the engine and whatever computes: the only thing `engine/` knows of `runner/`."""
+"""Protocol of runners, which compute steps: the only module of `runner/` that `engine/` imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunnerBroken(Exception):
 
 
 class JobContext(Protocol):
-    """What a job gets to know of its caller."""
+    """A job's view of its caller."""
 
     def cancelled(self) -> bool:
         """True once the caller no longer wants the result. Long jobs ask between chunks."""
@@ -35,7 +35,7 @@ class Runner(Protocol):
     """Computes steps. It lives and dies on the owner: built, used and closed by one thread."""
 
     def capabilities(self) -> Capabilities:
-        """What this runner can do."""
+        """Facts about the model, and limits of this runner."""
         ...
 
     def warm_up(self) -> None:
@@ -43,14 +43,14 @@ class Runner(Protocol):
         ...
 
     def room(self) -> int:
-        """Blocks of cache memory that no row holds, of `Capabilities.kv_blocks`; what only the prefix cache holds
-        counts as free, and what steps that were started take counts as held. Not asked where `kv_blocks` is 0."""
+        """Blocks of cache memory that no sequence holds, of `Capabilities.kv_blocks`. Blocks that only the prefix cache
+        holds count as free, those of steps that were started as held. Not called where `kv_blocks` is 0."""
         ...
 
     def reuse(self, admit: Admit) -> int:
-        """How many tokens of the row's prompt and history, all but the last at most, the prefix cache holds. They are
-        the row's until it is released, and take no more blocks than there is `room`. The plan that is being made admits
-        the row with this number (one with `prompt_logprobs` without asking, with 0)."""
+        """Give the sequence the longest cached prefix of its prompt and history, without the last token; its length.
+        The prefix is the sequence's until it is released, and takes no more blocks than there is `room`. The plan that
+        is being made admits the sequence with this number (one with `prompt_logprobs` with 0, without asking)."""
         ...
 
     def start(self, plan: StepPlan) -> None:
@@ -63,7 +63,7 @@ class Runner(Protocol):
         ...
 
     def finish(self) -> StepResult:
-        """Wait for the oldest step that was started and not finished; what it did. Raises like `start`."""
+        """Wait for the oldest step that was started and not finished; its result. Raises like `start`."""
         ...
 
     def release(self, row_id: str) -> None:
@@ -71,8 +71,8 @@ class Runner(Protocol):
         results may still name it, and the id may be admitted anew before they are finished."""
         ...
 
-    def rest(self) -> None:
-        """No row is left, and none has come for a while: give back what only the next steps would be faster with."""
+    def trim_memory(self) -> None:
+        """Return freed memory to the system, at the price of slower next steps: no sequence has lived for a while."""
         ...
 
     def statistics(self) -> RunnerStatistics:

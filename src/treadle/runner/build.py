@@ -1,4 +1,4 @@
-"""From plain values to a runner, on the thread that will own it."""
+"""Build a runner from settings, on the thread that will own it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,9 @@ def build(
     prefill_tokens: int = 2048,
     progress: Progress = lambda stage: None,
 ) -> ModelRunner:
-    """The text runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
+    """The runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
-    `name` is the model's public name (the folder's by default), `context` shortens the model's own, `memory` is the
-    byte budget of all caches, beside steps of `prefill_tokens` tokens of prompts, `prefix_cache` keeps prompts for
-    others that begin alike, `kv_bits` 8 keeps keys and values quantized where the CUDA kernels read them, and `blas` is
-    what `blas.prepare` said: it is shown, and its warning logged.
+    `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `LoadOptions` describes the others.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -65,7 +62,7 @@ def build(
 
 
 def _governor(blas: BlasReport | None) -> Callable[[], None]:
-    """What keeps BLAS threads off cores that others use; nothing to do where the threads are not ours."""
+    """Callback before each step that keeps BLAS threads off busy cores; does nothing where the threads are not ours."""
     if blas is None or blas.set_threads is None:
         return lambda: None
     return ThreadGovernor(blas.set_threads, blas.threads).before_step

@@ -69,7 +69,7 @@ class ModelRunner:
             _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
 
     def capabilities(self) -> Capabilities:
-        """What this runner can do."""
+        """Facts about the model, and limits of this runner."""
         self._owner.check()
         model, backend = self._model, self._backend
         return Capabilities(
@@ -109,7 +109,7 @@ class ModelRunner:
         self._backend.reset()
 
     def room(self) -> int:
-        """Blocks of cache memory that no row holds."""
+        """Blocks of cache memory that no sequence holds."""
         return self._backend.free_blocks()
 
     def reuse(self, admit: Admit) -> int:
@@ -171,7 +171,7 @@ class ModelRunner:
             with suppress(OutOfMemory), mlx_runtime("keeping what a row leaves"):  # or not
                 self._backend.release(sequence)
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Return freed memory to the system. That takes milliseconds, and so does having it again."""
         self._owner.check()
         memory.give_back()
@@ -197,7 +197,7 @@ class ModelRunner:
         }
 
     def forget_prefixes(self) -> int:
-        """Give up what is kept of rows that have gone; how many tokens that were."""
+        """Clear the prefix cache; the number of tokens in it."""
         self._owner.check()
         return self._backend.reset()
 
@@ -289,12 +289,12 @@ class ModelRunner:
             raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._model.vocabulary}")
 
     def _lose(self, step: Step) -> None:
-        """The step failed. Rows that took part and have gone since, whatever their ids mean now, are not touched."""
+        """Invalidate the sequences of a step that failed, except those released since, whatever their ids mean now."""
         lost = [row for id_, row in step.rows.items() if self._rows.get(id_) is row]
         for row in lost:
             del self._rows[row.id]
         self._backend.invalidate(lost)
-        with suppress(Exception):  # whatever the device says now, what it failed with is what counts
+        with suppress(Exception):  # the first error is the one to report
             memory.give_back()
 
     def _launch(self, step: Step, before: Step | None) -> None:

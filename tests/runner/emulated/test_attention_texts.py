@@ -23,9 +23,9 @@ KINDS = {
 
 def few_slots(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     """A device that runs `blocks` blocks at a time: many pieces of work for one block, or short ranges split."""
-    monkeypatch.setattr(tiling, "FEW_BLOCKS", blocks)
-    monkeypatch.setattr(tiling, "MANY_SLOTS", dict.fromkeys(tiling.MANY_SLOTS, blocks))
-    for name, value in {"_MANY_LEAST": 32, "_MERGE": 0, "_MERGE_EACH": 0}.items():  # what pays for long rows only
+    monkeypatch.setattr(tiling, "DECODE_BLOCKS", blocks)
+    monkeypatch.setattr(tiling, "PREFILL_SLOTS", dict.fromkeys(tiling.PREFILL_SLOTS, blocks))
+    for name, value in {"_PREFILL_LEAST": 32, "_MERGE": 0, "_MERGE_EACH": 0}.items():  # what pays for long rows only
         monkeypatch.setattr(tiling, name, value)
 
 
@@ -40,12 +40,12 @@ def test_tokens_that_decode_see_their_rows(kind: Attention, seed: int, monkeypat
     many with one each that are merged."""
     dice = random.Random(seed)
     twins = Twins(kind, dice, seed=seed)
-    few = tiling.FEW[-1] // kind.rep
+    few = tiling.DECODE_ROWS[-1] // kind.rep
     lengths = [2, 17, 33, 180] if seed else [few + 1, 40, 96]
     twins.step({f"r{i}": length for i, length in enumerate(lengths)})
     for blocks in (264, 6, 16):
         few_slots(monkeypatch, blocks)
-        for most in (tiling.FEW[0] // kind.rep, few):
+        for most in (tiling.DECODE_ROWS[0] // kind.rep, few):
             counts = {f"r{i}": dice.randint(1, most) for i in range(dice.randint(3, 9))}
             twins.step(counts, scale=STEEP if blocks == 6 else PEAKED)
 
@@ -80,8 +80,8 @@ def test_a_long_row_is_merged_out_of_many_parts(monkeypatch: pytest.MonkeyPatch)
 def test_a_long_row_is_gone_through_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tiles than a warp knows the pages of, and than a ring has places."""
     kind = KINDS[name]
-    monkeypatch.setattr(tiling, "MANY_SLOTS", dict.fromkeys(tiling.MANY_SLOTS, 1))
-    monkeypatch.setattr(tiling, "FEW_BLOCKS", 1)
+    monkeypatch.setattr(tiling, "PREFILL_SLOTS", dict.fromkeys(tiling.PREFILL_SLOTS, 1))
+    monkeypatch.setattr(tiling, "DECODE_BLOCKS", 1)
     twins = Twins(kind, random.Random(6), seed=6)
     for count in (*[100] * 11, 1):
         twins.step({"a": count})

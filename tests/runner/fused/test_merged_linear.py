@@ -80,9 +80,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("rows", "layer_bytes", "kernels"),
     [
-        (1, 0, ["few_rows"]),
-        (64, 0, ["few_rows"]),
-        (65, 0, ["dequantize", "some_rows"]),
+        (1, 0, ["skinny_gemm"]),
+        (64, 0, ["skinny_gemm"]),
+        (65, 0, ["dequantize", "small_gemm"]),
         (65, LIGHT + 1, ["dequantize"]),
         (10_000, 0, ["dequantize"]),
     ],
@@ -96,7 +96,7 @@ def test_few_rows_are_the_kernels_and_more_are_of_weights_made_plain(
     assert launched == kernels
 
 
-@pytest.mark.parametrize(("rows", "launches"), [(1, []), (64, []), (65, ["dequantize", "some_rows"])])
+@pytest.mark.parametrize(("rows", "launches"), [(1, []), (64, []), (65, ["dequantize", "small_gemm"])])
 @pytest.mark.parametrize(("columns", "group"), [(896, 64), (512, 32)])
 def test_few_rows_that_the_kernel_does_not_fit_are_mlxs(
     columns: int, group: int, rows: int, launches: list[str], launched: list[str]
@@ -107,7 +107,7 @@ def test_few_rows_that_the_kernel_does_not_fit_are_mlxs(
     assert launched == launches
 
 
-@pytest.mark.parametrize(("rows", "launches"), [(64, ["few_rows"]), (65, [])])
+@pytest.mark.parametrize(("rows", "launches"), [(64, ["skinny_gemm"]), (65, [])])
 def test_a_head_is_never_made_plain(rows: int, launches: list[str], launched: list[str]) -> None:
     """Of a large vocabulary that is a gigabyte, and few tokens at a time have their logits wanted."""
     joined(quantized(layers(1), bits=4, group_size=64), Count, head=True)(mx.zeros((rows, 512), mx.float16))
@@ -118,10 +118,10 @@ def test_a_head_is_never_made_plain(rows: int, launches: list[str], launched: li
     ("rows", "layer_bytes", "head", "launches"),
     [
         (1, LIGHT, False, []),
-        (2, LIGHT, False, ["few_rows"]),
-        (32, LIGHT, False, ["few_rows"]),
-        (33, LIGHT, False, ["some_rows"]),
-        (MANY, LIGHT, False, ["some_rows"]),
+        (2, LIGHT, False, ["skinny_gemm"]),
+        (32, LIGHT, False, ["skinny_gemm"]),
+        (33, LIGHT, False, ["small_gemm"]),
+        (MANY, LIGHT, False, ["small_gemm"]),
         (MANY + 1, LIGHT, False, []),
         (33, LIGHT, True, []),
         (33, LIGHT + 1, False, []),

@@ -63,7 +63,7 @@ class Idle(ReferenceKernel):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "why"), [(failing("some_rows").kernel, "no kernel some_rows today"), (Idle, "not what it should be")]
+    ("kernel", "why"), [(failing("small_gemm").kernel, "no kernel small_gemm today"), (Idle, "not what it should be")]
 )
 def test_one_that_fails_is_left_out_with_one_warning(kernel: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
     is_left_out(lambda: small_gemm(kernel), why, caplog)

@@ -34,7 +34,7 @@ class Wrong(ReferenceKernel):
     """Rotates by nothing: every token stands where the others do."""
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        if self.name == "angles":
+        if self.name == "cos_sin":
             inputs = [mx.zeros_like(inputs[0]), *inputs[1:]]
         return super().__call__(inputs, *args, **kwargs)
 
@@ -92,7 +92,7 @@ def test_fused_layers_that_give_other_logits_are_not_used(caplog: pytest.LogCapt
     assert "other logits" in warning
 
 
-@pytest.mark.parametrize("kernel", ["write", "attend_few", "attend_many", "copy_pages"])
+@pytest.mark.parametrize("kernel", ["write", "attend_decode", "attend_prefill", "copy_pages"])
 def test_a_kernel_of_the_pages_that_does_not_compile_means_none(kernel: str) -> None:
     with pytest.raises(Unsupported, match=f"no kernel {kernel} today"):
         paged(make("gemma3"), kernels=failing(kernel))
@@ -107,7 +107,7 @@ def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
     module, wanted = make("llama"), make("llama")
     tokens = mx.array([[1, 2, 3, 4]])
     with pytest.raises(Unsupported):
-        paged(module, kernels=failing("attend_few"))
+        paged(module, kernels=failing("attend_decode"))
     assert mx.allclose(module(tokens), wanted(tokens), atol=1e-4).item()
 
 
@@ -181,10 +181,10 @@ def test_a_model_that_can_not_have_pages_has_buffers_with_one_warning(
 ) -> None:
     """Its layers are tried fused, then by themselves; then sequences have buffers of their own, as elsewhere. The
     choice keeps the reasons, best backend first."""
-    choice = choose(make("llama"), failing("attend_few", "attend_many") if broken else ReferenceKernels)
+    choice = choose(make("llama"), failing("attend_decode", "attend_prefill") if broken else ReferenceKernels)
     assert choice.config.name == ("contiguous" if broken else "paged")
     assert [rejection.backend for rejection in choice.rejected] == (["fused layers", "paged"] if broken else [])
-    assert ("no kernel attend_few today" in choice.reason_against("paged")) is broken
+    assert ("no kernel attend_decode today" in choice.reason_against("paged")) is broken
     said = warnings(caplog)
     assert len(said) == (2 if broken else 0)
     if broken:
@@ -198,6 +198,6 @@ def test_keys_and_values_of_8_bits_are_had_or_refused_by_name() -> None:
     assert isinstance(choice.config, PagedConfig)
     assert choice.config.page_bytes < PAGE_BYTES // 3
     assert choice.cost == KvCost(choice.config.page_bytes // PAGE, 0)
-    refused = pytest.raises(ConfigError, match=r"no keys and values of 8 bits .*write_small")
+    refused = pytest.raises(ConfigError, match=r"no keys and values of 8 bits .*write_int8")
     with refused, loader._model_errors(Path("folder")):  # it is not the model's fault
-        choose(make("gemma3"), failing("write_small"), bits=8)
+        choose(make("gemma3"), failing("write_int8"), bits=8)

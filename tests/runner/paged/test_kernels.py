@@ -36,7 +36,7 @@ def test_rings_are_as_deep_as_shared_memory_lets_them(
     some = kernels(dim, bits, chip)
     some.check_memory()
     assert (some._stages, some._tile) == (stages, tile)
-    assert max(some._few_memory(stages), some._many_memory(tile)) + 1024 <= chip.shared
+    assert max(some._decode_memory(stages), some._prefill_memory(tile)) + 1024 <= chip.shared
 
 
 def test_heads_that_do_not_fit_are_refused_by_name() -> None:

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from treadle.runner.kv.paged.tiling import (
     COUNT,
     COUNTERS,
-    FEW,
-    FEW_BLOCKS,
+    DECODE_BLOCKS,
+    DECODE_ROWS,
     FIRST,
-    MANY,
     PAGES,
     POSITION,
+    PREFILL_ROWS,
     TILE,
     Tiles,
-    few_tiles,
-    is_few,
-    many_tiles,
+    decode_tiles,
+    is_short,
+    prefill_tiles,
 )
 
 PAGE = 32
@@ -45,7 +45,7 @@ def segments(parts: list[tuple[int, int]]) -> np.ndarray:
 
 def items_of(tiles: Tiles) -> np.ndarray:
     """The pieces of work alone, packed rows first; of those for few rows, that they are dealt out as they should be."""
-    if tiles.rows == MANY:
+    if tiles.rows == PREFILL_ROWS:
         assert tiles.blocks == len(tiles.items)
         return tiles.items
     lines = (tiles.blocks + 8) // 8
@@ -96,10 +96,10 @@ def check_tile(line: np.ndarray, tile: list[np.ndarray], most: int, rep: int, wi
     assert (item[3], item[6]) == (line[POSITION], line[PAGES])
     assert all(before[5] == after[4] for before, after in pairwise(tile))
     first, last = (line[POSITION] + row // rep for row in (item[2], item[2] + item[1] - 1))
-    lowest, step = max(0, first - window + 1) if window else 0, 32 if most == MANY else 16
+    lowest, step = max(0, first - window + 1) if window else 0, 32 if most == PREFILL_ROWS else 16
     assert item[4] % step == 0
     assert lowest - step < item[4] <= lowest
-    if most == MANY:
+    if most == PREFILL_ROWS:
         assert tile[-1][5] == last + 1
     else:
         assert tile[-1][5] == line[POSITION] + line[COUNT]
@@ -108,9 +108,9 @@ def check_tile(line: np.ndarray, tile: list[np.ndarray], most: int, rep: int, wi
 
 @given(data=st.data(), rep=REP, window=WINDOWS, heads=HEADS)
 def test_few_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int) -> None:
-    counts = st.integers(1, max(1, FEW[-1] // rep))
+    counts = st.integers(1, max(1, DECODE_ROWS[-1] // rep))
     some = segments(data.draw(st.lists(st.tuples(counts, POSITIONS), min_size=1, max_size=40)))
-    tiles = few_tiles(some, rep=rep, heads=heads, window=window)
+    tiles = decode_tiles(some, rep=rep, heads=heads, window=window)
     assert tiles.rows == (8 if some[:, COUNT].max() * rep <= 8 else 16)
     check(some, tiles, rep, window, heads)
 
@@ -118,25 +118,25 @@ def test_few_rows_are_covered_once(data: st.DataObject, rep: int, window: int, h
 @given(data=st.data(), rep=REP, window=WINDOWS, heads=HEADS, dim=st.sampled_from([64, 128, 256]))
 def test_many_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int, dim: int) -> None:
     some = segments(data.draw(st.lists(st.tuples(st.integers(1, 700), POSITIONS), min_size=1, max_size=5)))
-    check(some, many_tiles(some, rep=rep, heads=heads, window=window, dim=dim), rep, window, heads)
+    check(some, prefill_tiles(some, rep=rep, heads=heads, window=window, dim=dim), rep, window, heads)
 
 
 @given(tokens=st.integers(1, 40), rep=REP)
 def test_what_is_few_fits_the_kernel_for_few(tokens: int, rep: int) -> None:
-    assert is_few(tokens, rep) == (tokens * rep <= FEW[-1])
+    assert is_short(tokens, rep) == (tokens * rep <= DECODE_ROWS[-1])
 
 
 @pytest.mark.parametrize("length", [100, 1000, 40_000])
 def test_one_row_keeps_the_whole_device_busy(length: int) -> None:
     """A long row has many parts, but none so short that starting it costs more than what it does."""
-    tiles = few_tiles(segments([(1, length - 1)]), rep=4, heads=8, window=0)
+    tiles = decode_tiles(segments([(1, length - 1)]), rep=4, heads=8, window=0)
     items = items_of(tiles)
-    assert len(items) == min(FEW_BLOCKS // 8, -(-length // 64))
+    assert len(items) == min(DECODE_BLOCKS // 8, -(-length // 64))
 
 
 def test_rows_of_any_length_are_dealt_out_evenly() -> None:
     """A long one among short ones keeps nobody waiting: blocks have the same share, whoever it is of."""
-    tiles = few_tiles(segments([(1, 32_767), *[(1, 1023)] * 7]), rep=4, heads=8, window=0)
+    tiles = decode_tiles(segments([(1, 32_767), *[(1, 1023)] * 7]), rep=4, heads=8, window=0)
     items = items_of(tiles)
     splits = items[:, 7] & 0xFFFF
     assert splits[items[:, 0] == 0][0] >= 27
@@ -145,18 +145,18 @@ def test_rows_of_any_length_are_dealt_out_evenly() -> None:
 
 def test_few_are_cut_of_many_rows() -> None:
     """No more than there are borders between blocks."""
-    items = items_of(few_tiles(segments([(1, 639)] * 256), rep=4, heads=8, window=0))
-    assert len(items) < 256 + FEW_BLOCKS // 8
+    items = items_of(decode_tiles(segments([(1, 639)] * 256), rep=4, heads=8, window=0))
+    assert len(items) < 256 + DECODE_BLOCKS // 8
 
 
 def test_no_more_is_split_than_there_are_counters_for() -> None:
     """A launch of very many tiles is busy as it is."""
     some = segments([(9, 5000), *[(9, 100)] * 2100])
-    tiles = many_tiles(some, rep=2, heads=32, window=0, dim=128)
+    tiles = prefill_tiles(some, rep=2, heads=32, window=0, dim=128)
     assert not tiles.parts
     check(some, tiles, 2, 0, 32)
 
 
 def test_a_window_leaves_the_rest_alone() -> None:
-    tiles = few_tiles(segments([(1, 40_000)]), rep=4, heads=8, window=512)
+    tiles = decode_tiles(segments([(1, 40_000)]), rep=4, heads=8, window=512)
     assert items_of(tiles)[:, 4].min() >= 40_000 - 512 - 15

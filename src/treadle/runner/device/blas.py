@@ -34,7 +34,7 @@ RENAME_S = 60
 
 @dataclass(frozen=True)
 class BlasReport:
-    """Who answers MLX's matrix products. `threads` is 0 where that is not ours to say; `warning` says what is amiss.
+    """The library that serves MLX's matrix products. `threads` is 0 where it is not ours; `warning` names a problem.
 
     `set_threads` changes their number from then on, between two products."""
 
@@ -72,7 +72,7 @@ def default_threads() -> int:
 
 
 def physical_cores(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """How many cores the logical `cpus` are; where the machine does not say, each counts as one."""
+    """Number of cores of the logical `cpus`; each counts as one where the machine does not say."""
     cores = set()
     for cpu in cpus:
         try:
@@ -119,7 +119,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def which_blas() -> str:
-    """The file, without its folder, whose `cblas_sgemm` answers globally; the reference BLAS where none does."""
+    """Name of the file that provides the global `cblas_sgemm`; the reference BLAS where none does."""
     if sys.platform != "linux":
         return DEVICE
     path = _provider("cblas_sgemm")

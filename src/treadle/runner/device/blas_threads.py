@@ -1,4 +1,4 @@
-"""How many BLAS threads to use right now, on a machine that others use too.
+"""Governor of BLAS threads on a machine that other programs use too.
 
 OpenBLAS's threads wait for each other without sleeping. On idle cores two of them nearly halve a batch's step; beside
 one other busy process on two cores the same two made it seven times as long, as each product waits for a thread that is

@@ -68,7 +68,7 @@ def _paths(lines: list[str]) -> Iterator[tuple[_Version, PurePosixPath]]:
 
 
 def _folders(version: _Version, path: PurePosixPath, mounts: list[str]) -> Iterator[PurePosixPath]:
-    """Where the group and those above it are, from the innermost on."""
+    """Folders of the group and those above it, the innermost first."""
     for line in mounts:
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()

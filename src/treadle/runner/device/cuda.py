@@ -1,4 +1,4 @@
-"""Kernels for MLX's CUDA build, compiled on the machine at their first use."""
+"""Custom kernels for MLX's CUDA build, compiled on the machine at their first use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _QUOTABLE = re.compile(r'[^"\\\n]+')
 
 
 class CudaKernel:
-    """A kernel named `name` that reads `inputs` and makes `outputs`, with `source` as its body and the
-    `files` of `treadle.runner` before it.
+    """A kernel `name` from `inputs` to `outputs`, with `source` as its body and the `files` of `treadle.runner` before
+    it.
 
-    MLX goes through a custom kernel's whole text whenever it starts one, 5 us of the host for 20 KB of it, so the files
-    are included where the compiler can find them.
+    MLX reads a custom kernel's whole text at every launch, 5 us of the host for 20 KB, so the files are included by
+    name where the compiler can find them.
     """
 
     def __init__(
@@ -70,33 +70,33 @@ class CudaKernel:
 
 
 NewKernel = Callable[..., CudaKernel]
-"""What makes kernels: `CudaKernel`, or a test's stand-in that takes the same."""
+"""Factory of kernels: `CudaKernel`, or a test's stand-in with the same arguments."""
 
 
 def lift_graph_byte_limit(environment: MutableMapping[str, str]) -> None:
-    """Let MLX hand work to the device in graphs of as many operations as it likes; to be said before it is first used.
+    """Lift MLX's limit of bytes a graph; call it before MLX first computes in this process.
 
-    It ends a graph, too, when the arrays that its operations read come to a gigabyte. A layer's pages are one array, of
-    several in a server: each operation that reads them would be the end of a graph, 20 us of the host. What somebody
-    else has set stays. Where MLX has computed in this process before, it changes nothing.
+    MLX ends a graph when the arrays that its operations read come to a gigabyte. A layer's pages are one array of
+    several gigabytes in a server: each operation that reads them would end a graph, 20 us of the host. A value that is
+    set already stays.
     """
     environment.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
 
 
 def bits_of(value: float) -> int:
-    """A number as a template takes it, for `__int_as_float`: a constant that no kernel has to fetch."""
+    """The bits of a float as a template parameter, for `__int_as_float`: a constant that no kernel has to load."""
     return int(np.float32(value).view(np.int32))
 
 
 def text(*names: str) -> str:
-    """Files of `treadle.runner`, one behind the other."""
+    """Concatenated text of files of `treadle.runner`."""
     here = resources.files(_RUNNER)
     return "".join(here.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def included(*names: str) -> str:
-    """What brings files of `treadle.runner` before a kernel: lines that include them, or their text where they are not
-    files that a compiler can open."""
+    """A kernel's header with files of `treadle.runner`: lines that include them, or their text where they are not files
+    that a compiler can open."""
     here = resources.files(_RUNNER)
     if isinstance(here, Path) and _QUOTABLE.fullmatch(str(here)):
         return "".join(f'#include "{here / name}"\n' for name in names)
@@ -104,5 +104,5 @@ def included(*names: str) -> str:
 
 
 def _short(text: str) -> str:
-    """The same program without comments and indentation."""
+    """The program without comments and indentation."""
     return _INDENT.sub("\n", _COMMENT.sub("", text))

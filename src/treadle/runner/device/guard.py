@@ -1,4 +1,4 @@
-"""One thread owns everything of MLX: what keeps it so, and what the thread does last."""
+"""Guards of the owner thread, and of calls into MLX's runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WrongThread(AssertionError):
 
 
 class OwnerThread:
-    """Remembers the thread that built it. `check` costs well under a microsecond."""
+    """The thread that built this object. `check` costs well under a microsecond."""
 
     __slots__ = ("_ident", "_name")
 

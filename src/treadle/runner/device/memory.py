@@ -1,4 +1,4 @@
-"""How much memory there is, on the device and here, and what a sequence's cache takes of it."""
+"""Memory of the device and the host: sizes, budgets, and the bound of MLX's pool of freed buffers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .cgroups import Group, limited_groups
 _log = logging.getLogger(__name__)
 
 BUDGET_SHARE = 0.5
-"""Of what the weights leave: a row that joins a batch makes a second copy of it for a moment, and rows are padded."""
+"""Share of the memory that the weights leave, where sequences are padded and a join copies the batch for a moment."""
 PAGES_SHARE = 0.9
-"""The same where rows are in pages, of which there are no copies, if steps need no more than the rest."""
+"""The same for pages, which are never copied, where steps need no more than the rest."""
 _SPARE = 1.1
-"""Of what steps were measured to take: pieces of memory are not always found where one is free."""
+"""Margin over the measured memory of steps, for fragmentation."""
 
 LEAST_POOL = 64 << 20
 _LOGITS_COPIES = 8
-"""Arrays as large as a step's logits that sampling makes, at most."""
+"""The most arrays as large as a step's logits that sampling makes."""
 
 _MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where MLX computes: `kind` is cpu, metal or cuda."""
+    """The device that MLX computes on: `kind` is cpu, metal or cuda."""
 
     kind: str
     name: str
@@ -121,13 +121,13 @@ def check_budget(asked: int, left: int | None) -> None:
 
 
 def left_by(steps: int, kind: str) -> int:
-    """Bytes that are left when `steps` bytes are there for steps."""
+    """Bytes left beside `steps` bytes for steps."""
     return max(0, usable_bytes(kind) - mx.get_active_memory() - int(steps * _SPARE))
 
 
 def limit_free_pool(kind: str) -> int:
-    """Bound what MLX keeps of freed buffers: enough to reuse a step's, not enough to crowd out the rest. The bound in
-    bytes; 0 where the device does not tell its memory."""
+    """Bound MLX's pool of freed buffers: enough to reuse a step's, not enough to crowd out the rest. The bound in
+    bytes; 0 where the device does not report its memory."""
     total = usable_bytes(kind)
     most = min(4 << 30, max(256 << 20, total // 16)) if total else 0
     if most:
@@ -136,8 +136,8 @@ def limit_free_pool(kind: str) -> int:
 
 
 class FreePool:
-    """What MLX keeps of freed buffers, so that it and what is in use stay within `ceiling` bytes: `most` bytes while
-    much is free, `least` in any case, so that a decode step finds its buffers again."""
+    """Bound of MLX's pool of freed buffers, so that it and the memory in use stay within `ceiling` bytes: `most` bytes
+    while much is free, `least` in any case, so that a decode step finds its buffers again."""
 
     def __init__(self, ceiling: int, most: int, least: int) -> None:
         self._ceiling = ceiling
@@ -172,7 +172,7 @@ def statistics_of() -> dict[str, int]:
 
 
 def give_back(clear: Callable[[], None] = mx.clear_cache) -> int:
-    """Return freed buffers to the system; how many bytes that were."""
+    """Return freed buffers to the system; their bytes."""
     before = mx.get_cache_memory()
     clear()
     return max(0, before - mx.get_cache_memory())

@@ -1,4 +1,4 @@
-"""Memory of the host that a device reads and writes in place."""
+"""Pinned host memory, which a device reads and writes in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-_PREFERRED_LOCATION, _ACCESSED_BY = 3, 5  # what CUDA's driver takes as advice
+_PREFERRED_LOCATION, _ACCESSED_BY = 3, 5  # advice to CUDA's driver
 _HOST = -1
 
 
@@ -27,7 +27,7 @@ class PinnedMemory:
         self.array: Any = mx.array(np.zeros(words, np.uint32))
         self.view: npt.NDArray[np.uint32] = np.zeros(words, np.uint32)
         self.shared = False
-        with suppress(ValueError):  # only a copy of it can be written, or nothing at all
+        with suppress(ValueError):  # NumPy gets a copy, or nothing at all
             self.view = np.array(self.array, copy=False)
             self.view[-1] = 1
             self.shared = bool(self.array[-1].item() == 1)

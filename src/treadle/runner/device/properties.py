@@ -1,4 +1,4 @@
-"""What kernels are cut for."""
+"""Device properties that kernels depend on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _LEAST_SHARED = 99
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Multiprocessors, and bytes of shared memory that a block may have. The default is an H200."""
+    """Multiprocessors, and the most bytes of shared memory of a block. The default is an H200."""
 
     processors: int = 132
     shared: int = 227 * 1024
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> DeviceProperties:
-        """By the compute capability in `info`, as `mx.device_info` has it; an H200 where there is none."""
+        """Properties by the compute capability in `info` (`mx.device_info`); an H200's where there is none."""
         if "compute_capability_major" not in info:
             return cls()
         capability = int(info["compute_capability_major"]), int(info["compute_capability_minor"])

@@ -1,4 +1,4 @@
-"""A step's picks on their way back from the device to the host."""
+"""Readback of sampled tokens from the device to the host, by a kernel that writes pinned memory."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _BODY = """
 
 @dataclass(frozen=True)
 class PendingReadback:
-    """Two arrays of `count` numbers in `view`, once `filled` is evaluated: the first of them again, with MOST - count
-    zeros behind it."""
+    """Two arrays of `count` numbers that are in `view` once `filled` is evaluated. `filled` is the first of them,
+    padded to MOST with zeros."""
 
     filled: Any
     view: npt.NDArray[np.int32]
     count: int
 
     def read(self) -> tuple[list[int], list[int]]:
-        """Wait for them. They may be read until as many others have been sent as there are places."""
+        """Wait for both arrays. They stay until _PLACES more have been sent."""
         mx.eval(self.filled)
         return self.view[0, : self.count].tolist(), self.view[1, : self.count].tolist()
 
 
 class Readback:
-    """Hands small arrays to the host by a kernel that writes them where the host reads them.
+    """Copies small arrays to pinned host memory by a kernel.
 
-    What MLX does when the host reads an array of the device's is to make memory that both share, copy the array there
-    and wait: 0.2 ms of the host for 128 numbers, and whatever takes that memory next lives on the host.
+    When the host reads an array of the device's, MLX allocates shared memory, copies the array and waits: 0.2 ms of the
+    host for 128 numbers, and the next array in that memory lives on the host.
     """
 
     def __init__(self, kernel: NewKernel = CudaKernel) -> None:
@@ -59,7 +59,7 @@ class Readback:
         self._sent = 0
 
     def send(self, first: Any, second: Any | None = None) -> PendingReadback | None:
-        """`first` and `second` (B,), int32, on their way, not evaluated yet; None where they are too many."""
+        """The readback of `first` and `second` (B,), int32, not evaluated yet; None where B exceeds MOST."""
         count = first.shape[0]
         if count > MOST:
             return None

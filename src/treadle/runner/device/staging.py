@@ -1,4 +1,4 @@
-"""Numbers of a step on their way from the host to the device."""
+"""Staging: copies of a step's small arrays from the host to the device, through a ring of pinned memory."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import numpy.typing as npt
 from .pinned_memory import PinnedMemory
 
 Put = Callable[..., list[Any]]
-"""Makes arrays of NumPy's: `direct`, or an `Staging`' own."""
+"""Makes MLX arrays of NumPy's: `direct`, or `Staging.put`."""
 
 RING = 1 << 19
-"""Numbers of a ring: many more than two steps take, so that nothing is ever waited for. Arrays of more than a quarter
-of it are made anew: 128 rows of 16,000 tokens have half as many pages."""
+"""Numbers of a ring: many more than two steps take, so that no copy is ever waited for. Arrays of more than a quarter
+of it are made anew; the page tables of 128 sequences of 16,000 tokens take half of that."""
 _LEAST = 1024
 _DTYPES = {np.dtype(np.int32): mx.int32, np.dtype(np.float32): mx.float32}
 
 
 def direct(*arrays: npt.NDArray[Any]) -> list[Any]:
-    """The arrays, where MLX makes them."""
+    """The arrays, in memory that MLX chooses."""
     return [mx.array(array) for array in arrays]
 
 
 class Staging:
-    """Puts small arrays, int32 or float32, into the device's own memory, several as one.
+    """Copies small arrays, int32 or float32, to the device's own memory, several at once.
 
-    Where the device can't share memory with the host, MLX leaves an array that is made on the host there, and every
-    kernel that reads it fetches it again, microseconds at a time; and once it is freed, its memory is given to whatever
-    is next of about its size, activations included. So each step's numbers are copied at once, out of memory that is
-    kept for ever and written again in place, once what was to be copied out of it has been.
+    Where the device can't share memory with the host, MLX leaves an array that was made on the host there, and every
+    kernel that reads it fetches it again, microseconds at a time. Once it is freed, its memory is used for the next
+    array of about its size, activations included. So each step's arrays are copied at once, out of a ring of memory
+    that is never freed, and written again once it has been copied.
     """
 
     def __init__(self) -> None:
@@ -57,17 +57,17 @@ class Staging:
         return found
 
     def _copied(self, numbers: npt.NDArray[np.uint32], count: int) -> Any:
-        """The same numbers, int32, and what comes to `count` of them, in memory of their own; not evaluated yet."""
+        """The numbers as int32, padded to `count`, in the device's memory; not evaluated yet."""
         if not self._memory.shared or count > RING // 4:
             return mx.array(np.pad(numbers, (0, count - len(numbers)))).astype(mx.int32)
-        first = self._room(count)
+        first = self._allocate(count)
         self._memory.view[first : first + len(numbers)] = numbers
         copy = self._memory.array[first : first + count].astype(mx.int32)
         self._copies.append((first, first + count, copy))
         return copy
 
-    def _room(self, count: int) -> int:
-        """Where the next `count` numbers go: what was there has been copied."""
+    def _allocate(self, count: int) -> int:
+        """The place of the next `count` numbers in the ring, whose last contents have been copied."""
         if self._next + count > RING:
             self._evaluate(self._next, RING)
             self._next = 0
@@ -76,6 +76,6 @@ class Staging:
         return first
 
     def _evaluate(self, first: int, last: int) -> None:
-        """What is copied from that part of the memory; what was copied before it has been evaluated."""
+        """Evaluate the copies from that part of the ring; earlier ones are evaluated already."""
         while self._copies and self._copies[0][0] < last and self._copies[0][1] > first:
             mx.eval(self._copies.popleft()[2])

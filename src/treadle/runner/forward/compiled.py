@@ -1,4 +1,4 @@
-"""Passes that were compiled, as many as are worth their memory."""
+"""LRU cache of compiled forward passes, by input shapes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 MOST = 512
-"""A decoder's pass takes about half a megabyte for each set of shapes that it was compiled for."""
+"""Compiled passes to keep: each takes about half a megabyte."""
 
 
 class CompiledPasses:
-    """Compiled functions by the shapes they are for; the one that was not used for longest goes first.
+    """Compiled functions by the shapes they are for; the least recently used is dropped first.
 
-    A function of MLX's that is called with ever new shapes keeps what it compiled for each of them, and looks through
-    all of it at every call; one function for each set of shapes can be dropped.
+    A compiled function of MLX's that is called with ever new shapes keeps a program for each, and searches all of them
+    at every call. One function for each set of shapes can be dropped.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -25,7 +25,7 @@ class CompiledPasses:
         return len(self._known)
 
     def get(self, shapes: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The function for `shapes`, which `make` makes where it is not known."""
+        """The function for `shapes`, made by `make` where there is none."""
         program = self._known.pop(shapes, None) or make()
         self._known[shapes] = program
         if len(self._known) > self._most:

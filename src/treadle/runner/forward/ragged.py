@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..device.staging import Put, direct
 from ..mlxlm import Selection
-from .batch_buckets import decode_bucket, head_size
+from .batch_buckets import decode_bucket, head_bucket
 from .segments import ForwardOutput, RowSegment
 
 Numbers = npt.NDArray[np.int32]
@@ -102,7 +102,7 @@ class ForwardPass:
         if len(rows) == len(segments) and decode_bucket(len(rows)) == batch.count and rows[-1] == len(rows) - 1:
             return None
         single = sum(len(segment.tokens) == 1 for segment in segments)
-        size = head_size(single, len(segments), len(rows))
+        size = head_bucket(single, len(segments), len(rows))
         return self._put(np.pad(rows, (0, size - len(rows))))[0]
 
     def _tokens(self, batch: RaggedBatch, previous: Any | None) -> Any:

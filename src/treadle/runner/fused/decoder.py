@@ -1,8 +1,8 @@
-"""A decoder of the plain kind (Llama, Mistral, Qwen 2 and 3) with its kernels fused, over pages.
+"""Decoder with fused layers, over pages, for Llama, Mistral, Qwen 2 and Qwen 3.
 
-Made from mlx-lm's module and its weights: what belongs together is put side by side once (q, k and v; gate and up), and
-the module's own layers become views of it, so nothing is held twice and the module still works. It is used where
-trying it gave the module's own logits.
+It is made from mlx-lm's module: weights that are used together are concatenated once (q, k and v; gate and up), and the
+module's own layers become views of them, so that nothing is held twice and the module still works. It is used only
+where a self-test gave the module's own logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODULES = ("mlx_lm.models.llama", "mlx_lm.models.qwen2", "mlx_lm.models.qwen3")
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer's parts; `turns` (D / 2,) are radians a position."""
+    """Weights and constants of a layer; `inv_freq` (D / 2,) are radians a position."""
 
     norm: Any
     eps: float
@@ -34,7 +34,7 @@ class _Layer:
     q_norm: Any | None
     k_norm: Any | None
     qk_eps: float
-    turns: Any
+    inv_freq: Any
     scale: float
     heads: Heads
     out: MergedLinear
@@ -44,33 +44,34 @@ class _Layer:
 
 
 class FusedDecoder:
-    """Stands for `module` in a pass over pages that `kernels` read, with `selection` before its head. Raises
-    NotImplementedError where the module is not of the plain kind."""
+    """Computes `module`'s passes over pages that `kernels` read, with `selection` before its head. Raises
+    NotImplementedError for other architectures."""
 
     def __init__(self, module: Any, kernels: Kernels, selection: Selection | None) -> None:
         if type(module).__module__ not in _MODULES:
-            raise NotImplementedError(f"{type(module).__module__} is not a decoder of the plain kind")
+            raise NotImplementedError(f"there is no fused decoder for {type(module).__module__}")
         if selection is None:
             raise NotImplementedError("its last norm is not known")
         inner = module.model
-        self._between = LayerKernels(kernels.kernel)
-        self._embed = _embedding(inner.embed_tokens, self._between)
+        self._layer_kernels = LayerKernels(kernels.kernel)
+        self._embed = _embedding(inner.embed_tokens, self._layer_kernels)
         self._selection = selection
         norm = getattr(inner.norm, "norm", inner.norm)
         self._norm = norm.weight
         tools = Tools.of(kernels.kernel, _bytes(inner.layers[0]))
-        self._layers = _alike([_layer(layer, kernels.page, tools) for layer in inner.layers])
-        self._turns = {id(layer.turns): layer.turns for layer in self._layers}
+        self._layers = _shared_frequencies([_layer(layer, kernels.page, tools) for layer in inner.layers])
+        self._inv_freq = {id(layer.inv_freq): layer.inv_freq for layer in self._layers}
         self._first_eps = inner.layers[0].input_layernorm.eps
         tied = bool(module.args.tie_word_embeddings)
         self._head = inner.embed_tokens.as_linear if tied else merge_linears([module.lm_head], tools, head=True)
 
     def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
-        """Logits (N, 1, V) of the selected ones of `tokens` (T, 1)."""
+        """Logits (N, 1, V) of the selected `tokens` (T, 1)."""
         step, rows = cache[0].step, self._selection.rows
         windows = sorted({layer.window for layer in cache})
         shapes, arrays = step.inputs(windows)
-        if step.few < step.count and cache[0].pool.scales is not None:  # memory that grows would be a part of it
+        quantized = cache[0].pool.scales is not None
+        if quantized and step.decode_tokens < step.count:  # memory that grows can't be a part of a program
             logits, cache[-1].written = self._pass(tokens, rows, step, cache)
             return logits
         key = (shapes, None if rows is None else rows.shape)
@@ -79,8 +80,8 @@ class FusedDecoder:
         return logits
 
     def _program(self, cache: Sequence[PagedLayer], template: Pass) -> Callable[..., Any]:
-        """A pass that comes again with other arrays is the same program: compiled, it takes a tenth of the time to put
-        together. Passes come in few sizes, and so does what grows with the rows' lengths."""
+        """The pass as a function of its arrays, to be compiled: that takes a tenth of the host's time. Passes come in
+        few shapes, also of arrays that grow with the sequences' lengths."""
 
         def program(tokens: Any, rows: Any | None, arrays: Sequence[Any]) -> tuple[Any, Any]:
             return self._pass(tokens, rows, template.filled(arrays), cache)
@@ -88,21 +89,21 @@ class FusedDecoder:
         return program
 
     def _pass(self, tokens: Any, rows: Any | None, step: Pass, cache: Sequence[PagedLayer]) -> tuple[Any, Any]:
-        """Logits of the tokens at `rows`, or of all, and what is there when all keys and values are written."""
-        between, layers = self._between, self._layers
+        """Logits of the tokens at `rows`, or of all, and a token that is there when all keys and values are written."""
+        kernels, layers = self._layer_kernels, self._layers
         x = self._embed(tokens.reshape(-1))
         y = mx.fast.rms_norm(x, layers[0].norm, self._first_eps)
-        angles = {key: between.angles(step.positions, turns) for key, turns in self._turns.items()}
+        cos_sin = {key: kernels.cos_sin(step.positions, inv_freq) for key, inv_freq in self._inv_freq.items()}
         norms = [*(layer.norm for layer in layers[1:]), self._norm]
         for layer, pages, norm in zip(layers, cache, norms, strict=True):
-            turned = angles[id(layer.turns)]
-            queries = between.rotate(
+            turned = cos_sin[id(layer.inv_freq)]
+            queries = kernels.rotate(
                 layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, step.slots, pages.pool, layer.heads
             )
             attended = step.attend(queries, pages.pool, step.slots, window=pages.window, scale=layer.scale)
-            x, y = between.add_norm(x, layer.out(attended.reshape(x.shape[0], -1)), layer.second_norm, layer.eps)
-            y = between.swiglu(layer.gate_up(y))
-            x, y = between.add_norm(x, layer.down(y), norm, layer.eps)
+            x, y = kernels.add_norm(x, layer.out(attended.reshape(x.shape[0], -1)), layer.second_norm, layer.eps)
+            y = kernels.swiglu(layer.gate_up(y))
+            x, y = kernels.add_norm(x, layer.down(y), norm, layer.eps)
         return self._head(y if rows is None else y[rows])[:, None], y
 
 
@@ -124,7 +125,7 @@ def _layer(layer: Any, page: int, tools: Tools) -> _Layer:
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         qk_eps=float(norm.eps if q_norm is None else q_norm.eps),
-        turns=_turns(attention.rope, dim),
+        inv_freq=_inv_freq(attention.rope, dim),
         scale=float(attention.scale),
         heads=Heads(queries, kv, dim, page),
         out=product(attention.o_proj),
@@ -135,25 +136,25 @@ def _layer(layer: Any, page: int, tools: Tools) -> _Layer:
 
 
 def _bytes(layer: Any) -> int:
-    """Of the layer's parameters."""
+    """Bytes of the layer's parameters."""
     return sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
 
 
-def _alike(layers: list[_Layer]) -> list[_Layer]:
-    """The layers, with the same `turns` where they are equal."""
+def _shared_frequencies(layers: list[_Layer]) -> list[_Layer]:
+    """The layers, with one `inv_freq` array for all that are equal."""
     known: list[Any] = []
     shared = []
     for layer in layers:
-        turns = next((one for one in known if mx.array_equal(layer.turns, one).item()), None)
-        if turns is None:
-            turns = layer.turns
-            known.append(turns)
-        shared.append(replace(layer, turns=turns))
+        inv_freq = next((one for one in known if mx.array_equal(layer.inv_freq, one).item()), None)
+        if inv_freq is None:
+            inv_freq = layer.inv_freq
+            known.append(inv_freq)
+        shared.append(replace(layer, inv_freq=inv_freq))
     return shared
 
 
-def _embedding(module: Any, between: LayerKernels) -> Callable[[Any], Any]:
-    """What makes vectors (T, W) of tokens (T,): MLX's own takes a thread for a whole line of the table."""
+def _embedding(module: Any, kernels: LayerKernels) -> Callable[[Any], Any]:
+    """Embedding lookup of tokens (T,) into (T, W): MLX's own takes one thread for a whole row of the table."""
     if type(module) is nn.Embedding and module.weight.shape[1] % 8 == 0:
         weight = module.weight
         table = Table(weight, weight, weight, weight.shape[1])
@@ -163,11 +164,11 @@ def _embedding(module: Any, between: LayerKernels) -> Callable[[Any], Any]:
     else:
         embed: Callable[[Any], Any] = module
         return embed
-    return lambda tokens: between.embed(tokens, table)
+    return lambda tokens: kernels.embed(tokens, table)
 
 
-def _turns(rope: Any, dim: int) -> Any:
-    """Radians by which each pair of dimensions turns from one position to the next (D / 2,), float32."""
+def _inv_freq(rope: Any, dim: int) -> Any:
+    """Inverse frequencies (D / 2,), float32: the rotation of each pair of dimensions a position, in radians."""
     if type(rope) is nn.RoPE and not rope.traditional and rope.dims == dim:
         exponents = mx.arange(0, dim, 2, dtype=mx.float32) / dim
         return rope.scale * mx.power(mx.array(rope.base, mx.float32), -exponents)

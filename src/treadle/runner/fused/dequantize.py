@@ -1,4 +1,4 @@
-"""Quantized weights made plain on CUDA, for products of many rows."""
+"""Dequantization of weights on CUDA, for products of many rows."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _BODY = """
 
 
 class Dequantizer:
-    """Makes quantized weights plain in memory that all products use in turn, as `kernel` writes it.
+    """Dequantizes weights into memory that all products use in turn.
 
-    MLX's own product of many rows with quantized weights takes three to five times as long as making them plain and
-    multiplying. What a pass makes on its way is not freed before it ends, so with memory of its own for each product
-    the whole model would come to lie there plain.
+    MLX's own product of many rows with quantized weights takes three to five times as long as dequantizing and
+    multiplying. Arrays of a pass are not freed before it ends, so with an array for each product the whole model would
+    come to be held dequantized.
     """
 
     def __init__(self, kernel: NewKernel = CudaKernel) -> None:
@@ -47,7 +47,7 @@ class Dequantizer:
         self._memory: Workspace | None = None
 
     def takes(self, weight: Any, scales: Any, bits: int) -> bool:
-        """Whether it makes such weights plain; it keeps room for them then. To be asked before any are made."""
+        """Whether such weights are supported; reserves memory for them then. Ask before the first call."""
         if bits not in _BITS or scales.dtype not in (mx.bfloat16, mx.float16):
             return False
         if self._memory is None:
@@ -56,9 +56,9 @@ class Dequantizer:
         return bool(self._memory.dtype == scales.dtype)
 
     def __call__(self, x: Any, weight: Any, scales: Any, biases: Any, bits: int, group: int) -> tuple[Any, Any]:
-        """`x` (T, K) again, and W (N, K) in its type: W is there once that `x` is, until the next call's."""
+        """`x` (T, K) again, and W (N, K) in its type. W is valid once the returned `x` is, until the next call."""
         outputs, columns = int(weight.shape[0]), int(weight.shape[1]) * 32 // bits
-        assert self._memory is not None, "weights that were not asked for"
+        assert self._memory is not None, "weights that `takes` was not asked about"
         plain = self._memory.array(outputs, columns)
         threads = max(outputs, x.shape[0]) * columns // 8
         (same,) = self._kernel(

@@ -1,6 +1,6 @@
-"""What lies between the matrix products of a decoder layer, one kernel for each gap.
+"""Kernels between the matrix products of a decoder layer, one for each gap.
 
-A decoder layer of plain operations is about 22 kernels, and on a small model or a small batch the time goes into
+A decoder layer of MLX's operations is about 22 kernels, and on a small model or a small batch the time goes into
 starting them. With these it is nine, four of them matrix products.
 """
 
@@ -33,11 +33,11 @@ _EMBED = """
   }
 """
 
-_ANGLES = """
-  const int i = blockIdx.x * blockDim.x + threadIdx.x, half = turns_shape[0];
+_COS_SIN = """
+  const int i = blockIdx.x * blockDim.x + threadIdx.x, half = inv_freq_shape[0];
   if (i >= positions_shape[0] * half) return;
   float sine, cosine;
-  sincosf(positions[i / half] * turns[i % half], &sine, &cosine);
+  sincosf(positions[i / half] * inv_freq[i % half], &sine, &cosine);
   out[2 * i] = cosine;
   out[2 * i + 1] = sine;
 """
@@ -58,7 +58,7 @@ _ROTATE = """
     high[e] = wide(b.of[e]);
   }
   if (head < HQ + HKV) {
-    const Several<float, 2 * E> turned = several<2 * E>(angles + size_t(token) * D + lane * 2 * E);
+    const Several<float, 2 * E> rotation = several<2 * E>(cos_sin + size_t(token) * D + lane * 2 * E);
     if (NORM) {
       const Several<T, E> wa = several<E>(weight), wb = several<E>(weight + D / 2);
       float sum = 0.0f;
@@ -71,7 +71,7 @@ _ROTATE = """
       }
     }
     for (int e = 0; e < E; ++e) {
-      const float cosine = turned.of[2 * e], sine = turned.of[2 * e + 1], x = low[e], y = high[e];
+      const float cosine = rotation.of[2 * e], sine = rotation.of[2 * e + 1], x = low[e], y = high[e];
       low[e] = x * cosine - y * sine;
       high[e] = x * sine + y * cosine;
     }
@@ -87,7 +87,7 @@ _ROTATE = """
       to[e] = S(whole(low[e], factor));
       to[D / 2 + e] = S(whole(high[e], factor));
     }
-    if (lane == 0) const_cast<float*>(factors)[line] = factor;
+    if (lane == 0) const_cast<float*>(kv_scales)[line] = factor;
     return;
   }
   T* kept = reinterpret_cast<T*>(const_cast<S*>(pool)) + line * D;
@@ -163,8 +163,8 @@ _SWIGLU = """
 
 @dataclass(frozen=True)
 class Table:
-    """Embeddings of `width` dimensions: a plain `weight`, and again as `scales` and `biases`, or one of `bits` bits
-    with both for every `group`."""
+    """Embeddings of `width` dimensions: `weight`, quantized to `bits` bits with `scales` and `biases` for every
+    `group`; with 16 bits all three are the same array."""
 
     weight: Any
     scales: Any
@@ -176,7 +176,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Heads:
-    """A layer's heads and where their keys and values go."""
+    """A layer's numbers of heads, their dimensions, and the tokens of a page."""
 
     queries: int
     kv: int
@@ -185,19 +185,19 @@ class Heads:
 
 
 class LayerKernels:
-    """The kernels between a layer's matrix products, made by `kernel`."""
+    """Kernels between a layer's matrix products, made by `kernel`."""
 
     def __init__(self, kernel: NewKernel) -> None:
         numbers = ["device/numbers.cuh"]
-        names = ["qkv", "q_norm", "k_norm", "angles", "slots", "pool", "factors"]
+        names = ["qkv", "q_norm", "k_norm", "cos_sin", "slots", "pool", "kv_scales"]
         self._embed = kernel("embed", ["tokens", "table", "scales", "biases"], ["out"], _EMBED, files=numbers)
-        self._angles = kernel("angles", ["positions", "turns"], ["out"], _ANGLES)
+        self._cos_sin = kernel("cos_sin", ["positions", "inv_freq"], ["out"], _COS_SIN)
         self._rotate = kernel("rotate", names, ["q"], _ROTATE, files=numbers)
         self._add_norm = kernel("add_norm", ["x", "r", "weight"], ["h", "y"], _ADD_NORM, files=numbers)
         self._swiglu = kernel("swiglu", ["both"], ["out"], _SWIGLU, files=numbers)
 
     def embed(self, tokens: Any, table: Table) -> Any:
-        """The lines of `table` for `tokens` (T,), (T, W) in its type."""
+        """Rows (T, W) of `table` for `tokens` (T,), in its type."""
         return self._embed(
             [tokens, table.weight, table.scales, table.biases],
             [("T", table.scales.dtype), ("WIDTH", table.width), ("BITS", table.bits), ("GROUP", table.group)],
@@ -207,11 +207,11 @@ class LayerKernels:
             dtypes=[table.scales.dtype],
         )[0]
 
-    def angles(self, positions: Any, turns: Any) -> Any:
-        """Cosines and sines (T, D / 2, 2), float32, of `positions` (T,) times `turns` (D / 2,) radians."""
-        shape = (positions.shape[0], turns.shape[0], 2)
-        return self._angles(
-            [positions, turns],
+    def cos_sin(self, positions: Any, inv_freq: Any) -> Any:
+        """Cosines and sines (T, D / 2, 2), float32, of `positions` (T,) times `inv_freq` (D / 2,) radians."""
+        shape = (positions.shape[0], inv_freq.shape[0], 2)
+        return self._cos_sin(
+            [positions, inv_freq],
             [],
             blocks=(-(-shape[0] * shape[1] // 128), 1),
             threads=128,
@@ -225,18 +225,18 @@ class LayerKernels:
         q_norm: Any | None,
         k_norm: Any | None,
         eps: float,
-        angles: Any,
+        cos_sin: Any,
         slots: Any,
         pool: Pool,
         heads: Heads,
     ) -> Any:
-        """Queries (T, query heads, 1, D) out of `qkv` (T, (query + 2 kv heads) * D): normed by `q_norm` (D,) where
-        there is one, and turned by `angles` as `angles` makes them; keys likewise, and with the values put at `slots`
-        of `pool`, or nowhere at -1."""
+        """Queries (T, query heads, 1, D) out of `qkv` (T, (query + 2 kv heads) * D): normalized by `q_norm` (D,) where
+        there is one, and rotated by `cos_sin` (T, D / 2, 2). Keys likewise; they and the values are written to `slots`
+        of `pool`, those at -1 nowhere."""
         rows, count = qkv.shape[0], qkv.shape[0] * (heads.queries + 2 * heads.kv)
         norms = (qkv, qkv) if q_norm is None else (q_norm, k_norm)
         return self._rotate(
-            [qkv, *norms, angles, slots, pool.data, angles if pool.scales is None else pool.scales],
+            [qkv, *norms, cos_sin, slots, pool.data, cos_sin if pool.scales is None else pool.scales],
             [
                 ("T", qkv.dtype),
                 ("S", pool.data.dtype),

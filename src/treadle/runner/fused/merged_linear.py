@@ -1,4 +1,4 @@
-"""Matrix products with the weights of one or several of a model's linear layers, side by side."""
+"""Merged linear layers: one matrix product for the weights of several layers, concatenated."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from .small_gemm import SmallGemm, small_gemm
 from .workspace import Workspace
 
 LIGHT = 120_000_000
-"""Bytes of a layer's weights. The host takes 75 us to start its products through cuBLASLt, and all else that a layer is
-takes an H200 some 30 us, so that it waits for the host where it reads the weights in less than the difference."""
+"""The most bytes of a layer's weights with which an H200 waits for the host: that takes 75 us to start the layer's
+products through cuBLASLt, and the device some 30 us for all but reading the weights."""
 MANY_ROWS = 65
-"""Rows from which on it pays to make quantized weights plain."""
+"""Rows from which on it pays to dequantize weights."""
 LEAST_ROWS = 2
-"""For one row of x MLX's own kernel for plain weights is the fastest."""
+"""Rows from which on kernels of ours are used for weights that are not quantized: for one row, MLX's is the fastest."""
 
 
 @dataclass
 class MergedLinear:
-    """x W^T + b with W (N, K) plain, or quantized by `scales` and `biases` to `bits` in groups of `group`: few rows by
-    `few`, many rows with weights that `dequantizer` made plain, where there are such. With plain ones by `some` as
-    long as that pays."""
+    """x W^T + b with W (N, K), quantized by `scales` and `biases` to `bits` in groups of `group`, or not (None, 16
+    bits).
+
+    Few rows go to `skinny`, many rows of quantized weights to `dequantizer`, dozens of others to `small`; where there
+    is no such kernel, to MLX.
+    """
 
     weight: Any
     scales: Any | None
@@ -37,8 +40,8 @@ class MergedLinear:
     bias: Any | None
     bits: int = 16
     group: int = 0
-    few: SkinnyGemm | None = None
-    some: SmallGemm | None = None
+    skinny: SkinnyGemm | None = None
+    small: SmallGemm | None = None
     dequantizer: Dequantizer | None = None
 
     @property
@@ -47,13 +50,13 @@ class MergedLinear:
 
     def __call__(self, x: Any) -> Any:
         """(T, N) of `x` (T, K)."""
-        few, least = self.few, LEAST_ROWS if self.scales is None else 1
-        if few is not None and least <= x.shape[0] <= few.most_rows:
-            y = few(x)
+        skinny, least = self.skinny, LEAST_ROWS if self.scales is None else 1
+        if skinny is not None and least <= x.shape[0] <= skinny.most_rows:
+            y = skinny(x)
         elif self.scales is not None:
             y = self._quantized(x)
-        elif self.some is not None and x.shape[0] >= LEAST_ROWS and self.some.pays(x.shape[0], self.weight):
-            y = self.some(x, self.weight)
+        elif self.small is not None and x.shape[0] >= LEAST_ROWS and self.small.pays(x.shape[0], self.weight):
+            y = self.small(x, self.weight)
         else:
             return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
         return y if self.bias is None else y + self.bias
@@ -63,62 +66,69 @@ class MergedLinear:
             parts = self.weight, self.scales, self.biases
             return mx.quantized_matmul(x, *parts, transpose=True, group_size=self.group, bits=self.bits)  # type: ignore[arg-type]
         x, weight = self.dequantizer(x, self.weight, self.scales, self.biases, self.bits, self.group)
-        if self.some is not None and self.some.pays(x.shape[0], weight):
-            return self.some(x, weight)
+        if self.small is not None and self.small.pays(x.shape[0], weight):
+            return self.small(x, weight)
         return x @ weight.T
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What products of one model share: `kernel` makes their kernels, which leave their sums in `scratch`. `light`
-    models have plain weights that are read in less time than the host takes to start MLX's products (18 us each
-    through cuBLASLt, H200, instead of 3): rows that are not many go to kernels there."""
+    """Kernels that the products of one model share; `kernel` makes them, and they leave partial sums in `workspace`.
+
+    `light` models have weights, not quantized, that are read in less time than the host takes to start MLX's products
+    (18 us each through cuBLASLt on an H200, instead of 3): our kernels are used there.
+    """
 
     kernel: NewKernel
-    scratch: Workspace
+    workspace: Workspace
     light: bool = False
 
     @classmethod
     def of(cls, kernel: NewKernel, layer_bytes: int) -> Tools:
-        """For a model whose layers' weights are so many bytes each."""
+        """The tools for a model with `layer_bytes` bytes of weights a layer."""
         return cls(kernel, Workspace(mx.float32), layer_bytes <= LIGHT)
 
     @cached_property
     def dequantizer(self) -> Dequantizer | None:
-        """What makes quantized weights plain; tried where there are such."""
+        """The dequantizer, self-tested at its first use; None where that failed."""
         return dequantizer(self.kernel)
 
     @cached_property
-    def _some(self) -> SmallGemm | None:
+    def _small(self) -> SmallGemm | None:
         return small_gemm(self.kernel)
 
-    def some(self, outputs: int, columns: int, dtype: Any) -> SmallGemm | None:
-        """The kernel for some rows of a plain weight; None where it does not fit, or is not worth while."""
-        return self._some if self.light and SmallGemm.takes(outputs, columns, dtype) else None
+    def small(self, outputs: int, columns: int, dtype: Any) -> SmallGemm | None:
+        """The kernel for dozens of rows of such a weight; None where it is not supported, or not worth while."""
+        return self._small if self.light and SmallGemm.takes(outputs, columns, dtype) else None
 
-    def few(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> SkinnyGemm | None:
-        """The kernel for few rows of a weight, and its scales and biases; None where it does not fit them, or is not
-        worth while."""
+    def skinny(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> SkinnyGemm | None:
+        """The kernel for few rows of a weight with its scales and biases; None where it is not supported, or not worth
+        while."""
         if not parts and not self.light:
             return None
         scales, biases = parts or (None, None)
         try:
-            return SkinnyGemm(weight, scales, biases, bits, group, self.kernel, scratch=self.scratch)
+            return SkinnyGemm(weight, scales, biases, bits, group, self.kernel, workspace=self.workspace)
         except NotImplementedError:
             return None
 
 
 def merge_linears(layers: Sequence[Any], tools: Tools, *, head: bool = False) -> MergedLinear:
-    """The layers' weights in one product; the layers keep views of it. A `head` is one large product for few rows.
+    """The layers' weights in one product; the layers keep views of it. A `head` is one large product for skinny rows.
     Raises NotImplementedError where they differ in kind."""
     kinds = {type(layer) for layer in layers}
     if kinds == {nn.Linear}:
-        plain, bias = _side_by_side(layers, "weight"), _side_by_side(layers, "bias")
+        plain, bias = _concatenated(layers, "weight"), _concatenated(layers, "bias")
         assert plain is not None
         if head:
             return MergedLinear(plain, None, None, bias)
         return MergedLinear(
-            plain, None, None, bias, few=tools.few(plain), some=tools.some(plain.shape[0], plain.shape[1], plain.dtype)
+            plain,
+            None,
+            None,
+            bias,
+            skinny=tools.skinny(plain),
+            small=tools.small(plain.shape[0], plain.shape[1], plain.dtype),
         )
     if kinds != {nn.QuantizedLinear}:
         raise NotImplementedError(f"linear layers of {', '.join(kind.__name__ for kind in kinds)}")
@@ -128,19 +138,19 @@ def merge_linears(layers: Sequence[Any], tools: Tools, *, head: bool = False) ->
     ((bits, group, mode),) = ways
     if mode != "affine":
         raise NotImplementedError(f"weights quantized as {mode}")
-    weight, scales, biases, bias = (_side_by_side(layers, name) for name in ("weight", "scales", "biases", "bias"))
+    weight, scales, biases, bias = (_concatenated(layers, name) for name in ("weight", "scales", "biases", "bias"))
     assert weight is not None
     assert scales is not None
-    few = tools.few(weight, scales, biases, bits=bits, group=group)
-    plainer = None if head else tools.dequantizer
-    if plainer is None or not plainer.takes(weight, scales, bits):
-        return MergedLinear(weight, scales, biases, bias, bits, group, few)
-    some = tools.some(weight.shape[0], weight.shape[1] * 32 // bits, scales.dtype)
-    return MergedLinear(weight, scales, biases, bias, bits, group, few, some, plainer)
+    skinny = tools.skinny(weight, scales, biases, bits=bits, group=group)
+    dequantizer = None if head else tools.dequantizer
+    if dequantizer is None or not dequantizer.takes(weight, scales, bits):
+        return MergedLinear(weight, scales, biases, bias, bits, group, skinny)
+    small = tools.small(weight.shape[0], weight.shape[1] * 32 // bits, scales.dtype)
+    return MergedLinear(weight, scales, biases, bias, bits, group, skinny, small, dequantizer)
 
 
-def _side_by_side(layers: Sequence[Any], name: str) -> Any | None:
-    """The layers' arrays of that name as one, along their first axis; None where they have none."""
+def _concatenated(layers: Sequence[Any], name: str) -> Any | None:
+    """Concatenate the layers' arrays of that name along their first axis; None where they have none."""
     arrays = [layer[name] for layer in layers if name in layer]
     if not arrays:
         return None

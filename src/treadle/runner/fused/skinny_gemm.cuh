@@ -78,7 +78,7 @@ __device__ inline void copy_ahead(void* to, const void* from) {
 }
 
 template <typename T, int ROWS, int BITS, int GROUP, int DEPTH>
-__device__ inline void few_rows(const T* x, const unsigned* weight, const T* scales, const T* biases, T* out, float* partial,
+__device__ inline void skinny_gemm(const T* x, const unsigned* weight, const T* scales, const T* biases, T* out, float* partial,
                                 int* counters, int M, int N, int K, int parts) {
   constexpr int MT = ROWS / 8, TILE = 16, STAGE = 256, GROUPS = STAGE / GROUP;
   constexpr int UNITS = BITS / 2, LINE = 4 * UNITS, STEP = 32 / LINE;  // pieces of 16 bytes: in a row's 64 columns, its stage

@@ -1,4 +1,4 @@
-"""Matrix products of few rows on CUDA, in one reading of the weights."""
+"""Skinny GEMM: matrix products of few rows on CUDA, in one reading of the weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..device.properties import DeviceProperties
 from .workspace import Workspace
 
 MOST_ROWS = {16: 32, 8: 64, 4: 64}
-"""By bits of a weight: more rows than these are faster through MLX."""
+"""The most rows, by bits of a weight: more are faster through MLX."""
 SIZES = (8, 16, 32, 64)
-"""Rows of x that a kernel has room for."""
+"""Rows of x that kernels are compiled for."""
 _GROUPS = (64, 128)
 _STAGE, _TILE = 256, 16
-_PLAIN_GROUP = 32  # there are no scales to read: columns are parted between stages
+_UNQUANTIZED_GROUP = 32  # there are no scales to read: columns are split between stages
 _WARPS, _PARTS, _MOST_SPLITS = (4, 8, 12), (1, 2, 4), 16
 _BUSY = {16: 0.26, 8: 0.1, 4: 0.08}  # us for a stage of a tile, all warps at work
 _BODY = """
-  treadle::few_rows<T, ROWS, BITS, GROUP, DEPTH>(
+  treadle::skinny_gemm<T, ROWS, BITS, GROUP, DEPTH>(
       x, (const unsigned*)w, s, b, out, const_cast<float*>(partial), const_cast<int*>(counters), x_shape[0], w_shape[0],
       x_shape[1], counters_shape[0]);
 """
@@ -45,19 +45,20 @@ class Weights:
         return -(-self.outputs // _TILE)
 
     @property
-    def plain(self) -> bool:
-        return self.bits == 16
+    def quantized(self) -> bool:
+        return self.bits != 16
 
     @property
     def eight(self) -> int:
-        """Columns of eight groups, which are never parted: 16 bytes of scales."""
+        """Columns of eight groups, which are never split: 16 bytes of scales."""
         return 8 * self.group
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a product of at most `rows` rows is shared out. A block has `warps` warps, `parts` of which share a tile; the
-    grid is `across` blocks for the tiles by `splits` for the columns. Weights are copied `depth` stages ahead."""
+    """Launch configuration of a product of at most `rows` rows. A block has `warps` warps, `parts` of which share a
+    tile; the grid is `across` blocks for the tiles by `splits` for the columns. Weights are copied `depth` stages
+    ahead."""
 
     rows: int
     depth: int
@@ -68,30 +69,30 @@ class Launch:
 
     @property
     def tall(self) -> int:
-        """Eights of rows, which are what a tensor core takes."""
+        """Rows in units of eight, a tensor core's operand."""
         return self.rows // 8
 
     def columns(self, weights: Weights) -> int:
-        """The most that a block has."""
+        """The most columns of a block."""
         return -(-(weights.inputs // weights.eight) // self.splits) * weights.eight
 
     def shared(self, weights: Weights) -> int:
-        """Bytes of a block's shared memory: the warps' rings, x, its sums, and what parts leave to be added."""
+        """Bytes of a block's shared memory: the warps' rings, x, its sums, and the parts' results to add."""
         columns, stages = self.columns(weights), weights.eight // _STAGE
-        scales = 0 if weights.plain else ((stages + self.depth - 2) // stages + 1) * 2 * _TILE * 16
+        scales = 0 if not weights.quantized else ((stages + self.depth - 2) // stages + 1) * 2 * _TILE * 16
         ring = self.depth * _TILE * _STAGE * weights.bits // 8 + scales
-        sums = 0 if weights.plain else columns // weights.eight * self.tall * 512
+        sums = 0 if not weights.quantized else columns // weights.eight * self.tall * 512
         joint = (self.warps - self.warps // self.parts) * self.tall * 512
         return self.warps * ring + columns * self.rows * 2 + sums + joint
 
     def cost(self, weights: Weights) -> float:
-        """About how many microseconds it takes, as measured on an H200: to start and to bring x, to go through the
-        weights (with all warps busy, or a warp for itself), and to merge."""
+        """Estimate in microseconds, fitted to an H200: to start and to load x, to read the weights (with all warps
+        busy, or one alone), and to merge."""
         columns, warps = self.columns(weights), self.warps // self.parts
         stages = columns / _STAGE
         alone = -(-weights.tiles // (self.across * warps)) * stages / self.parts * (0.75 + 0.1 * self.tall)
         busy = -(-weights.tiles // self.across) * stages * _BUSY[weights.bits]
-        if not weights.plain:
+        if weights.quantized:
             busy *= max(1.0, self.tall / 2 + 0.1) * (0.7 + 3.6 / self.warps)
         merge = 2.0 + 0.05 * self.splits * self.tall + self.splits * weights.tiles * self.tall * 1024 / 3e6
         start = 3.5 + self.rows * columns / 20000 + 0.3 * (self.parts - 1) * self.tall
@@ -100,7 +101,7 @@ class Launch:
 
 @cache
 def launch(weights: Weights, rows: int, chip: DeviceProperties) -> Launch | None:
-    """The cheapest for that many of `SIZES`; None where x does not fit into shared memory."""
+    """The cheapest launch for `rows`, one of `SIZES`; None where x does not fit into shared memory."""
     fitting = (one for one in _launches(weights, rows, chip) if one.shared(weights) <= chip.shared)
     return min(fitting, key=lambda one: one.cost(weights), default=None)
 
@@ -114,9 +115,9 @@ def _launches(weights: Weights, rows: int, chip: DeviceProperties) -> Iterator[L
 
 
 class SkinnyGemm:
-    """x W^T for weights W (N, K), plain, or of `bits` bits with `scales` and `biases` in groups of `group`. `kernel`
-    makes the kernel, `chip` is what it is for, and `scratch` what products that come one after the other may share.
-    Raises NotImplementedError where it does not fit them."""
+    """x W^T for weights W (N, K), quantized to `bits` bits with `scales` and `biases` in groups of `group`, or not (16
+    bits). `kernel` makes the kernel for `chip`, and products that come one after the other may share a `workspace`.
+    Raises NotImplementedError for weights that the kernel does not support."""
 
     def __init__(
         self,
@@ -127,10 +128,10 @@ class SkinnyGemm:
         group: int = 0,
         kernel: NewKernel = CudaKernel,
         chip: DeviceProperties | None = None,
-        scratch: Workspace | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self._kernel = kernel
-        self._scratch = Workspace(mx.float32) if scratch is None else scratch
+        self._workspace = Workspace(mx.float32) if workspace is None else workspace
         self._chip = DeviceProperties.of(mx.device_info()) if chip is None else chip
         self._arrays = [weight, weight, weight] if scales is None else [weight, scales, biases]
         dtype = self._arrays[1].dtype
@@ -138,16 +139,16 @@ class SkinnyGemm:
         if not known or dtype not in (mx.bfloat16, mx.float16):
             raise NotImplementedError(f"weights of {bits} bits in groups of {group} with scales in {dtype}")
         columns = int(weight.shape[1]) * (1 if scales is None else 32 // bits)
-        self._weights = Weights(int(weight.shape[0]), columns, bits, _PLAIN_GROUP if scales is None else group)
+        self._weights = Weights(int(weight.shape[0]), columns, bits, _UNQUANTIZED_GROUP if scales is None else group)
         if self._weights.inputs % self._weights.eight or self._weights.outputs < _TILE:
             raise NotImplementedError(f"a product of {self._weights.inputs} columns and {self._weights.outputs} rows")
         self.most_rows = self._most_rows()
-        self._scratch.reserve(max(self._partial(size) for size in SIZES if size <= self.most_rows))
+        self._workspace.reserve(max(self._partial(size) for size in SIZES if size <= self.most_rows))
         self._counters = {parts: mx.zeros((parts, self._weights.tiles), mx.int32) for parts in _PARTS}
         mx.eval(self._counters)
 
     def _most_rows(self) -> int:
-        """Rows up to which this is the way. Raises NotImplementedError where there are none."""
+        """The most rows that the kernel takes. Raises NotImplementedError where there are none."""
         most = [size for size in SIZES if size <= MOST_ROWS[self._weights.bits]]
         fitting = list(takewhile(lambda size: self._launch(size) is not None, most))
         if not fitting:
@@ -158,26 +159,26 @@ class SkinnyGemm:
         return launch(self._weights, next(size for size in SIZES if rows <= size), self._chip)
 
     def _partial(self, rows: int) -> int:
-        """Numbers that blocks which share tiles leave to be added."""
-        way = self._launch(rows)
-        return 1 if way is None or way.splits == 1 else way.splits * self._weights.tiles * way.tall * 128
+        """Partial sums of blocks that share tiles."""
+        found = self._launch(rows)
+        return 1 if found is None or found.splits == 1 else found.splits * self._weights.tiles * found.tall * 128
 
     def __call__(self, x: Any) -> Any:
-        """(T, N) of `x` (T, K), at most `most_rows` of them, of the scales' type, or of plain weights'."""
-        way, weights = self._launch(x.shape[0]), self._weights
-        assert way is not None
-        partial = self._scratch.array(self._partial(x.shape[0]))
+        """(T, N) of `x` (T, K), at most `most_rows` rows, in the type of the scales or of weights without."""
+        config, weights = self._launch(x.shape[0]), self._weights
+        assert config is not None
+        partial = self._workspace.array(self._partial(x.shape[0]))
         return _made(self._kernel, self._chip.shared)(
-            [x, *self._arrays, self._counters[way.parts], partial],
+            [x, *self._arrays, self._counters[config.parts], partial],
             [
                 ("T", x.dtype),
-                ("ROWS", way.rows),
+                ("ROWS", config.rows),
                 ("BITS", weights.bits),
                 ("GROUP", weights.group),
-                ("DEPTH", way.depth),
+                ("DEPTH", config.depth),
             ],
-            blocks=(way.across, way.splits),
-            threads=32 * way.warps,
+            blocks=(config.across, config.splits),
+            threads=32 * config.warps,
             shapes=[(x.shape[0], weights.outputs)],
             dtypes=[x.dtype],
         )[0]
@@ -185,8 +186,9 @@ class SkinnyGemm:
 
 @cache
 def _made(kernel: NewKernel, shared: int) -> CudaKernel:
-    """With all the shared memory there is, as MLX asks for it when it first loads a kernel, not at each launch. How
-    many parts there are comes with the counters' shape: as a template it would mean another compilation."""
+    """The kernel, with all the shared memory there is: MLX asks for it when it first loads a kernel, not at each
+    launch. The number of parts comes with the counters' shape: as a template parameter it would mean another
+    compilation."""
     files = ["device/numbers.cuh", "fused/skinny_gemm.cuh"]
     inputs = ["x", "w", "s", "b", "counters", "partial"]
-    return kernel("few_rows", inputs, ["out"], _BODY, files=files, shared_memory=shared)
+    return kernel("skinny_gemm", inputs, ["out"], _BODY, files=files, shared_memory=shared)

@@ -7,7 +7,7 @@
 namespace treadle {
 
 template <typename T, int STAGES>
-__device__ inline void some_rows(const T* x, const T* weight, T* out, int M, int N, int K) {
+__device__ inline void small_gemm(const T* x, const T* weight, T* out, int M, int N, int K) {
   constexpr int SIDE = 64, DEEP = 64, WIDE = DEEP * 2, PIECES = DEEP / 8, THREADS = 128;  // WIDE: bytes of a line
   constexpr int SLICE = 2 * SIDE * WIDE, STEP = THREADS / PIECES;
   extern __shared__ __align__(1024) unsigned char memory[];  // [STAGES][x, W][SIDE][DEEP]

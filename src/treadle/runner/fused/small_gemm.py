@@ -1,4 +1,4 @@
-"""Matrix products of some dozens or hundreds of rows on CUDA, where starting MLX's takes the host too long."""
+"""Small GEMM: matrix products of dozens or hundreds of rows on CUDA, with less time of the host than MLX's."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..device.cuda import CudaKernel, NewKernel
 from ..device.self_test import self_tested
 
 SIDE, DEEP = 64, 64
-"""A block's tile of y, and the columns of x and W that it multiplies at a time."""
+"""Rows and columns of a block's tile of y, and the columns of x and W that it multiplies at a time."""
 MOST = 1 << 31
-"""Multiplications: more are slower than MLX's product by more than starting it takes the host."""
+"""The most multiplications: beyond, MLX's product is faster by more than its launch takes the host."""
 _STAGES, _THREADS = 4, 128
 _BODY = """
-  treadle::some_rows<T, STAGES>(x, w, out, x_shape[0], w_shape[0], x_shape[1]);
+  treadle::small_gemm<T, STAGES>(x, w, out, x_shape[0], w_shape[0], x_shape[1]);
 """
 
 
 class SmallGemm:
-    """x W^T for plain weights W (N, K), as `kernel` computes it.
+    """x W^T for weights W (N, K) that are not quantized.
 
     MLX's own product is cuBLASLt's, captured as a graph: 18.5 us of the host, where a kernel is started in 3.
     """
@@ -29,20 +29,20 @@ class SmallGemm:
     def __init__(self, kernel: NewKernel = CudaKernel) -> None:
         memory = _STAGES * 2 * SIDE * DEEP * 2
         files = ["device/numbers.cuh", "fused/small_gemm.cuh"]
-        self._kernel = kernel("some_rows", ["x", "w"], ["out"], _BODY, files=files, shared_memory=memory)
+        self._kernel = kernel("small_gemm", ["x", "w"], ["out"], _BODY, files=files, shared_memory=memory)
 
     @staticmethod
     def takes(outputs: int, columns: int, dtype: Any) -> bool:
-        """Whether it multiplies with such a weight."""
+        """Whether the kernel supports such a weight."""
         return dtype in (mx.bfloat16, mx.float16) and columns % DEEP == 0 and outputs % 2 == 0
 
     @staticmethod
     def pays(rows: int, weight: Any) -> bool:
-        """Whether so many rows are few enough."""
+        """Whether it is faster than MLX for so many rows."""
         return bool(rows * weight.size <= MOST)
 
     def __call__(self, x: Any, weight: Any) -> Any:
-        """(T, N) of `x` (T, K), of the weight's type."""
+        """(T, N) of `x` (T, K), in the weight's type."""
         rows, outputs = x.shape[0], weight.shape[0]
         return self._kernel(
             [x, weight],

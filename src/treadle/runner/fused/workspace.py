@@ -1,4 +1,4 @@
-"""Memory that kernels use in turn, each before the next one needs it."""
+"""Workspace memory that kernels use in turn."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import mlx.core as mx
 
 
 class Workspace:
-    """Numbers of `dtype` that one launch after the other writes to: what reads them must come before the next launch.
-    Taken at the first use, as many as were reserved until then."""
+    """An array of `dtype` that one launch after the other writes to; readers must come before the next launch. Its
+    memory is taken at the first use, in the size that was reserved until then."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -19,12 +19,12 @@ class Workspace:
         self._views: dict[tuple[int, ...], Any] = {}
 
     def reserve(self, size: int) -> None:
-        """Room for so many numbers will be needed."""
+        """Make sure of `size` numbers."""
         assert self._memory is None or size <= self._size, "the memory is taken already"
         self._size = max(self._size, size)
 
     def array(self, *shape: int) -> Any:
-        """The beginning of the memory, in that shape; no more than was reserved."""
+        """The beginning of the memory in `shape`, at most as large as was reserved."""
         if self._memory is None:
             self._memory = mx.zeros(self._size, self.dtype)
         if shape not in self._views:

@@ -1,4 +1,4 @@
-"""The beginning of a list that grows, without a copy."""
+"""View of a growing list's first items, without a copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import overload
 
 
 class PrefixView(Sequence[int]):
-    """The first `count` of `tokens`, to which more may be added meanwhile."""
+    """The first `count` of `tokens`; more may be appended to them meanwhile."""
 
     __slots__ = ("_count", "_tokens")
 

@@ -1,4 +1,4 @@
-"""What is asked of a KV backend, and the backend that was chosen for a model with the reasons against better ones."""
+"""Request for a KV backend, and the choice for a model with the reasons against better ones."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TOLERANCE = 0.25
 """Mean difference over the logits' spread: half precision stays far below, a wrong position goes far above."""
 
 FAULTS = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, RunnerBroken)
-"""What a model's code raises that is used in another way than its author thought of, or a kernel's compiler."""
+"""Errors of a model's code that is used in another way than its author thought of, or of a kernel's compiler."""
 _PROMPTS = (tuple(range(1, 38)), (8, 9), (10, 11, 12, 13))
 _SPLITS = (19, 1, 2)
 _NEXT = (14, 15, 16)

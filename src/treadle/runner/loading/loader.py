@@ -37,13 +37,13 @@ _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded.
+    """Options of a load.
 
     `name` is its public name (the folder's by default) and `context` shortens its own. `memory` is the byte budget of
     all caches (a share of what the weights leave by default) for up to `max_running` sequences, beside steps of
     `prefill_tokens` tokens of prompts. `prefix_cache` keeps prompts for others, and `kv_bits` 8 stores keys and values
-    as int8. With `padded` they are in mlx-lm's caches, whatever the model. `details` are shown to people beside what
-    is found here.
+    as int8. With `padded` they are in mlx-lm's caches, whatever the model. `details` are shown to
+    people beside those that the load finds.
     """
 
     name: str = ""
@@ -57,7 +57,7 @@ class LoadOptions:
     details: Mapping[str, str] = field(default_factory=dict)
 
     def request(self, device: str) -> BackendRequest:
-        """What is asked of the KV backend."""
+        """The request to the choice of a KV backend."""
         return BackendRequest(
             device=device,
             memory=self.memory,
@@ -230,7 +230,7 @@ def _dtype(module: Any) -> str:
 
 
 def _quantization(config: Mapping[str, Any]) -> str:
-    """How the weights are stored, in words; empty when they are not quantized."""
+    """Quantization of the weights, in words; empty where there is none."""
     stored = config.get("quantization")
     if not isinstance(stored, Mapping) or "bits" not in stored:
         return ""

@@ -1,4 +1,4 @@
-"""Times of a full server's steps, measured right after the warm-up: the first `Retry-After` is computed from them."""
+"""Times of a full server's steps, measured right after the warm-up, for the first `Retry-After`."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def measure(runner: Measurable, model: LoadedModel, clock: Clock = time.perf_cou
 
     A row that fails in a timed step, for lack of memory as a rule, leaves that cost at 0.
     """
-    room = _Room(runner.capabilities(), model)
-    rows = min(model.max_running, _MOST_ROWS, room.rows)
-    return StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, room, clock))
+    capacity = _Capacity(runner.capabilities(), model)
+    rows = min(model.max_running, _MOST_ROWS, capacity.rows)
+    return StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, capacity, clock))
 
 
 class Measurable(Warmable, Protocol):
-    """A runner that says what memory it has for rows."""
+    """A runner whose steps can be measured."""
 
     def capabilities(self) -> Capabilities: ...
 
 
-class _Room:
-    """What the memory for keys and values holds: so many rows of a few tokens, or one row of so many tokens."""
+class _Capacity:
+    """Capacity of the memory for keys and values: `rows` sequences of a few tokens, or one of `tokens` tokens."""
 
     def __init__(self, can: Capabilities, model: LoadedModel) -> None:
         budget, row_bytes, token_bytes = can.kv_budget_bytes, model.kv.row_bytes, model.kv.token_bytes
@@ -78,9 +78,9 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
         _release(runner, requests)
 
 
-def _prompt_token_s(runner: Warmable, model: LoadedModel, room: _Room, clock: Clock) -> float:
+def _prompt_token_s(runner: Warmable, model: LoadedModel, capacity: _Capacity, clock: Clock) -> float:
     """Longer chunks are timed until one takes long enough to tell: a short one costs what any step does."""
-    longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1, room.tokens - 1)
+    longest = min(model.prefill_tokens or _CHUNKS[-1], model.context - 1, capacity.tokens - 1)
     seconds, timed = 0.0, 1
     for tokens in _CHUNKS:
         if tokens > longest or seconds >= _TELLING_S:
@@ -104,4 +104,4 @@ def _chunk_s(runner: Warmable, tokens: int, clock: Clock) -> float:
 def _release(runner: Warmable, requests: list[Submit]) -> None:
     for request in requests:
         runner.release(request.id)
-    runner.rest()
+    runner.trim_memory()

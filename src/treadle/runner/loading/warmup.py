@@ -19,7 +19,7 @@ class Warmable(Protocol):
 
     def release(self, row_id: str) -> None: ...
 
-    def rest(self) -> None: ...
+    def trim_memory(self) -> None: ...
 
 
 def warm_up(runner: Warmable, passes: Sequence[WarmPass]) -> None:
@@ -64,4 +64,4 @@ def warm_pass(runner: Warmable, one: WarmPass) -> None:
     finally:
         for request in requests:
             runner.release(request.id)
-        runner.rest()  # passes of all sizes leave more buffers than there may be memory for
+        runner.trim_memory()  # passes of all sizes leave more buffers than there may be memory for

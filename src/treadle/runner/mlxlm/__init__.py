@@ -1,8 +1,9 @@
-"""The one package that touches mlx-lm: what of it is used, checked at the start, and called from nowhere else.
+"""Adapter to mlx-lm, the only package that uses it.
 
-mlx-lm changes its inner names in each minor version, so `connect` looks for every name, argument and behaviour that
-this server relies on (`fits`), and a start fails by name instead of a request failing later. Two habits of mlx-lm are
-kept out: importing it lowers this process's limit of open files, and its generators set a wired limit (none are used).
+mlx-lm changes its inner names in each minor version, so `connect` checks every name, argument and behaviour that this
+server relies on (`compatibility`), and a start fails by name instead of a request failing later. Two side effects of
+mlx-lm are avoided: importing it lowers this process's limit of open files, and its generators set a wired limit (none
+are used).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""mlx-lm's caches of rows, alone and in batches: put together, taken apart, padded, cut and copied."""
+"""Operations on mlx-lm's caches, of one sequence or a batch: merge, extract, pad, trim and copy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 Caches = list[Any]
-"""One cache per layer: of one row, or of a batch of rows along each array's first axis."""
+"""One cache per layer: of one sequence, or of a batch along each array's first axis."""
 
 
 def merge(rows: Sequence[Caches]) -> Caches:
-    """One batch out of the caches of single rows, in their order. Copies."""
+    """Merge caches of single sequences into a batch, in their order. Copies."""
     return [layer[0].merge(list(layer)) for layer in zip(*rows, strict=True)]
 
 
@@ -33,41 +33,41 @@ def extract(batch: Caches, row: int) -> Caches:
 
 
 def begin_padded(batch: Caches, lengths: Sequence[int], padding: Sequence[int]) -> None:
-    """Tell the caches that the next tokens are right-padded; `end_padded` takes the padding out again."""
+    """Prepare the caches for right-padded tokens; `end_padded` removes the padding."""
     if any(padding):
         for cache in batch:
             cache.prepare(lengths=list(lengths), right_padding=list(padding))
 
 
 def end_padded(batch: Caches, padding: Sequence[int]) -> None:
-    """Take the right padding out of the caches."""
+    """Remove the right padding from the caches."""
     if any(padding):
         for cache in batch:
             cache.finalize()
 
 
 def can_trim(caches: Caches) -> bool:
-    """Whether the last tokens can be taken out of each cache again. Sliding windows are left alone: what a token pushed
-    out of them does not come back."""
+    """Whether the last tokens can be removed from each cache. Not from sliding windows: tokens that were pushed out do
+    not come back."""
     return all(not getattr(cache, "max_size", 0) and cache.is_trimmable() for cache in caches)
 
 
 def trim(caches: Caches, tokens: int) -> None:
-    """Forget the last `tokens` tokens."""
+    """Remove the last `tokens` tokens."""
     for cache in caches:
         cache.trim(tokens)
 
 
 def shallow_copies(caches: Caches) -> Caches:
-    """Caches that hold the same, evaluated, arrays: which of both is written to first copies what it writes to."""
+    """Caches that share the same evaluated arrays; whichever is written to first copies them."""
     return copy.deepcopy(caches)
 
 
 def states(caches: Caches) -> list[Any]:
-    """Everything in the caches that may wait to be evaluated."""
+    """All arrays of the caches, to be evaluated."""
     return [cache.state for cache in caches]
 
 
 def kv_bytes(caches: Caches) -> int:
-    """Bytes that the caches hold."""
+    """Bytes of the caches."""
     return sum(int(cache.nbytes) for cache in caches)

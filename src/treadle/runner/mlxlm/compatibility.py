@@ -1,4 +1,4 @@
-"""Whether the mlx-lm that is installed is one that this server can use."""
+"""Check of the installed mlx-lm: version, names, arguments and behaviour that this server relies on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
 
 
 def problems(version: str, modules: Mapping[str, ModuleType]) -> list[str]:
-    """What is missing or different in mlx-lm's `modules`, by name; nothing where it fits."""
+    """Missing or different parts of mlx-lm's `modules`, by name; empty where it fits."""
     found = [*_version_problems(version), *_missing(modules)]
     return found or _wrong_behaviour(modules["mlx_lm.models.cache"])
 

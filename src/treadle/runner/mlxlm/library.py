@@ -1,4 +1,4 @@
-"""What this server calls of mlx-lm, imported here alone."""
+"""Adapter to mlx-lm: the only module that imports it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
 
 class MlxLm:
-    """What this server uses of mlx-lm. Build it with `connect`."""
+    """The functions of mlx-lm that this server uses. Build it with `connect`."""
 
     def __init__(self, utils: ModuleType, cache: ModuleType, base: ModuleType, version: str) -> None:
         self.version = version
@@ -38,19 +38,19 @@ class MlxLm:
         return model, dict(config)
 
     def dequantize(self, model: Any) -> Any:
-        """`model` with plain layers in place of quantized ones."""
+        """`model` with its quantized layers dequantized."""
         return self._utils.dequantize_model(model)
 
     def parameters(self, model: Any) -> int:
-        """How many parameters the model has, quantized ones counted as what they stand for."""
+        """Number of the model's parameters, quantized ones counted as before quantization."""
         return int(self._utils.get_total_parameters(model))
 
     def new_caches(self, model: Any) -> Caches:
-        """Empty caches for one row."""
+        """Empty caches for one sequence."""
         return list(self._cache.make_prompt_cache(model))
 
     def can_merge(self, caches: Caches) -> bool:
-        """Whether rows with such caches can be put into one batch without losing anything."""
+        """Whether sequences with such caches can be merged into one batch without loss."""
         return all(self._mergeable(cache) for cache in caches)
 
     def _mergeable(self, cache: Any) -> bool:
@@ -61,7 +61,7 @@ class MlxLm:
         return hasattr(cache, "merge")
 
     def windows(self, model: Any) -> list[int] | None:
-        """How far back each layer of `model` sees, 0 for everything; None where it keeps more than keys and values."""
+        """The window of each layer of `model`, 0 for none; None where a cache holds more than keys and values."""
         found = []
         for cache in self.new_caches(model):
             if type(cache) is self._cache.KVCache:
@@ -73,8 +73,8 @@ class MlxLm:
         return found
 
     def route_attention(self, model: Any) -> bool:
-        """Let caches that have an `attend` of their own do the attention of `model`'s layers; others are served as
-        before. False where the model's attention does not go through mlx-lm's function."""
+        """Route the attention of `model`'s layers to caches that have an `attend` method; others are served as before.
+        False where the model's attention does not go through mlx-lm's function."""
         shared = self._base.scaled_dot_product_attention
         through = False
         for module in {sys.modules[type(layer).__module__] for layer in model.modules()}:
@@ -85,11 +85,11 @@ class MlxLm:
         return through
 
     def selection(self, model: Any) -> Selection | None:
-        """What chooses the tokens that the model's head sees; None where it is not known what comes before the head."""
+        """The selection of tokens that the model's head sees; None where the module before the head is not known."""
         return select(model)
 
     def leaves(self, caches: Caches) -> list[Any]:
-        """The caches with lists of caches opened."""
+        """The caches, with lists of caches flattened."""
         flat: list[Any] = []
         for cache in caches:
             inside = isinstance(cache, self._cache.CacheList)
@@ -97,8 +97,8 @@ class MlxLm:
         return flat
 
     def detach(self, caches: Caches) -> None:
-        """Let one row's caches have arrays of their own, not evaluated yet, without room to grow: what they were a part
-        of, or shared with others, can go or be written to."""
+        """Give one sequence's caches arrays of their own, not evaluated yet, without capacity to grow: arrays that they
+        were a part of, or shared, can be freed or written to."""
         for cache in self.leaves(caches):
             if type(cache) is self._cache.KVCache and cache.keys is not None:
                 cache.keys, cache.values = cache.keys_and_values()
@@ -131,7 +131,7 @@ def _install() -> str:
 
 
 def _copied(value: Any) -> Any:
-    """Arrays, in lists or not, copied: a slice would keep all that it is a part of."""
+    """Copies of arrays, also in lists: a slice would keep the whole array alive."""
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(one) for one in value)
     return value * 1 if isinstance(value, mx.array) else value
@@ -139,7 +139,7 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def _file_limit_kept() -> Iterator[None]:
-    """Importing mlx_lm.utils sets the limit of open files to 2048, also where it was higher, and for good."""
+    """Keep the limit of open files: importing mlx_lm.utils sets it to 2048, also where it was higher."""
     real = resource.setrlimit
 
     def setrlimit(which: int, limits: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""The keys and values of one row in one layer, side by side in buffers that grow."""
+"""Growing buffers for the keys and values of one sequence in one layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ STEP = 256
 
 
 class Buffer:
-    """Tokens `base` to `end` of a row: `keys` and `values` (1, kv heads, capacity, D), evaluated or about to be.
+    """Tokens `base` to `end` of a sequence: `keys` and `values` (1, kv heads, capacity, D), evaluated or about to be.
 
-    With a `window`, what no later token can see is let go, except for `slack` tokens more.
+    With a `window`, tokens that no later one sees are dropped, except for the last `slack` of them.
     """
 
     __slots__ = ("base", "end", "keys", "nbytes", "slack", "values", "window")
@@ -28,21 +28,21 @@ class Buffer:
         self.nbytes = 0
 
     def append(self, keys: Any, values: Any) -> None:
-        """Put `keys` and `values` (1, kv heads, n, D) behind what is there."""
+        """Append `keys` and `values` (1, kv heads, n, D)."""
         count = keys.shape[2]
         if self.keys is None or self.end - self.base + count > self.keys.shape[2]:
-            self._make_room(count, keys, values)
+            self._grow(count, keys, values)
         at = self.end - self.base
         self.keys[..., at : at + count, :] = keys
         self.values[..., at : at + count, :] = values
         self.end += count
 
     def begin_with(self, keys: list[Any], values: list[Any], base: int) -> None:
-        """Hold copies of `keys` and `values`, one behind the other, as tokens from `base` on."""
+        """Start with copies of the parts `keys` and `values`, in order, as tokens from `base` on."""
         count = sum(part.shape[2] for part in keys)
         more = self._capacity(count + 1) - count
-        self.keys = mx.concatenate([*keys, _room(keys[0], more)], axis=2)
-        self.values = mx.concatenate([*values, _room(values[0], more)], axis=2)
+        self.keys = mx.concatenate([*keys, _zeros(keys[0], more)], axis=2)
+        self.values = mx.concatenate([*values, _zeros(values[0], more)], axis=2)
         self.base, self.end = base, base + count
         self.nbytes = int(self.keys.nbytes + self.values.nbytes)
 
@@ -64,26 +64,26 @@ class Buffer:
         return self.keys[..., a:b, :], self.values[..., a:b, :]
 
     def _first_kept(self) -> int:
-        """The first token that has to stay when room is made."""
+        """The first token that stays when the buffers grow."""
         return max(self.base, self.end - (self.window - 1 + self.slack)) if self.window else self.base
 
-    def _make_room(self, count: int, keys: Any, values: Any) -> None:
+    def _grow(self, count: int, keys: Any, values: Any) -> None:
         start = self._first_kept()
         kept = self.end - start
         more = self._capacity(kept + count) - kept
-        self.keys = self._grown(self.keys, start, _room(keys, more))
-        self.values = self._grown(self.values, start, _room(values, more))
+        self.keys = self._grown(self.keys, start, _zeros(keys, more))
+        self.values = self._grown(self.values, start, _zeros(values, more))
         self.nbytes = int(self.keys.nbytes + self.values.nbytes)
         self.base = start
 
     def _capacity(self, count: int) -> int:
         return -(-count // STEP) * STEP
 
-    def _grown(self, old: Any, start: int, room: Any) -> Any:
+    def _grown(self, old: Any, start: int, tail: Any) -> Any:
         if start == self.end:
-            return room
-        return mx.concatenate([old[..., start - self.base : self.end - self.base, :], room], axis=2)
+            return tail
+        return mx.concatenate([old[..., start - self.base : self.end - self.base, :], tail], axis=2)
 
 
-def _room(like: Any, count: int) -> Any:
+def _zeros(like: Any, count: int) -> Any:
     return mx.zeros((1, like.shape[1], count, like.shape[3]), like.dtype)

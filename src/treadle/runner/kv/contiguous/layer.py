@@ -48,34 +48,34 @@ class ContiguousLayer:
 
     @property
     def offset(self) -> Any:
-        """Positions (T,) of the pass's tokens."""
+        """Positions (T,) of the batch's tokens."""
         return self._step.positions
 
     def make_mask(self, count: int = 1, return_array: bool = False, window_size: int | None = None) -> Window | None:
-        """No mask: `attend` knows who sees what, but for a window that only the model knows of."""
+        """No mask, as `attend` knows it; or the window, where only the model knows it."""
         return None if window_size is None else Window(window_size)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Give each row its part of `keys` and `values` (T, kv heads, 1, D)."""
+        """Append each sequence's part of `keys` and `values` (T, kv heads, 1, D) to its buffers."""
         count = len(self._step.singles)
-        for piece, own_keys, own_values in zip(
+        for segment, own_keys, own_values in zip(
             self._step.singles, _rows(keys, count), _rows(values, count), strict=True
         ):
-            self._buffer(piece).append(own_keys, own_values)
-        for piece in self._step.longer:
-            self._buffer(piece).append(_piece_of(keys, piece), _piece_of(values, piece))
+            self._buffer(segment).append(own_keys, own_values)
+        for segment in self._step.longer:
+            self._buffer(segment).append(_part_of(keys, segment), _part_of(values, segment))
         return keys, values
 
     def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
-        """Attention (T, query heads, 1, D) of `queries` of that shape over each token's own row up to itself."""
+        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence."""
         window = min(filter(None, (window, self._window)), default=0)
         parts = self._attend_singles(queries, scale, window, sinks)
-        for piece in self._step.longer:
-            parts.append(self._attend_longer(_piece_of(queries, piece), piece, scale, window, sinks))
+        for segment in self._step.longer:
+            parts.append(self._attend_longer(_part_of(queries, segment), segment, scale, window, sinks))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _attend_singles(self, queries: Any, scale: float, window: int, sinks: Any | None) -> list[Any]:
-        seen = [self._seen(piece, window) for piece in self._step.singles]
+        seen = [self._seen(segment, window) for segment in self._step.singles]
         if not seen:
             return []
         if not self._matmuls or sinks is not None:
@@ -88,30 +88,30 @@ class ContiguousLayer:
         out = parts[0] if count == 1 else mx.concatenate(parts)
         return [out.reshape(count, -1, 1, out.shape[-1])]
 
-    def _attend_longer(self, queries: Any, piece: PlacedSegment, scale: float, window: int, sinks: Any | None) -> Any:
-        """Attention (n, query heads, 1, D) of one piece, whose `queries` are (1, query heads, n, D)."""
-        keys, values = self._seen(piece, window)
+    def _attend_longer(self, queries: Any, segment: PlacedSegment, scale: float, window: int, sinks: Any | None) -> Any:
+        """Attention (n, query heads, 1, D) of one segment with `queries` (1, query heads, n, D)."""
+        keys, values = self._seen(segment, window)
         seen = keys.shape[2]
         mask: Any = "causal"
-        if window and piece.end > window:
-            mask = _window_mask(piece.count, seen, window)
+        if window and segment.end > window:
+            mask = _window_mask(segment.count, seen, window)
         out = _fused(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         return out[0].transpose(1, 0, 2)[:, :, None]
 
-    def _seen(self, piece: PlacedSegment, window: int) -> tuple[Any, Any]:
-        """Keys and values of all that the piece's tokens see."""
-        seen = min(piece.end, window - 1 + piece.count) if window else piece.end
-        return self._buffer(piece).last(seen)
+    def _seen(self, segment: PlacedSegment, window: int) -> tuple[Any, Any]:
+        """Keys and values that the segment's tokens see."""
+        seen = min(segment.end, window - 1 + segment.count) if window else segment.end
+        return self._buffer(segment).last(seen)
 
-    def _buffer(self, piece: PlacedSegment) -> Buffer:
-        return piece.buffers[self._index]
+    def _buffer(self, segment: PlacedSegment) -> Buffer:
+        return segment.buffers[self._index]
 
 
 _fused = mx.fast.scaled_dot_product_attention
 
 
 def _attend_by_matmuls(queries: Any, keys: Any, values: Any) -> Any:
-    """Attention of scaled queries that see everything."""
+    """Attention of scaled queries without a mask."""
     return mx.softmax(queries @ keys.swapaxes(-1, -2), axis=-1, precise=True) @ values
 
 
@@ -122,13 +122,13 @@ def _rows(array: Any, count: int) -> list[Any]:
     return [array[:count]] if count else []
 
 
-def _piece_of(array: Any, piece: PlacedSegment) -> Any:
-    """The piece's part (1, heads, n, D) of `array` (T, heads, 1, D)."""
-    return array[piece.first : piece.first + piece.count, :, 0].transpose(1, 0, 2)[None]
+def _part_of(array: Any, segment: PlacedSegment) -> Any:
+    """The segment's part (1, heads, n, D) of `array` (T, heads, 1, D)."""
+    return array[segment.first : segment.first + segment.count, :, 0].transpose(1, 0, 2)[None]
 
 
 def _window_mask(count: int, seen: int, window: int) -> Any:
-    """Which of the last `seen` tokens each of the last `count` sees, (count, seen) booleans."""
+    """Mask (count, seen) of the last `count` tokens over the last `seen`, each with a window."""
     own = mx.arange(seen - count, seen)[:, None]
     others = mx.arange(seen)[None]
     return (others <= own) & (others > own - window)

@@ -1,8 +1,8 @@
-"""Several short prompts in one pass over the model.
+"""Padded prefill: several short prompts in one pass over the model.
 
 A pass for a dozen tokens costs nearly as much as one for three dozen, as the weights are read either way. So chunks of
-similar length share a pass, right-padded to the longest, as mlx-lm's own batched prefill does. Long rows go alone:
-a shared pass copies each row's cache in and out.
+similar length share a pass, right-padded to the longest, as in mlx-lm's own batched prefill. Long sequences go alone: a
+shared pass copies each one's cache in and out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ... import mlxlm
 from ...forward.segments import RowSegment
 from ...mlxlm import Caches, MlxLm
 
-MAX_SHARED_TOKENS = 512  # that a row's cache may hold afterwards
+MAX_SHARED_TOKENS = 512  # of a sequence's cache, afterwards
 MAX_PADDED = 2  # the longest chunk of a pass over its shortest
 _TOLERANCE = 0.05
 
 
 def passes(chunks: Sequence[RowSegment]) -> list[list[RowSegment]]:
-    """The chunks by the pass that computes them, each in exactly one."""
+    """Group chunks into passes, each chunk into exactly one."""
     alone = [[chunk] for chunk in chunks if chunk.start + len(chunk.tokens) > MAX_SHARED_TOKENS]
     short = [chunk for chunk in chunks if chunk.start + len(chunk.tokens) <= MAX_SHARED_TOKENS]
     shared: list[list[RowSegment]] = []
@@ -35,10 +35,8 @@ def passes(chunks: Sequence[RowSegment]) -> list[list[RowSegment]]:
 
 
 def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Caches], *, pad_to: int = 1) -> list[Caches]:
-    """Put each of `tokens` behind what the caches of its row hold, in one pass; the rows' new caches, evaluated. The
-    pass is as long as the longest of them, and a multiple of `pad_to`.
-
-    The caches that came in are left as they were.
+    """Append `tokens` of several sequences to their caches in one pass; their new caches, evaluated. The pass is as
+    long as the longest of them, rounded up to a multiple of `pad_to`. The given caches are not changed.
     """
     lengths = [len(row) for row in tokens]
     longest = -(-max(lengths) // pad_to) * pad_to
@@ -54,7 +52,7 @@ def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Cache
 
 
 def can_share(library: MlxLm, model: Any) -> bool:
-    """Whether rows read in one pass go on as rows read alone do, by trying it on this model."""
+    """Whether prompts of this model that shared a pass give the same logits as prompts computed alone."""
     prompts = ((1, 2, 3, 4, 5), (6, 7), (8, 9, 10))
     try:
         rows = together(model, prompts, [library.new_caches(model) for _ in prompts])

@@ -1,12 +1,12 @@
-"""What is kept of prompts that are in mlx-lm's caches: copies of all of a row's after exactly so many tokens (F6).
+"""Snapshots: the prefix cache over mlx-lm's caches, as copies of all of a sequence's after exactly n tokens (F6).
 
-A recurrent state is of use only to a prompt that begins with exactly the tokens it has seen. So who decides where a
-copy is taken decides who can use it: there are few of them (`marks`), as each may be as large as a row. Where there are
-keys and values of all tokens and nothing else, as with latent attention, a copy can be cut to what a prompt shares.
+A recurrent state is of use only to a prompt that begins with exactly the tokens it has seen. So the position of a
+snapshot decides which prompts can use it; there are few (`checkpoints`), as each may be as large as a sequence. Where
+caches hold keys and values of all tokens and nothing else, as with latent attention, a copy can be cut.
 
-In the index a prompt is a path of blocks that stand for nothing, so that it is known where prompts part. A snapshot
-after n tokens is a leaf of its own: the tokens behind the last whole block, and END, which no prompt has. So it is
-found by exactly its tokens, has its place beside those that go on the same way, and its own turn to be given up.
+In the index a prompt is a path of empty blocks, which show where prompts diverge. A snapshot after n tokens is a leaf
+of its own: the tokens behind the last whole block, and END, which no prompt has. So it is found by exactly its tokens,
+stands beside longer prompts, and is evicted on its own.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from ... import mlxlm
 from ...mlxlm import Caches, MlxLm
 
 BLOCK = 64
-"""While prompts are read, states are kept after multiples of it. Their last tokens are no good place: in a chat they
-belong to the template, and the next turn has others there."""
+"""Checkpoints are at multiples of it. A prompt's last tokens are no good place: in a chat they belong to the template,
+and the next turn has others there."""
 LEAST = 32
-"""Tokens that a snapshot has to spare whoever uses it, over the one before."""
+"""The least tokens that a snapshot saves its users over the one before."""
 NODE_BYTES = 1024
-"""What a block of a prompt takes in the index, in the host's memory."""
+"""Host memory of a block in the index."""
 END = -1
 _END_KEY = pack((END,))
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A row's caches after `tokens` tokens. Nobody writes to them."""
+    """A sequence's caches after `tokens` tokens. They are never written to."""
 
     caches: Caches
     tokens: int
 
 
 class Snapshots:
-    """Snapshots of rows, by their tokens. `cuts` says whether caches can be cut to their first tokens."""
+    """Snapshots by their tokens. With `cuts`, caches can be cut to their first tokens."""
 
     def __init__(self, library: MlxLm, *, cuts: bool = False) -> None:
         self._library = library
@@ -56,7 +56,7 @@ class Snapshots:
     # Finding -----------------------------------------------------------------------------------------------------
 
     def find(self, salt: str, tokens: Sequence[int], request: str) -> Snapshot | None:
-        """The longest beginning of `tokens` that is kept, with caches that can be written to."""
+        """The longest cached prefix of `tokens`, with caches that can be written to."""
         self._looked_up += len(tokens)
         match = self._index.match(salt, tokens, request)
         node, count = self._within(match) if self._cuts else self._deepest(match.nodes, tokens)
@@ -75,7 +75,7 @@ class Snapshots:
         return Snapshot(caches, count)
 
     def _within(self, match: Match) -> tuple[Node | None, int]:
-        """A snapshot that begins with as much of what is matched as any, and how much that is."""
+        """The snapshot that shares most tokens with the match, and their number."""
         seen: Node | None = None
         for depth in range(len(match.path), 0, -1):
             above = match.path[depth - 1]
@@ -85,7 +85,7 @@ class Snapshots:
         return None, 0
 
     def _deepest(self, path: Sequence[Node], tokens: Sequence[int]) -> tuple[Node | None, int]:
-        """The last snapshot on the way of `tokens`, the whole blocks of which are on `path`, and how long it is."""
+        """The longest snapshot of a prefix of `tokens`, whose whole blocks are on `path`, and its tokens."""
         for depth in range(len(path), 0, -1):
             children = path[depth - 1].children
             if children is None or (depth < len(path) and len(children) == 1):
@@ -97,27 +97,27 @@ class Snapshots:
         return None, 0
 
     def checkpoints(self, salt: str, tokens: Sequence[int], start: int, request: str) -> list[int]:
-        """After how many tokens a row that has `start` of `tokens` should be kept: where its way parts from those of
-        others, and before its end, as many prompts have the same end; what can be cut is kept whole. From now on others
-        see where theirs part."""
+        """Positions after which a sequence with `start` of `tokens` computed should be stored: where it diverges from
+        other prompts, and shortly before its end, as many prompts have the same end; whole where it can be cut. The
+        prompt is in the index from now on, so that later ones see where they diverge from it."""
         parting = len(self._index.match(salt, tokens, request).nodes) * BLOCK
         self._path(salt, tokens, request)
         ends = {len(tokens)} if self._cuts else {parting, len(tokens) // BLOCK * BLOCK}
         return sorted(end for end in ends if end - start >= LEAST)
 
-    # Keeping -----------------------------------------------------------------------------------------------------
+    # Storing -----------------------------------------------------------------------------------------------------
 
-    def store(self, salt: str, tokens: Sequence[int], caches: Caches, room: int, request: str) -> None:
-        """Keep `caches` after `tokens`, at least a block, if there is room in `room` bytes for all that is kept. They
-        are nobody else's, but their arrays may be."""
+    def store(self, salt: str, tokens: Sequence[int], caches: Caches, budget: int, request: str) -> None:
+        """Store `caches` after `tokens`, at least a block, if all snapshots fit into `budget` bytes with it. Nobody
+        else writes to the caches, but their arrays may be shared."""
         if self._index.match(salt, (*tokens, END), request).tokens > len(tokens):
             return
         self._library.detach(caches)
         size = mlxlm.kv_bytes(caches)
         needed = size + NODE_BYTES * (len(tokens) // BLOCK)
-        if needed > room:
+        if needed > budget:
             return
-        self.shrink(room - needed)
+        self.shrink(budget - needed)
         mx.eval(mlxlm.states(caches))
         self._handles += 1
         rest = tokens[len(tokens) // BLOCK * BLOCK :]
@@ -127,32 +127,32 @@ class Snapshots:
         self._held += len(tokens)
 
     def _path(self, salt: str, tokens: Sequence[int], request: str) -> Node | None:
-        """The last whole block of `tokens`; it and those before are in the index now."""
+        """Insert the whole blocks of `tokens` into the index; the last one."""
         node = None
         for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
             node = self._index.insert(node, salt, tokens[start : start + BLOCK], 0, NODE_BYTES, request).node
         return node
 
-    # Giving up ---------------------------------------------------------------------------------------------------
+    # Evicting ---------------------------------------------------------------------------------------------------
 
-    def shrink(self, room: int) -> None:
-        """Take no more than `room` bytes."""
-        if self._index.size > room:
-            self._evicted += self._drop(self._index.evict(self._index.size - max(0, room)))
+    def shrink(self, budget: int) -> None:
+        """Evict snapshots beyond `budget` bytes."""
+        if self._index.size > budget:
+            self._evicted += self._drop(self._index.evict(self._index.size - max(0, budget)))
 
     def clear(self) -> int:
-        """Forget everything; how many tokens were kept."""
+        """Drop all snapshots; the number of their tokens."""
         return self._drop(self._index.clear())
 
     def _drop(self, freed: Sequence[Freed]) -> int:
-        """Forget the snapshots among `freed`; how many tokens they had."""
+        """Drop the snapshots among `freed`; the number of their tokens."""
         gone = [self._kept.pop(handle) for handle, _ in freed if handle]
         tokens = sum(snapshot.tokens for snapshot in gone)
         self._held -= tokens
         return tokens
 
     def statistics(self) -> PrefixStatistics:
-        """What was reused, and is kept to be: a snapshot of n tokens counts as n."""
+        """Counters of the cache, in tokens: a snapshot of n tokens counts as n."""
         return PrefixStatistics(
             looked_up=self._looked_up,
             reused=self._reused,
@@ -165,7 +165,7 @@ class Snapshots:
 
 
 def _snapshot_below(node: Node, but: Node | None) -> Node | None:
-    """A snapshot at `node` or below, not looking at and below `but`."""
+    """A snapshot at `node` or below it, except at `but` and below."""
     rest = [node]
     while rest:
         node = rest.pop()

@@ -27,7 +27,7 @@ from ..prefix_view import PrefixView
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
 from .pages import Pages, PageTable
-from .tiling import COUNT, FEW, FIRST, PAGES, POSITION
+from .tiling import COUNT, DECODE_ROWS, FIRST, PAGES, POSITION
 from .warm_passes import compiled_passes, kernel_passes
 
 PAGE = 32
@@ -169,7 +169,7 @@ class PagedBackend:
 
     def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
         """Short segments first, as they go to another kernel than long ones; both are padded to a bucket."""
-        short = FEW[-1] // self._kernels.rep
+        short = DECODE_ROWS[-1] // self._kernels.rep
         many = [segment for segment in segments if len(segment.tokens) > short]
         few = [segment for segment in segments if len(segment.tokens) <= short] if many else list(segments)
         if not self.in_buckets or (many and self._kernels.int8):

@@ -1,4 +1,4 @@
-"""The CUDA kernels that attend to a pool's pages, behind one function."""
+"""CUDA kernels for attention over the pages of a pool."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from ...device.cuda import CudaKernel, bits_of
 from ...device.properties import DeviceProperties
 from ..backend import Unsupported
 from .pool import Pool, PoolKernels
-from .tiling import FEW, MANY, TILE, Tiles
+from .tiling import DECODE_ROWS, PREFILL_ROWS, TILE, Tiles
 
 HEAD_DIMS = (64, 128, 256)
 _LOG2_E = 1.4426950408889634
-_MANY_TILES = (64, 16)
-"""Cached tokens that a block for many rows looks at together, where there is shared memory for so many."""
+_PREFILL_TILES = (64, 16)
+"""Cached tokens that a block of the prefill kernel reads together, by the shared memory there is."""
 _RINGS = (5, 4, 3, 2)
-"""Tiles of a warp's ring in a block for few rows."""
+"""Depths of a warp's ring of tiles in a block of the decode kernel."""
 _STATIC, _FLAGS = 1024, 272
-"""Bytes that the device keeps of a block's shared memory, or that kernels have fixed; what those for few rows have."""
-_INPUTS = ["q", "pool", "factors", "pages", "items", "counters", "written", "partial", "scales"]
-_FEW_BODY = """
-  treadle::attend_few<T, S, D, REP, PAGE, WINDOW, ROWS, STAGES>(
-      q, pool, (const float*)factors, pages, items + (gridDim.x + 8) / 8 * 8, items, __int_as_float(SCALE), out,
+"""Bytes of a block's shared memory that the device or a kernel reserves, and those that the decode kernel does."""
+_INPUTS = ["q", "pool", "kv_scales", "pages", "items", "counters", "written", "partial", "scales"]
+_DECODE_BODY = """
+  treadle::attend_decode<T, S, D, REP, PAGE, WINDOW, ROWS, STAGES>(
+      q, pool, (const float*)kv_scales, pages, items + (gridDim.x + 8) / 8 * 8, items, __int_as_float(SCALE), out,
       const_cast<float*>(partial), const_cast<float*>(scales), const_cast<int*>(counters), HEADS);
 """
-_MANY_BODY = """
-  treadle::attend_many<T, D, REP, PAGE, WINDOW, TILE>(
+_PREFILL_BODY = """
+  treadle::attend_prefill<T, D, REP, PAGE, WINDOW, TILE>(
       q, pool, pages, items, __int_as_float(SCALE), out, const_cast<float*>(partial), const_cast<float*>(scales),
       const_cast<int*>(counters), HEADS);
 """
-_FEW_WARPS = 4
+_DECODE_WARPS = 4
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """A layer's attention: kv heads, query heads, dimensions of each, and the type of keys and values."""
+    """A layer's attention: kv heads, query heads, dimensions of each head, and the type of keys and values."""
 
     heads: int
     query_heads: int
@@ -48,11 +48,11 @@ class AttentionShape:
 
 @dataclass
 class Kernels(PoolKernels):
-    """Attention over such pools, with `rep` query heads for each kv head, cut for `chip`."""
+    """Attention over such pools, with `rep` query heads for each kv head, on a device like `chip`."""
 
     rep: int = 1
     chip: DeviceProperties = field(default_factory=DeviceProperties)
-    _left: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
+    _partial: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
 
     @classmethod
     def check(cls, shape: AttentionShape) -> None:
@@ -64,8 +64,8 @@ class Kernels(PoolKernels):
             raise Unsupported(f"attention kernels take heads of {dims} dimensions, not of {shape.dim}")
         if shape.query_heads % shape.heads:
             raise Unsupported(f"{shape.query_heads} query heads can't share {shape.heads} kv heads evenly")
-        if (group := shape.query_heads // shape.heads) > FEW[-1]:
-            raise Unsupported(f"{group} query heads share a kv head, and the kernels take {FEW[-1]} at most")
+        if (group := shape.query_heads // shape.heads) > DECODE_ROWS[-1]:
+            raise Unsupported(f"{group} query heads share a kv head, and the kernels take {DECODE_ROWS[-1]} at most")
 
     def attend(
         self,
@@ -79,16 +79,16 @@ class Kernels(PoolKernels):
         scale: float,
         window: int,
     ) -> Any:
-        """Attention (T, query heads, 1, D) of `queries` of that shape over what is in `pages` (int32, all rows' pages
-        one after the other) of the pool; `tiles` says which. `window` is 0 for none. `counters` are zeros, and are so
+        """Attention (T, query heads, 1, D) of `queries` of that shape over the pool's `pages` (int32, the page tables
+        of all sequences one after the other), as `tiles` says. `window` is 0 for none. `counters` are zeros, and are
         again afterwards: at least as many as partial results times kv heads."""
-        few = tiles.rows != MANY
-        if not few and pool.scales is not None:  # what many rows read again and again is worth making plain
+        decode = tiles.rows != PREFILL_ROWS
+        if not decode and pool.scales is not None:  # many rows read the same pages again and again
             pool, written = self.dequantize(pool, pages, written, queries)
             pages = mx.arange(pages.shape[0], dtype=mx.int32)
-        factors = counters if pool.scales is None else pool.scales
-        return (self._few if few else self._many)(
-            [queries, pool.data, factors, pages, tiles.items, counters, written, *self._left_over(tiles)],
+        kv_scales = counters if pool.scales is None else pool.scales
+        return (self._decode if decode else self._prefill)(
+            [queries, pool.data, kv_scales, pages, tiles.items, counters, written, *self._partial_results(tiles)],
             [
                 ("T", self.dtype),
                 ("D", self.dim),
@@ -98,31 +98,31 @@ class Kernels(PoolKernels):
                 ("HEADS", self.heads),
                 ("ROWS", tiles.rows),
                 ("SCALE", bits_of(scale * _LOG2_E)),
-                *([("S", pool.data.dtype), ("STAGES", self._stages)] if few else [("TILE", self._tile)]),
+                *([("S", pool.data.dtype), ("STAGES", self._stages)] if decode else [("TILE", self._tile)]),
             ],
             blocks=(tiles.blocks, self.heads),
-            threads=128 if few or self.dim <= 128 else 256,
+            threads=128 if decode or self.dim <= 128 else 256,
             shapes=[queries.shape],
             dtypes=[self.dtype],
         )[0]
 
     def close(self) -> None:
         super().close()
-        self._left.clear()
+        self._partial.clear()
 
-    def _left_over(self, tiles: Tiles) -> tuple[Any, Any]:
-        """Room for what the parts of tiles leave to be merged, with its scales: each launch of as many writes over the
-        last one's. Arrays that are made anew cost the host 2 us each, and are all kept until a pass has ended."""
+    def _partial_results(self, tiles: Tiles) -> tuple[Any, Any]:
+        """Memory for partial results of split tiles, and for their scales; launches with as many parts use it in turn.
+        New arrays cost the host 2 us each, and are all kept until a pass has ended."""
         key = tiles.rows, tiles.parts
-        if key not in self._left:
-            lines = tiles.parts * self.heads * tiles.rows
-            self._left[key] = mx.zeros(max(1, lines * self.dim)), mx.zeros(max(1, lines * 2))
-            mx.eval(self._left[key])
-        return self._left[key]
+        if key not in self._partial:
+            rows = tiles.parts * self.heads * tiles.rows
+            self._partial[key] = mx.zeros(max(1, rows * self.dim)), mx.zeros(max(1, rows * 2))
+            mx.eval(self._partial[key])
+        return self._partial[key]
 
     def check_memory(self) -> None:
         """Raise Unsupported where a block of the device has too little shared memory for the kernels."""
-        needs = max(self._few_memory(_RINGS[-1]), self._many_memory(_MANY_TILES[-1]))
+        needs = max(self._decode_memory(_RINGS[-1]), self._prefill_memory(_PREFILL_TILES[-1]))
         if needs + _STATIC > self.chip.shared:
             raise Unsupported(
                 f"heads of {self.dim} dimensions take {needs} bytes of shared memory, and {self.chip.shared} are there"
@@ -130,32 +130,32 @@ class Kernels(PoolKernels):
 
     @cached_property
     def _stages(self) -> int:
-        """As deep a ring as lets two blocks share a multiprocessor, or one where two can't."""
-        room = (self.chip.shared + _STATIC) // 2 - _STATIC - _FLAGS
-        twice = (depth for depth in _RINGS if self._few_memory(depth) <= room)
-        once = (depth for depth in _RINGS if self._few_memory(depth) + _STATIC <= self.chip.shared)
+        """The deepest ring with which two blocks share a multiprocessor, or one block where two can't."""
+        available = (self.chip.shared + _STATIC) // 2 - _STATIC - _FLAGS
+        twice = (depth for depth in _RINGS if self._decode_memory(depth) <= available)
+        once = (depth for depth in _RINGS if self._decode_memory(depth) + _STATIC <= self.chip.shared)
         return next(twice, 0) or next(once)
 
     @cached_property
     def _tile(self) -> int:
-        return next(tile for tile in _MANY_TILES if self._many_memory(tile) + _STATIC <= self.chip.shared)
+        return next(tile for tile in _PREFILL_TILES if self._prefill_memory(tile) + _STATIC <= self.chip.shared)
 
-    def _few_memory(self, stages: int) -> int:
-        """A ring of tiles for each warp, and a place for its sums."""
+    def _decode_memory(self, stages: int) -> int:
+        """Bytes of shared memory: a ring of tiles for each warp, and its sums."""
         line = self.dim + 4 if self.int8 else self.dim * int(self.dtype.size)
-        return _FEW_WARPS * (stages * 2 * TILE * line + 8 * (self.dim + 4) * 4)
+        return _DECODE_WARPS * (stages * 2 * TILE * line + 8 * (self.dim + 4) * 4)
 
-    def _many_memory(self, tile: int) -> int:
-        """Queries, and two tiles of keys and of values."""
-        return (MANY + 4 * tile) * self.dim * int(self.dtype.size)
-
-    @cached_property
-    def _few(self) -> CudaKernel:
-        return self._attend("few", _FEW_BODY, self._few_memory(self._stages))
+    def _prefill_memory(self, tile: int) -> int:
+        """Bytes of shared memory: queries, and two tiles of keys and of values."""
+        return (PREFILL_ROWS + 4 * tile) * self.dim * int(self.dtype.size)
 
     @cached_property
-    def _many(self) -> CudaKernel:
-        return self._attend("many", _MANY_BODY, self._many_memory(self._tile))
+    def _decode(self) -> CudaKernel:
+        return self._attend("decode", _DECODE_BODY, self._decode_memory(self._stages))
+
+    @cached_property
+    def _prefill(self) -> CudaKernel:
+        return self._attend("prefill", _PREFILL_BODY, self._prefill_memory(self._tile))
 
     def _attend(self, kind: str, body: str, memory: int) -> CudaKernel:
         name = f"attend_{kind}"

@@ -1,4 +1,4 @@
-"""What a model takes for a layer's cache, over pages that all rows share: attention by the kernels."""
+"""Layer caches of the paged backend: attention over shared pages by CUDA kernels."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from ...forward.compiled import CompiledPasses
 from ...mlxlm import Window
 from .kernels import Kernels
 from .pool import Pool
-from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, few_tiles, is_few, many_tiles
+from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, decode_tiles, is_short, prefill_tiles
 
 _LEAST_PAGES = 4096
-"""Pages that a step names at least: each length is another program."""
-_LEAST_SMALL = 64
-"""Where they are made plain for prompts, and nothing is compiled."""
+"""The least length of a step's page table: each length is another compiled pass."""
+_LEAST_DEQUANTIZED = 64
+"""The same where pages are dequantized for prompts, and nothing is compiled."""
 _BLOCKS = 512
-"""Blocks of a launch for many rows at least: those without work cost nearly nothing, as they all run at once."""
+"""The least blocks of a prefill launch. Those without work cost nearly nothing, as they all run at once."""
 
 
 @dataclass
 class Pass:
-    """What all layers share in a step. The first `few` of `count` tokens are of segments for one kernel, the rest for
-    the other, or of nobody; `pages`, of these and of those, are where their rows are, and `slots` where all the tokens
-    go, on the device. `tiles` are, by whether they are for few and by their window, for layers of `kernels`' heads.
-    `compiled` are passes over these layers that were compiled."""
+    """A step's data that all layers share.
+
+    Tokens [0, decode_tokens) of `count` belong to the decode kernel, the rest to the prefill kernel; padding belongs to
+    neither. `pages` are the page tables for prefill and decode, and `slots` the places in the pool that tokens are
+    written to, on the device. `tiles` are the attention kernels' work, by (decode, window). `compiled` caches passes
+    over these layers.
+    """
 
     kernels: Kernels
     positions: Any = None
@@ -39,28 +42,30 @@ class Pass:
     counters: tuple[Any, Any] = (None, None)
     compiled: CompiledPasses = field(default_factory=CompiledPasses)
     count: int = 0
-    few: int = 0
+    decode_tokens: int = 0
     segments: dict[bool, Segments] = field(default_factory=dict)
     tiles: dict[tuple[bool, int], Tiles] = field(default_factory=dict)
     windows: set[int] = field(default_factory=set)
-    _uploads: Staging = field(default_factory=Staging)
+    _staging: Staging = field(default_factory=Staging)
 
     def begin(self, segments: Segments, positions: npt.NDArray[np.int32], slots: Any, pages: Any) -> None:
-        """The next step; `segments` begin with those of few rows."""
+        """Start the next step; `segments` begin with the short ones."""
         if self.counters[0] is None:  # one for each kernel: they may run at the same time
             self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
             mx.eval(self.counters)
-        some = int(np.count_nonzero(is_few(segments[:, COUNT], self.kernels.rep)))
-        short, long = segments[:some], segments[some:]
+        count = int(np.count_nonzero(is_short(segments[:, COUNT], self.kernels.rep)))
+        short, long = segments[:count], segments[count:]
         self.count = len(positions)
-        self.few, border = (int(long[0, FIRST]), int(long[0, PAGES])) if len(long) else (self.count, len(pages))
+        self.decode_tokens, border = (
+            (int(long[0, FIRST]), int(long[0, PAGES])) if len(long) else (self.count, len(pages))
+        )
         long[:, PAGES] -= border
-        long[:, FIRST] -= self.few
+        long[:, FIRST] -= self.decode_tokens
         self.segments = {kind: of for kind, of in ((True, short), (False, long)) if len(of)}
-        made = {(kind, window): self._cut(window, few=kind) for kind in self.segments for window in self.windows}
-        least = _LEAST_SMALL if self.kernels.int8 else _LEAST_PAGES
+        made = {(kind, window): self._plan(window, decode=kind) for kind in self.segments for window in self.windows}
+        least = _LEAST_DEQUANTIZED if self.kernels.int8 else _LEAST_PAGES
         both = [_padded(pages[border:], least), _padded(pages[:border], _LEAST_PAGES)]
-        self.positions, self.slots, *rest = self._uploads.put(
+        self.positions, self.slots, *rest = self._staging.put(
             positions, slots, *both, *(tiles.items for tiles in made.values())
         )
         self.pages = rest[0], rest[1]
@@ -69,80 +74,79 @@ class Pass:
         }
 
     def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
-        """Numbers that a step needs, on the device."""
-        return self._uploads.put(*arrays)
+        """Arrays of a step, on the device."""
+        return self._staging.put(*arrays)
 
     def close(self) -> None:
-        """Nothing more is computed; what is compiled holds the pools."""
+        """Drop everything: compiled passes hold the pools."""
         self.compiled.clear()
         self.positions = self.slots = None
         self.pages = self.counters = (None, None)
         self.tiles = {}
-        self._uploads = Staging()
+        self._staging = Staging()
 
-    def work(self, window: int, *, few: bool) -> Tiles:
-        """The step's tiles, made once; tokens are counted from the first of their kind. Those of a window that was
-        asked for before are made when a step begins, and come to the device with all that it needs."""
-        if (few, window) not in self.tiles:
+    def tiles_of(self, window: int, *, decode: bool) -> Tiles:
+        """The step's tiles, made once; tokens are counted from the first of their kind. Those of a window that an
+        earlier step asked for are made when a step begins, and staged with its other arrays."""
+        if (decode, window) not in self.tiles:
             self.windows.add(window)
-            made = self._cut(window, few=few)
-            self.tiles[few, window] = replace(made, items=self._uploads.put(made.items)[0])
-        return self.tiles[few, window]
+            made = self._plan(window, decode=decode)
+            self.tiles[decode, window] = replace(made, items=self._staging.put(made.items)[0])
+        return self.tiles[decode, window]
 
-    def _cut(self, window: int, *, few: bool) -> Tiles:
-        kernels, some = self.kernels, self.segments[few]
-        if few:
-            made = few_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window)
-            most = (made.blocks + 8) // 8 + made.blocks + self.few  # however the rows are cut
+    def _plan(self, window: int, *, decode: bool) -> Tiles:
+        kernels, some = self.kernels, self.segments[decode]
+        if decode:
+            made = decode_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window)
+            most = (made.blocks + 8) // 8 + made.blocks + self.decode_tokens  # however the segments are split
             return replace(made, items=_padded(made.items, 1 << (most - 1).bit_length()))
-        made = many_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window, dim=kernels.dim)
+        made = prefill_tiles(some, rep=kernels.rep, heads=kernels.heads, window=window, dim=kernels.dim)
         items = _padded(made.items, _BLOCKS // kernels.heads)
-        blocks, room = len(items), 2 * _BLOCKS // kernels.heads  # for parts, also where no tile is split
+        blocks, room = len(items), 2 * _BLOCKS // kernels.heads  # for partial results, also where no tile is split
         return replace(made, items=items, blocks=blocks, parts=room if blocks <= room else blocks if made.parts else 0)
 
     def attend(self, queries: Any, pool: Pool, written: Any, *, window: int, scale: float) -> Any:
-        """Attention (T, query heads, 1, D) of all the step's `queries` of that shape over what is in `pool`, where
-        `written` says that it is there."""
-        if self.few in (0, self.count):
-            return self._attend(queries, pool, written, window, scale, few=self.few > 0)
-        parts = [self._attend(queries[: self.few], pool, written, window, scale, few=True)]
-        parts.append(self._attend(queries[self.few :], pool, written, window, scale, few=False))
+        """Attention (T, query heads, 1, D) of all the step's `queries` of that shape over `pool`; `written` is the
+        token that `PoolKernels.write` returned."""
+        if self.decode_tokens in (0, self.count):
+            return self._attend(queries, pool, written, window, scale, decode=self.decode_tokens > 0)
+        parts = [self._attend(queries[: self.decode_tokens], pool, written, window, scale, decode=True)]
+        parts.append(self._attend(queries[self.decode_tokens :], pool, written, window, scale, decode=False))
         return mx.concatenate(parts)
 
-    def _attend(self, queries: Any, pool: Pool, written: Any, window: int, scale: float, *, few: bool) -> Any:
-        tiles = self.work(window, few=few)
+    def _attend(self, queries: Any, pool: Pool, written: Any, window: int, scale: float, *, decode: bool) -> Any:
+        tiles = self.tiles_of(window, decode=decode)
         return self.kernels.attend(
-            queries, pool, tiles, self.pages[few], self.counters[few], written, scale=scale, window=window
+            queries, pool, tiles, self.pages[decode], self.counters[decode], written, scale=scale, window=window
         )
 
-    # Programs ----------------------------------------------------------------------------------------------------
+    # Compiled passes -----------------------------------------------------------------------------------------------
 
     def inputs(self, windows: Sequence[int]) -> tuple[Hashable, list[Any]]:
-        """For a program of a step for layers with `windows`: all that is constant in it, and the arrays that it is
-        given each time."""
+        """The constants of a compiled pass for layers with `windows`, and the arrays that it takes each time."""
         keys = self._keys(windows)
-        tiles = [self.work(window, few=few) for few, window in keys]
+        tiles = [self.tiles_of(window, decode=decode) for decode, window in keys]
         shapes = [(of.rows, of.blocks, of.parts, of.items.shape) for of in tiles]
-        constants = (self.count, self.few, self.pages[0].shape, self.pages[1].shape, *keys, *shapes)
+        constants = (self.count, self.decode_tokens, self.pages[0].shape, self.pages[1].shape, *keys, *shapes)
         return constants, [self.positions, self.slots, *self.pages, *(of.items for of in tiles)]
 
     def template(self, windows: Sequence[int]) -> Pass:
-        """The step without its arrays: with others it is a step that has the same constants."""
+        """The step without its arrays: with other arrays, it is a step with the same constants."""
         bare = {key: replace(self.tiles[key], items=None) for key in self._keys(windows)}
         return replace(self, positions=None, slots=None, pages=(None, None), segments={}, tiles=bare)
 
     def filled(self, arrays: Sequence[Any]) -> Pass:
-        """The template with `arrays` as `inputs` gives them."""
-        positions, slots, many, few, *items = arrays
+        """The template with `arrays` as `inputs` returns them."""
+        positions, slots, prefill, decode, *items = arrays
         tiles = {key: replace(of, items=one) for (key, of), one in zip(self.tiles.items(), items, strict=True)}
-        return replace(self, positions=positions, slots=slots, pages=(many, few), tiles=tiles)
+        return replace(self, positions=positions, slots=slots, pages=(prefill, decode), tiles=tiles)
 
     def _keys(self, windows: Sequence[int]) -> list[tuple[bool, int]]:
-        return [(few, window) for few in self.segments for window in windows]
+        return [(decode, window) for decode in self.segments for window in windows]
 
 
 class PagedLayer:
-    """One layer: its `pool` and its `window`, 0 where it sees everything."""
+    """A layer's `pool`, and its `window`, 0 for none."""
 
     def __init__(self, pool: Pool, window: int, step: Pass) -> None:
         self.pool = pool
@@ -156,16 +160,16 @@ class PagedLayer:
         return self.step.positions
 
     def make_mask(self, count: int = 1, return_array: bool = False, window_size: int | None = None) -> Window | None:
-        """No mask: the kernels know who sees what, but for a window that only the model knows of."""
+        """No mask, as the kernels compute it; or the window, where only the model knows it."""
         return None if window_size is None else Window(window_size)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Put `keys` and `values` (T, kv heads, 1, D) where they belong."""
+        """Write `keys` and `values` (T, kv heads, 1, D) to the pool."""
         self.written = self.step.kernels.write(self.pool, keys, values, self.step.slots)
         return keys, values
 
     def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
-        """Attention (T, query heads, 1, D) of `queries` of that shape over each token's own row up to itself."""
+        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence."""
         if sinks is not None:
             raise NotImplementedError("the kernels know no attention sinks")
         window = min(filter(None, (window, self.window)), default=0)
@@ -173,8 +177,7 @@ class PagedLayer:
 
 
 def _padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
-    """`array` (n, ...) with zeros behind it, so that it comes in few sizes from `least` on: a tile of zeros has no
-    rows."""
+    """`array` (n, ...), padded with zeros to a power of two from `least` on. A tile of zeros has no rows."""
     size = max(least, 1 << (len(array) - 1).bit_length())
     padded = np.zeros((size, *array.shape[1:]), np.int32)
     padded[: len(array)] = array

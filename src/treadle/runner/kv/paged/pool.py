@@ -1,9 +1,9 @@
-"""A pool of pages: one layer's cache for all rows, and the kernels that fill it.
+"""Pool of pages: one layer's cache for all sequences, and the kernels that write it.
 
-A pool is (pages, 2, kv heads, page, D): keys, then values, plain or as whole numbers of 8 bits with a factor for every
-token and head. The kernels write to it in place, which MLX does not know of: it only sees that they read it. What
-keeps the order right is that `write` returns a token that whatever reads takes, that all run on one stream, and that
-nothing else ever makes a new array out of a pool.
+A pool is (pages, 2, kv heads, page, D): keys, then values, in the model's type or as int8 with a scale for every token
+and head. The kernels write to it in place, unknown to MLX, which only sees that they read it. The order is right
+because `write` returns a token that every reader takes, because all run on one stream, and because nothing else ever
+makes a new array out of a pool.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WRITE_BODY = """
   to[0] = reinterpret_cast<const uint4*>(k)[i];
   to[size_t(HEADS) * PAGE * CHUNKS] = reinterpret_cast<const uint4*>(v)[i];
 """
-_SMALL_BODY = """
+_INT8_BODY = """
   const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0 && lane == 0) written[0] = 0;
   const int value = warp % 2, h = warp / 2 % HEADS, token = warp / (2 * HEADS);
@@ -47,15 +47,15 @@ _SMALL_BODY = """
   const size_t line = ((size_t(slot / PAGE) * 2 + value) * HEADS + h) * PAGE + slot % PAGE;
   unsigned char* to = const_cast<unsigned char*>(pool) + line * D;
   for (int e = 0; e < D / 32; ++e) to[e * 32 + lane] = treadle::whole(x[e], factor);
-  if (lane == 0) const_cast<float*>(factors)[line] = factor;
+  if (lane == 0) const_cast<float*>(kv_scales)[line] = factor;
 """
-_WIDEN_BODY = """
+_DEQUANTIZE_BODY = """
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, each = size_t(2) * HEADS * PAGE * D / 8;
   if (i == 0) done[0] = 0;
   if (i >= pages_shape[0] * each) return;
   const size_t at = pages[i / each] * each + i % each;
   const uint2 eight = reinterpret_cast<const uint2*>(pool)[at];
-  const float factor = factors[at / (D / 8)];
+  const float factor = kv_scales[at / (D / 8)];
   const unsigned char* from = reinterpret_cast<const unsigned char*>(&eight);
   uint4 wide;
   T* to = reinterpret_cast<T*>(&wide);
@@ -73,16 +73,16 @@ _COPY_BODY = """
   at[to * each + i % each] = at[from * each + i % each];
   constexpr int SOME = sizeof(S) == 1 ? 2 * HEADS * PAGE : 0;
   if (i % each >= SOME) return;
-  float* factors[] = {FACTORS};
-  float* factor = factors[blockIdx.y];
+  float* kv_scales[] = {KV_SCALES};
+  float* factor = kv_scales[blockIdx.y];
   factor[size_t(to) * SOME + i % each] = factor[size_t(from) * SOME + i % each];
 """
 
 
 @dataclass
 class Pool:
-    """`data` (pages, 2, kv heads, page, D), plain or uint8: 128 and the whole numbers that times `factors` (pages, 2,
-    kv heads, page), float32, are what is kept."""
+    """`data` (pages, 2, kv heads, page, D) in the model's type; or uint8, where (data - 128) times `scales` (pages, 2,
+    kv heads, page), float32, are keys and values."""
 
     data: Any
     scales: Any | None = None
@@ -93,11 +93,11 @@ class Pool:
 
 @dataclass
 class PoolKernels:
-    """The kernels for pools of `heads` kv heads of `dim` dimensions in pages of `page` tokens, which keep `dtype`, or
-    whole numbers of 8 `bits` for it.
+    """Kernels for pools of `heads` kv heads of `dim` dimensions in pages of `page` tokens, which store `dtype`, or int8
+    with 8 `bits`.
 
-    Compiled at their first use; what the compiler says then comes as a RuntimeError out of the evaluation. `kernel` is
-    what they are made of, `dtypes` what they compute in, and `compile` compiles programs that use them.
+    They are compiled at their first use; a compiler's refusal is a RuntimeError at the evaluation. `kernel` makes them,
+    `dtypes` are the types that they compute in, and `compile` compiles passes that use them.
     """
 
     kernel: ClassVar[type[CudaKernel]] = CudaKernel
@@ -114,7 +114,7 @@ class PoolKernels:
 
     @property
     def int8(self) -> bool:
-        """Whether keys and values are kept as whole numbers."""
+        """Whether keys and values are stored as int8."""
         return self.bits == 8
 
     @property
@@ -123,7 +123,7 @@ class PoolKernels:
         return 2 * self.heads * self.page * (self.dim + 4 if self.int8 else self.dim * int(self.dtype.size))
 
     def new_pool(self, pages: int) -> Pool:
-        """An empty one, which takes its memory at once."""
+        """An empty pool, which takes its memory at once."""
         shape = (pages, 2, self.heads, self.page, self.dim)
         pool = Pool(mx.zeros(shape, self.dtype))
         if self.int8:
@@ -132,11 +132,11 @@ class PoolKernels:
         return pool
 
     def write(self, pool: Pool, keys: Any, values: Any, slots: Any) -> Any:
-        """Put `keys` and `values` (T, kv heads, 1, D) at `slots` (T,) of the pool, those at -1 nowhere. What comes back
-        tells whatever reads that it is done."""
+        """Write `keys` and `values` (T, kv heads, 1, D) to `slots` (T,) of the pool, those at -1 nowhere. Returns a
+        token that readers wait for."""
         kernel, inputs, threads = self._write, [keys, values, pool.data, slots], keys.size // 8
         if pool.scales is not None:
-            kernel, inputs, threads = self._write_small, [*inputs, pool.scales], keys.size // self.dim * 64
+            kernel, inputs, threads = self._write_int8, [*inputs, pool.scales], keys.size // self.dim * 64
         return kernel(
             inputs,
             [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
@@ -148,14 +148,15 @@ class PoolKernels:
 
     def copy_pages(self, pools: Sequence[Pool], pairs: Any) -> Any:
         """In all of `pools`, copy each page `pairs[i, 0]` over page `pairs[i, 1]`, which is in no other pair (int32).
-        What comes back tells that it is done."""
-        kept, factors = [pool.data for pool in pools], [pool.scales for pool in pools if pool.scales is not None]
+        Returns a token
+        that is there when all are copied."""
+        kept, kv_scales = [pool.data for pool in pools], [pool.scales for pool in pools if pool.scales is not None]
         kernel = self._copies.get(len(kept))
         if kernel is None:
             kernel = self._copies[len(kept)] = self._new_copy(len(kept))
         threads = pairs.shape[0] * 2 * self.heads * self.page * self.dim * int(kept[0].dtype.size) // 16
         return kernel(
-            [pairs, *kept, *factors],
+            [pairs, *kept, *kv_scales],
             [("S", kept[0].dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
             blocks=(-(-threads // 256), len(kept)),
             threads=256,
@@ -164,14 +165,14 @@ class PoolKernels:
         )[0]
 
     def dequantize(self, pool: Pool, pages: Any, *after: Any) -> tuple[Pool, Any]:
-        """The pool's `pages` (P,) in the first pages of a plain one, which all layers use in turn; what comes back with
-        it says that they are there. They are read when the two arrays `after`, whose making fills them, are there."""
+        """The pool's `pages` (P,) in the model's type, as the first pages of a pool that all layers use in turn, and a
+        token that readers wait for. They are read once the two arrays `after`, whose making fills them, are there."""
         count = int(pages.shape[0])
         if self._workspace is None or self._workspace.data.shape[0] < count:
             self._workspace = None
             self._workspace = Pool(mx.zeros((count, 2, self.heads, self.page, self.dim), self.dtype))
             mx.eval(self._workspace.data)
-        done = self._widen(
+        done = self._dequantize_kv(
             [pool.data, pool.scales, pages, *after, self._workspace.data],
             [("T", self.dtype), ("D", self.dim), ("HEADS", self.heads), ("PAGE", self.page)],
             blocks=(-(-count * 2 * self.heads * self.page * self.dim // 8 // 256), 1),
@@ -182,7 +183,7 @@ class PoolKernels:
         return self._workspace, done
 
     def close(self) -> None:
-        """Free what layers used in turn."""
+        """Free the memory that layers used in turn."""
         self._workspace = None
 
     @cached_property
@@ -190,24 +191,24 @@ class PoolKernels:
         return self.kernel("write", ["k", "v", "pool", "slots"], ["written"], _WRITE_BODY)
 
     @cached_property
-    def _write_small(self) -> CudaKernel:
-        names = ["k", "v", "pool", "slots", "factors"]
-        return self.kernel("write_small", names, ["written"], _SMALL_BODY, files=["device/numbers.cuh"])
+    def _write_int8(self) -> CudaKernel:
+        names = ["k", "v", "pool", "slots", "kv_scales"]
+        return self.kernel("write_int8", names, ["written"], _INT8_BODY, files=["device/numbers.cuh"])
 
     def _new_copy(self, layers: int) -> CudaKernel:
-        """One for all layers: to start a kernel for each takes the host longer than the copies take the device."""
+        """A kernel for all layers: a launch for each takes the host longer than the copies take the device."""
         pools = [f"pool{i}" for i in range(layers)]
-        factors = [f"factors{i}" for i in range(layers)] if self.int8 else []
+        kv_scales = [f"kv_scales{i}" for i in range(layers)] if self.int8 else []
         body = _COPY_BODY.replace("POOLS", _listed("S", pools))
-        body = body.replace("FACTORS", _listed("float", factors) or "nullptr")
-        return self.kernel("copy_pages", ["pairs", *pools, *factors], ["copied"], body)
+        body = body.replace("KV_SCALES", _listed("float", kv_scales) or "nullptr")
+        return self.kernel("copy_pages", ["pairs", *pools, *kv_scales], ["copied"], body)
 
     @cached_property
-    def _widen(self) -> CudaKernel:
-        names = ["pool", "factors", "pages", "written", "queries", "plain"]
-        return self.kernel("widen", names, ["done"], _WIDEN_BODY, files=["device/numbers.cuh"])
+    def _dequantize_kv(self) -> CudaKernel:
+        names = ["pool", "kv_scales", "pages", "written", "queries", "plain"]
+        return self.kernel("dequantize_kv", names, ["done"], _DEQUANTIZE_BODY, files=["device/numbers.cuh"])
 
 
 def _listed(kind: str, names: Sequence[str]) -> str:
-    """Arrays of `kind` that a kernel writes to."""
+    """Arguments of `kind` that a kernel writes to."""
     return ", ".join(f"const_cast<{kind}*>({name})" for name in names)

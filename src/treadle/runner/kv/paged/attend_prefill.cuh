@@ -240,7 +240,7 @@ __device__ inline void leave(const Item& item, const float (&o)[F][D / 8][4], co
 // (128 + 4 * TILE) * D * 2 bytes. They start in the order of the items, all heads of one after another: the longest
 // items should come first.
 template <typename T, int D, int REP, int PAGE, int WINDOW, int TILE>
-__device__ inline void attend_many(const T* q, const T* pool, const int* pages, const int* items, float factor,
+__device__ inline void attend_prefill(const T* q, const T* pool, const int* pages, const int* items, float factor,
                                    T* out, float* partial, float* scales, int* counters, int heads) {
   constexpr int ROWS = 128, F = D > 128 ? 1 : 2, OWN = 16 * F, THREADS = 32 * ROWS / OWN, CHUNKS = D / 8;
   constexpr int STEP = THREADS / CHUNKS, WIDE = D * 2;  // tokens that all threads fetch at once, bytes of a token

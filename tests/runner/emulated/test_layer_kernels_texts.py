@@ -40,10 +40,10 @@ def test_tokens_get_their_lines_of_the_table(bits: int, group: int, width: int, 
 
 def test_angles_are_cosines_and_sines() -> None:
     positions = mx.array([0, 1, 5, 4000, 131071, 17, 3], mx.int32)
-    turns = mx.array((10000.0 ** -(np.arange(32) / 32)).astype(np.float32))
-    angles = np.float32(positions)[:, None] * np.array(turns)
-    wanted = np.stack([np.cos(angles.astype(np.float64)), np.sin(angles.astype(np.float64))], axis=-1)
-    np.testing.assert_allclose(np.array(REAL.angles(positions, turns)), wanted, atol=3e-7)
+    inv_freq = mx.array((10000.0 ** -(np.arange(32) / 32)).astype(np.float32))
+    cos_sin = np.float32(positions)[:, None] * np.array(inv_freq)
+    wanted = np.stack([np.cos(cos_sin.astype(np.float64)), np.sin(cos_sin.astype(np.float64))], axis=-1)
+    np.testing.assert_allclose(np.array(REAL.cos_sin(positions, inv_freq)), wanted, atol=3e-7)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,14 @@ def test_queries_and_keys_are_turned_and_keys_and_values_put_at_their_slots(
     at = slots(3)
     qkv = (random(1, at.shape[0], (heads.queries + 2 * heads.kv) * heads.dim) * 2).astype(dtype)
     norms = [(1 + random(i, heads.dim) / 4).astype(dtype) for i in (2, 3)] if norm else [None, None]
-    angles = PLAIN.angles(mx.arange(at.shape[0]) * 7, mx.array(np.geomspace(1, 1e-4, heads.dim // 2, dtype=np.float32)))
+    cos_sin = PLAIN.cos_sin(
+        mx.arange(at.shape[0]) * 7, mx.array(np.geomspace(1, 1e-4, heads.dim // 2, dtype=np.float32))
+    )
     real, plain = twins(1, heads.kv, heads.dim, dtype, bits)
     found, wanted = filled(real, 1), filled(plain, 1)
-    q = REAL.rotate(qkv, *norms, 1e-5, angles, at, found, heads)
+    q = REAL.rotate(qkv, *norms, 1e-5, cos_sin, at, found, heads)
     plain_norms = [None if one is None else wide(one) for one in norms]
-    close(q, PLAIN.rotate(wide(qkv), *plain_norms, 1e-5, angles, at, wanted, heads), 4 * ROUNDED[dtype])
+    close(q, PLAIN.rotate(wide(qkv), *plain_norms, 1e-5, cos_sin, at, wanted, heads), 4 * ROUNDED[dtype])
     if bits == 16:
         close(found.data, wanted.data, 4 * ROUNDED[dtype])
         np.testing.assert_array_equal(host(wide(found.data))[:, 1], host(wanted.data)[:, 1])
@@ -80,7 +82,7 @@ def test_queries_and_keys_are_turned_and_keys_and_values_put_at_their_slots(
 
 @pytest.mark.parametrize(("width", "dtype"), [(4168, mx.bfloat16), (264, mx.float16)])
 def test_sums_are_normed(width: int, dtype: Any) -> None:
-    """Of widths that the threads' turns do not end with."""
+    """Of widths that the threads' inv_freq do not end with."""
     x, r, weight = random(1, 3, width).astype(dtype), random(2, 3, width).astype(dtype), random(3, width).astype(dtype)
     h, y = REAL.add_norm(x, r, weight, 1e-5)
     wanted_h, wanted_y = PLAIN.add_norm(wide(x), wide(r), wide(weight), 1e-5)

@@ -81,7 +81,7 @@ __device__ inline unsigned halved(unsigned two, __nv_bfloat16) {
 // memory, filled ahead by asynchronous copies over the ends of items, so that memory is never waited for twice, and its own
 // running softmax. Tokens are the tensor cores' rows and packed rows their columns: eight rows fill a fragment.
 template <typename T, typename S, int D, int REP, int PAGE, int WINDOW, int ROWS, int STAGES>
-__device__ inline void attend_few(const T* q, const S* pool, const float* factors, const int* pages, const int* items,
+__device__ inline void attend_decode(const T* q, const S* pool, const float* kv_scales, const int* pages, const int* items,
                                   const int* starts, float factor, T* out, float* partial, float* scales,
                                   int* counters, int heads) {
   constexpr bool SMALL = sizeof(S) == 1;
@@ -132,8 +132,8 @@ __device__ inline void attend_few(const T* q, const S* pool, const float* factor
         fetch(place, from + token * BYTES + chunk * 16, inside);
         fetch(place + TILE * BYTES, from + plane * sizeof(S) + token * BYTES + chunk * 16, inside);
       }
-      if (SMALL && lane < 8)  // factors of 16 keys, then of 16 values
-        fetch(to + 2 * TILE * BYTES + lane * 16, factors + at + (lane >> 2) * (plane / D) + (lane & 3) * 4, true);
+      if (SMALL && lane < 8)  // kv_scales of 16 keys, then of 16 values
+        fetch(to + 2 * TILE * BYTES + lane * 16, kv_scales + at + (lane >> 2) * (plane / D) + (lane & 3) * 4, true);
       tile_ahead += WARPS;
       look_ahead(false);
     }
