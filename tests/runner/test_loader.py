@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.runner.conftest import Tiny
 from tests.runner.drive import run_alone
 from tests.support.tiny import make_tiny
 from treadle.core.messages import Submit
@@ -288,3 +289,34 @@ def test_quantized_keys_and_values_are_refused_by_name(tmp_path: Path, bits: int
     with pytest.raises(ConfigError, match=f"{why}.*leave `kv_bits` out") as caught:
         build(make_tiny(tmp_path / "model"), kv_bits=bits)
     assert caught.value.param == "kv_bits"
+
+
+NO_CUDA = ("paged", "its kernels are for CUDA, and this is cpu")
+
+
+@pytest.mark.parametrize(
+    ("family", "padded", "backend", "rejected"),
+    [
+        ("llama", False, "contiguous", [NO_CUDA]),
+        ("llama", True, "padded", [("paged", "not asked for"), ("contiguous", "not asked for")]),
+        ("mamba", False, "padded", [NO_CUDA, ("contiguous", "it keeps more than keys and values")]),
+        (
+            "llama4",
+            False,
+            "serial",
+            [
+                NO_CUDA,
+                ("contiguous", "it keeps more than keys and values"),
+                ("padded", "its caches can't be merged (ChunkedKVCache, KVCache)"),
+            ],
+        ),
+    ],
+)
+def test_a_choice_keeps_the_reasons_against_better_backends(
+    tiny: Tiny, family: str, padded: bool, backend: str, rejected: list[tuple[str, str]]
+) -> None:
+    choice = tiny(family, padded=padded).choice
+    assert choice.config.name == backend
+    assert list(choice.rejected) == rejected
+    assert choice.reason_against("paged") == rejected[0][1]
+    assert choice.reason_against("fused layers") == ""

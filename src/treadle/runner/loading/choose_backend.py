@@ -55,8 +55,7 @@ def choose(
     Raises ConfigError where `kv_bits` were asked for and can't be had, or where there is no memory for a step.
     """
     choosing = _Choosing(library, module, found, request, kernels)
-    choice = None if request.padded else choosing.paged() or choosing.contiguous()
-    choice = choice or choosing.padded()
+    choice = choosing.asked() if request.padded else choosing.best()
     return replace(choice, rejected=tuple(choosing.rejected))
 
 
@@ -76,6 +75,7 @@ class _Choosing:
     def paged(self) -> BackendChoice | None:
         request = self._request
         if request.device != "cuda":
+            self._reject("paged", f"its kernels are for CUDA, and this is {request.device}")
             return None
         budget = mem.kv_budget(request.memory, request.device, mem.PAGES_SHARE)
         make = partial(candidates.paged, self._library, self._module, budget, self.rejected)
@@ -90,6 +90,15 @@ class _Choosing:
             )
         _log.warning("attention kernels are not used: %s; decoding is slower for several requests at once", reason)
         return None
+
+    def best(self) -> BackendChoice:
+        return self.paged() or self.contiguous() or self.padded()
+
+    def asked(self) -> BackendChoice:
+        """mlx-lm's caches, as they were asked for."""
+        for backend in ("paged", "contiguous"):
+            self._reject(backend, "not asked for")
+        return self.padded()
 
     def contiguous(self) -> BackendChoice | None:
         request, cost, budget = self._request, self._found.kv, self._budget
@@ -121,8 +130,11 @@ class _Choosing:
         try:
             return make()
         except Unsupported as error:
-            self.rejected.append(Rejection(backend, str(error)))
+            self._reject(backend, str(error))
             return None
+
+    def _reject(self, backend: str, reason: str) -> None:
+        self.rejected.append(Rejection(backend, reason))
 
 
 def _sized(config: PagedConfig, module: Any, budget: int, request: BackendRequest) -> BackendChoice:

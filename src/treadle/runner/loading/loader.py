@@ -166,7 +166,7 @@ def _backend_details(name: str, choice: BackendChoice, options: LoadOptions) -> 
     """Details for people about mlx-lm's caches, where these serve the model, with a warning; else none."""
     if choice.config.name not in ("padded", "serial"):
         return {}
-    reason = "not asked for" if options.padded else choice.reason_against("contiguous")
+    reason = choice.reason_against("contiguous")
     if not options.padded:
         _log.warning("%s runs on mlx-lm's caches: %s; decoding is slower for several requests at once", name, reason)
     lines = {"own rows": reason, "not batched": choice.reason_against("padded")}
