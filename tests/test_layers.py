@@ -36,7 +36,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runner": ("core", "cache"),
     "cache": ("core",),
     "text": ("core", "environment", "processes"),
-    "fronts": ("core", "text", "engine.client", "engine.generation", "engine.observer", "telemetry", "hosts", "keys"),
+    "fronts": (
+        *("core", "text", "telemetry", "hosts", "keys"),
+        *("engine.client", "engine.reservation", "engine.generation", "engine.status", "engine.observer"),
+    ),
     "telemetry": ("core", "streams"),
     "models": (),
     "fleet": ("processes", "hosts", "environment"),

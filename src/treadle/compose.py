@@ -25,7 +25,8 @@ from .config import Settings
 from .core.messages import Capabilities
 from .core.refusals import Refusal
 from .descriptors import DescriptorReserve
-from .engine.client import Admission, EngineClient
+from .engine.admission import AdmissionLimits
+from .engine.client import EngineClient
 from .engine.handle import OwnerHandle
 from .engine.observer import Observer
 from .engine.owner import OwnerLimits
@@ -171,7 +172,7 @@ def engine_for(
 
     return EngineClient(
         launch,
-        Admission(
+        AdmissionLimits(
             settings.max_running,
             settings.waiting_places,
             settings.max_wait_s,

@@ -14,6 +14,7 @@ from .compose import LocalTexts, aside, engine_for, require_installed
 from .config import Settings
 from .core.virtual_queue import Arrival
 from .engine.client import EngineClient
+from .engine.status import status_of
 from .errors import InvalidRequest, spelled
 from .fronts.chat_messages import asks_to_continue, read_turns
 from .fronts.rows import Piece, Row
@@ -114,8 +115,8 @@ class Engine:
         return self._client
 
     def status(self) -> dict[str, Any]:
-        """What `/v1/status` shows."""
-        return self.client.status()
+        """Return the status that `/v1/status` shows."""
+        return status_of(self.client)
 
     async def generate(self, prompt: Prompt, **sampling: Any) -> Completion:
         """Generate to the end."""

@@ -25,8 +25,11 @@ from treadle.core.messages import (
 from treadle.core.virtual_queue import Arrival
 from treadle.engine import deaths as deaths_module
 from treadle.engine import supervisor as supervisor_module
-from treadle.engine.client import EXPECTED_COMPLETION, USUAL_COMPLETION, Admission, EngineClient, Reservation
+from treadle.engine.admission import EXPECTED_COMPLETION, USUAL_COMPLETION, AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.generation import MAX_UNREAD_TOKENS, Delta, Generation
+from treadle.engine.reservation import Reservation
+from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
 from treadle.errors import (
     Busy,
@@ -77,7 +80,7 @@ class Scene:
         self.owner: FakeOwner
         self.client = EngineClient(
             self.yard,
-            Admission(running, waiting, max_wait_s),
+            AdmissionLimits(running, waiting, max_wait_s),
             Timeouts(HANG_S, 100.0),
             observers=[Faulty(), self.notes],
             clock=self.clock,
@@ -109,7 +112,7 @@ class Scene:
     @property
     def free(self) -> bool:
         gate = self.client.gate
-        return gate.rows == 0 and gate.tokens == 0 and not self.client._live
+        return gate.rows == 0 and gate.tokens == 0 and not self.client.dispatch.generations
 
     @property
     def ended(self) -> dict[str, int]:
@@ -506,7 +509,7 @@ async def test_without_a_limit_a_row_reserves_what_the_context_leaves():
 
 @in_loop
 async def test_a_request_begun_before_the_first_capabilities_counts_one_token():
-    assert Scene().client._completion(None, 10) == 1
+    assert Scene().client.admission.completion_tokens(None, 10) == 1
 
 
 # Losing the engine -------------------------------------------------------------------------------------------------
@@ -595,14 +598,14 @@ async def test_a_hung_engine_is_seen_in_health_and_status_and_everyone_is_answer
         (generation,) = scene.submit(reservation)
         scene.admit(generation, tokens=(1,))
         scene.clock.now += HANG_S * 2
-        assert scene.client.status()["engine"]["last_heard_s"] == pytest.approx(HANG_S * 2)
+        assert status_of(scene.client)["engine"]["last_heard_s"] == pytest.approx(HANG_S * 2)
         with pytest.raises(EngineDied, match="hung"):
             await read(generation)
         await asyncio.wait_for(scene.client.supervisor.failed(), WAIT_S)
         health = scene.client.health()
         assert (health.live, health.ready, health.state) == (True, False, "failed")
         assert "hung" in health.reason
-        assert scene.client.status()["ready"] is False
+        assert status_of(scene.client)["ready"] is False
         with pytest.raises(EngineUnavailable, match="for good"):
             scene.reserve()
         scene.say(Output(id=generation.id, tokens=(2,)))
@@ -838,14 +841,14 @@ async def test_observers_hear_of_everything_though_one_of_them_raises():
 async def test_the_status_of_what_waits_and_runs():
     """D3."""
     scene = Scene(running=1)
-    assert scene.client.status()["capabilities"] is None
-    assert scene.client.status()["engine"]["last_step"] is None
+    assert status_of(scene.client)["capabilities"] is None
+    assert status_of(scene.client)["engine"]["last_step"] is None
     await scene.begin()
     with scene.reserve(rows=2) as reservation:
         waiting, running = scene.submit(reservation, 2)
         scene.admit(running, tokens=(1,), prompt_tokens_done=3)
         scene.clock.now += 2.0
-        status = scene.client.status()
+        status = status_of(scene.client)
         assert (status["state"], status["ready"], status["path"]) == ("ready", True, "serialized")
         admission = status["admission"]
         assert (admission["running"], admission["waiting"], admission["oldest_wait_s"]) == (1, 1, 2.0)
@@ -857,4 +860,4 @@ async def test_the_status_of_what_waits_and_runs():
         scene.finish(waiting)
         scene.finish(running)
     await scene.client.stop()
-    assert (scene.client.status()["state"], scene.owner.sent[-1]) == ("stopped", Stop())
+    assert (status_of(scene.client)["state"], scene.owner.sent[-1]) == ("stopped", Stop())

@@ -14,7 +14,8 @@ from tests.support.faults import Faults, FaultyRunner, plain
 from tests.support.owners import Clock, settle
 from treadle.core.messages import CancelReason, Submit
 from treadle.engine import deaths as deaths_module
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.generation import Generation
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
@@ -80,7 +81,7 @@ class Crowd:
         self.gone: list[Caller] = []
         self.running = self.chance.choice((1, 2, 5))
         self.budget = self.chance.choice((0, 60))
-        self.client = EngineClient(self.launch, Admission(self.running, 3, 2.0), clock=self.clock)
+        self.client = EngineClient(self.launch, AdmissionLimits(self.running, 3, 2.0), clock=self.clock)
 
     def launch(self) -> InlineOwner:
         self.owner = InlineOwner(self.build, OwnerLimits(self.running, 16), clock=self.clock)
@@ -143,7 +144,7 @@ async def test_no_place_is_lost_and_each_sequence_ends_once(seed, stop):
         gate = client.gate
         assert 0 <= gate.rows <= gate.limits.places
     await crowd.end(stop=stop)
-    assert (client.gate.rows, client.gate.tokens, client._live) == (0, 0, {})
+    assert (client.gate.rows, client.gate.tokens, client.dispatch.generations) == (0, 0, [])
     books = client.gate.statistics()
     assert books["accepted"] == sum(books["ended"].values())
     for caller in (*crowd.callers, *crowd.gone):

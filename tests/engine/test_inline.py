@@ -12,7 +12,8 @@ from tests.support.aio import in_loop
 from tests.support.faults import Faults, FaultyRunner, builds, plain
 from tests.support.owners import WAIT_S, settle
 from treadle.core.messages import Ping, Pong, Submit
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.errors import ModelError, Quarantined, ServerStopping, StartFailed
@@ -23,7 +24,7 @@ LIMITS = OwnerLimits(max_running=2, prefill_tokens=64)
 
 def engine(build: Any, *, pump: bool = False) -> tuple[EngineClient, InlineOwner]:
     owner = InlineOwner(build, LIMITS, pump=pump)
-    return EngineClient(lambda: owner, Admission(2, 2, 5.0)), owner
+    return EngineClient(lambda: owner, AdmissionLimits(2, 2, 5.0)), owner
 
 
 def reserve(client: EngineClient) -> Any:
@@ -67,7 +68,7 @@ async def test_a_start_that_fails_ends_it():
 async def test_a_broken_runner_is_told_and_closed():
     """B7: the one request that was there each time is at fault."""
     runner = FaultyRunner(Faults(always=RunnerBroken("lost")))
-    client = EngineClient(lambda: InlineOwner(builds(runner), LIMITS, pump=True), Admission(2, 2, 5.0))
+    client = EngineClient(lambda: InlineOwner(builds(runner), LIMITS, pump=True), AdmissionLimits(2, 2, 5.0))
     await asyncio.wait_for(client.start(), WAIT_S)
     with reserve(client) as reservation:
         (generation,) = reservation.submit([REQUEST])

@@ -26,12 +26,14 @@ from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
 from treadle.descriptors import DescriptorReserve
 from treadle.engine import deaths as deaths_module
 from treadle.engine import process as process_module
+from treadle.engine.admission import AdmissionLimits
 from treadle.engine.child import Channel, freeze_gc_when_ready, transmit
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.client import EngineClient
 from treadle.engine.framing import HEADER, frame, from_owner
 from treadle.engine.outbox import Outbox
 from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
 from treadle.engine.roster import allocate
+from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
 from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
 from treadle.processes import is_stopped
@@ -49,7 +51,9 @@ def quick(monkeypatch):
 
 @asynccontextmanager
 async def engine(*, hang_after_s: float = 30.0, **arguments: Any) -> AsyncIterator[EngineClient]:
-    client = EngineClient(lambda: ProcessOwner(ENTRY, arguments), Admission(4, 4, 30.0), Timeouts(hang_after_s, WAIT_S))
+    client = EngineClient(
+        lambda: ProcessOwner(ENTRY, arguments), AdmissionLimits(4, 4, 30.0), Timeouts(hang_after_s, WAIT_S)
+    )
     try:
         yield client
     finally:
@@ -157,7 +161,7 @@ async def test_a_child_that_is_killed_mid_stream_is_replaced_and_its_work_goes_o
         assert client.supervisor.pid != pid
         assert client.busy == 0
         assert await generate(client) == TOKENS
-        status = client.status()["engine"]
+        status = status_of(client)["engine"]
         assert (status["restarts"], status["replayed"], status["quarantined"]) == (1, 2, 0)
 
 
@@ -184,7 +188,7 @@ async def test_a_child_that_dies_once_costs_a_pause_alone(tmp_path, fault, cause
         assert not psutil.pid_exists(pid)
         assert client.supervisor.deaths.by_cause == {cause: 1}
         assert await generate(client) == TOKENS
-        assert client.quarantine.condemned == 0
+        assert client.dispatch.quarantine.condemned == 0
 
 
 @in_loop
@@ -214,7 +218,7 @@ async def one(client: EngineClient, request: Submit, tenant: str = "") -> list[i
 async def end_of_a_poison_in_a_crowd(client: EngineClient, tokens: int = 30) -> Any:
     """The poison's tokens, or its error; the innocents beside it get what they would have got."""
     innocents = [msgspec.structs.replace(request, max_tokens=tokens) for request in INNOCENTS]
-    client.admission = Admission(8, 8, 30.0)
+    client.admission.limits = AdmissionLimits(8, 8, 30.0)
     await start(client)
     async with asyncio.timeout(2 * WAIT_S):
         crowd = [asyncio.create_task(one(client, request)) for request in innocents]
@@ -243,7 +247,7 @@ async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poi
     """D4: at prefill, at a token, with a hang, with a fault of the runtime."""
     async with engine(hang_after_s=1.0, max_running=8, poison={"token": 66, **poison}) as client:
         assert isinstance(await end_of_a_poison_in_a_crowd(client), Quarantined)
-        status = client.status()["engine"]
+        status = status_of(client)["engine"]
         assert sum(status["deaths"].values()) <= deaths
         assert (status["quarantined"], status["deaths_explained"]) == (1, sum(status["deaths"].values()))
         async with asyncio.timeout(WAIT_S):
@@ -261,7 +265,7 @@ async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poi
 async def test_a_poison_takes_two_deaths_whoever_waits_beside_it(poison):
     """D4: tenants take turns on a full server, so the one that is admitted last is not the one that came first."""
     async with engine(hang_after_s=1.0, max_running=2, poison={"token": 66, **poison}) as client:
-        client.admission = Admission(2, 30, 60.0)
+        client.admission.limits = AdmissionLimits(2, 30, 60.0)
         await start(client)
         crowd = [
             asyncio.create_task(one(client, Submit(id="", prompt=(i, 3), max_tokens=300 + 40 * i), tenant))
@@ -301,7 +305,7 @@ async def test_an_exception_of_one_row_costs_no_engine():
 async def test_three_kills_in_the_middle_of_streams_cost_pauses_alone():
     """An operator's doing is nobody's fault, whenever it comes."""
     async with engine(can={"context": 100_000}) as client:
-        client.admission = Admission(4, 4, 30.0)
+        client.admission.limits = AdmissionLimits(4, 4, 30.0)
         await start(client)
         requests = [Submit(id="", prompt=(i, 3, i), max_tokens=3000) for i in range(1, 5)]
         with client.reserve(rows=4, prompt_tokens=12, completion_tokens=3000, kind="chat", tag="t") as reservation:
@@ -318,7 +322,7 @@ async def test_three_kills_in_the_middle_of_streams_cost_pauses_alone():
                 answers = await asyncio.gather(*readers)
         assert answers == [[plain(request, i) for i in range(3000)] for request in requests]
         assert client.supervisor.deaths.by_cause == {"killed": 3}
-        assert client.quarantine.condemned == 0
+        assert client.dispatch.quarantine.condemned == 0
 
 
 @in_loop
@@ -342,7 +346,7 @@ async def test_a_child_that_is_stopped_from_outside_is_no_requests_fault():
         answer = asyncio.create_task(one(client, request))
         async with asyncio.timeout(2 * WAIT_S):
             for stop in range(1, 3):
-                while not client.health().ready or client.status()["admission"]["running"] == 0:
+                while not client.health().ready or status_of(client)["admission"]["running"] == 0:
                     await asyncio.sleep(0.001)
                 assert client.supervisor.pid is not None
                 os.kill(client.supervisor.pid, signal.SIGSTOP)
@@ -351,7 +355,7 @@ async def test_a_child_that_is_stopped_from_outside_is_no_requests_fault():
                 assert "stopped from outside" in client.supervisor.reason
             assert await answer == [plain(request, i) for i in range(20_000)]
         assert client.supervisor.deaths.by_cause == {"killed": 2}
-        assert client.quarantine.condemned == 0
+        assert client.dispatch.quarantine.condemned == 0
 
 
 # Starts that fail --------------------------------------------------------------------------------------------------
@@ -652,7 +656,7 @@ def test_once_it_is_ready_garbage_is_not_looked_for_in_what_is_loaded(monkeypatc
 async def test_a_child_is_launched_with_the_descriptors_in_reserve_when_all_others_are_taken() -> None:
     """Clients may hold every other one: the engine must come back all the same."""
     spare = DescriptorReserve()
-    client = EngineClient(lambda: ProcessOwner(ENTRY, {}, spare), Admission(4, 4, 30.0))
+    client = EngineClient(lambda: ProcessOwner(ENTRY, {}, spare), AdmissionLimits(4, 4, 30.0))
     try:
         with no_descriptors():
             old = await start(client)
@@ -668,7 +672,7 @@ async def test_a_child_is_launched_with_the_descriptors_in_reserve_when_all_othe
 @in_loop
 async def test_without_a_reserve_a_launch_fails_for_lack_of_descriptors() -> None:
     """The test above would notice."""
-    client = EngineClient(lambda: ProcessOwner(ENTRY, {}), Admission(4, 4, 30.0))
+    client = EngineClient(lambda: ProcessOwner(ENTRY, {}), AdmissionLimits(4, 4, 30.0))
     try:
         with no_descriptors(), pytest.raises(StartFailed, match="could not be launched"):
             await start(client)

@@ -14,7 +14,8 @@ from tests.support.faults import Faults, FaultyRunner, Gate, builds
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
 from treadle.core.messages import Cancel, CancelReason, Finish, FinishReason, Output, StepReport, Submit
 from treadle.engine import queue_timeout as module
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.generation import Generation
 from treadle.engine.owner import OwnerLimits
 from treadle.engine.queue_timeout import SLACK_S, SLACK_STEPS, enforce_queue_timeout
@@ -118,7 +119,7 @@ async def test_a_refused_one_keeps_its_place_until_the_owner_has_ended_it(monkey
     """D2, B3: the same refusal as ever; what the owner says of it later reaches nobody."""
     monkeypatch.setattr(module, "SLACK_S", 0.01)
     yard, clock = Yard(FakeOwner), Clock()
-    client = EngineClient(yard, Admission(2, 2, 0.01), clock=clock)
+    client = EngineClient(yard, AdmissionLimits(2, 2, 0.01), clock=clock)
     client.begin()
     owner = await yard.next()
     owner.ready(CAN)
@@ -146,7 +147,7 @@ async def test_who_waits_behind_a_step_that_is_stuck_is_refused_in_time(monkeypa
     monkeypatch.setattr(module, "SLACK_S", 0.05)
     gate = Gate()
     runner = FaultyRunner(Faults(before_step=lambda step: gate.hold() if step == 2 else None))
-    client = EngineClient(lambda: ThreadOwner(builds(runner), OwnerLimits(1, 64)), Admission(1, 1, 0.05))
+    client = EngineClient(lambda: ThreadOwner(builds(runner), OwnerLimits(1, 64)), AdmissionLimits(1, 1, 0.05))
     await asyncio.wait_for(client.start(), WAIT_S)
 
     def reserve():

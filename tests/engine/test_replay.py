@@ -18,6 +18,7 @@ from treadle.engine import queue_timeout as waits_module
 from treadle.engine import supervisor as supervisor_module
 from treadle.engine.generation import MAX_UNREAD_TOKENS, Generation
 from treadle.engine.replay import in_flight
+from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
 from treadle.errors import Busy, EngineDied, EngineUnavailable, Quarantined, RequestCancelled, ServerStopping
 
@@ -88,7 +89,7 @@ async def test_what_ran_goes_on_from_its_tokens_and_what_waited_waits_on():
     assert scene.notes.of("died") == [("crash",)]
     assert len(scene.notes.of("replayed")) == 3
     assert scene.free
-    status = scene.client.status()["engine"]
+    status = status_of(scene.client)["engine"]
     assert (status["deaths"]["crash"], status["replayed"], status["held"]) == (1, 3, 0)
     await scene.client.stop()
 
@@ -114,7 +115,7 @@ async def test_after_a_kill_by_an_operator_everything_goes_on_at_once():
         assert ids(await another(scene, KILL)) == [generation.id for generation in generations]
         for generation in generations:
             scene.finish(generation)
-    assert scene.client.quarantine.condemned == 0
+    assert scene.client.dispatch.quarantine.condemned == 0
     await scene.client.stop()
 
 
@@ -146,7 +147,7 @@ async def test_a_poison_is_found_and_refused_and_the_others_go_on(caplog):
     assert scene.ended == {"quarantined": 1, "length": 3, "unused": 1}
     assert scene.notes.of("refused") == [("request_quarantined",)]
     assert scene.notes.of("quarantined") == [()]
-    status = scene.client.status()["engine"]
+    status = status_of(scene.client)["engine"]
     assert (status["deaths_explained"], status["quarantined"], status["quarantine_size"]) == (2, 1, 1)
     await scene.client.stop()
     assert [line for record in caplog.records if "observer" not in (line := record.getMessage())] == [
@@ -192,7 +193,7 @@ async def test_newcomers_are_held_back_while_a_suspect_is_tried():
         assert ids(await another(scene)) == [b.id]
         (newcomer,) = late.submit([ask(3)])
         assert ids(scene.owner) == [b.id]
-        assert scene.client.status()["engine"]["held"] == 2
+        assert status_of(scene.client)["engine"]["held"] == 2
         scene.finish(b)
         assert ids(scene.owner) == [b.id, a.id], "the end of the one on trial is the next one's turn"
         gain(scene, a, 5, 6)
@@ -275,7 +276,7 @@ async def test_what_no_step_contained_is_nobodys_fault():
         assert [submit.resumed for submit in submits(scene.owner)] == [False]
         scene.finish(innocent)
         await read(innocent)
-    assert scene.client.quarantine.condemned == 0
+    assert scene.client.dispatch.quarantine.condemned == 0
     await scene.client.stop()
 
 
@@ -344,7 +345,7 @@ async def test_a_poison_whose_client_leaves_is_found(left):
             await read(poison)
         assert (cancels(scene.owner), scene.client.busy) == ([], 2)
         assert ids(await another(scene)) == [innocent.id]
-        assert (scene.client.quarantine.condemned, scene.client.busy) == (1, 1)
+        assert (scene.client.dispatch.quarantine.condemned, scene.client.busy) == (1, 1)
         scene.finish(innocent)
     assert scene.free
     assert scene.ended == {"quarantined": 1, "length": 1}
@@ -407,7 +408,7 @@ async def test_one_that_was_turned_away_from_the_deadly_step_is_tried(monkeypatc
         assert ids(await another(scene)) == [poison.id]
         await another(scene)
     assert scene.free
-    assert (scene.ended, scene.client.quarantine.condemned) == ({"quarantined": 1}, 1)
+    assert (scene.ended, scene.client.dispatch.quarantine.condemned) == ({"quarantined": 1}, 1)
     await scene.client.stop()
 
 
@@ -597,7 +598,7 @@ async def test_a_sequence_that_is_killed_each_time_it_is_alone_is_given_up(caplo
     with scene.reserve() as again:
         scene.finish(again.submit([ask(66)])[0])
     assert scene.free
-    assert scene.client.quarantine.condemned == 0
+    assert scene.client.dispatch.quarantine.condemned == 0
     await scene.client.stop()
     assert all("memory ran out" in record.getMessage() for record in caplog.records if "lost" in record.getMessage())
     (line,) = [record.getMessage() for record in caplog.records if "engine_died" in record.getMessage()]

@@ -15,8 +15,10 @@ from tests.support.owners import WAIT_S, settle
 from treadle.core.messages import Stop, Submit
 from treadle.engine import supervisor as supervisor_module
 from treadle.engine import thread as thread_module
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.owner import OwnerLimits
+from treadle.engine.status import status_of
 from treadle.engine.thread import ThreadOwner
 from treadle.engine.timeouts import Timeouts
 from treadle.errors import EngineUnavailable, ModelError, RequestCancelled, StartFailed, TreadleError
@@ -26,7 +28,7 @@ LIMITS = OwnerLimits(max_running=3, prefill_tokens=64)
 
 
 def engine(build: Any, patience: Timeouts | None = None) -> EngineClient:
-    return EngineClient(lambda: ThreadOwner(build, LIMITS), Admission(3, 8, 30.0), patience)
+    return EngineClient(lambda: ThreadOwner(build, LIMITS), AdmissionLimits(3, 8, 30.0), patience)
 
 
 def reserve(client: EngineClient, rows: int = 1) -> Any:
@@ -79,7 +81,7 @@ async def test_the_event_loop_answers_while_a_step_computes():
         (second,) = other.submit([ask()])
         second.cancel()
         assert client.health().ready
-        assert client.status()["admission"]["waiting"] == 2
+        assert status_of(client)["admission"]["waiting"] == 2
         gate.open()
         assert len(await tokens_of(generation)) == 5
         with pytest.raises(RequestCancelled):

@@ -11,8 +11,9 @@ from typing import Any
 from tests.core.drive import Shape, expected
 from treadle.core import block_budget
 from treadle.core.messages import FinishReason
-from treadle.engine.client import EngineClient, Reservation
+from treadle.engine.client import EngineClient
 from treadle.engine.generation import Generation
+from treadle.engine.reservation import Reservation
 from treadle.errors import (
     Busy,
     TreadleError,

@@ -28,7 +28,10 @@ import msgspec
 from .turns import START
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
-    "EngineClient": ("report", "_numbers", "observers", "clock"),
+    "EngineClient": ("clock",),
+    "Admission": ("_clock",),
+    "Dispatch": ("report", "_groups", "_clock"),
+    "Observers": ("_observers",),
     "Gate": ("_books", "_on_refused"),
     "VirtualQueue": ("_tickets", "_new_id"),
     "Ticket": ("id",),
@@ -46,7 +49,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 }
 HIDDEN = {
     *("World", "Watch", "Condition", "Roster"),
-    *("Admission", "Capabilities", "GateLimits", "OwnerLimits", "Timeouts", "SchedulerLimits", "Shape"),
+    *("AdmissionLimits", "Capabilities", "GateLimits", "OwnerLimits", "Timeouts", "SchedulerLimits", "Shape"),
 }
 """Classes of the tests' own records, whose attributes that matter are walked by themselves, of locks, and of what is
 the same in all states of a scenario."""

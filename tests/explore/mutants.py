@@ -20,13 +20,15 @@ from treadle.core.messages import StepReport
 from treadle.core.queue import Queue
 from treadle.core.scheduler import Scheduler
 from treadle.core.sequence import Sequence
-from treadle.engine import client as client_module
+from treadle.engine import dispatch as dispatch_module
 from treadle.engine import outbox as outbox_module
-from treadle.engine.client import EngineClient, Health, Reservation
+from treadle.engine.admission import Admission
+from treadle.engine.client import EngineClient, Health
 from treadle.engine.generation import Generation
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.replay import Replay
+from treadle.engine.reservation import Reservation
 from treadle.engine.supervisor import EngineState, Supervisor
 
 from .callers import REPLAYS
@@ -65,11 +67,11 @@ def _tells_ends_twice(was: Callable[..., None]) -> Callable[..., None]:
 
 
 def _leaks_cancelled(was: Callable[..., None]) -> Callable[..., None]:
-    def leave(self: EngineClient, visit: Any, outcome: str) -> None:
+    def release(self: Admission, lease: Any, outcome: str) -> None:
         if outcome != "cancelled":
-            was(self, visit, outcome)
+            was(self, lease, outcome)
 
-    return leave
+    return release
 
 
 def _leaks_tokens(was: Callable[..., None]) -> Callable[..., None]:
@@ -165,7 +167,7 @@ def _overtakes(was: Callable[..., None]) -> Callable[..., None]:
 MUTANTS = (
     Mutant("a cancel is dropped", Scheduler, "cancel", _nothing, "one"),
     Mutant("an end is told twice", EngineLoop, "_report", _tells_ends_twice, "one"),
-    Mutant("a cancelled row keeps its place", EngineClient, "_leave", _leaks_cancelled, "one"),
+    Mutant("a cancelled row keeps its place", Admission, "release", _leaks_cancelled, "one"),
     Mutant("tokens stay taken in the gate", Gate, "release", _leaks_tokens, "one"),
     Mutant("what was reserved and not used stays taken", Reservation, "__exit__", _keeps_unused, "one"),
     Mutant("a rewound row loses its tokens", Sequence, "rewind", _loses_tokens, "faults"),
@@ -182,7 +184,7 @@ MUTANTS = (
         "who hangs up is no suspect", Replay, "accuses", lambda was: lambda self, generation: False, "poison leaves"
     ),
     Mutant("waits of a group that has begun end", Queue, "expired", _expires_all, "waits"),
-    Mutant("waits do not end where the engine hangs", client_module, "enforce_queue_timeout", _nothing, "two"),
+    Mutant("waits do not end where the engine hangs", dispatch_module, "enforce_queue_timeout", _nothing, "two"),
     Mutant("a hang is not noticed", Supervisor, "_overdue", lambda was: lambda self, *began: "", "one"),
     Mutant("all rows are blamed for a step", Scheduler, "recover", _blames_all, "lookahead"),
     Mutant("a row runs on past its end", Sequence, "take", _overtakes, "two"),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from tests.core.drive import expected
+from treadle.engine.status import status_of
 from treadle.engine.supervisor import MAX_FAILED_STARTS, EngineState
 from treadle.errors import TreadleError
 
@@ -146,7 +147,7 @@ def complete(world: World, how: str = FAIR) -> None:
     require(took <= LONGEST_S, f"it takes {took:.0f} s until everyone has ended")
     _nothing_is_left(world, stuck)
     if world.client.health().ready:
-        found = world.client.quarantine.condemned or not world.poisoned
+        found = world.client.dispatch.quarantine.condemned or not world.poisoned
         require(found, f"a poison took {world.poisoned} engines down, and is not refused")
         _serves(world, stuck)
     _stops(world, stuck)
@@ -212,7 +213,7 @@ def _nothing_is_left(world: World, stuck: ModelOwner | None) -> None:
     client = world.client
     require(client.busy == 0, f"{client.busy} rows are left in the gate")
     require(client.gate.tokens == 0, f"{client.gate.tokens} tokens are left in the gate")
-    require(not client.status()["requests"], "requests are left in the status")
+    require(not status_of(client)["requests"], "requests are left in the status")
     for caller in world.callers.values():
         if caller.generations:
             ended = world.ends.finished_[caller.ask.name]

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 
 from treadle.core import block_budget
 from treadle.core.messages import CancelReason, Submit
-from treadle.engine.client import Admission, EngineClient, Timeouts
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.generation import Generation
+from treadle.engine.timeouts import Timeouts
 from treadle.errors import (
     Busy,
     EngineUnavailable,
@@ -61,12 +63,12 @@ class World:
         self.draining = False
         self.client = EngineClient(
             self._launch,
-            Admission(scenario.slots, scenario.waiting, MAX_WAIT_S),
+            AdmissionLimits(scenario.slots, scenario.waiting, MAX_WAIT_S),
             Timeouts(hang_after_s=HANG_AFTER_S, start_timeout_s=START_TIMEOUT_S),
             observers=(self.ends,),
             clock=self.clock,
         )
-        if (quarantine := getattr(self.client, "quarantine", None)) is not None:
+        if (quarantine := getattr(self.client.dispatch, "quarantine", None)) is not None:
             quarantine._key = bytes(32)  # the same in all worlds
         self.client.begin()
         self.events.settle()

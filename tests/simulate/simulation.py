@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from tests.explore.turns import TurnLoop
 from treadle.core.messages import Submit
 from treadle.engine import generation as generation_module
-from treadle.engine.client import Admission, EngineClient, Timeouts
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.generation import Generation
+from treadle.engine.timeouts import Timeouts
 from treadle.errors import Busy, EngineUnavailable, TreadleError
 
 from .machine import VOCABULARY, Machine, SimulatedOwner, token_at
@@ -118,7 +120,7 @@ class Days:
             slots = self.machine.slots
             self.client = EngineClient(
                 self._launch,
-                Admission(slots, 2 * slots, MAX_WAIT_S, by_forecast=True),
+                AdmissionLimits(slots, 2 * slots, MAX_WAIT_S, by_forecast=True),
                 Timeouts(hang_after_s=HANG_AFTER_S),
                 clock=self._events.time,
             )
@@ -191,7 +193,7 @@ class Days:
         self._until(self._events.now + 2 * HOUR_S)
         client, outcome = self.client, self.outcome
         assert client.gate.rows == client.gate.tokens == 0, f"{client.gate.rows} rows are left in the gate"
-        assert not client._live
+        assert not client.dispatch.generations
         assert sum(outcome.ends.values()) == outcome.asked, "each request ends once"
         assert self._owner.loop is not None
         assert self._owner.runner is not None

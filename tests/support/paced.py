@@ -18,7 +18,8 @@ from tests.support.bytes_text import VOCABULARY, BytesTexts, bytes_text
 from treadle.config import Settings
 from treadle.core.messages import Submit
 from treadle.core.plan import StepPlan, StepResult
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.owner import OwnerLimits
 from treadle.engine.thread import ThreadOwner
 from treadle.fronts.web.app import create_app
@@ -51,7 +52,7 @@ async def serve(options: argparse.Namespace) -> None:
     step_s = options.step_ms / 1000
     limits = OwnerLimits(max_running=options.running, prefill_tokens=4096)
     waiting = options.running if options.waiting is None else options.waiting
-    admission = Admission(options.running, waiting, options.max_wait, by_forecast=options.waiting is None)
+    admission = AdmissionLimits(options.running, waiting, options.max_wait, by_forecast=options.waiting is None)
     telemetry = Telemetry()
     engine = EngineClient(
         lambda: ThreadOwner(lambda progress: PacedRunner(step_s), limits), admission, observers=[telemetry.metrics]

@@ -1,11 +1,15 @@
-"""The observer protocol: calls that tell metrics what happens to requests. Each comes on the event loop and must be
+"""The observer protocol, by which metrics follow requests. Its methods are called on the event loop and must be
 quick."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..core.messages import StepReport
+
+log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
@@ -40,3 +44,18 @@ class Observer(Protocol):
     def quarantined(self) -> None:
         """A request was found to take the engine down, and is refused from now on."""
         ...
+
+
+class Observers:
+    """The observers of one engine client."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def tell(self, event: Callable[[Observer], None]) -> None:
+        """Call `event` with each observer. One that raises is logged and costs no request its answer."""
+        for observer in self._observers:
+            try:
+                event(observer)
+            except Exception:
+                log.exception("an observer failed")

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from .client import EngineClient
 from .deaths import Cause
 from .generation import Generation
 
-if TYPE_CHECKING:
-    from .client import EngineClient
 
-
-def status_of(client: EngineClient, generations: Sequence[Generation]) -> dict[str, Any]:
-    """Admission, the requests that live, the engine's last statistics and their age in seconds."""
+def status_of(client: EngineClient) -> dict[str, Any]:
+    """Admission, live requests, the engine's last statistics and their age in seconds."""
     now = client.clock()
     health = client.health()
+    generations = client.dispatch.generations
     waits = [now - generation.submitted for generation in generations if generation.started is None]
-    path = "serialized" if client.admission.max_running == 1 else "batched"
+    path = "serialized" if client.admission.limits.max_running == 1 else "batched"
     can = client.capabilities
     return {
         "state": health.state,
@@ -47,10 +45,10 @@ def _engine_status(client: EngineClient, now: float) -> dict[str, Any]:
         "restarts": supervisor.restarts,
         "deaths": {cause.value: supervisor.deaths.by_cause[cause] for cause in Cause},
         "deaths_explained": supervisor.deaths.explained,
-        "replayed": client.replay.replayed,
-        "held": client.replay.held,
-        "quarantined": client.quarantine.condemned,
-        "quarantine_size": len(client.quarantine),
+        "replayed": client.dispatch.replay.replayed,
+        "held": client.dispatch.replay.held,
+        "quarantined": client.dispatch.quarantine.condemned,
+        "quarantine_size": len(client.dispatch.quarantine),
         "load_s": round(supervisor.load_s, 3),
         "last_step": None if report is None else report.step,
         "last_heard_s": None if beat is None else round(now - beat, 6),

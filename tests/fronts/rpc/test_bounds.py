@@ -7,6 +7,7 @@ import pytest
 
 from tests.fronts.rpc.worker import WIRES, refused, until, worker
 from tests.support.aio import in_loop
+from treadle.engine.status import status_of
 from treadle.fronts.rpc.interceptor import OTHER_BYTES
 from treadle.fronts.rpc.live_calls import ABORT_BYTES, MOST_ABORTED
 from treadle.fronts.size_limits import OTHER_FIELDS_BYTES, message_bytes
@@ -69,8 +70,8 @@ async def test_a_long_prompt_without_scores_is_not_refused_for_their_size() -> N
     """D22: 900,000 ids "whose log-probabilities do not fit", though none were asked for."""
     async with worker(context=1_000_000, pump=False) as w:
         call = w.mlx.generate(prompt=[65] * 900_000)
-        await until(lambda: bool(w.engine.status()["requests"]))
-        assert w.engine.status()["requests"][0]["prompt_tokens"] == 900_000
+        await until(lambda: bool(status_of(w.engine)["requests"]))
+        assert status_of(w.engine)["requests"][0]["prompt_tokens"] == 900_000
         call.cancel()
 
 

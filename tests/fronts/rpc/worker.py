@@ -18,7 +18,8 @@ from tests.fronts.web.server import ANSWER, says
 from tests.support.bytes_text import VOCABULARY, BytesTexts, bytes_text
 from treadle.config import Settings
 from treadle.core.messages import Submit
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.connections import Connections
@@ -145,7 +146,7 @@ async def worker(
 ) -> AsyncIterator[Scene]:
     runner = FrontRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache)
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
-    engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s))
+    engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s))
     texts = BytesTexts(bytes_text(context, default_sampling))
     metrics = Metrics()
     server = RpcServer(engine, texts, Settings(grpc_port=0, **settings), metrics, "m", connections=connections)

@@ -13,7 +13,8 @@ from tests.support.asgi import Client, get, post
 from tests.support.bytes_text import EOS, VOCABULARY, BytesTexts, bytes_text
 from treadle.config import Settings
 from treadle.core.messages import Submit
-from treadle.engine.client import Admission, EngineClient
+from treadle.engine.admission import AdmissionLimits
+from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.text import ServerHealth
@@ -91,7 +92,7 @@ async def front(
     runner = FrontRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache)
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     telemetry = Telemetry()
-    engine = EngineClient(lambda: owner, Admission(running, waiting, max_wait_s), observers=[telemetry.metrics])
+    engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s), observers=[telemetry.metrics])
     texts = BytesTexts(bytes_text(context, default_sampling))
     telemetry.metrics.watch(ServerHealth(engine, texts))
     app = create_app(engine, texts, Settings(**{"served_model_name": "m", **settings}), telemetry)

@@ -21,8 +21,9 @@ from ...config import Settings
 from ...core.messages import CancelReason
 from ...core.refusals import Refusal
 from ...core.virtual_queue import Arrival
-from ...engine.client import EngineClient, Reservation
+from ...engine.client import EngineClient
 from ...engine.generation import Generation
+from ...engine.reservation import Reservation
 from ...errors import (
     EngineUnavailable,
     InvalidRequest,

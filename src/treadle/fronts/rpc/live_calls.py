@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from ...core.messages import CancelReason
-from ...engine.client import Reservation
+from ...engine.reservation import Reservation
 from ...errors import InvalidRequest
 from .ask import MAX_REQUEST_ID_CHARS
 

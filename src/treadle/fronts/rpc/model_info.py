@@ -11,6 +11,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 
 from ...core.messages import EngineStatistics
 from ...engine.client import EngineClient
+from ...engine.status import status_of
 from ...errors import EngineUnavailable
 from ..prefixes import hit_rate
 from ..text import Texts, health_of
@@ -120,7 +121,7 @@ class WorkerInfo:
         )
 
     def load(self) -> Load:
-        status = self._engine.status()
+        status = status_of(self._engine)
         admission = status["admission"]
         waiting = [request for request in status["requests"] if request["phase"] == "waiting"]
         return Load(

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from ...core.refusals import Refusal
 from ...engine.client import EngineClient, Health
+from ...engine.status import status_of
 from ...errors import InsufficientScope, ModelNotFound
 from ...telemetry import Telemetry
 from ...telemetry.logs import written
@@ -76,7 +77,7 @@ class Probes:
 
     async def status(self, request: Request) -> Response:
         health = health_of(self._engine, self._texts)
-        status = self._engine.status()
+        status = status_of(self._engine)
         status.update(state=health.state, ready=health.ready, reason=health.reason)
         status["model"] = self._model
         status["uptime_s"] = round(time.monotonic() - self._started, 3)

@@ -21,7 +21,8 @@ from ....config import Settings
 from ....core.messages import CancelReason
 from ....core.refusals import Refusal
 from ....core.virtual_queue import Arrival
-from ....engine.client import EngineClient, Reservation
+from ....engine.client import EngineClient
+from ....engine.reservation import Reservation
 from ....errors import EngineUnavailable, InsufficientScope, ModelNotFound, RateLimited, ReaderStalled, TreadleError
 from ....telemetry.access import RequestRecord
 from ....text import StopSet, TextStream, TextView

@@ -160,7 +160,7 @@ def _facts(can: Capabilities, engine: EngineClient) -> Iterable[tuple[str, str, 
     yield "Device", details.get("device", can.device), ", ".join(filter(None, (can.device, software)))
     cache = f"KV cache up to {size(can.kv_budget_bytes)}" if can.kv_budget_bytes else "KV cache not limited"
     yield "Memory", f"{size(can.weight_bytes)} of weights", cache
-    admission = engine.admission
+    admission = engine.admission.limits
     waiting = f"{admission.max_waiting} more wait up to {admission.max_wait_s:g} s"
     yield "Capacity", f"{admission.max_running} at once", waiting if admission.max_waiting else "others are refused"
 
