@@ -52,13 +52,13 @@ class Answer:
 
 async def ask(engine: Engine, prompt: Sequence[int], tokens: int) -> Answer:
     began = time.perf_counter()
-    first, found, cached = 0.0, [], 0
+    first, found = 0.0, []
     sampling = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
-    async for row, piece in engine._answer(list(prompt), sampling):  # the row knows what was cached
-        first = first or time.perf_counter() - began
-        found.extend(piece.token_ids)
-        cached = row.cached_tokens
-    return Answer(tuple(found), cached, first)
+    async with engine._begin(list(prompt), sampling) as choice:  # the choice has the number of cached tokens
+        async for piece in choice.pieces():
+            first = first or time.perf_counter() - began
+            found.extend(piece.token_ids)
+        return Answer(tuple(found), choice.cached_tokens, first)
 
 
 def words(chance: random.Random, count: int) -> tuple[int, ...]:

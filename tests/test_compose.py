@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from treadle import installation
-from treadle.compose import owner_of, owner_spec, require_installed
+from treadle.compose.checks import require_installed
+from treadle.compose.owner import owner_of, owner_spec
 from treadle.config import Settings
 from treadle.errors import StartFailed
 from treadle.installation import Problem

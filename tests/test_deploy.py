@@ -15,7 +15,7 @@ import yaml
 from typer.main import get_command
 
 from treadle.cli.app import app
-from treadle.compose import STOP_GRACE_S
+from treadle.compose.server import STOP_GRACE_S
 from treadle.config import Settings
 from treadle.fronts.size_limits import MOST_BODY_BYTES
 

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import difflib
-import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from .compose import LocalTexts, aside, engine_for, require_installed
+from .compose.checks import require_installed
+from .compose.engine import engine_for
+from .compose.texts import LocalTexts
+from .compose.waiting import aside
 from .config import Settings
 from .core.virtual_queue import Arrival
 from .engine.client import EngineClient
 from .engine.status import status_of
 from .errors import InvalidRequest, spelled
-from .fronts.chat_messages import asks_to_continue, read_turns
-from .fronts.rows import Piece, Row
-from .fronts.text import limits_of, with_stops
-from .fronts.validate import RawParams, build_submits, check
+from .fronts.accounts import Account
+from .fronts.authentication import Caller
+from .fronts.generation.choice import Choice
+from .fronts.generation.life import begin
+from .fronts.generation.pieces import Piece, WholeChoice
+from .fronts.generation.prompts import IdsPrompt, MessagesPrompt, Prompts, TextPrompt
+from .fronts.generation.request import GenerationRequest
+from .fronts.models import ServedModel, model_names
+from .fronts.salts import Salts
+from .fronts.validate import Limits, RawParams, ValidatedRequest, check
+from .keys import ALL
 from .models.resolve import resolve
-from .text import TextModel, TextStream
+from .telemetry.access import RequestRecord
 
 ONE_PROGRAM = 1
-"""The fingerprint of all calls: a place that was promised to one of them is any other's too."""
+"""The fingerprint of all calls: a ticket of one of them is valid for any other."""
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages with `role` and `content`, as the HTTP API reads them: unknown keys are ignored."""
@@ -69,8 +80,10 @@ class Engine:
         values = {"model": where, "in_process": in_process, **settings}
         self.settings = Settings.from_mapping(values, source="treadle.Engine")
         self._progress = progress
-        self._client: EngineClient | None = None
+        self._model: ServedModel | None = None
         self._texts = LocalTexts()
+        self._caller = Caller(b"", "127.0.0.1", ALL, Account())
+        self._salts = Salts()
         self._begun = False
 
     async def start(self) -> Engine:
@@ -93,12 +106,12 @@ class Engine:
         except BaseException:
             await client.stop()
             raise
-        self._client = client
+        self._model = ServedModel(model_names(self.settings), client, self._texts, self.settings.max_tokens)
 
     async def stop(self) -> None:
         """End the engine; what still runs gets an error. Idempotent."""
-        if self._client is not None:
-            await self._client.stop()
+        if self._model is not None:
+            await self._model.engine.stop()
         self._texts.close()
 
     async def __aenter__(self) -> Engine:
@@ -110,9 +123,13 @@ class Engine:
     @property
     def client(self) -> EngineClient:
         """The client beneath: admission, jobs, status. Raises RuntimeError before `start`."""
-        if self._client is None:
+        return self._served.engine
+
+    @property
+    def _served(self) -> ServedModel:
+        if self._model is None:
             raise RuntimeError("the engine is not started: use `async with Engine(...)`, or await start()")
-        return self._client
+        return self._model
 
     def status(self) -> dict[str, Any]:
         """Return the status that `/v1/status` shows."""
@@ -120,17 +137,13 @@ class Engine:
 
     async def generate(self, prompt: Prompt, **sampling: Any) -> Completion:
         """Generate to the end."""
-        texts: list[str] = []
-        tokens: list[int] = []
-        finish_reason = ""
-        prompt_tokens = cached_tokens = 0
-        async with aclosing(self._answer(prompt, sampling)) as answer:
-            async for row, piece in answer:
-                texts.append(piece.text)
-                tokens.extend(piece.token_ids)
-                finish_reason = piece.finish_reason or finish_reason
-                prompt_tokens, cached_tokens = len(row.generation.request.prompt), row.cached_tokens
-        return Completion("".join(texts), tuple(tokens), finish_reason, prompt_tokens, cached_tokens)
+        whole = WholeChoice()
+        async with self._begin(prompt, sampling) as choice:
+            async with aclosing(choice.pieces()) as pieces:
+                async for piece in pieces:
+                    whole.add(piece)
+            text, tokens = "".join(whole.text), tuple(whole.token_ids)
+            return Completion(text, tokens, whole.finish_reason or "", len(choice.prompt), choice.cached_tokens)
 
     async def stream(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[str, None]:
         """Text, as soon as it is certain."""
@@ -147,72 +160,59 @@ class Engine:
                     yield token
 
     async def pieces(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[Piece, None]:
-        """Text and token ids together; the last piece says how it ended."""
-        async with aclosing(self._answer(prompt, sampling)) as answer:
-            async for _, piece in answer:
+        """Text and token ids together; the last piece has the finish reason."""
+        async with self._begin(prompt, sampling) as choice, aclosing(choice.pieces()) as pieces:
+            async for piece in pieces:
                 yield piece
 
-    async def _answer(self, prompt: Prompt, sampling: Mapping[str, Any]) -> AsyncGenerator[tuple[Row, Piece], None]:
-        """The row with each of its pieces. Room is asked for before anything is tokenized, as in HTTP."""
-        client, model = self.client, self._texts.model()
-        limits = limits_of(model, client.capabilities, self.settings.max_tokens)
-        wanted = _wanted(sampling)
-        least_tokens = 1 if wanted.prompt_logprobs is None else 0
-        checked = with_stops(check(wanted, limits, least_tokens=least_tokens), model, chat=_is_chat(prompt))
-        if checked.n != 1:
-            raise InvalidRequest("n must be 1 here: call again for more", param="n")
-        with client.reserve(
-            rows=1,
-            prompt_tokens=_estimate(prompt, model),
-            completion_tokens=checked.max_tokens,
-            least_tokens=checked.least_tokens,
+    @asynccontextmanager
+    async def _begin(self, prompt: Prompt, sampling: Mapping[str, Any]) -> AsyncIterator[Choice]:
+        """Admit one request and give its choice."""
+        request = GenerationRequest(
             kind="library",
-            tag="library",
+            id="library",
+            prompts=_prompts(prompt),
+            check=partial(_check, _raw_params(sampling)),
+            caller=self._caller,
             arrival=Arrival(fingerprint=ONE_PROGRAM, repeat=True),
-        ) as reservation:
-            ids = await self._texts.pool.run(_token_ids, model, prompt)
-            salt = checked.cache_salt or ""
-            (request,) = build_submits(checked, [ids], limits, lambda: secrets.randbits(63), salt=salt)
-            reservation.resize(prompt_tokens=len(ids), completion_tokens=request.max_tokens)
-            (generation,) = reservation.submit([request])
-            row = Row(generation, TextStream(model, checked.stop, min_tokens=checked.min_tokens))
-            async with aclosing(row.pieces()) as pieces:
-                async for piece in pieces:
-                    yield row, piece
+            salts=self._salts,
+            record=RequestRecord(id="", method="", path="", started=time.monotonic()),
+            stops_of_model=_is_chat(prompt),
+        )
+        async with begin(self._served, request) as choices:
+            (choice,) = choices
+            yield choice
 
 
-def _estimate(prompt: Prompt, model: TextModel) -> int:
-    """About how many tokens `prompt` has; what it is not is found out later."""
-    if isinstance(prompt, str):
-        return 1 + int(len(prompt.encode("utf-8", "replace")) / model.bytes_per_token)
-    if _is_chat(prompt):
-        texts = (str(message.get("content", "")) for message in prompt if isinstance(message, Mapping))
-        return sum(_estimate(text, model) for text in texts)
-    return len(prompt) if isinstance(prompt, Sequence) else 1
+def _check(params: RawParams, limits: Limits) -> ValidatedRequest:
+    """Validate the parameters. Raises InvalidRequest, also for more than one choice."""
+    validated = check(params, limits, least_tokens=1 if params.prompt_logprobs is None else 0)
+    if validated.n != 1:
+        raise InvalidRequest("n must be 1 here: call again for more", param="n")
+    return validated
 
 
-def _wanted(sampling: Mapping[str, Any]) -> RawParams:
+def _raw_params(sampling: Mapping[str, Any]) -> RawParams:
     stop = sampling.get("stop")
-    wanted = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
+    given = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
     known = [one.name for one in fields(RawParams)]
-    if unknown := wanted.keys() - set(known):
+    if unknown := given.keys() - set(known):
         name = min(unknown)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
         raise InvalidRequest(f"unknown sampling argument '{name}'{hint}", param=name)
-    return RawParams(**wanted)
+    return RawParams(**given)
 
 
 def _is_chat(prompt: Prompt) -> bool:
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def _token_ids(text: TextModel, prompt: Prompt) -> Sequence[int]:
+def _prompts(prompt: Prompt) -> Prompts:
     if isinstance(prompt, str):
-        return text.encode(prompt)
+        return TextPrompt(prompt)
     if isinstance(prompt, Sequence) and all(type(item) is int for item in prompt):
-        return cast("Sequence[int]", prompt)
+        return IdsPrompt(cast("Sequence[int]", prompt))
     if _is_chat(prompt):
-        turns = read_turns(prompt, "prompt")
-        return text.chat_ids(turns, continue_final_message=asks_to_continue(prompt))
+        return MessagesPrompt(cast("Sequence[Mapping[str, Any]]", prompt), "prompt")
     raise InvalidRequest("a prompt is text, a list of token ids (ints) or a list of chat messages", param="prompt")

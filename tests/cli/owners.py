@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.support.scripted import ScriptedRunner
-from treadle.compose import OwnerSpec, limits_of
+from treadle.compose.owner import OwnerSpec, limits_of
 from treadle.core.messages import Capabilities, Submit, TokenLogprob
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.engine.owner import OwnerLimits

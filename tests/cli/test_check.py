@@ -42,7 +42,7 @@ def check(model: Path, bounds: Bounds | None = None, **settings: float) -> Mappi
 
 
 def with_owner(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("treadle.compose.OWNER_ENTRY", f"tests.cli.owners:{name}")
+    monkeypatch.setattr("treadle.compose.engine.OWNER_ENTRY", f"tests.cli.owners:{name}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from treadle.cli.json_reporter import LogReporter, run_logged
 from treadle.cli.serve import TerminalReporter
-from treadle.compose import Say
+from treadle.compose.server import ServerReporter
 from treadle.config import Settings
 from treadle.core.messages import Capabilities
 from treadle.errors import ConfigError, StartFailed
@@ -36,7 +36,7 @@ class Broken(io.StringIO):
         raise OSError(self.number, "broken")
 
 
-def say_everything(reporter: Say, reach: Reach = REACH) -> None:
+def say_everything(reporter: ServerReporter, reach: Reach = REACH) -> None:
     reporter.listening(reach)
     reporter.transfer(Transfer("o/m", 1, 2))
     reporter.stage("reading")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.tiny import EOS, make_tiny
 from treadle.errors import EngineUnavailable
-from treadle.fronts.text_jobs import JOBS
+from treadle.fronts.web.body_jobs import JOBS
 from treadle.text import TextModel
 
 VOCABULARY = 261

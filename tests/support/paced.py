@@ -22,6 +22,7 @@ from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.owner import OwnerLimits
 from treadle.engine.thread import ThreadOwner
+from treadle.fronts.models import Models, ServedModel, model_names
 from treadle.fronts.web.app import create_app
 from treadle.fronts.web.serving import WebServer
 from treadle.telemetry import Telemetry
@@ -58,7 +59,8 @@ async def serve(options: argparse.Namespace) -> None:
         lambda: ThreadOwner(lambda progress: PacedRunner(step_s), limits), admission, observers=[telemetry.metrics]
     )
     settings = Settings(served_model_name="m", api_key=options.api_key, host=options.host)
-    app = create_app(engine, BytesTexts(bytes_text(CONTEXT)), settings, telemetry)
+    model = ServedModel(model_names(settings), engine, BytesTexts(bytes_text(CONTEXT)))
+    app = create_app(Models(model), settings, telemetry)
     listener = socket.create_server((options.host, options.port), backlog=2048)
     await engine.start()
     print(f"serving on {options.host}:{listener.getsockname()[1]}", flush=True)

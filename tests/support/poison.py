@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.faults import die, hang
-from treadle import compose
+from treadle.compose import engine, owner
 from treadle.core.plan import StepPlan
 from treadle.engine.owner import OwnerLimits
 from treadle.runner.base import Progress, RunnerBroken, RunnerFactory
@@ -79,7 +79,7 @@ class Poisoned:
 
 def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
     """The owner of `treadle serve`, poisoned."""
-    build, limits = compose.owner_of(arguments)
+    build, limits = owner.owner_of(arguments)
     poison = Poison(**json.loads(os.environ[VARIABLE]))
 
     def poisoned(progress: Progress) -> Any:
@@ -91,5 +91,5 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
 if __name__ == "__main__":
     from treadle.cli import main
 
-    compose.OWNER_ENTRY = ENTRY
+    engine.OWNER_ENTRY = ENTRY
     main()

@@ -447,7 +447,7 @@ def test_the_fork_server_has_one_thread_and_no_grpc(folder: Path) -> None:
     """A process with threads can't fork safely."""
 
     async def main() -> None:
-        async with pool_of(folder, jobs="treadle.fronts.text_jobs:JOBS") as pool:
+        async with pool_of(folder, jobs="treadle.fronts.web.body_jobs:JOBS") as pool:
             own = Path(f"/proc/{pool.statistics()['pid']}")
             assert len(list((own / "task").iterdir())) == 1
             assert "cygrpc" not in (own / "maps").read_text()

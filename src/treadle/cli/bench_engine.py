@@ -44,7 +44,7 @@ def engine_command(
 def _measure(model: str, batch: str, json: Path | None, *options: Any) -> EngineResult:
     from ..bench.inprocess import EngineBench, measure
     from ..bench.store import check_writable, save
-    from ..compose import require_installed
+    from ..compose.checks import require_installed
     from ..config import Settings
     from ..models.resolve import resolve
 

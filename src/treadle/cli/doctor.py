@@ -50,7 +50,7 @@ def run_brief(settings: Settings, probe: Probe = probe) -> int:
 
     Raises StartFailed with all that is not installed, or with the first failure and its cure.
     """
-    from ..compose import require_installed
+    from ..compose.checks import require_installed
 
     require_installed(settings.model)
     found = examine(settings, probe)

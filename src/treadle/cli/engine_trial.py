@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..compose import engine_for
+from ..compose.engine import engine_for
 from ..config import Settings
 from ..core.messages import StepReport, Submit, TokenLogprob
 from ..engine.client import EngineClient

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import streams
-from ..compose import aside, require_installed
+from ..compose.checks import require_installed
+from ..compose.waiting import aside
 from ..errors import ConfigError
 from ..exposure import Reach, addresses, http_access
 from ..fleet.fleet import Fleet, FleetView

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .. import streams
-from ..compose import Server
+from ..compose.server import Server
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..exposure import Access, Reach
@@ -50,7 +50,7 @@ def run(settings: Settings) -> int:
 
 async def _serve(settings: Settings, limits: ConnectionLimits, reporter: TerminalReporter | LogReporter) -> int:
     watchdog = Watchdog(lambda found: _stuck(found, kill))
-    server = Server(settings, say=reporter, limits=limits, settled=_freeze_loaded, watchdog=watchdog)
+    server = Server(settings, reporter=reporter, limits=limits, settled=_freeze_loaded, watchdog=watchdog)
 
     def kill() -> None:
         server.kill()

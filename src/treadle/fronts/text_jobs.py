@@ -1,38 +1,30 @@
-"""Text work of the fronts, as text workers do it: jobs by name, and the calls that ask for them.
+"""Text work of the fronts in text workers: jobs by name, and the calls that ask for them.
 
-A job takes and gives bytes, so that nothing of a request's content becomes Python objects on the event loop: a large
-body is parsed in the worker, once to be checked and once to be tokenized, and only its parameters come back.
+A job takes and returns bytes, so that no part of a request's content becomes Python objects on the event loop.
 """
 
 from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ..errors import ContextLengthExceeded
-from ..text.work.stages import PARSING, RENDERING, TOKENIZING
-from .strict_json import parse_json
+from ..text.work.stages import RENDERING, TOKENIZING
 from .validate import Limits, ValidatedRequest, completion_budget
-from .web.openai.chat import ChatAsk
-from .web.openai.completions import CompletionAsk
-from .web.openai.dialect import Ask
-from .web.openai.echo import Echo
 
 if TYPE_CHECKING:
     from ..text import TextModel
 
 Enter = Callable[[int], None]
-Shape = type[ChatAsk] | type[CompletionAsk]
-SHAPES: Mapping[str, Shape] = {ChatAsk.kind: ChatAsk, CompletionAsk.kind: CompletionAsk}
 BUNDLE_CPU_S = 60.0
 
 
 class Pool(Protocol):
-    """Does text work off the event loop, a bounded amount at a time, each within a bound."""
+    """Workers that do text work off the event loop, a bounded amount at a time, each piece within bounds."""
 
     async def run(
         self,
@@ -45,35 +37,21 @@ class Pool(Protocol):
         tokenized: int = 0,
         least_cpu_s: float = 0.0,
     ) -> bytes:
-        """The result of a job of `JOBS`. `parsed` and `tokenized` are the bytes of JSON and of text that it reads."""
+        """Return the result of a job, by its name. `parsed` and `tokenized` are the bytes of JSON and of text that it
+        reads."""
         ...
 
 
-# What crosses
+# Messages
 
 
-class ReadParams(msgspec.Struct, frozen=True):
-    """Which shape a body should have, and the limits it is checked against."""
+class TextParams(msgspec.Struct, frozen=True):
+    """Parameters of `text` and `messages`: a prompt of over `context` tokens is counted, not sent back. `param` is the
+    field that refusals name."""
 
-    kind: str
-    vocabulary: int
     context: int
-    max_tokens: int | None
-
-
-class Outline(msgspec.Struct, frozen=True):
-    """A checked request without its content: the other fields, and the size of the prompts in tokens, about."""
-
-    value: dict[str, Any]
-    prompts: int
-    size: int
-
-
-class TokenizeParams(msgspec.Struct, frozen=True):
-    """Prompts of over `context` tokens are counted, not sent back."""
-
-    kind: str
-    context: int
+    param: str
+    continues: bool = False
 
 
 class Echoed(msgspec.Struct, frozen=True, array_like=True):
@@ -98,54 +76,40 @@ _encode = msgspec.msgpack.Encoder().encode
 # In the worker
 
 
-def read_body(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """Parse and check a body."""
-    enter(PARSING)
-    wanted = msgspec.msgpack.decode(params, type=ReadParams)
-    limits = Limits(
-        vocabulary=wanted.vocabulary,
-        context=wanted.context,
-        max_tokens=wanted.max_tokens,
-        eos_token_ids=model.eos_token_ids,
-        sampling=model.default_sampling,
-    )
-    value = parse_json(payload)
-    ask = SHAPES[wanted.kind](value)
-    ask.check_against(limits)
-    return _encode(Outline(ask.outline(value), ask.prompts, ask.size(model)))
-
-
-def tokenize_body(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """The token ids of a body's prompts. The body was checked before."""
-    enter(PARSING)
-    wanted = msgspec.msgpack.decode(params, type=TokenizeParams)
-    ask = SHAPES[wanted.kind](parse_json(payload))
-    enter(RENDERING if ask.kind == ChatAsk.kind else TOKENIZING)
-    with _about(ask.prompt_param):
-        prompts = ask.tokenize(model, lambda: enter(TOKENIZING), wanted.context)
-    echoes = [Echoed(echo.text, bool(echo.tokens), array("I", echo.offsets).tobytes()) for echo in ask.echoes]
-    return _tokenized(prompts, wanted.context, echoes)
-
-
-def tokenize_text(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """The token ids of one text in UTF-8."""
+def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Tokenize one text in UTF-8."""
     enter(TOKENIZING)
-    wanted = msgspec.msgpack.decode(params, type=TokenizeParams)
-    with _about("input"):
-        ids = model.encode(payload.decode("utf-8"), most=wanted.context)
-    return _tokenized([ids], wanted.context, [])
+    given = msgspec.msgpack.decode(params, type=TextParams)
+    with about_param(given.param):
+        ids = model.encode(payload.decode("utf-8", "surrogatepass"), most=given.context)
+    return tokenized([ids], given.context)
 
 
-def bundle(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """The model's text side as a zip."""
+def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Render and tokenize one chat, given as turns in msgpack."""
+    enter(RENDERING)
+    given = msgspec.msgpack.decode(params, type=TextParams)
+    turns: list[dict[str, Any]] = msgspec.msgpack.decode(payload)
+    with about_param(given.param):
+        ids = model.chat_ids(
+            turns,
+            continue_final_message=given.continues,
+            rendered=lambda: enter(TOKENIZING),
+            most=given.context,
+        )
+    return tokenized([ids], given.context)
+
+
+def bundle_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Pack the model's text side as a zip."""
     from .rpc.bundle import bundle_of
 
     return bundle_of(model.folder, model.chat_template)
 
 
 @contextlib.contextmanager
-def _about(param: str) -> Iterator[None]:
-    """Prompts that are too long are the fault of the field `param`."""
+def about_param(param: str) -> Iterator[None]:
+    """Name the field `param` in refusals of prompts that are too long."""
     try:
         yield
     except ContextLengthExceeded as error:
@@ -153,70 +117,67 @@ def _about(param: str) -> Iterator[None]:
         raise
 
 
-def _tokenized(prompts: Sequence[Sequence[int]], context: int, echoes: list[Echoed]) -> bytes:
+def tokenized(prompts: Sequence[Sequence[int]], context: int, echoes: Sequence[Echoed] = ()) -> bytes:
+    """Encode the result of a tokenizing job."""
     ids = [array("I", prompt).tobytes() if len(prompt) <= context else b"" for prompt in prompts]
-    return _encode(Tokenized([len(prompt) for prompt in prompts], ids, echoes))
+    return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes)))
 
 
-JOBS = {"read": read_body, "tokenize": tokenize_body, "text": tokenize_text, "bundle": bundle}
+JOBS = {"text": text_job, "messages": messages_job, "bundle": bundle_job}
 
 
 # On the event loop
 
 
-async def read_aside(pool: Pool, kind: str, body: bytes, limits: Limits, tenant: str) -> Ask:
-    """A large body as a request, without its content. Raises what is wrong with it."""
-    params = ReadParams(kind, limits.vocabulary, limits.context, limits.max_tokens)
-    data = await pool.run("read", _encode(params), body, tenant=tenant, parsed=len(body))
-    outline = msgspec.msgpack.decode(data, type=Outline)
-    ask: Ask = SHAPES[kind](outline.value)
-    ask.outlined = outline.size
-    return ask
-
-
-async def tokenize(
-    pool: Pool, ask: Ask, body: bytes, checked: ValidatedRequest, limits: Limits, tenant: str
-) -> list[Sequence[int]]:
-    """The request's prompts as token ids. Raises ContextLengthExceeded for one that is too long, and the template's
-    and tokenizer's own refusals."""
-    params = _encode(TokenizeParams(ask.kind, limits.context))
-    size = len(body)
-    data = await pool.run("tokenize", params, body, tenant=tenant, parsed=size, tokenized=size)
-    found = msgspec.msgpack.decode(data, type=Tokenized)
-    prompts = _prompts(found, checked, limits, ask.prompt_param)
-    ask.echoes = [_echo(*both) for both in zip(found.echoes, prompts, strict=False)]
-    return prompts
-
-
-async def tokenize_alone(
-    pool: Pool, text: str, checked: ValidatedRequest, limits: Limits, tenant: str
+async def tokenize_text(
+    pool: Pool, text: str, params: ValidatedRequest, limits: Limits, tenant: str, param: str
 ) -> Sequence[int]:
-    """One text's token ids."""
-    data = text.encode("utf-8")
-    params = _encode(TokenizeParams("", limits.context))
-    data = await pool.run("text", params, data, tenant=tenant, tokenized=len(data))
-    return _prompts(msgspec.msgpack.decode(data, type=Tokenized), checked, limits, "input")[0]
+    """Return one text's token ids. Raises ContextLengthExceeded for one that is too long, and the tokenizer's own
+    refusals."""
+    payload = text.encode("utf-8", "surrogatepass")
+    given = _encode(TextParams(limits.context, param))
+    data = await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload))
+    return prompts_of(decode_tokenized(data), params, limits, param)[0]
+
+
+async def tokenize_messages(
+    pool: Pool,
+    turns: Sequence[dict[str, Any]],
+    continues: bool,
+    params: ValidatedRequest,
+    limits: Limits,
+    tenant: str,
+    param: str,
+) -> Sequence[int]:
+    """Return the token ids of a chat; with `continues` the answer continues the last message. Raises
+    ContextLengthExceeded for one that is too long, and the template's and tokenizer's own refusals."""
+    payload = _encode(turns)
+    given = _encode(TextParams(limits.context, param, continues))
+    size = len(payload)
+    data = await pool.run("messages", given, payload, tenant=tenant, parsed=size, tokenized=size)
+    return prompts_of(decode_tokenized(data), params, limits, param)[0]
 
 
 async def bundled(pool: Pool) -> bytes:
-    """The model's text side as a zip."""
+    """Return the model's text side as a zip."""
     return await pool.run("bundle", b"", least_cpu_s=BUNDLE_CPU_S)
 
 
-def _prompts(found: Tokenized, checked: ValidatedRequest, limits: Limits, param: str) -> list[Sequence[int]]:
+def decode_tokenized(data: bytes) -> Tokenized:
+    """Decode the result of a tokenizing job."""
+    return msgspec.msgpack.decode(data, type=Tokenized)
+
+
+def prompts_of(found: Tokenized, params: ValidatedRequest, limits: Limits, param: str) -> list[Sequence[int]]:
+    """Return each prompt's ids. Raises ContextLengthExceeded for prompts that were too long to be sent back."""
     for count in found.counts:
         if count > limits.context:
-            completion_budget(checked, count, limits, param)
-    return [_ids(data) for data in found.ids]
+            completion_budget(params, count, limits, param)
+    return [ids_of(data) for data in found.ids]
 
 
-def _ids(data: bytes) -> tuple[int, ...]:
+def ids_of(data: bytes) -> tuple[int, ...]:
+    """Decode numbers of four bytes each."""
     ids = array("I")
     ids.frombytes(data)
     return tuple(ids)
-
-
-def _echo(echoed: Echoed, prompt: Sequence[int]) -> Echo:
-    if not echoed.scored:
-        return Echo(echoed.text)
-    return Echo(echoed.text, prompt, _ids(echoed.offsets))

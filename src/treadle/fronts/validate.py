@@ -1,13 +1,14 @@
-"""The one validator of generation requests, for every front: from what a client asked for to what the engine takes.
+"""Validation of generation requests, for every front: from a client's parameters to sequences for the engine.
 
-Pure: no web framework, no gRPC. `check` needs nothing but the request and is done before anything is reserved;
-`build_submits` follows once the prompts are token ids. Every refusal names the field, what it was, and what would do.
+Pure: no web framework, no gRPC. `check` needs the request alone and runs before anything is reserved; `build_submits`
+follows once the prompts are token ids. Every refusal names the field, its value, and a value that would do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, kw_only=True)
 class RawParams:
-    """What a client asked for; None where it was silent."""
+    """Parameters as a client sent them; None for those it did not send."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -59,9 +60,9 @@ class RawParams:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the model and the settings allow. `max_tokens` caps one completion; None leaves what the context leaves.
+    """Limits of the model and the settings. `max_tokens` caps one completion; None: the context alone does.
 
-    `sampling` holds the model's own defaults, by the names of `RawParams`, for clients that are silent.
+    `sampling` holds the model's default parameters, by the names of `RawParams`.
     """
 
     vocabulary: int
@@ -74,8 +75,9 @@ class Limits:
 @dataclass(frozen=True, kw_only=True)
 class ValidatedRequest:
     """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave; 0: the
-    prompt alone is computed. `ignore_eos`: nothing of the model's own ends the answer. `as_many_as_fit`: what a request
-    asks for beyond the context is cut, not refused."""
+    prompt alone is computed. `completion_cap` is a limit that may exceed the server's cap and the context: the smallest
+    counts. `ignore_eos`: nothing of the model's own ends the answer. `as_many_as_fit`: tokens beyond the context are
+    cut, not refused."""
 
     sampling: Sampling
     seed: int | None
@@ -90,42 +92,48 @@ class ValidatedRequest:
     priority: int
     cache_salt: str | None
     as_many_as_fit: bool = False
+    completion_cap: int | None = None
+
+    @property
+    def completion_limit(self) -> int | None:
+        """Tokens that one answer has at most; None where only the context and the server's cap limit it."""
+        return self.max_tokens if self.completion_cap is None else self.completion_cap
 
     @property
     def least_tokens(self) -> int:
-        """Tokens that the answer has at least: all of `max_tokens` where nothing may end it earlier."""
+        """Tokens that one answer has at least: all of `max_tokens` where nothing may end it earlier."""
         whole = self.ignore_eos and not self.stop and not self.stop_token_ids
         return max(self.min_tokens, self.max_tokens or 0) if whole else self.min_tokens
 
 
 def check(
-    wanted: RawParams, limits: Limits, *, least_tokens: int = 1, as_many_as_fit: bool = False
+    params: RawParams, limits: Limits, *, least_tokens: int = 1, as_many_as_fit: bool = False
 ) -> ValidatedRequest:
-    """The parameters, in range and with the defaults filled in. `least_tokens` is 0 where an answer may be the prompt
+    """Return the parameters, in range and with defaults. `least_tokens` is 0 where an answer may be the prompt
     alone. With `as_many_as_fit`, `max_tokens` and `min_tokens` are cut to what the context leaves, where they would be
     refused otherwise. Raises InvalidRequest with the field in `param`."""
-    max_tokens = _max_tokens(wanted.max_tokens, limits, least_tokens, as_many_as_fit)
+    max_tokens = _max_tokens(params.max_tokens, limits, least_tokens, as_many_as_fit)
     most = min(limits.context, limits.max_tokens or limits.context) if max_tokens is None else max_tokens
     top = min(MAX_TOP_LOGPROBS, limits.vocabulary)
     return ValidatedRequest(
-        sampling=_sampling(wanted, limits),
-        seed=_whole("seed", wanted.seed, -(2**63), 2**63 - 1),
-        n=_whole("n", wanted.n, 1, MAX_N) or 1,
+        sampling=_sampling(params, limits),
+        seed=_whole("seed", params.seed, -(2**63), 2**63 - 1),
+        n=_whole("n", params.n, 1, MAX_N) or 1,
         max_tokens=max_tokens,
-        min_tokens=_whole("min_tokens", wanted.min_tokens, 0, MAX_TOKENS if as_many_as_fit else most) or 0,
-        stop=_stop(wanted.stop or ()),
-        stop_token_ids=_stop_token_ids(wanted, limits),
-        ignore_eos=bool(wanted.ignore_eos),
-        logprobs=_whole("logprobs", wanted.logprobs, 0, top),
-        prompt_logprobs=_whole("prompt_logprobs", wanted.prompt_logprobs, 0, top),
-        priority=_whole("priority", wanted.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
-        cache_salt=check_cache_salt(wanted.cache_salt),
+        min_tokens=_whole("min_tokens", params.min_tokens, 0, MAX_TOKENS if as_many_as_fit else most) or 0,
+        stop=_stop(params.stop or ()),
+        stop_token_ids=_stop_token_ids(params, limits),
+        ignore_eos=bool(params.ignore_eos),
+        logprobs=_whole("logprobs", params.logprobs, 0, top),
+        prompt_logprobs=_whole("prompt_logprobs", params.prompt_logprobs, 0, top),
+        priority=_whole("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        cache_salt=check_cache_salt(params.cache_salt),
         as_many_as_fit=as_many_as_fit,
     )
 
 
 def check_prompt_ids(prompt: Sequence[int], limits: Limits, param: str = "prompt") -> None:
-    """Token ids that a client sent: not empty and within the vocabulary. Raises InvalidRequest."""
+    """Check token ids that a client sent: at least one, all within the vocabulary. Raises InvalidRequest."""
     if not prompt:
         raise InvalidRequest(f"{param} is empty: give at least one token", param=param)
     for wrong in (min(prompt), max(prompt)):
@@ -137,7 +145,7 @@ def check_prompt_ids(prompt: Sequence[int], limits: Limits, param: str = "prompt
 
 
 def check_size(estimate: int, prompts: int, limits: Limits, param: str = "prompt") -> None:
-    """Refuse what is far too long before it costs the time to tokenize it. `estimate` is in tokens, over all prompts.
+    """Refuse prompts that are far too long before they are tokenized. `estimate` is in tokens, over all prompts.
 
     Raises ContextLengthExceeded only beyond doubt: texts average a sixteenth of the usual tokens in no language.
     """
@@ -149,29 +157,30 @@ def check_size(estimate: int, prompts: int, limits: Limits, param: str = "prompt
         )
 
 
-def completion_budget(checked: ValidatedRequest, prompt_tokens: int, limits: Limits, param: str = "prompt") -> int:
-    """How many tokens may follow a prompt of this length. Raises ContextLengthExceeded when they do not fit."""
+def completion_budget(validated: ValidatedRequest, prompt_tokens: int, limits: Limits, param: str = "prompt") -> int:
+    """Return how many tokens may follow a prompt of this length. Raises ContextLengthExceeded when they do not fit,
+    InvalidRequest when `completion_cap` allows fewer than `min_tokens`."""
     left = limits.context - prompt_tokens
-    if left < (0 if checked.max_tokens == 0 else 1):
+    if left < (0 if validated.max_tokens == 0 else 1):
         raise too_long(prompt_tokens, limits, param)
-    if checked.max_tokens is None:
+    if validated.max_tokens is None:
         left = min(left, limits.max_tokens or left)
-        if checked.min_tokens > left and not checked.as_many_as_fit:
+        if validated.min_tokens > left and not validated.as_many_as_fit:
             raise ContextLengthExceeded(
-                f"min_tokens is {checked.min_tokens} and {left} tokens are left: ask for fewer", param="min_tokens"
+                f"min_tokens is {validated.min_tokens} and {left} tokens are left: ask for fewer", param="min_tokens"
             )
-        return left
-    if checked.max_tokens > left and not checked.as_many_as_fit:
+        return left if validated.completion_cap is None else _capped(validated, left, validated.completion_cap)
+    if validated.max_tokens > left and not validated.as_many_as_fit:
         raise ContextLengthExceeded(
-            f"{prompt_tokens} tokens of prompt and max_tokens {checked.max_tokens} are more than the model's context "
+            f"{prompt_tokens} tokens of prompt and max_tokens {validated.max_tokens} are more than the model's context "
             f"of {limits.context}: shorten the prompt or ask for at most {left} tokens",
             param="max_tokens",
         )
-    return min(checked.max_tokens, left)
+    return min(validated.max_tokens, left)
 
 
 def too_long(prompt_tokens: int, limits: Limits, param: str = "prompt") -> ContextLengthExceeded:
-    """The refusal of a prompt that leaves the answer no token."""
+    """Return the refusal of a prompt that leaves no token for the answer."""
     return ContextLengthExceeded(
         f"the prompt has {prompt_tokens} tokens and the model's context is {limits.context}, which must also hold "
         "at least one token of the answer: shorten the prompt",
@@ -180,7 +189,7 @@ def too_long(prompt_tokens: int, limits: Limits, param: str = "prompt") -> Conte
 
 
 def build_submits(
-    checked: ValidatedRequest,
+    validated: ValidatedRequest,
     prompts: Sequence[Sequence[int]],
     limits: Limits,
     draw_seed: Callable[[], int],
@@ -188,48 +197,61 @@ def build_submits(
     *,
     salt: str = "",
 ) -> list[Submit]:
-    """One Submit for each choice of each prompt: all choices of the first prompt, then of the second. `salt` is what
-    their prompts are cached under.
+    """Return one Submit for each choice of each prompt: all choices of the first prompt, then of the second. Their
+    prompts are cached under `salt`.
 
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
     """
-    _check_scores(checked, sum(map(len, prompts)))
-    rows = []
+    _check_scores(validated, sum(map(len, prompts)))
+    submits = []
     for prompt in prompts:
         check_prompt_ids(prompt, limits, param)
-        max_tokens = completion_budget(checked, len(prompt), limits, param)
+        max_tokens = completion_budget(validated, len(prompt), limits, param)
         ids = tuple(prompt)
-        for choice in range(checked.n):
-            seed = draw_seed() if checked.seed is None else checked.seed + choice * SEED_STRIDE
-            rows.append(
+        for choice in range(validated.n):
+            seed = draw_seed() if validated.seed is None else validated.seed + choice * SEED_STRIDE
+            submits.append(
                 Submit(
                     id="",
                     prompt=ids,
                     max_tokens=max_tokens,
-                    sampling=msgspec.structs.replace(checked.sampling, seed=seed & (2**63 - 1)),
-                    stop_token_ids=checked.stop_token_ids,
-                    min_tokens=min(checked.min_tokens, max_tokens),
-                    logprobs=checked.logprobs,
-                    prompt_logprobs=checked.prompt_logprobs,
+                    sampling=msgspec.structs.replace(validated.sampling, seed=seed & (2**63 - 1)),
+                    stop_token_ids=validated.stop_token_ids,
+                    min_tokens=min(validated.min_tokens, max_tokens),
+                    logprobs=validated.logprobs,
+                    prompt_logprobs=validated.prompt_logprobs,
                     salt=salt,
-                    priority=checked.priority,
+                    priority=validated.priority,
                 )
             )
-    return rows
+    return submits
 
 
-# Parts ----------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def rename_params(spellings: Mapping[str, str]) -> Iterator[None]:
+    """Let refusals in the block name fields as the client did: `spellings` maps our names to the client's."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name = error.param or ""
+        if name not in spellings:
+            raise
+        spelling = spellings[name]
+        raise type(error)(error.message.replace(name, spelling), param=spelling) from None
 
 
-def _sampling(wanted: RawParams, limits: Limits) -> Sampling:
+# Single fields --------------------------------------------------------------------------------------------------
+
+
+def _sampling(params: RawParams, limits: Limits) -> Sampling:
     def value(name: str, default: float, low: float, high: float, *, above: bool = False) -> float:
-        given = getattr(wanted, name)
+        given = getattr(params, name)
         chosen = _number(name, given, low, high, above=above)
         return float(limits.sampling.get(name, default)) if chosen is None else chosen
 
     temperature = value("temperature", 1.0, 0.0, 2.0)
-    top_k = _whole("top_k", wanted.top_k, -1, 2**31 - 1)
+    top_k = _whole("top_k", params.top_k, -1, 2**31 - 1)
     top_k = int(limits.sampling.get("top_k", 0)) if top_k is None else top_k
     return Sampling(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
@@ -239,7 +261,7 @@ def _sampling(wanted: RawParams, limits: Limits) -> Sampling:
         repetition_penalty=max(LEAST_REPETITION_PENALTY, value("repetition_penalty", 1.0, 0.0, 10.0, above=True)),
         presence_penalty=value("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=value("frequency_penalty", 0.0, -2.0, 2.0),
-        logit_bias=_logit_bias(wanted.logit_bias or {}, limits),
+        logit_bias=_logit_bias(params.logit_bias or {}, limits),
     )
 
 
@@ -261,10 +283,20 @@ def _max_tokens(value: Any, limits: Limits, least: int, as_many_as_fit: bool) ->
     return most
 
 
-def _check_scores(checked: ValidatedRequest, prompt_tokens: int) -> None:
-    if checked.prompt_logprobs is None:
+def _capped(validated: ValidatedRequest, left: int, cap: int) -> int:
+    most = min(cap, left)
+    if validated.min_tokens > most:
+        raise InvalidRequest(
+            f"min_tokens is {validated.min_tokens} and the answer has at most {most} tokens: ask for fewer",
+            param="min_tokens",
+        )
+    return most
+
+
+def _check_scores(validated: ValidatedRequest, prompt_tokens: int) -> None:
+    if validated.prompt_logprobs is None:
         return
-    scores = prompt_tokens * (1 + checked.prompt_logprobs) * checked.n
+    scores = prompt_tokens * (1 + validated.prompt_logprobs) * validated.n
     if scores > MAX_PROMPT_SCORES:
         raise InvalidRequest(
             f"prompt_logprobs of {prompt_tokens} prompt tokens would be {scores} numbers: ask for at most "
@@ -288,15 +320,15 @@ def _stop(stops: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def _stop_token_ids(wanted: RawParams, limits: Limits) -> tuple[int, ...]:
-    given = wanted.stop_token_ids or ()
+def _stop_token_ids(params: RawParams, limits: Limits) -> tuple[int, ...]:
+    given = params.stop_token_ids or ()
     if len(given) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(
             f"stop_token_ids has {len(given)} ids: give at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
         )
     for token in given:
         _token_id("stop_token_ids", token, limits)
-    eos = () if wanted.ignore_eos else tuple(limits.eos_token_ids)
+    eos = () if params.ignore_eos else tuple(limits.eos_token_ids)
     return tuple(dict.fromkeys((*eos, *given)))
 
 

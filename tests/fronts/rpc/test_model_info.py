@@ -23,6 +23,7 @@ from tests.support.bytes_text import VOCABULARY
 from tests.support.tiny import make_tiny
 from treadle.config import Settings
 from treadle.errors import ConfigError
+from treadle.fronts.models import ServedModel
 from treadle.fronts.rpc.server import RpcServer
 from treadle.text import TextModel
 
@@ -287,7 +288,7 @@ async def test_a_port_that_is_taken_and_a_file_that_is_not_there_are_told(tmp_pa
 
 
 async def _started(w: Scene, settings: Settings) -> None:
-    server = RpcServer(w.engine, w.texts, settings, w.metrics, "m")
+    server = RpcServer(ServedModel(("m",), w.engine, w.texts), settings, w.metrics)
     try:
         await server.start()
     finally:

@@ -23,6 +23,7 @@ from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.connections import Connections
+from treadle.fronts.models import ServedModel
 from treadle.fronts.rpc.server import RpcServer
 from treadle.telemetry.metrics import Metrics
 
@@ -149,7 +150,9 @@ async def worker(
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s))
     texts = BytesTexts(bytes_text(context, default_sampling))
     metrics = Metrics()
-    server = RpcServer(engine, texts, Settings(grpc_port=0, **settings), metrics, "m", connections=connections)
+    configured = Settings(grpc_port=0, **settings)
+    model = ServedModel(("m",), engine, texts, configured.max_tokens)
+    server = RpcServer(model, configured, metrics, connections=connections)
     url = await server.start()
     if start:
         await engine.start()

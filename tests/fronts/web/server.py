@@ -17,7 +17,7 @@ from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
-from treadle.fronts.text import ServerHealth
+from treadle.fronts.models import Models, ServedModel, model_names
 from treadle.fronts.web.app import create_app
 from treadle.telemetry import Telemetry
 
@@ -39,6 +39,7 @@ class Front:
     """Everything of one server. Without `pump`, `step()` is what makes it move."""
 
     app: Any
+    model: ServedModel
     engine: EngineClient
     runner: FrontRunner
     owner: InlineOwner
@@ -94,10 +95,12 @@ async def front(
     telemetry = Telemetry()
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s), observers=[telemetry.metrics])
     texts = BytesTexts(bytes_text(context, default_sampling))
-    telemetry.metrics.watch(ServerHealth(engine, texts))
-    app = create_app(engine, texts, Settings(**{"served_model_name": "m", **settings}), telemetry)
+    configured = Settings(**{"served_model_name": "m", **settings})
+    model = ServedModel(model_names(configured), engine, texts, configured.max_tokens)
+    telemetry.metrics.watch(model)
+    app = create_app(Models(model), configured, telemetry)
     await engine.start()
     try:
-        yield Front(app, engine, runner, owner, texts, telemetry)
+        yield Front(app, model, engine, runner, owner, texts, telemetry)
     finally:
         await engine.stop()

@@ -13,7 +13,7 @@ from tests.fronts.web.server import forever, front, says, settle
 from tests.support.aio import in_loop
 from tests.support.bytes_text import bytes_text
 from tests.support.tiny import IM_START
-from treadle.fronts.web.openai.chat import ChatAsk
+from treadle.fronts.web.openai.chat import ParsedChat
 from treadle.text import ChatTemplate
 
 
@@ -350,7 +350,7 @@ async def test_a_failure_in_our_own_code_is_said_without_internals_and_logged_on
     def broken(*args: Any) -> bytes:
         raise KeyError("secret")
 
-    monkeypatch.setattr(ChatAsk, "events" if stream else "whole", broken)
+    monkeypatch.setattr(ParsedChat, "events" if stream else "whole", broken)
     async with front() as f:
         client = await f.chat(n=2, stream=stream)
         error = client.events[-1]["error"] if stream else client.json["error"]

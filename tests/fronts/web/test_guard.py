@@ -237,7 +237,7 @@ async def test_no_answer_allows_a_foreign_site_to_read_it() -> None:
 @in_loop
 async def test_a_fault_of_our_own_is_a_500_without_internals_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async with front() as f:
-        f.engine.status = None  # type: ignore[assignment,method-assign]
+        f.engine.health = None  # type: ignore[assignment,method-assign]
         client = await f.get("/v1/status")
         assert client.status == 500
         assert client.json["error"]["code"] == "internal_error"

@@ -11,8 +11,8 @@ from openai.types.chat import completion_create_params as chat_params
 from tests.fronts.web.server import Front, forever, front
 from tests.support.aio import in_loop
 from treadle.core.messages import Submit
-from treadle.fronts.web.openai.chat import ChatAsk
-from treadle.fronts.web.openai.completions import CompletionAsk
+from treadle.fronts.web.openai.chat import ParsedChat
+from treadle.fronts.web.openai.completions import ParsedCompletion
 from treadle.fronts.web.openai.schema import ChatRequest, CompletionRequest
 
 HI = {"role": "user", "content": "hi"}
@@ -21,7 +21,7 @@ BARE = {"role": "assistant", "content": "ho"}
 
 def rendered(message: dict[str, Any]) -> list[dict[str, Any]]:
     """The turns that the template gets."""
-    return ChatAsk({"messages": [HI, message, HI]}).messages
+    return ParsedChat({"messages": [HI, message, HI]}).messages
 
 
 def asked(f: Front) -> Submit:
@@ -261,7 +261,7 @@ async def test_top_logprobs_alone_ask_for_log_probabilities() -> None:
     ids=str,
 )
 def test_no_reasoning_is_what_templates_call_enable_thinking(fields: dict[str, Any], enabled: bool | None) -> None:
-    assert ChatAsk({"messages": [HI], **fields}).template_kwargs.get("enable_thinking") is enabled
+    assert ParsedChat({"messages": [HI], **fields}).template_kwargs.get("enable_thinking") is enabled
 
 
 @in_loop
@@ -326,5 +326,5 @@ async def test_without_a_word_an_assistants_last_message_is_an_earlier_answer() 
 
 
 def test_completions_know_the_shared_spellings() -> None:
-    ask = CompletionAsk({"prompt": "x", "options": {"num_predict": 3, "temperature": 0}, "num_ctx": 5})
-    assert (ask.wanted.max_tokens, ask.wanted.temperature, ask.given["num_ctx"]) == (3, 0, 5)
+    ask = ParsedCompletion({"prompt": "x", "options": {"num_predict": 3, "temperature": 0}, "num_ctx": 5})
+    assert (ask.params.max_tokens, ask.params.temperature, ask.given["num_ctx"]) == (3, 0, 5)

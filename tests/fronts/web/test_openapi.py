@@ -138,7 +138,7 @@ async def test_the_document_changes_when_the_model_has_been_loaded() -> None:
     async with front() as f:
         loaded = f.app.openapi()
         assert f.app.openapi() is loaded
-        f.engine.capabilities = None
+        f.engine.admission.capabilities = None
         assert "maximum" not in kind(fields(f.app.openapi())["stop_token_ids"], "array")["items"]
 
 

@@ -11,6 +11,7 @@ from tests.fronts.web.server import Front, forever, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client, post
 from treadle.engine.client import EngineClient
+from treadle.engine.status import status_of
 from treadle.fronts.web import app as app_module
 
 CHAT = "/v1/chat/completions"
@@ -168,13 +169,13 @@ async def to_phase(f: Front, phase: str, client: Client) -> None:
         return
     if phase == "prefill":
         await f.step(3)
-        assert f.engine.status()["requests"][-1]["phase"] == "prefill"
+        assert status_of(f.engine)["requests"][-1]["phase"] == "prefill"
     if phase == "decode":
         await f.step(25)
-        assert f.engine.status()["requests"][-1]["phase"] == "decode"
+        assert status_of(f.engine)["requests"][-1]["phase"] == "decode"
     if phase == "waiting":
         await f.step(2)
-        assert f.engine.status()["requests"][-1]["phase"] == "waiting"
+        assert status_of(f.engine)["requests"][-1]["phase"] == "waiting"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -267,7 +268,7 @@ async def test_status_shows_the_request_under_the_id_its_client_knows() -> None:
 
 def test_the_front_asks_the_client_for_nothing_it_has_not() -> None:
     """A change of the engine client's names shows here and not in production."""
-    for name in ("reserve", "status", "health"):
+    for name in ("reserve", "check_room", "health"):
         assert callable(getattr(EngineClient, name))
 
 

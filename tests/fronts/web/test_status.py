@@ -13,7 +13,8 @@ from treadle.config import Settings
 from treadle.core.refusals import Refusal
 from treadle.errors import Busy
 from treadle.fronts.connections import Connections
-from treadle.fronts.web.app import create_app, model_names
+from treadle.fronts.models import Models, model_names
+from treadle.fronts.web.app import create_app
 from treadle.fronts.web.body import BodyBudget
 
 
@@ -165,7 +166,7 @@ async def test_status_and_metrics_show_the_connections_of_each_front() -> None:
         books = Connections(5, 2)
         books.enter("192.0.2.1")
         f.telemetry.metrics.watch_connections("http", books)
-        app = create_app(f.engine, f.texts, Settings(), f.telemetry, connections={"http": books})
+        app = create_app(Models(f.model), Settings(), f.telemetry, connections={"http": books})
         shown = (await get("/v1/status").run(app)).json["connections"]["http"]
         assert (shown["open"], shown["limit"], shown["per_peer"]) == (1, 5, 2)
         metrics = (await get("/metrics").run(app)).body.decode()

@@ -57,7 +57,7 @@ async def test_the_engine_learns_that_the_reader_stalled() -> None:
     async with front(forever, pump=False, stall_s=0.05) as f:
         client = post(CHAT, LONG).start(f.app)
         await f.step(30)
-        (generation, _), *_ = f.engine._live.values()
+        generation, *_ = f.engine.dispatch.generations
         client.readable.clear()
         await f.step(1)
         assert client.task is not None

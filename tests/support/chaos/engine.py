@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from treadle.compose import owner_of
+from treadle.compose.owner import owner_of
 from treadle.engine.owner import OwnerLimits
 from treadle.runner.base import Progress, Runner, RunnerFactory
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from treadle import compose
 from treadle.cli import main
+from treadle.compose import engine
 
 ENTRY = "tests.support.chaos.engine:entry"
 
 if __name__ == "__main__":
-    compose.OWNER_ENTRY = ENTRY
+    engine.OWNER_ENTRY = ENTRY
     sys.argv[1:1] = ["serve"]
     main()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ...core.messages import CancelReason
 from ...engine.reservation import Reservation
 from ...errors import InvalidRequest
-from .ask import MAX_REQUEST_ID_CHARS
+from .request import MAX_REQUEST_ID_CHARS
 
 EARLY_S = 30.0
 MOST_EARLY = 10_000

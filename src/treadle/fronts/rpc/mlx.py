@@ -1,4 +1,4 @@
-"""`mlx.grpc.engine.MlxEngine`: the wire that the gateway speaks to MLX workers. Tokens in, tokens out."""
+"""`mlx.grpc.engine.MlxEngine`: the gateway's wire for MLX workers, with tokens in and tokens out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SERVICE = "mlx.grpc.engine.MlxEngine"
 
 
 class MlxEngine(EngineService, mlx_engine_pb2_grpc.MlxEngineServicer):  # type: ignore[misc]
-    """The service: all that both wires have, and no more."""
+    """The service: the calls and fields that both wires have."""
 
     name = SERVICE
     messages = mlx_engine_pb2

@@ -10,11 +10,10 @@ from typing import Any
 from smg_grpc_proto.generated import common_pb2 as common
 
 from ...core.messages import EngineStatistics
-from ...engine.client import EngineClient
 from ...engine.status import status_of
 from ...errors import EngineUnavailable
+from ..models import ServedModel
 from ..prefixes import hit_rate
-from ..text import Texts, health_of
 from ..text_jobs import bundled
 from .bundle import chunks_of
 from .context import Context, refuse
@@ -64,13 +63,9 @@ class Load:
 class WorkerInfo:
     """Answers from the front's own view alone: the engine is asked nothing, so these come also while it is busy."""
 
-    def __init__(
-        self, engine: EngineClient, texts: Texts, name: str, own_template: bool, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, served: ServedModel, own_template: bool, clock: Callable[[], float]) -> None:
         """`own_template`: the chat template is not the model folder's, so that gateways must fetch it from here."""
-        self._engine = engine
-        self._texts = texts
-        self._name = name
+        self._served = served
         self._own_template = own_template
         self._clock = clock
         self._started = clock()
@@ -80,7 +75,7 @@ class WorkerInfo:
     @property
     def trouble(self) -> EngineUnavailable | None:
         """Why the worker takes nothing now; None while it does."""
-        health = health_of(self._engine, self._texts)
+        health = self._served.health()
         if health.ready:
             return None
         wait_s = 2.0 if health.retry_after_s is None else health.retry_after_s
@@ -102,11 +97,11 @@ class WorkerInfo:
         return self._model
 
     def _read(self) -> ModelFacts:
-        text, can = self._texts.model(), self._engine.capabilities
+        text, can = self._served.text(), self._served.engine.capabilities
         assert can is not None
         return ModelFacts(
-            name=self._name,
-            path=self._name if self._own_template else str(text.folder),
+            name=self._served.name,
+            path=self._served.name if self._own_template else str(text.folder),
             context=min(text.context, can.context),
             vocabulary=min(text.vocabulary, can.vocabulary),
             dtype=can.dtype,
@@ -121,7 +116,7 @@ class WorkerInfo:
         )
 
     def load(self) -> Load:
-        status = status_of(self._engine)
+        status = status_of(self._served.engine)
         admission = status["admission"]
         waiting = [request for request in status["requests"] if request["phase"] == "waiting"]
         return Load(
@@ -136,12 +131,12 @@ class WorkerInfo:
         )
 
     def _statistics(self) -> EngineStatistics:
-        report = self._engine.report
+        report = self._served.engine.report
         return EngineStatistics() if report is None else report.statistics
 
     async def tokenizer(self) -> AsyncIterator[Any]:
         """The model's text side as a zip in chunks; the last one has the sha256 of it all."""
-        for data, digest in chunks_of(await bundled(self._texts.pool)):
+        for data, digest in chunks_of(await bundled(self._served.texts.pool)):
             yield common.GetTokenizerChunk(data=data, sha256=digest)
 
 

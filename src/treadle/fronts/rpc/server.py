@@ -15,15 +15,14 @@ from grpc_reflection.v1alpha import reflection
 from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 
 from ...config import Settings
-from ...engine.client import EngineClient
 from ...errors import ConfigError
 from ...hosts import address_of, url_of
 from ...telemetry.access import AccessLines
 from ...telemetry.metrics import Metrics
 from ..authentication import Authenticator
 from ..connections import Connections
+from ..models import ServedModel
 from ..size_limits import message_bytes
-from ..text import Texts
 from . import health, mlx, vllm
 from .call_slots import CallSlots
 from .connection_census import ConnectionCensus
@@ -47,11 +46,9 @@ class RpcServer:
 
     def __init__(
         self,
-        engine: EngineClient,
-        texts: Texts,
+        model: ServedModel,
         settings: Settings,
         metrics: Metrics,
-        name: str,
         door: Authenticator | None = None,
         *,
         connections: Connections | None = None,
@@ -63,15 +60,15 @@ class RpcServer:
         self.calls = LiveCalls(clock)
         self.port = 0  # known once it is started
         self._settings = settings
-        facts = WorkerInfo(engine, texts, name, settings.chat_template is not None, clock)
-        door = door or Authenticator.of(settings, engine.gate.refuse)
+        facts = WorkerInfo(model, settings.chat_template is not None, clock)
+        door = door or Authenticator.of(settings, model.engine.gate.refuse)
         lines = lines or AccessLines(show_client=settings.log_client)
-        worker = Worker(engine, texts, settings, self.calls, metrics, clock, door, lines)
+        worker = Worker(model, settings, self.calls, metrics, clock, door, lines)
         self._connections = connections or Connections(front="gRPC")
         self._lines = LogFilter()
         self._counting: asyncio.Task[None] | None = None
-        sequences = engine.gate.limits.places
-        places = CallSlots(sequences, engine.gate.refuse)
+        sequences = model.engine.gate.limits.places
+        places = CallSlots(sequences, model.engine.gate.refuse)
         self._connections.parts = {"calls": places.calls, "streams": places.streams}
         guard = KeyGuard(door, settings)
         longest = {"Generate": worker.message_bytes, "Abort": lambda: ABORT_BYTES}

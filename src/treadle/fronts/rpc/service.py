@@ -1,4 +1,4 @@
-"""What the two wires share: calls that mean the same on both, and requests of the same shape."""
+"""Calls that mean the same on both wires, and the parser of requests, which have the same shape."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from ...errors import InvalidRequest, UnsupportedParameter
 from ..validate import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_STOPS, RawParams
-from .ask import Ask
 from .context import Context, refuse
 from .generate import Worker
 from .guard import caller_of
 from .model_info import WorkerInfo
+from .request import RpcRequest
 from .writer import MessageWriter
 
 SERVER_TYPE = "treadle"
@@ -20,7 +20,7 @@ COUNTED = {"logit_bias": MAX_LOGIT_BIAS, "stop_token_ids": MAX_STOP_TOKEN_IDS, "
 
 
 class EngineService:
-    """One wire's service, but for what only that wire has. `messages` is the module of its messages."""
+    """The part of a wire's service that both wires have. `messages` is the module of its messages."""
 
     name: ClassVar[str]
     messages: ClassVar[ModuleType]
@@ -29,18 +29,18 @@ class EngineService:
         self._worker = worker
         self._facts = facts
 
-    def ask(self, request: Any) -> Ask:
-        """The request of a message. Raises InvalidRequest."""
-        return ask_of(request)
+    def parse(self, request: Any) -> RpcRequest:
+        """Parse a message. Raises InvalidRequest."""
+        return parse_request(request)
 
     def writer(self) -> MessageWriter:
         return MessageWriter(self.messages)
 
     async def Generate(self, request: Any, context: Context) -> None:
-        await self._worker.generate(context, self.name, request, self.ask, self.writer())
+        await self._worker.generate(context, self.name, request, self.parse, self.writer())
 
     async def Abort(self, request: Any, context: Context) -> Any:
-        """Taken in every state: a row of a client that has left lives on through a drain or a restart."""
+        """Abort requests by their ids. Served in every state: sequences outlive a drain or a restart of the engine."""
         caller = caller_of()
         try:
             self._worker.calls.abort(request.request_ids, caller.tenant_digest, everyones=caller.admin)
@@ -91,15 +91,14 @@ class EngineService:
         }
 
 
-def ask_of(request: Any, **more: Any) -> Ask:
-    """The request of a message, as far as both wires say the same; `more` are fields of Wanted. Raises InvalidRequest.
+def parse_request(request: Any, **more: Any) -> RpcRequest:
+    """Parse the fields that both wires have; `more` are further ones of RawParams. Raises InvalidRequest.
 
-    Protobuf's zeros mean off, and so does a repetition penalty of 1; a temperature that is not there is the model's
-    own.
+    Protobuf's zeros mean off, and so does a repetition penalty of 1. A temperature that is not set is the model's own.
     """
     params = request.sampling_params
     _check_counts(params)
-    wanted = RawParams(
+    raw = RawParams(
         temperature=given(params, "temperature"),
         top_p=params.top_p or 1.0,
         top_k=params.top_k,
@@ -114,10 +113,10 @@ def ask_of(request: Any, **more: Any) -> Ask:
         logprobs=given(params, "logprobs"),
         **more,
     )
-    return Ask(
+    return RpcRequest(
         request_id=request.request_id,
         prompt=_prompt_of(request),
-        wanted=wanted,
+        params=raw,
         max_tokens=given(params, "max_tokens"),
         stream=request.stream,
     )
@@ -132,7 +131,7 @@ def _check_counts(params: Any) -> None:
 
 
 def _prompt_of(request: Any) -> tuple[int, ...] | str:
-    """Token ids, or text, whichever the message has."""
+    """The token ids of a message, or its text."""
     kind = request.WhichOneof("input")
     if kind is None:
         raise UnsupportedParameter("the request has no input: give tokenized or text", param="input")
@@ -140,5 +139,5 @@ def _prompt_of(request: Any) -> tuple[int, ...] | str:
 
 
 def given(message: Any, name: str) -> Any:
-    """An optional field's value, or None where the client was silent."""
+    """The value of an optional field; None where it is not set."""
     return getattr(message, name) if message.HasField(name) else None

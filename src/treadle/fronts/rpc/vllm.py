@@ -1,4 +1,4 @@
-"""`vllm.grpc.engine.VllmEngine`: the richer wire, with stop strings, several choices, and load."""
+"""`vllm.grpc.engine.VllmEngine`: the wire with stop strings, several choices, prompt log-probabilities, and load."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from smg_grpc_proto.generated import common_pb2 as common
 from ...core.messages import TokenLogprob
 from ...errors import TreadleError, UnsupportedParameter
 from ...installation import version
+from ..generation.choice import Choice
+from ..generation.pieces import Piece
 from ..prefixes import reset_prefixes
-from .ask import Ask
 from .context import Context, NotImplementedHere, refuse
 from .guard import check_admin
-from .sequence import Choice, Part
-from .service import EngineService, ask_of, given
+from .request import RpcRequest
+from .service import EngineService, given, parse_request
 from .writer import MessageWriter
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
 class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
-    """The service. What it does not do yet is UNIMPLEMENTED, by name."""
+    """The service. Unsupported fields and methods are refused as UNIMPLEMENTED, by name."""
 
     name = SERVICE
     messages = vllm_engine_pb2
 
-    def ask(self, request: Any) -> Ask:
+    def parse(self, request: Any) -> RpcRequest:
         _refuse_unimplemented(request)
         params = request.sampling_params
-        ask = ask_of(
+        parsed = parse_request(
             request,
             n=params.n or 1,
             min_tokens=params.min_tokens,
             stop=tuple(params.stop),
             prompt_logprobs=given(params, "prompt_logprobs"),
         )
-        return dataclasses.replace(ask, skip_special_tokens=params.skip_special_tokens)
+        return dataclasses.replace(parsed, skip_special_tokens=params.skip_special_tokens)
 
     def writer(self) -> MessageWriter:
         return VllmWriter(vllm_engine_pb2)
@@ -84,11 +85,11 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
         await _not_here(context, "embeddings are not supported by this worker yet: use another one for them")
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
-        """Running requests keep what they hold of the cache, so nothing has to be idle and there is no wait."""
+        """Drop all cached prompts at once. Running requests keep theirs, so nothing has to be idle."""
         await check_admin(context, self._worker.door, "emptying the prefix cache")
         await self._facts.check_ready(context)
         try:
-            dropped = await reset_prefixes(self._worker.engine)
+            dropped = await reset_prefixes(self._worker.model.engine)
         except TreadleError as error:
             await refuse(context, error)
         return common.FlushCacheResponse(success=True, message=f"{dropped} tokens of cached prompts dropped")
@@ -105,13 +106,13 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
 
 
 class VllmWriter(MessageWriter):
-    """Chunks hold what is new in counts too, and an end may be a string's."""
+    """Writer whose chunks count new tokens alone, and whose ends may name a stop string."""
 
-    def counted(self, choice: Choice, part: Part) -> int:
-        return len(part.tokens)
+    def counted(self, choice: Choice, piece: Piece) -> int:
+        return len(piece.tokens)
 
     def scores(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """One entry a prompt token; the first has no value, as nothing comes before it."""
+        """One entry a prompt token; the first has no value, as no token comes before it."""
         if not logprobs:
             return {}
         value, top = self._messages.InputTokenLogProb, self._messages.TopLogProbs
@@ -122,10 +123,10 @@ class VllmWriter(MessageWriter):
         )
         return {"input_logprobs": entries}
 
-    def stopped(self, part: Part) -> dict[str, Any]:
-        if part.stop_string is not None:
-            return {"matched_stop_str": part.stop_string}
-        return {"matched_token_id": part.stop_token_id}
+    def stopped(self, piece: Piece) -> dict[str, Any]:
+        if piece.stop_string is not None:
+            return {"matched_stop_str": piece.stop_string}
+        return {"matched_token_id": piece.stop_token_id}
 
 
 async def _not_here(context: Context, why: str) -> None:

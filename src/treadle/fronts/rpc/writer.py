@@ -1,4 +1,4 @@
-"""An answer as messages: both wires have the same shape."""
+"""Messages of an answer, of the same shape on both wires."""
 
 from __future__ import annotations
 
@@ -7,54 +7,60 @@ from types import ModuleType
 from typing import Any
 
 from ...core.messages import TokenLogprob
-from .sequence import Choice, Part
+from ..generation.choice import Choice
+from ..generation.pieces import ABORT, Piece, WholeChoice
 
 
 class MessageWriter:
-    """Writes a wire's GenerateResponse. Chunks have the tokens that are new, and counts so far. `choice` has what was
-    counted up to and with `part`."""
+    """Writer of a wire's GenerateResponse. Chunks have new tokens and the counts so far: those of `choice`, which has
+    read `piece`. `messages` is the module of the wire's messages."""
 
     def __init__(self, messages: ModuleType) -> None:
         self._messages = messages
 
-    def chunk(self, choice: Choice, part: Part) -> Any:
-        """What is new, in a stream."""
+    def chunk(self, choice: Choice, piece: Piece) -> Any:
+        """Write new tokens of a stream."""
         chunk = self._messages.GenerateStreamChunk(
-            token_ids=part.tokens,
-            completion_tokens=self.counted(choice, part),
-            output_logprobs=self._logprobs(part.tokens, part.logprobs),
-            **self.scores(choice, part.prompt_logprobs),
+            token_ids=piece.tokens,
+            completion_tokens=self.counted(choice, piece),
+            output_logprobs=self._logprobs(piece.tokens, piece.logprobs),
+            **self.scores(choice, piece.prompt_logprobs),
             **_counts(choice),
         )
         return self._messages.GenerateResponse(chunk=chunk)
 
-    def complete(self, choice: Choice, part: Part) -> Any:
-        """The end of a choice, with all of it that the choice has kept."""
+    def complete(self, choice: Choice, piece: Piece, whole: WholeChoice) -> Any:
+        """Write the end of a choice: `piece` is its last. `whole` has all of the choice, and nothing in a stream."""
         complete = self._messages.GenerateComplete(
-            output_ids=choice.tokens,
-            finish_reason=part.finish_reason,
+            output_ids=whole.tokens,
+            finish_reason=piece.finish_reason,
             completion_tokens=choice.completion_tokens,
-            output_logprobs=self._logprobs(choice.tokens, choice.logprobs),
-            **self.scores(choice, choice.prompt_logprobs),
+            output_logprobs=self._logprobs(whole.tokens, whole.logprobs),
+            **self.scores(choice, whole.prompt_logprobs),
             **_counts(choice),
-            **self.stopped(part),
+            **self.stopped(piece),
         )
         return self._messages.GenerateResponse(complete=complete)
 
-    def counted(self, choice: Choice, part: Part) -> int:
-        """The completion tokens that a chunk tells of."""
+    def aborted(self, index: int, prompt_tokens: int) -> Any:
+        """Write the end of a choice that was aborted before it ran."""
+        complete = self._messages.GenerateComplete(finish_reason=ABORT, index=index, prompt_tokens=prompt_tokens)
+        return self._messages.GenerateResponse(complete=complete)
+
+    def counted(self, choice: Choice, piece: Piece) -> int:
+        """The count of completion tokens in a chunk."""
         return choice.completion_tokens
 
     def scores(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The field that has the prompt's log-probabilities, on the wire that has one."""
+        """The field of the prompt's log-probabilities, on the wire that has one."""
         return {}
 
-    def stopped(self, part: Part) -> dict[str, Any]:
-        """The field that says what stopped a choice."""
-        return {"matched_stop_token_id": part.stop_token_id}
+    def stopped(self, piece: Piece) -> dict[str, Any]:
+        """The field of the token or string that stopped a choice."""
+        return {"matched_stop_token_id": piece.stop_token_id}
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Any:
-        """One entry a token, best first; None where none were asked for."""
+        """One entry a token, best first; None where none were requested."""
         if not logprobs:
             return None
         return self._messages.OutputLogProbs(
@@ -70,4 +76,4 @@ class MessageWriter:
 
 
 def _counts(choice: Choice) -> dict[str, int]:
-    return {"index": choice.index, "prompt_tokens": choice.prompt_tokens, "cached_tokens": choice.cached_tokens}
+    return {"index": choice.index, "prompt_tokens": len(choice.prompt), "cached_tokens": choice.cached_tokens}

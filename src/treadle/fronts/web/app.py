@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,64 +13,64 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ...config import Settings
-from ...engine.client import EngineClient
 from ...errors import TreadleError
 from ...installation import version
 from ...telemetry import Telemetry
 from ..authentication import Authenticator
 from ..connections import Connections
-from ..text import Texts
-from ..text_jobs import Shape
+from ..models import Models, ServedModel
 from .access import AccessLog
 from .body import BODIES_BYTES, SHARES, BodyBudget
+from .body_jobs import Shape
 from .cors import Cors, Origins
 from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
 from .openai.answer import Answer, Server
-from .openai.chat import ChatAsk
-from .openai.completions import CompletionAsk
+from .openai.chat import ParsedChat
+from .openai.completions import ParsedCompletion
 from .openai.schema_limits import Facts
 from .openapi import openapi_schema, request_body
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
 from .sse import Exchange
-from .status import Models, Probes
+from .status import ModelRoutes, Probes
 
 VERSION = version()
 GENERATION: dict[str, tuple[Shape, str, str]] = {
-    "/v1/chat/completions": (ChatAsk, "ChatRequest", "Answer a conversation"),
-    "/v1/completions": (CompletionAsk, "CompletionRequest", "Continue a text"),
+    "/v1/chat/completions": (ParsedChat, "ChatRequest", "Answer a conversation"),
+    "/v1/completions": (ParsedCompletion, "CompletionRequest", "Continue a text"),
 }
 
 
 def create_app(
-    engine: EngineClient,
-    texts: Texts,
+    models: Models,
     settings: Settings,
     telemetry: Telemetry,
     door: Authenticator | None = None,
     connections: Mapping[str, Connections] | None = None,
 ) -> FastAPI:
-    """The whole HTTP front over one engine; `door` is shared with the server's other fronts, where it has some.
-    `connections` of each front are shown in the status. Nothing is started: serve it with `serving.WebServer`."""
-    names, door = model_names(settings), door or Authenticator.of(settings, engine.gate.refuse)
-    bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), engine.gate.refuse)
-    server = Server(engine, texts, settings, names, _fingerprint(engine, names[0]), door, bodies=bodies)
+    """Build the whole HTTP front. `door` is shared with the server's other fronts, where it has some. `connections` of
+    each front are shown in the status. Nothing is started: serve it with `serving.WebServer`."""
+    model = models.default
+    refuse = model.engine.gate.refuse
+    door = door or Authenticator.of(settings, refuse)
+    bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), refuse)
+    server = Server(models, settings, _fingerprint, door, bodies=bodies)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
-    home = Home(engine, texts, names[0], VERSION, key_needed=settings.has_keys)
-    probes = Probes(engine, texts, telemetry, names[0], door, connections or {}, bodies)
-    routers = (Models(names, lambda: _context(engine)).router(), home.router(), probes.router())
+    home = Home(model, VERSION, key_needed=settings.has_keys)
+    probes = Probes(model, telemetry, door, connections or {}, bodies)
+    routers = (ModelRoutes(models).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)
-    _add_docs(app, home, lambda: _facts(engine, settings, names))
+    _add_docs(app, home, lambda: _facts(model, settings))
     app.add_exception_handler(HTTPException, _http_exception)
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(
-        EarlyReject, door=door, check_room=engine.check_room, arrival_of=server.arrival_of, paths=GENERATION
+        EarlyReject, door=door, check_room=model.engine.check_room, arrival_of=server.arrival_of, paths=GENERATION
     )
     hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)
@@ -82,19 +81,11 @@ def create_app(
     return app
 
 
-def model_names(settings: Settings) -> tuple[str, ...]:
-    """The served name first, then the other names that requests may use."""
-    model = settings.model
-    is_path = model.startswith(("/", ".", "~"))
-    short = PurePath(model).name if is_path else model
-    return tuple(dict.fromkeys((settings.served_model_name or short, short, model)))
-
-
 def _add_generation(app: FastAPI, server: Server) -> None:
-    for path, (ask, schema, summary) in GENERATION.items():
+    for path, (shape, schema, summary) in GENERATION.items():
         app.add_api_route(
             path,
-            _endpoint(Answer(server, ask)),
+            _endpoint(Answer(server, shape)),
             methods=["POST"],
             summary=summary,
             tags=["generation"],
@@ -153,25 +144,18 @@ def _route_cure(path: str) -> str:
     return "/docs lists what there is"
 
 
-def _context(engine: EngineClient) -> int | None:
-    return None if engine.capabilities is None else engine.capabilities.context
-
-
-def _facts(engine: EngineClient, settings: Settings, names: tuple[str, ...]) -> Facts:
-    """What the OpenAPI document says of this server."""
-    can, limits = engine.capabilities, engine.gate.limits
+def _facts(model: ServedModel, settings: Settings) -> Facts:
+    """Facts about this server for the OpenAPI document."""
+    can, limits = model.engine.capabilities, model.engine.gate.limits
     needs_key = settings.has_keys
     if can is None:
-        return Facts(names, limits.places, settings.max_tokens, needs_key)
-    return Facts(names, limits.places, settings.max_tokens, needs_key, can.vocabulary, can.context)
+        return Facts(model.names, limits.places, model.max_tokens, needs_key)
+    return Facts(model.names, limits.places, model.max_tokens, needs_key, can.vocabulary, can.context)
 
 
-def _fingerprint(engine: EngineClient, model: str) -> Callable[[], str]:
-    """Changes when the same seed may give another answer: with the model, its number formats or this software."""
-
-    def fingerprint() -> str:
-        can = engine.capabilities
-        ran = () if can is None else (can.architecture, can.dtype, can.device, can.kv_dtype)
-        return "fp_" + hashlib.sha256("|".join((VERSION, model, *ran)).encode()).hexdigest()[:12]
-
-    return fingerprint
+def _fingerprint(model: ServedModel) -> str:
+    """The `system_fingerprint` of answers. It changes when the same seed may give another answer: with the model, its
+    number formats or this software."""
+    can = model.engine.capabilities
+    formats = () if can is None else (can.architecture, can.dtype, can.device, can.kv_dtype)
+    return "fp_" + hashlib.sha256("|".join((VERSION, model.name, *formats)).encode()).hexdigest()[:12]

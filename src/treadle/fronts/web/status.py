@@ -15,15 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.refusals import Refusal
-from ...engine.client import EngineClient, Health
+from ...engine.client import Health
 from ...engine.status import status_of
-from ...errors import InsufficientScope, ModelNotFound
+from ...errors import InsufficientScope
 from ...telemetry import Telemetry
 from ...telemetry.logs import written
 from ..authentication import Authenticator, Caller
 from ..connections import Connections
+from ..models import Models, ServedModel, unready_error
 from ..prefixes import prefix_status, reset_prefixes
-from ..text import Texts, health_of, unready_error
 from .body import BodyBudget
 from .errors import envelope, headers_of
 from .guard import caller_of
@@ -37,10 +37,8 @@ class Probes:
 
     def __init__(
         self,
-        engine: EngineClient,
-        texts: Texts,
+        model: ServedModel,
         telemetry: Telemetry,
-        model: str,
         door: Authenticator,
         connections: Mapping[str, Connections],
         bodies: BodyBudget,
@@ -50,8 +48,6 @@ class Probes:
         self._door = door
         self._connections = connections
         self._scrape = asyncio.Lock()
-        self._engine = engine
-        self._texts = texts
         self._telemetry = telemetry
         self._model = model
         self._started = time.monotonic()
@@ -68,22 +64,22 @@ class Probes:
         return router
 
     async def live(self) -> Response:
-        health = health_of(self._engine, self._texts)
+        health = self._model.health()
         return _health(health, health.live)
 
     async def ready(self) -> Response:
-        health = health_of(self._engine, self._texts)
+        health = self._model.health()
         return _health(health, health.ready)
 
     async def status(self, request: Request) -> Response:
-        health = health_of(self._engine, self._texts)
-        status = status_of(self._engine)
+        health = self._model.health()
+        status = status_of(self._model.engine)
         status.update(state=health.state, ready=health.ready, reason=health.reason)
-        status["model"] = self._model
+        status["model"] = self._model.name
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
-        status["text"] = self._texts.statistics()
-        status["prefix_cache"] = prefix_status(self._engine)
+        status["text"] = self._model.texts.statistics()
+        status["prefix_cache"] = prefix_status(self._model.engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["bodies"] = self._bodies.statistics()
         status["log"] = dataclasses.asdict(written())
@@ -93,7 +89,7 @@ class Probes:
 
     async def reset_prefixes(self, request: Request) -> Response:
         self._check_admin(request, "emptying the prefix cache")
-        return _json({"dropped_tokens": await reset_prefixes(self._engine)})
+        return _json({"dropped_tokens": await reset_prefixes(self._model.engine)})
 
     async def metrics(self, request: Request) -> Response:
         """One scrape at a time, and of that a part at a time: the whole takes the event loop milliseconds."""
@@ -113,12 +109,11 @@ class Probes:
             raise
 
 
-class Models:
-    """The model list: one model, under its served name."""
+class ModelRoutes:
+    """Routes of the model list: each model once, under its served name."""
 
-    def __init__(self, names: tuple[str, ...], context: Callable[[], int | None]) -> None:
-        self._names = names
-        self._context = context
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self._created = int(time.time())
 
     def router(self) -> APIRouter:
@@ -128,17 +123,15 @@ class Models:
         return router
 
     async def list_all(self) -> Response:
-        return _json({"object": "list", "data": [self._card(self._names[0])]})
+        return _json({"object": "list", "data": [self._card(model, model.name) for model in self._models]})
 
     async def one(self, model: str) -> Response:
-        if model not in self._names:
-            raise ModelNotFound(f"the model '{model[:80]}' is not served here: use '{self._names[0]}'", param="model")
-        return _json(self._card(model))
+        return _json(self._card(self._models.get(model), model))
 
-    def _card(self, name: str) -> dict[str, Any]:
+    def _card(self, model: ServedModel, name: str) -> dict[str, Any]:
         card: dict[str, Any] = {"id": name, "object": "model", "created": self._created, "owned_by": "treadle"}
-        context = self._context()
-        return card if context is None else card | {"context_length": context, "max_model_len": context}
+        can = model.engine.capabilities
+        return card if can is None else card | {"context_length": can.context, "max_model_len": can.context}
 
 
 def _own_part(status: dict[str, Any], caller: Caller) -> dict[str, Any]:

@@ -101,7 +101,7 @@ async def test_head_answers_without_the_engine() -> None:
 async def test_the_page_answers_while_the_model_loads() -> None:
     async with front() as f:
         f.texts.loaded = None
-        f.engine.capabilities = None
+        f.engine.admission.capabilities = None
         page = Page((await home(f)).body.decode())
         assert (page.of("state"), page.of("why")) == ("Loading", "the model is loading")
         assert page.of("about") == ""

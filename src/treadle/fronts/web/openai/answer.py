@@ -1,8 +1,7 @@
-"""A generation request from its body to its last byte, for both OpenAI routes.
+"""The OpenAI routes that generate: from a request's body to the last byte of its answer.
 
-The order is the contract: read, check what is cheap, reserve a place (or be refused), tokenize, check lengths, correct
-the reservation, submit, wait until the scheduler has admitted it, and only then send headers. The client may leave at
-any point; everything of its request is taken back then.
+`generation.life` holds the order of a request's life; here its body is read and parsed before, and its answer written
+after. The client may leave at any point: its request is cancelled then.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from ....config import Settings
 from ....core.messages import CancelReason
 from ....core.refusals import Refusal
 from ....core.virtual_queue import Arrival
-from ....engine.client import EngineClient
-from ....engine.reservation import Reservation
-from ....errors import EngineUnavailable, InsufficientScope, ModelNotFound, RateLimited, ReaderStalled, TreadleError
+from ....errors import EngineUnavailable, InsufficientScope, RateLimited, ReaderStalled, TreadleError
 from ....telemetry.access import RequestRecord
-from ....text import StopSet, TextStream, TextView
+from ....text import TextView
 from ...authentication import Authenticator
-from ...rows import Piece, Row, together
+from ...generation.choice import Choice, together
+from ...generation.life import Choices, begin
+from ...generation.pieces import Piece, Usage, WholeChoice
+from ...generation.request import GenerationRequest
+from ...models import Models, ServedModel
 from ...size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
 from ...strict_json import is_small, parse_json
 from ...tenants import web_arrival
-from ...text import Texts, limits_of, with_stops
-from ...text_jobs import Shape, read_aside, tokenize
-from ...validate import Limits, ValidatedRequest, build_submits, check_size
 from ..access import note_error, record_of
 from ..body import BODIES_BYTES, Body, BodyBudget, read_body
+from ..body_jobs import BodyPrompts, Shape, read_aside
 from ..errors import internal_error, send_error, send_json
 from ..guard import caller_of
 from ..sse import EventStream, while_connected
-from .dialect import Ask
-from .wire import Choice, ChunkWriter, Head, Usage
+from .parsed import ParsedRequest
+from .wire import ChunkWriter, Head
 
 log = logging.getLogger(__name__)
 
@@ -49,52 +48,38 @@ WRITE_ASIDE_ENTRIES = 2000
 
 @dataclass(frozen=True)
 class Server:
-    """What answering needs: the engine, the text model, the settings, and names."""
+    """What the routes share: models, settings, callers and bodies. `fingerprint` is a model's `system_fingerprint`."""
 
-    engine: EngineClient
-    texts: Texts
+    models: Models
     settings: Settings
-    model_names: tuple[str, ...]
-    fingerprint: Callable[[], str]
+    fingerprint: Callable[[ServedModel], str]
     door: Authenticator
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
-    draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
     new_id: Callable[[], str] = lambda: secrets.token_hex(16)
-
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(BODIES_BYTES))
 
-    def limits(self, model: TextView) -> Limits:
-        return limits_of(model, self.engine.capabilities, self.settings.max_tokens)
-
     def arrival_of(self, scope: Scope) -> Arrival:
-        """Who sent this request, for its share and for its place in line."""
+        """The tenant of a request, and the marks by which its client is recognised when it returns."""
         return web_arrival(scope, caller_of(scope).tenant)
 
     def body_bytes(self) -> int:
-        """The longest body: as the settings say, else what a prompt that fits the context can need."""
+        """The longest body in bytes: the setting, or the most that a prompt which fits the context can need."""
         if self.settings.max_body_bytes is not None:
             return self.settings.max_body_bytes
+        model = self.models.default
         try:
-            model = self.texts.model()
+            return body_bytes(model.text(), model.limits().context)
         except EngineUnavailable:
             return UNKNOWN_MESSAGE_BYTES  # the request will be refused
-        return body_bytes(model, self.limits(model).context)
-
-    def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFound for a model that is not served here."""
-        if name is not None and name not in self.model_names:
-            raise ModelNotFound(
-                f"the model '{name[:80]}' is not served here: use '{self.model_names[0]}'", param="model"
-            )
 
 
 class Answer:
-    """The ASGI application behind one generation route."""
+    """The ASGI application of one route. `shape` parses its requests."""
 
-    def __init__(self, server: Server, ask: Shape) -> None:
+    def __init__(self, server: Server, shape: Shape) -> None:
         self._server = server
-        self._ask = ask
+        self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
@@ -109,147 +94,84 @@ class Answer:
 
     async def _answer(self, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         server = self._server
-        ask = await self._asked(body.data, caller_of(scope).tenant)
-        server.check_model(ask.model)
-        model = server.texts.model()
-        limits = server.limits(model)
-        checked = ask.check_against(limits)
-        caller_of(scope).check_priority(checked.priority)
-        with ask.in_its_words():
-            await self._admit(ask, body, checked, limits, model, scope, send, record)
+        parsed = await self._parse(body.data, caller_of(scope).tenant)
+        model = server.models.get(parsed.model)
+        request, created = self._request(parsed, body, scope, record), int(server.now())
+        async with begin(model, request, clock=server.clock) as choices:
+            head = Head(request.id, created, model.name, server.fingerprint(model))
+            writer = _AnswerWriter(server, parsed, choices, head, model.text(), record)
+            await writer.write(scope, send)
 
-    async def _admit(
-        self,
-        ask: Ask,
-        body: Body,
-        checked: ValidatedRequest,
-        limits: Limits,
-        model: TextView,
-        scope: Scope,
-        send: Send,
-        record: RequestRecord,
-    ) -> None:
-        server, caller = self._server, caller_of(scope)
-        checked = with_stops(checked, model, chat=ask.kind == "chat", hide_special=ask.skip_special_tokens)
-        size = ask.size(model)
-        check_size(size, ask.prompts, limits, ask.prompt_param)
-        public_id = ask.id_prefix + server.new_id()
-        record.public_id, record.rows = public_id, checked.n * ask.prompts
-        with (
-            caller.account.serve(record, rows=record.rows, tokens=size, clock=server.clock, prompts=ask.prompts),
-            server.engine.reserve(
-                rows=record.rows,
-                prompt_tokens=size * checked.n,
-                completion_tokens=checked.max_tokens,
-                least_tokens=checked.least_tokens,
-                kind=ask.kind,
-                tag=public_id,
-                arrival=server.arrival_of(scope),
-                prompts=ask.prompts,
-            ) as reservation,
-        ):
-            head = Head(public_id, int(server.now()), server.model_names[0], server.fingerprint())
-            salt = server.door.salts.salt(caller.tenant_digest, checked.cache_salt)
-            run = _Run(server, ask, body, caller.tenant, checked, limits, model, reservation, head, record, salt)
-            await run.run(scope, send)
-
-    async def _asked(self, body: bytes, tenant: str) -> Ask:
-        if is_small(body):
-            return self._ask(parse_json(body))
+    def _request(self, parsed: ParsedRequest, body: Body, scope: Scope, record: RequestRecord) -> GenerationRequest:
         server = self._server
-        model = server.texts.model()
-        return await read_aside(server.texts.pool, self._ask.kind, body, server.limits(model), tenant)
+        return GenerationRequest(
+            kind=parsed.kind,
+            id=parsed.id_prefix + server.new_id(),
+            prompts=BodyPrompts(parsed, body),
+            check=parsed.check_against,
+            caller=caller_of(scope),
+            arrival=server.arrival_of(scope),
+            salts=server.door.salts,
+            record=record,
+            stops_of_model=parsed.stops_of_model,
+            skip_special_tokens=parsed.skip_special_tokens,
+            spellings=parsed.spellings,
+        )
+
+    async def _parse(self, body: bytes, tenant: str) -> ParsedRequest:
+        """Parse a small body here, a large one in a text worker, under the limits of the default model."""
+        if is_small(body):
+            return self._shape(parse_json(body))
+        model = self._server.models.default
+        return await read_aside(model.texts.pool, self._shape.kind, body, model.limits(), tenant)
 
 
 @dataclass
-class _Run:
-    """One request that has a place."""
+class _AnswerWriter:
+    """The answer to one request that runs."""
 
     server: Server
-    ask: Ask
-    body: Body
-    tenant: str
-    checked: ValidatedRequest
-    limits: Limits
-    model: TextView
-    reservation: Reservation
+    request: ParsedRequest
+    choices: Choices
     head: Head
+    text: TextView
     record: RequestRecord
-    salt: str
 
-    async def run(self, scope: Scope, send: Send) -> None:
-        rows = await self._begin()
-        try:
-            if self.ask.stream:
-                await self._stream(rows, scope, send)
-            else:
-                await self._whole(rows, send)
-        finally:
-            self._note_usage(rows)
-
-    async def _begin(self) -> list[Row]:
-        """Tokenize, submit, and return once the scheduler has admitted the first sequence."""
-        ask = self.ask
-        prompts = await tokenize(self.server.texts.pool, ask, self.body.data, self.checked, self.limits, self.tenant)
-        self.body.let_go()
-        draw, param = self.server.draw_seed, ask.prompt_param
-        requests = build_submits(self.checked, prompts, self.limits, draw, param, salt=self.salt)
-        self.record.prompt_tokens = sum(map(len, prompts))
-        self.reservation.resize(
-            prompt_tokens=self.record.prompt_tokens * self.checked.n,
-            completion_tokens=sum(request.max_tokens for request in requests),
-        )
-        generations = self.reservation.submit(requests)
-        stops = StopSet(self.checked.stop)
-        rows = [Row(generation, self._text(stops)) for generation in generations]
-        try:
-            await generations[0].admitted()
-        finally:
-            self.record.ran = any(generation.runs for generation in generations)
-        self.record.wait_s = generations[0].wait_s
-        return rows
-
-    def _text(self, stops: StopSet) -> TextStream:
-        return TextStream(
-            self.model, stops, skip_special_tokens=self.ask.skip_special_tokens, min_tokens=self.checked.min_tokens
-        )
+    async def write(self, scope: Scope, send: Send) -> None:
+        if self.request.stream:
+            await self._stream(scope, send)
+        else:
+            await self._whole(send)
 
     # Whole answers -----------------------------------------------------------------------------------------------
 
-    async def _whole(self, rows: Sequence[Row], send: Send) -> None:
-        choices = [Choice() for _ in rows]
-        await together(self._collect(row, choice) for row, choice in zip(rows, choices, strict=True))
-        await send_json(send, 200, await self._written(choices, self._usage(rows)))
+    async def _whole(self, send: Send) -> None:
+        wholes = [WholeChoice() for _ in self.choices]
+        await together(_collect(choice, whole) for choice, whole in zip(self.choices, wholes, strict=True))
+        await send_json(send, 200, await self._json(wholes, self.choices.usage))
 
-    async def _written(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """The answer's JSON."""
-        parts = (self.head, choices, usage, self.model)
-        entries = sum(len(choice.entries) + len(choice.prompt_logprobs) for choice in choices)
-        return await self._write(entries, self.ask.whole, *parts)
+    async def _json(self, wholes: Sequence[WholeChoice], usage: Usage) -> bytes:
+        entries = sum(len(whole.entries) + len(whole.prompt_logprobs) for whole in wholes)
+        return await self._encoded(entries, self.request.whole, self.head, wholes, usage, self.text)
 
-    async def _write(self, entries: int, write: Callable[..., bytes], *parts: Any) -> bytes:
-        """`write(*parts)`; many log-probabilities are written on a thread: the loop has others to serve."""
-        if entries * (1 + (self.checked.logprobs or 0)) < WRITE_ASIDE_ENTRIES:
-            return write(*parts)
-        return await asyncio.to_thread(write, *parts)
-
-    async def _collect(self, row: Row, choice: Choice) -> None:
-        async for piece in row.pieces():
-            self._note_first()
-            choice.add(piece)
+    async def _encoded(self, entries: int, encode: Callable[..., bytes], *parts: Any) -> bytes:
+        """`encode(*parts)`, on a thread where there are many log-probabilities: the event loop has others to serve."""
+        if entries * (1 + (self.choices.params.logprobs or 0)) < WRITE_ASIDE_ENTRIES:
+            return encode(*parts)
+        return await asyncio.to_thread(encode, *parts)
 
     # Streams -----------------------------------------------------------------------------------------------------
 
-    async def _stream(self, rows: Sequence[Row], scope: Scope, send: Send) -> None:
+    async def _stream(self, scope: Scope, send: Send) -> None:
         settings = self.server.settings
         stream = EventStream(
             scope, send, keepalive_s=settings.keepalive_s, stall_s=settings.stall_s, on_stall=self._stalled
         )
-        writer = self.ask.chunks(self.head)
+        writer = self.request.chunks(self.head)
         try:
             async with stream.open():
-                await together(self._forward(i, row, stream, writer) for i, row in enumerate(rows))
-                last = writer.usage(self._usage(rows)) if self.ask.include_usage else b""
+                await together(self._forward(choice, stream, writer) for choice in self.choices)
+                last = writer.usage(self.choices.usage) if self.request.include_usage else b""
             await stream.done(last)
         except ReaderStalled:
             raise
@@ -262,13 +184,12 @@ class _Run:
 
     def _stalled(self) -> None:
         self.record.error = ReaderStalled.code
-        self.reservation.cancel(CancelReason.STALLED)
+        self.choices.cancel(CancelReason.STALLED)
 
-    async def _forward(self, index: int, row: Row, stream: EventStream, writer: ChunkWriter) -> None:
-        begun = False
-        async for piece in row.pieces():
-            self._note_first()
-            events = self.ask.events(writer, index, piece, self.model)
+    async def _forward(self, choice: Choice, stream: EventStream, writer: ChunkWriter) -> None:
+        index, begun = choice.index, False
+        async for piece in choice.pieces():
+            events = self.request.events(writer, index, piece, self.text)
             if not begun:
                 events = await self._first_events(writer, index, piece) + events
                 begun = True
@@ -276,26 +197,10 @@ class _Run:
                 await stream.write(events)
 
     async def _first_events(self, writer: ChunkWriter, index: int, piece: Piece) -> bytes:
-        return await self._write(len(piece.prompt_logprobs), self.ask.first_events, writer, index, piece, self.model)
+        entries = len(piece.prompt_logprobs)
+        return await self._encoded(entries, self.request.first_events, writer, index, piece, self.text)
 
-    # Books -------------------------------------------------------------------------------------------------------
 
-    def _usage(self, rows: Sequence[Row]) -> Usage:
-        return Usage(
-            prompt_tokens=self.record.prompt_tokens,
-            completion_tokens=sum(row.completion_tokens for row in rows),
-            cached_tokens=self._cached_tokens(rows),
-        )
-
-    def _cached_tokens(self, rows: Sequence[Row]) -> int:
-        """As prompt tokens are counted: of each prompt once, as its first choice found it."""
-        return sum(row.cached_tokens for row in rows[:: self.checked.n])
-
-    def _note_first(self) -> None:
-        if self.record.ttft_s is None:
-            self.record.ttft_s = self.server.clock() - self.record.started
-
-    def _note_usage(self, rows: Sequence[Row]) -> None:
-        """Tokens that the client left unread were generated for it too."""
-        self.record.completion_tokens = sum(row.generated_tokens for row in rows)
-        self.record.cached_tokens = self._cached_tokens(rows)
+async def _collect(choice: Choice, whole: WholeChoice) -> None:
+    async for piece in choice.pieces():
+        whole.add(piece)

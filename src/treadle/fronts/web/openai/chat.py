@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what is particular to chat."""
+"""POST /v1/chat/completions: its fields, prompt and answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ....errors import InvalidRequest
 from ....text import TextView
 from ...chat_messages import asks_to_continue, read_turns
-from ...rows import Piece
-from .dialect import Ask, outline_of, wanted_of
+from ...generation.pieces import Piece, Usage, WholeChoice
 from .field_aliases import Renamed
 from .ignored_fields import CHAT_NEUTRAL, NOT_THINKING, refuse_beyond_neutral
+from .parsed import ParsedRequest, outline_of, raw_params_of
 from .parsing import read
 from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
-from .wire import Choice, ChunkWriter, Head, Usage, chat_logprobs, encode
+from .wire import ChunkWriter, Head, chat_logprobs, encode, usage_json
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -26,12 +26,13 @@ ACTED_ON = frozenset(ChatFields.model_fields) - {*CONTENT}
 KWARG = re.compile(KWARG_NAME)
 
 
-class ChatAsk(Ask):
-    """One chat request, read and within its shape."""
+class ParsedChat(ParsedRequest):
+    """One chat request, parsed."""
 
     kind = "chat"
     id_prefix = "chatcmpl-"
     prompt_param = "messages"
+    stops_of_model = True
 
     def __init__(self, value: dict[str, Any]) -> None:
         refuse_beyond_neutral(value, CHAT_NEUTRAL)
@@ -43,7 +44,7 @@ class ChatAsk(Ask):
         self.template_kwargs = _template_kwargs(body)
         self.add_generation_prompt = body.add_generation_prompt is not False
         max_tokens, limited_by = _max_tokens(body, given)
-        self.wanted = wanted_of(body, given, max_tokens=max_tokens, logprobs=_logprobs(body))
+        self.params = raw_params_of(body, given, max_tokens=max_tokens, logprobs=_logprobs(body))
         self.spellings = {**given.names, "max_tokens": limited_by, "logprobs": "top_logprobs"}
 
     @property
@@ -73,35 +74,37 @@ class ChatAsk(Ask):
     def chunks(self, head: Head) -> ChunkWriter:
         return ChunkWriter(head, "chat.completion.chunk", with_usage=self.include_usage)
 
-    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
+    def first_events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
         delta = {"role": "assistant", "content": ""}
-        return writer.choice({"index": row, "delta": delta, "logprobs": None, "finish_reason": None})
+        return writer.choice({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
-    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
+    def events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
         events = b""
         if piece.text or piece.entries or (self.return_token_ids and piece.token_ids):
-            choice = self._choice(row, piece, model, finish_reason=None)
+            choice = self._choice(index, piece, model, finish_reason=None)
             choice["delta"] = {"content": piece.text}
             events = writer.choice(choice)
         if piece.finish_reason is not None:
-            last = {"index": row, "delta": {}, "logprobs": None, "finish_reason": piece.finish_reason}
+            last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": piece.finish_reason}
             events += writer.choice(last)
         return events
 
-    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextView) -> bytes:
+    def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, model: TextView) -> bytes:
         answer = head.fields("chat.completion")
         answer["choices"] = [self._whole_choice(i, choice, model) for i, choice in enumerate(choices)]
-        answer["usage"] = usage.as_json()
+        answer["usage"] = usage_json(usage)
         return encode(answer)
 
-    def _whole_choice(self, row: int, choice: Choice, model: TextView) -> dict[str, Any]:
-        found = self._choice(row, choice, model, finish_reason=choice.finish_reason)
+    def _whole_choice(self, index: int, choice: WholeChoice, model: TextView) -> dict[str, Any]:
+        found = self._choice(index, choice, model, finish_reason=choice.finish_reason)
         found["message"] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         return found
 
-    def _choice(self, row: int, part: Piece | Choice, model: TextView, finish_reason: str | None) -> dict[str, Any]:
-        logprobs = None if self.wanted.logprobs is None else chat_logprobs(part.entries, model)
-        choice: dict[str, Any] = {"index": row, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _choice(
+        self, index: int, part: Piece | WholeChoice, model: TextView, finish_reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = None if self.params.logprobs is None else chat_logprobs(part.entries, model)
+        choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
         if self.return_token_ids:
             choice["token_ids"] = part.token_ids
         return choice

@@ -1,4 +1,4 @@
-"""POST /v1/completions: what is particular to plain completions."""
+"""POST /v1/completions: its fields, prompts and answers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
 from ....text import TextView
-from ...rows import Piece
+from ...generation.pieces import Piece, Usage, WholeChoice
 from ...validate import Limits, ValidatedRequest, check_prompt_ids
-from .dialect import Ask, outline_of, wanted_of
 from .echo import Echo, echo_ids, echo_text, joined
 from .field_aliases import Renamed
 from .ignored_fields import COMPLETION_NEUTRAL, refuse_beyond_neutral
+from .parsed import ParsedRequest, outline_of, raw_params_of
 from .parsing import read
 from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest
-from .wire import Choice, ChunkWriter, Head, Usage, encode, legacy_logprobs
+from .wire import ChunkWriter, Head, encode, legacy_logprobs, usage_json
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -24,8 +24,8 @@ ACTED_ON = frozenset(CompletionFields.model_fields) - {"prompt"}
 Prompt = str | Sequence[int]
 
 
-class CompletionAsk(Ask):
-    """One completion request, read and within its shape."""
+class ParsedCompletion(ParsedRequest):
+    """One completion request, parsed."""
 
     kind = "completion"
     id_prefix = "cmpl-"
@@ -41,7 +41,7 @@ class CompletionAsk(Ask):
         self.echo = bool(body.echo)
         self.add_special_tokens = body.add_special_tokens is not False
         scores = body.logprobs if self.echo else None
-        self.wanted = wanted_of(
+        self.params = raw_params_of(
             body, given, max_tokens=given["max_tokens"], logprobs=body.logprobs, prompt_logprobs=scores
         )
         self.least_tokens = 0
@@ -80,53 +80,53 @@ class CompletionAsk(Ask):
     def chunks(self, head: Head) -> ChunkWriter:
         return ChunkWriter(head, "text_completion", with_usage=self.include_usage)
 
-    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
+    def first_events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
         if not self.echo:
             return b""
-        echo = self._echo_of(row)
-        choice = {"index": row, "text": echo.text, "logprobs": self._echoed_logprobs(echo, piece, model)}
+        echo = self._echo_of(index)
+        choice = {"index": index, "text": echo.text, "logprobs": self._echoed_logprobs(echo, piece, model)}
         return writer.choice(choice | {"finish_reason": None})
 
-    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
+    def events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
         if not (piece.text or piece.entries or piece.finish_reason or (self.return_token_ids and piece.token_ids)):
             return b""
-        return writer.choice(self._choice(row, piece.text, piece, model))
+        return writer.choice(self._choice(index, piece.text, piece, model))
 
-    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextView) -> bytes:
+    def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, model: TextView) -> bytes:
         answer = head.fields("text_completion")
         answer["choices"] = [self._whole_choice(i, choice, model) for i, choice in enumerate(choices)]
-        answer["usage"] = usage.as_json()
+        answer["usage"] = usage_json(usage)
         return encode(answer)
 
-    def _whole_choice(self, row: int, choice: Choice, model: TextView) -> dict[str, Any]:
+    def _whole_choice(self, index: int, choice: WholeChoice, model: TextView) -> dict[str, Any]:
         text = "".join(choice.text)
         if not self.echo:
-            return self._choice(row, text, choice, model)
-        echo = self._echo_of(row)
-        whole = self._choice(row, echo.text + text, choice, model)
+            return self._choice(index, text, choice, model)
+        echo = self._echo_of(index)
+        whole = self._choice(index, echo.text + text, choice, model)
         before = self._echoed_logprobs(echo, choice, model)
         return whole if before is None else whole | {"logprobs": joined(before, whole["logprobs"])}
 
-    def _choice(self, row: int, text: str, part: Piece | Choice, model: TextView) -> dict[str, Any]:
-        top = self.wanted.logprobs
-        offset = len(self._echo_of(row).text) if self.echo else 0
+    def _choice(self, index: int, text: str, part: Piece | WholeChoice, model: TextView) -> dict[str, Any]:
+        top = self.params.logprobs
+        offset = len(self._echo_of(index).text) if self.echo else 0
         logprobs = None if top is None else legacy_logprobs(part.entries, model, top=top > 0, offset=offset)
-        choice = {"index": row, "text": text, "logprobs": logprobs, "finish_reason": part.finish_reason}
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": part.finish_reason}
         return choice | {"token_ids": part.token_ids} if self.return_token_ids else choice
 
     # The prompt before the answer --------------------------------------------------------------------------------
 
     def _echo(self, prompt: Prompt, ids: Sequence[int], model: TextView) -> Echo:
         if isinstance(prompt, str):
-            scored = self.wanted.prompt_logprobs is not None
+            scored = self.params.prompt_logprobs is not None
             return echo_text(prompt, ids, model, special=self.add_special_tokens) if scored else Echo(prompt)
         return echo_ids(ids, model, skip_special_tokens=self.skip_special_tokens)
 
-    def _echo_of(self, row: int) -> Echo:
-        return self.echoes[row // (self.wanted.n or 1)]
+    def _echo_of(self, index: int) -> Echo:
+        return self.echoes[index // (self.params.n or 1)]
 
-    def _echoed_logprobs(self, echo: Echo, part: Piece | Choice, model: TextView) -> dict[str, Any] | None:
-        top = self.wanted.prompt_logprobs
+    def _echoed_logprobs(self, echo: Echo, part: Piece | WholeChoice, model: TextView) -> dict[str, Any] | None:
+        top = self.params.prompt_logprobs
         return None if top is None else echo.logprobs(part.prompt_logprobs, model, top=top > 0)
 
 

@@ -1,42 +1,34 @@
-"""What answers look like: choices, log-probabilities and usage, as JSON built with little work per token."""
+"""JSON of answers: choices, log-probabilities and usage, with little work per token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ....core.messages import TokenLogprob
 from ....text import TextView, TokenEntry
-from ...rows import Piece
+from ...generation.pieces import Usage
 
-LOWEST_LOGPROB = -9999.0  # what clients know as "never": JSON has no -inf
+LOWEST_LOGPROB = -9999.0  # the API's value for an impossible token: JSON has no -inf
 
 encode = msgspec.json.encode
 
 
-@dataclass(slots=True)
-class Usage:
-    """Token counts of a whole request: every prompt once, every choice's completion."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Token counts of a whole request."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 @dataclass(frozen=True)
 class Head:
-    """What every chunk and answer of one request repeats."""
+    """Fields that every chunk and answer of one request repeats."""
 
     id: str
     created: int
@@ -54,7 +46,7 @@ class Head:
 
 
 class ChunkWriter:
-    """Events of one stream: the parts that never change are encoded once."""
+    """Writer of the events of one stream. The parts that never change are encoded once."""
 
     def __init__(self, head: Head, kind: str, *, with_usage: bool) -> None:
         self._start = b"data: " + encode(head.fields(kind))[:-1] + b',"choices":['
@@ -64,25 +56,7 @@ class ChunkWriter:
         return self._start + encode(choice) + self._end
 
     def usage(self, usage: Usage) -> bytes:
-        return self._start + b'],"usage":' + encode(usage.as_json()) + b"}\n\n"
-
-
-@dataclass(slots=True)
-class Choice:
-    """One choice as far as it has come, for answers that are sent whole."""
-
-    text: list[str] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-
-    def add(self, piece: Piece) -> None:
-        self.prompt_logprobs += piece.prompt_logprobs
-        self.text.append(piece.text)
-        self.entries.extend(piece.entries)
-        self.token_ids.extend(piece.token_ids)
-        self.finish_reason = piece.finish_reason
+        return self._start + b'],"usage":' + encode(usage_json(usage)) + b"}\n\n"
 
 
 def chat_logprobs(entries: Sequence[TokenEntry], model: TextView) -> dict[str, Any]:

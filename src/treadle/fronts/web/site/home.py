@@ -17,7 +17,7 @@ from ....engine.client import EngineClient
 from ....errors import EngineUnavailable
 from ....hosts import host_of
 from ....units import size
-from ...text import Texts, health_of
+from ...models import ServedModel
 from .negotiate import wants_html
 from .shell import HEADERS, MARK, fill, page, snippet
 from .snippets import ROOT, Caller
@@ -36,12 +36,11 @@ PLAIN = {name: HEADERS[name] for name in ("cache-control", "vary")}
 
 
 class Home:
-    """The page and its JSON form, for the model served as `model`. `key_needed`: calls need an API key."""
+    """The page and its JSON form, for one model. `key_needed`: calls need an API key."""
 
-    def __init__(self, engine: EngineClient, texts: Texts, model: str, version: str, *, key_needed: bool) -> None:
-        self._engine = engine
-        self._texts = texts
-        self._model = model
+    def __init__(self, served: ServedModel, version: str, *, key_needed: bool) -> None:
+        self._served = served
+        self._model = served.name
         self._version = version
         self._key_needed = key_needed
 
@@ -60,7 +59,7 @@ class Home:
 
     def facts(self, root: str) -> dict[str, Any]:
         """What programs get. `root` is the server's address as the client wrote it."""
-        health = health_of(self._engine, self._texts)
+        health = self._served.health()
         return {
             "name": "treadle",
             "version": self._version,
@@ -74,7 +73,7 @@ class Home:
 
     def html(self, root: str) -> str:
         """The page, with everything that is known now; its script keeps it true."""
-        health = health_of(self._engine, self._texts)
+        health = self._served.health()
         body = fill(
             "home.html",
             mark=MARK,
@@ -98,13 +97,14 @@ class Home:
     def _chats(self) -> bool:
         """False for a model that is known to have no chat template."""
         try:
-            return self._texts.model().has_template
+            return self._served.text().has_template
         except EngineUnavailable:
             return True
 
     def _about(self, *, known: bool) -> str:
-        can = self._engine.capabilities
-        facts = "" if can is None else f'<dl class="facts">{_definitions(_facts(can, self._engine))}</dl>'
+        engine = self._served.engine
+        can = engine.capabilities
+        facts = "" if can is None else f'<dl class="facts">{_definitions(_facts(can, engine))}</dl>'
         return (
             f'<div id="about" data-model="{escape(self._model)}" data-known="{"yes" if known else "no"}">{facts}</div>'
         )

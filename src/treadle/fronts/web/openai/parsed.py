@@ -1,23 +1,21 @@
-"""What chat and completions have in common: reading the shared fields, and what `answer` needs of a request."""
+"""Requests of the OpenAI dialect, parsed: the fields that chat and completions share, and how answers are written."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....errors import InvalidRequest
 from ....text import TextView
-from ...rows import Piece
-from ...validate import Limits, RawParams, ValidatedRequest, check
+from ...generation.pieces import Piece, Usage, WholeChoice
+from ...validate import Limits, RawParams, ValidatedRequest, check, rename_params
 from .field_aliases import Renamed
 from .ignored_fields import refuse_beyond_neutral
 from .schema import Generate, OptionFields
-from .wire import Choice, ChunkWriter, Head, Usage
+from .wire import ChunkWriter, Head
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARS = 1024
 STREAM_NEUTRAL = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
-SPELLED = (
+ALIASED = (
     "temperature",
     "top_p",
     "top_k",
@@ -35,22 +33,23 @@ SPELLED = (
     "frequency_penalty",
     "seed",
 )
-PLAIN = ("logit_bias", "n", "min_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt")
+UNALIASED = ("logit_bias", "n", "min_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt")
 
 
-class Ask(ABC):
-    """One request, read and within its shape, and how its answer is written."""
+class ParsedRequest(ABC):
+    """One request, parsed and within its shape, and the writer of its answer."""
 
     kind: ClassVar[str]
     id_prefix: ClassVar[str]
     prompt_param: ClassVar[str]
+    stops_of_model: ClassVar[bool] = False  # the model's own stop strings end an answer
 
-    wanted: RawParams
-    least_tokens: int = 1  # that may be asked for
+    params: RawParams
+    least_tokens: int = 1  # of max_tokens
     given: Renamed
     outlined: int | None = None  # the size of a request whose content stayed in a text worker
     echoes: Sequence[Echo] = ()
-    spellings: Mapping[str, str] = {}  # the validator's name of a field to the one that this request used
+    spellings: Mapping[str, str] = {}  # the validator's names of fields to those that this request used
 
     def __init__(self, body: Generate) -> None:
         options = body.stream_options
@@ -65,10 +64,10 @@ class Ask(ABC):
     @property
     @abstractmethod
     def prompts(self) -> int:
-        """How many prompts there are."""
+        """The number of prompts."""
 
     def size(self, model: TextView) -> int:
-        """About how many tokens all prompts have, without tokenizing."""
+        """Estimate the number of tokens of all prompts, without tokenizing."""
         return self._size(model) if self.outlined is None else self.outlined
 
     @abstractmethod
@@ -76,53 +75,48 @@ class Ask(ABC):
 
     @abstractmethod
     def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> list[Sequence[int]]:
-        """Each prompt's token ids; `rendered` is called once a template has done its work. Runs in a text worker.
+        """Tokenize each prompt, in a text worker; `rendered` is called once a template is rendered.
 
         Raises ContextLengthExceeded for a text of which that is certain; others of over `most` tokens are returned."""
 
     @abstractmethod
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
-        """The request's JSON, `value`, without its content: what the event loop needs of it."""
+        """Return the request's JSON, `value`, without its content, for the event loop."""
 
     @abstractmethod
     def chunks(self, head: Head) -> ChunkWriter: ...
 
     @abstractmethod
-    def first_events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
-        """What a choice's stream begins with, before the events of `piece`, its first."""
+    def first_events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
+        """Write the beginning of a choice's stream, before the events of `piece`, its first."""
 
     @abstractmethod
-    def events(self, writer: ChunkWriter, row: int, piece: Piece, model: TextView) -> bytes:
-        """A piece of one choice as server-sent events; empty when there is nothing to show."""
+    def events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
+        """Write a piece of one choice as server-sent events; empty when there is nothing to show."""
 
     @abstractmethod
-    def whole(self, head: Head, choices: Sequence[Choice], usage: Usage, model: TextView) -> bytes:
-        """The answer as one JSON body."""
+    def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, model: TextView) -> bytes:
+        """Write the answer as one JSON body."""
 
     def check_against(self, limits: Limits) -> ValidatedRequest:
-        """The parameters as the validator takes them; also what another value wins over is in range. Raises
-        InvalidRequest."""
-        with self.in_its_words():
-            checked = self._checked(self.wanted, limits)
+        """Validate the parameters, also values that another one overrides. Raises InvalidRequest."""
+        with rename_params(self.spellings):
+            validated = self._validated(self.params, limits)
             _check_context(self.given["num_ctx"], limits)
         for field, name, value in self.given.unused:
-            with in_words({field: name}):
+            with rename_params({field: name}):
                 self._check_unused(field, value, limits)
-        return checked
+        return validated
 
-    def _checked(self, wanted: RawParams, limits: Limits) -> ValidatedRequest:
-        return check(wanted, limits, least_tokens=self.least_tokens, as_many_as_fit=True)
+    def _validated(self, params: RawParams, limits: Limits) -> ValidatedRequest:
+        return check(params, limits, least_tokens=self.least_tokens, as_many_as_fit=True)
 
     def _check_unused(self, field: str, value: Any, limits: Limits) -> None:
         if field == "num_ctx":
             _check_context(value, limits)
         else:
             value = [value] if field == "stop" and isinstance(value, str) else value
-            self._checked(dataclasses.replace(self.wanted, **{field: value}), limits)
-
-    def in_its_words(self) -> AbstractContextManager[None]:
-        """Refusals within the block name the fields as this request does."""
-        return in_words(self.spellings)
+            self._validated(dataclasses.replace(self.params, **{field: value}), limits)
 
     @staticmethod
     def tokens_of(size_bytes: int, model: TextView) -> int:
@@ -130,26 +124,14 @@ class Ask(ABC):
 
 
 def outline_of(value: Mapping[str, Any], acted_on: Collection[str], content: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request that are acted upon, with `content` in place of its own; a name that is none is cut."""
+    """Return the fields of a request that are acted upon, with `content` in place of its own. A model name of more than
+    MAX_NAME_CHARS characters is cut: no model has it."""
     kept = {key: value[key] for key in acted_on if value.get(key) is not None}
     if isinstance(kept.get("model"), str):
         kept["model"] = kept["model"][:MAX_NAME_CHARS]
     if isinstance(kept.get("options"), dict):
         kept["options"] = {key: given for key, given in kept["options"].items() if key in OptionFields.model_fields}
     return {**kept, **content}
-
-
-@contextlib.contextmanager
-def in_words(spellings: Mapping[str, str]) -> Iterator[None]:
-    """Refusals within the block name the fields by these names."""
-    try:
-        yield
-    except InvalidRequest as error:
-        name = error.param or ""
-        if name not in spellings:
-            raise
-        spelled = spellings[name]
-        raise type(error)(error.message.replace(name, spelled), param=spelled) from None
 
 
 def _check_context(num_ctx: int | None, limits: Limits) -> None:
@@ -163,9 +145,9 @@ def _check_context(num_ctx: int | None, limits: Limits) -> None:
         )
 
 
-def wanted_of(body: Generate, given: Renamed, **own: Any) -> RawParams:
-    """The shared fields as the validator knows them; `own` are those that a route reads in its own way."""
+def raw_params_of(body: Generate, given: Renamed, **own: Any) -> RawParams:
+    """Return the shared fields under the validator's names; `own` are those that a route reads in its own way."""
     stop = given["stop"]
-    spelled = {name: given[name] for name in SPELLED}
-    plain = {name: getattr(body, name) for name in PLAIN}
-    return RawParams(**spelled, **plain, stop=[stop] if isinstance(stop, str) else stop, **own)
+    aliased = {name: given[name] for name in ALIASED}
+    others = {name: getattr(body, name) for name in UNALIASED}
+    return RawParams(**aliased, **others, stop=[stop] if isinstance(stop, str) else stop, **own)

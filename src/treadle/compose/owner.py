@@ -1,0 +1,101 @@
+"""The owner's side: the specification that crosses to a child process, and the runner and limits made from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..config import Settings
+from ..engine.owner import OwnerLimits
+from ..errors import spelled
+
+if TYPE_CHECKING:
+    from ..models.folder import ModelFolder
+    from ..runner.base import Progress, Runner, RunnerFactory
+
+
+class OwnerSpec(msgspec.Struct, frozen=True):
+    """Specification of an owner's runner: plain values only, so that it can cross to a child."""
+
+    folder: str
+    name: str
+    max_running: int
+    prefill_tokens: int
+    context: int | None
+    memory: int | None
+    prefix_cache: bool
+    kv_bits: int | None
+    threads: int | None
+    log_level: str
+    log_format: str
+    spelling: dict[str, str]
+
+
+def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
+    """Return the specification for `settings` and the model in `folder`."""
+    return OwnerSpec(
+        folder=str(folder.path),
+        name=folder.name,
+        max_running=settings.max_running,
+        prefill_tokens=settings.prefill_tokens,
+        context=settings.context,
+        memory=settings.memory,
+        prefix_cache=settings.prefix_cache,
+        kv_bits=settings.kv_bits,
+        threads=settings.threads,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        spelling=dict(settings.spelling),
+    )
+
+
+def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
+    """Return the runner factory and the limits of a child's owner. The entry point of its process."""
+    from ..telemetry.logs import adopt, configure
+
+    spec = msgspec.convert(arguments, OwnerSpec)
+    configure(spec.log_level, sys.stderr, spec.log_format)
+    factory = runner_factory(spec)
+
+    def build(progress: Progress) -> Runner:
+        runner = factory(progress)
+        adopt()  # by now everything has been imported
+        return runner
+
+    return build, limits_of(spec)
+
+
+def limits_of(spec: OwnerSpec) -> OwnerLimits:
+    return OwnerLimits(max_running=spec.max_running, prefill_tokens=spec.prefill_tokens)
+
+
+def runner_factory(spec: OwnerSpec) -> RunnerFactory:
+    """Return a factory that builds the runner on the thread that calls it. BLAS is chosen before MLX is imported."""
+
+    def build(progress: Progress) -> Runner:
+        from ..runner.device import blas
+
+        report = blas.prepare(spec.threads)
+        from ..runner.device.require_mlx import require_mlx
+
+        require_mlx()
+        from ..runner.build import build as build_runner
+
+        with spelled(spec.spelling):
+            return build_runner(
+                spec.folder,
+                name=spec.name,
+                context=spec.context,
+                memory=spec.memory,
+                prefix_cache=spec.prefix_cache,
+                kv_bits=spec.kv_bits,
+                blas=report,
+                max_running=spec.max_running,
+                prefill_tokens=spec.prefill_tokens,
+                progress=progress,
+            )
+
+    return build

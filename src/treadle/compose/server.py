@@ -1,0 +1,231 @@
+"""The server: one model over HTTP and gRPC, from listening to the last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from ..config import Settings
+from ..core.messages import Capabilities
+from ..core.refusals import Refusal
+from ..descriptors import DescriptorReserve
+from ..engine.client import EngineClient
+from ..engine.supervisor import EngineState
+from ..errors import StartFailed, spelled
+from ..exposure import Reach, check, reach_of
+from .checks import check_cheaply, require_installed
+from .engine import engine_for
+from .sockets import listen
+from .texts import TextWorkers
+from .waiting import aside, first, until
+
+if TYPE_CHECKING:
+    from ..fronts.authentication import Authenticator
+    from ..fronts.connections import ConnectionLimits, Connections
+    from ..fronts.models import ServedModel
+    from ..fronts.rpc.server import RpcServer
+    from ..models.folder import ModelFolder
+    from ..models.in_use import UsageLock
+    from ..models.transfer import Transfer
+    from ..telemetry import Telemetry
+    from ..telemetry.watchdog import Watchdog
+
+STOP_GRACE_S = 5.0
+CLOSE_GRACE_S = 1.0  # for clients to take their last bytes
+HURRIED_GRACE_S = 0.5
+LOADING_GRACE_S = 0.5  # a child that loads has nothing to unwind
+
+
+class ServerReporter(Protocol):
+    """Receiver of a server's progress, shown to a person. `stage` and `transfer` may be called from other threads;
+    `transfer` comes four times a second while a model is downloaded."""
+
+    def listening(self, reach: Reach) -> None: ...
+    def stage(self, stage: str) -> None: ...
+    def transfer(self, transfer: Transfer) -> None: ...
+    def ready(
+        self, reach: Reach, name: str, can: Capabilities, sampling: Mapping[str, float], load_s: float
+    ) -> None: ...
+    def draining(self, running: int, drain_s: float) -> None: ...
+    def stopped(self) -> None: ...
+
+
+class Server:
+    """One model over HTTP, and over gRPC where the settings name a port. `limits` are those of connections, without a
+    default. `settled` is called when everything is loaded. `watchdog` watches the event loop all the time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        reporter: ServerReporter,
+        *,
+        limits: ConnectionLimits | None = None,
+        settled: Callable[[], None] = lambda: None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self.settings = settings
+        self._limits = limits
+        self._settled = settled
+        self._watchdog = watchdog
+        self._reporter = reporter
+        self._folder: ModelFolder | None = None
+        self._engine: EngineClient | None = None
+        self._use: UsageLock | None = None
+        self._hurried = asyncio.Event()
+
+    async def run(self, shutdown: asyncio.Event) -> int:
+        """Serve until `shutdown` is set, drain, and return 0. Raises TreadleError when it can't start or go on."""
+        with spelled(self.settings.spelling):
+            return await self._run(shutdown)
+
+    async def _run(self, shutdown: asyncio.Event) -> int:
+        from ..fronts.authentication import Authenticator
+        from ..fronts.models import Models, ServedModel, model_names
+        from ..fronts.web.access import MalformedLog
+        from ..fronts.web.app import create_app
+        from ..fronts.web.serving import WebServer
+        from ..telemetry import Telemetry
+
+        settings = self.settings
+        check(settings)
+        check_cheaply(settings)
+        door = Authenticator.of(settings)
+        sock = listen(settings.host, settings.port)
+        telemetry = Telemetry(log_client=settings.log_client, watchdog=self._watchdog)
+        spare = DescriptorReserve()
+        engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics], spare)
+        texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), telemetry.metrics)
+        model = ServedModel(model_names(settings), engine, texts, settings.max_tokens)
+        telemetry.metrics.watch(model)
+        door.tell(engine.gate.refuse)
+        telemetry.metrics.watch_keys(door)
+        connections = self._connections(engine, telemetry)
+        app = create_app(Models(model), settings, telemetry, door, connections)
+        malformed = MalformedLog(telemetry.metrics, telemetry.access)
+        web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"], malformed=malformed)
+        serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
+        watching = asyncio.create_task(telemetry.run(), name="treadle-telemetry")
+        reading = asyncio.create_task(door.keys.watch(aside), name="treadle-keys")
+        rpc: RpcServer | None = None
+        try:
+            if settings.grpc_port is not None:
+                rpc = self._rpc(model, telemetry, door, connections["grpc"])
+                await rpc.start()
+            reach = await reach_of(settings, sock.getsockname()[1], None if rpc is None else rpc.port, aside)
+            self._reporter.listening(reach)
+            await until(self._prepare(model, texts, reach), shutdown, serving)
+            await until(first(engine.supervisor.failed(), texts.pool.failed()), shutdown, serving)
+            if texts.pool.is_failed:
+                raise StartFailed(texts.pool.reason)
+            if engine.supervisor.state is EngineState.FAILED:
+                raise StartFailed(f"the engine has failed: {engine.supervisor.reason}")
+            await self._drain(engine, serving)
+        finally:
+            await engine.stop(self._stop_grace_s(engine))
+            close_s = HURRIED_GRACE_S if self._hurried.is_set() else CLOSE_GRACE_S
+            web.stop(close_s)
+            if rpc is not None:
+                await rpc.stop(close_s)
+            await serving
+            telemetry.access.flush(time.monotonic())
+            watching.cancel()
+            reading.cancel()
+            await texts.pool.close()
+            spare.close()
+            if self._use is not None:
+                self._use.close()
+        self._reporter.stopped()
+        return 0
+
+    def _connections(self, engine: EngineClient, telemetry: Telemetry) -> dict[str, Connections]:
+        """Count and limit each front's connections."""
+        from ..fronts.connections import ConnectionLimits, Connections
+
+        limits, refuse = self._limits or ConnectionLimits(), engine.gate.refuse
+        by_front = {"http": Connections(limits.http, limits.http_per_peer, front="HTTP", on_refused=refuse)}
+        if self.settings.grpc_port is not None:
+            by_front["grpc"] = Connections(limits.grpc, limits.grpc_per_peer, front="gRPC", on_refused=refuse)
+        for front, connections in by_front.items():
+            telemetry.metrics.watch_connections(front, connections)
+        return by_front
+
+    def _rpc(
+        self, model: ServedModel, telemetry: Telemetry, door: Authenticator, connections: Connections
+    ) -> RpcServer:
+        from ..fronts.rpc.server import RpcServer
+
+        lines = telemetry.access
+        return RpcServer(model, self.settings, telemetry.metrics, door, connections=connections, lines=lines)
+
+    def hurry(self) -> None:
+        """Cut the drain short: the engine is killed, every stream gets its terminal event and every request its line in
+        the log, and `run` returns within a second or so."""
+        self._hurried.set()
+        if self._engine is not None and self._engine.supervisor.state is EngineState.STOPPING:
+            self._engine.supervisor.kill()
+
+    def kill(self) -> None:
+        """End the child at once, for a process that is about to end itself."""
+        if self._engine is not None:
+            self._engine.supervisor.kill()
+
+    def _stop_grace_s(self, engine: EngineClient) -> float:
+        """Seconds that the engine may take to unwind."""
+        if self._hurried.is_set():
+            return 0.0
+        return STOP_GRACE_S if engine.capabilities is not None else LOADING_GRACE_S
+
+    async def _prepare(self, model: ServedModel, texts: TextWorkers, reach: Reach) -> None:
+        """Find the model, load its text side and start the engine: in this order each fails with its own message."""
+        began, engine = time.monotonic(), model.engine
+        await aside(lambda: require_installed(self.settings.model))
+        self._folder = await self._locate(engine, texts)
+        text = await texts.load(self._folder.path, self.settings, engine.begin)
+        await engine.supervisor.ready()
+        assert engine.capabilities is not None
+        self._settled()
+        if self._watchdog is not None:
+            self._watchdog.ready()
+        load_s = time.monotonic() - began
+        self._reporter.ready(reach, model.name, engine.capabilities, text.default_sampling, load_s)
+
+    async def _locate(self, engine: EngineClient, texts: TextWorkers) -> ModelFolder:
+        """Find or download the model while the text workers start, and hold its folder."""
+        from ..models import Source, in_use
+        from ..models.resolve import locate
+        from ..telemetry.logs import adopt
+
+        def progress(stage: str) -> None:
+            engine.supervisor.stage = stage
+            self._reporter.stage(stage)
+
+        def watch(transfer: Transfer) -> None:
+            engine.supervisor.stage = str(transfer)
+            self._reporter.transfer(transfer)
+
+        starting = asyncio.create_task(texts.pool.start(), name="treadle-text-start")
+        try:
+            located = await aside(lambda: locate(self.settings, progress, watch))
+            await starting
+        finally:
+            starting.cancel()
+        adopt()
+        self._use = in_use.lock_folder(located.path)
+        if located.source is not Source.FOLDER:  # a folder of the user's stays as it is
+            in_use.mark_used(located.path)
+        engine.supervisor.on_stage = progress
+        return located
+
+    async def _drain(self, engine: EngineClient, serving: asyncio.Task[None]) -> None:
+        """Refuse new requests; running ones have `drain_s` to end (C3), or until `hurry`."""
+        engine.drain()
+        self._reporter.draining(engine.busy, self.settings.drain_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(until(engine.idle(), self._hurried, serving), self.settings.drain_s)
+
+    def _model_folder(self) -> ModelFolder:
+        assert self._folder is not None
+        return self._folder

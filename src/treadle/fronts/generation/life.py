@@ -1,0 +1,195 @@
+"""The life of a generation request: check, reserve, tokenize, resize, submit, admitted, and its end.
+
+The order is a contract: everything cheap is checked before a place is taken, the place before anything is tokenized,
+and nothing is sent to a client before the scheduler has admitted its first sequence.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+from ...core.messages import CancelReason, Submit
+from ...engine.generation import Generation
+from ...engine.reservation import Reservation
+from ...errors import RequestCancelled
+from ...text import StopSet, TextStream, TextView
+from ..models import ServedModel
+from ..validate import Limits, ValidatedRequest, build_submits, rename_params
+from .choice import Choice
+from .pieces import Usage
+from .request import GenerationRequest, Registration
+
+
+class Choices:
+    """The choices of a request that was admitted: all choices of the first prompt, then of the second. `params` are
+    the validated parameters."""
+
+    def __init__(
+        self, choices: Sequence[Choice], params: ValidatedRequest, reservation: Reservation, prompt_tokens: int
+    ) -> None:
+        self.params = params
+        self._choices = choices
+        self._reservation = reservation
+        self._prompt_tokens = prompt_tokens
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def __iter__(self) -> Iterator[Choice]:
+        return iter(self._choices)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancel all choices that still live."""
+        self._reservation.cancel(reason)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens read so far. Cached tokens count as prompt tokens do: each prompt once, by its first choice."""
+        return Usage(self._prompt_tokens, sum(choice.completion_tokens for choice in self._choices), self.cached_tokens)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(choice.cached_tokens for choice in self._choices[:: self.params.n])
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens generated so far, also those that the client left unread."""
+        return sum(choice.generated_tokens for choice in self._choices)
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(63)
+
+
+@asynccontextmanager
+async def begin(
+    model: ServedModel,
+    request: GenerationRequest,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    draw_seed: Callable[[], int] = _draw_seed,
+) -> AsyncIterator[Choices]:
+    """Admit `request` and give its choices, once the first of them runs. Leaving the block cancels what still lives
+    and fills in the request's record.
+
+    Raises, in this order: EngineUnavailable while the model loads; InvalidRequest and InsufficientScope for parameters;
+    RateLimited for the key's limits; Busy, EngineUnavailable or ServerStopping from the gate; InvalidRequest and Busy
+    from the text workers; Busy for a size that no longer fits; RequestCancelled for an abort meanwhile; Quarantined;
+    and the error that ended the wait for a slot.
+    """
+    text, limits = model.text(), model.limits()
+    params = request.check(limits)
+    request.caller.check_priority(params.priority)
+    with rename_params(request.spellings):
+        life = _Life(model, request, with_stops(params, text, request), limits, text, clock, draw_seed)
+        with life.reserved() as (reservation, registration):
+            choices = await life.start(reservation, registration)
+            try:
+                yield choices
+            finally:
+                request.record.completion_tokens = choices.generated_tokens
+                request.record.cached_tokens = choices.cached_tokens
+
+
+def with_stops(params: ValidatedRequest, text: TextView, request: GenerationRequest) -> ValidatedRequest:
+    """Return `params` with the model's own stop strings, where the request has them, and with stop strings that are
+    special tokens as stop tokens: where text hides those, the strings would never be found in it."""
+    own = text.stop_strings if request.stops_of_model and not params.ignore_eos else ()
+    stop = tuple(dict.fromkeys((*params.stop, *own)))
+    tokens = text.stop_tokens(stop) if request.skip_special_tokens else ()
+    return replace(params, stop=stop, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *tokens))))
+
+
+@dataclass(slots=True)
+class _Life:
+    """One request on its way."""
+
+    model: ServedModel
+    request: GenerationRequest
+    params: ValidatedRequest
+    limits: Limits
+    text: TextView
+    clock: Callable[[], float]
+    draw_seed: Callable[[], int]
+
+    @contextmanager
+    def reserved(self) -> Iterator[tuple[Reservation, Registration | None]]:
+        """The request's registration, charge and place, for as long as the block runs."""
+        request, params, record = self.request, self.params, self.request.record
+        size = request.prompts.size(self.text, self.limits)
+        prompts = len(request.prompts)
+        record.public_id, record.rows = request.id, params.n * prompts
+        register: AbstractContextManager[Registration | None] = (
+            nullcontext() if request.register is None else request.register()
+        )
+        with (
+            register as registration,
+            request.caller.account.serve(record, rows=record.rows, tokens=size, clock=self.clock, prompts=prompts),
+            self.model.engine.reserve(
+                rows=record.rows,
+                prompt_tokens=size * params.n,
+                completion_tokens=params.completion_limit,
+                least_tokens=params.least_tokens,
+                kind=request.kind,
+                tag=request.id,
+                arrival=request.arrival,
+                prompts=prompts,
+            ) as reservation,
+        ):
+            yield reservation, registration
+
+    async def start(self, reservation: Reservation, registration: Registration | None) -> Choices:
+        """Tokenize and submit; returns once the scheduler has admitted the first sequence."""
+        record = self.request.record
+        submits = await self._submits()
+        reservation.resize(
+            prompt_tokens=record.prompt_tokens * self.params.n,
+            completion_tokens=sum(submit.max_tokens for submit in submits),
+        )
+        if registration is not None and registration.aborted:
+            raise RequestCancelled("the request was aborted")
+        generations = reservation.submit(submits)
+        if registration is not None:
+            registration.hold(reservation)
+        choices = self._choices(generations)
+        try:
+            await generations[0].admitted()
+        finally:
+            record.ran = any(generation.runs for generation in generations)
+        record.wait_s = generations[0].wait_s
+        return Choices(choices, self.params, reservation, record.prompt_tokens)
+
+    async def _submits(self) -> list[Submit]:
+        request, limits = self.request, self.limits
+        caller = request.caller
+        prompts = await request.prompts.tokenize(self.model.texts.pool, self.params, limits, caller.tenant)
+        salt = request.salts.salt(caller.tenant_digest, self.params.cache_salt)
+        param = request.prompts.param
+        submits = build_submits(self.params, prompts, limits, self.draw_seed, param, salt=salt)
+        request.record.prompt_tokens = sum(map(len, prompts))
+        return submits
+
+    def _choices(self, generations: Sequence[Generation]) -> list[Choice]:
+        request, params = self.request, self.params
+        stops = StopSet(params.stop)
+        text_needed = request.text or bool(params.stop)
+        return [
+            Choice(
+                i,
+                generation,
+                self._text_stream(stops) if text_needed else None,
+                request.record,
+                self.clock,
+                text_logprobs=request.text,
+                abortable=request.register is not None,
+            )
+            for i, generation in enumerate(generations)
+        ]
+
+    def _text_stream(self, stops: StopSet) -> TextStream:
+        skip = self.request.skip_special_tokens
+        return TextStream(self.text, stops, skip_special_tokens=skip, min_tokens=self.params.min_tokens)

@@ -1,0 +1,98 @@
+"""Prompts of a request before they are token ids: token ids, a text, or chat messages.
+
+A front with prompts of another form, such as a body that only a text worker parses, brings a class of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...text import TextView
+from ..chat_messages import asks_to_continue, read_turns
+from ..text_jobs import Pool, tokenize_messages, tokenize_text
+from ..validate import Limits, ValidatedRequest, check_prompt_ids, check_size
+
+TokenIds = Sequence[int]
+
+
+class Prompts(Protocol):
+    """The prompts of one request. `param` is the field that refusals name."""
+
+    @property
+    def param(self) -> str: ...
+
+    def __len__(self) -> int:
+        """The number of prompts."""
+        ...
+
+    def size(self, text: TextView, limits: Limits) -> int:
+        """Return about how many tokens all prompts have. Raises InvalidRequest for prompts that are wrong, or too long
+        beyond doubt, before anything is reserved for them."""
+        ...
+
+    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+        """Return each prompt's token ids. Raises ContextLengthExceeded, InvalidRequest, and Busy where the text
+        workers have too much to do for `tenant`."""
+        ...
+
+
+@dataclass(frozen=True)
+class IdsPrompt:
+    """One prompt of token ids."""
+
+    ids: TokenIds
+    param: str = "prompt"
+
+    def __len__(self) -> int:
+        return 1
+
+    def size(self, text: TextView, limits: Limits) -> int:
+        check_prompt_ids(self.ids, limits, self.param)
+        return len(self.ids)
+
+    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+        return [self.ids]
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """One prompt of text, for which special tokens are added as the tokenizer does."""
+
+    text: str
+    param: str = "prompt"
+
+    def __len__(self) -> int:
+        return 1
+
+    def size(self, text: TextView, limits: Limits) -> int:
+        size = max(1, int(len(self.text.encode("utf-8", "surrogatepass")) / text.bytes_per_token))
+        check_size(size, 1, limits, self.param)
+        return size
+
+    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+        return [await tokenize_text(pool, self.text, params, limits, tenant, self.param)]
+
+
+@dataclass(frozen=True)
+class MessagesPrompt:
+    """One chat, rendered by the model's template; `chat_messages` has the form of a message."""
+
+    messages: Sequence[Mapping[str, Any]]
+    param: str = "messages"
+
+    def __len__(self) -> int:
+        return 1
+
+    def size(self, text: TextView, limits: Limits) -> int:
+        contents = (str(message.get("content", "")) for message in self.messages if isinstance(message, Mapping))
+        size_bytes = sum(len(content.encode("utf-8", "surrogatepass")) for content in contents)
+        size = len(self.messages) + int(size_bytes / text.bytes_per_token)
+        check_size(size, 1, limits, self.param)
+        return size
+
+    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+        turns = read_turns(self.messages, self.param)
+        continues = asks_to_continue(self.messages)
+        return [await tokenize_messages(pool, turns, continues, params, limits, tenant, self.param)]

@@ -1,0 +1,119 @@
+"""The models that a server serves, by name. Every front gets an engine and its text side from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..config import Settings
+from ..engine.client import EngineClient, Health
+from ..errors import EngineUnavailable, ModelNotFound, ServerStopping
+from ..text import TextView
+from .validate import Limits
+
+if TYPE_CHECKING:
+    from .text_jobs import Pool
+
+STOPPING = ("draining", "stopping", "stopped")
+BLOCKED = "blocked"
+
+
+class Texts(Protocol):
+    """The text side of one model: its view, and the processes or threads that render and tokenize."""
+
+    @property
+    def pool(self) -> Pool: ...
+
+    def model(self) -> TextView:
+        """The text model. Raises EngineUnavailable while it loads."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why no text work can be done now, though the model is loaded; empty while some can."""
+        ...
+
+    def statistics(self) -> dict[str, Any]:
+        """Plain values for `/v1/status`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model under its `names`, the served one first. `max_tokens` caps one completion."""
+
+    names: tuple[str, ...]
+    engine: EngineClient
+    texts: Texts
+    max_tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def text(self) -> TextView:
+        """Facts about the model's text. Raises EngineUnavailable while it loads."""
+        return self.texts.model()
+
+    def limits(self) -> Limits:
+        """Limits of requests, by the text model, the runner once it is known, and `max_tokens`. Raises
+        EngineUnavailable while the text model loads."""
+        text, can = self.texts.model(), self.engine.capabilities
+        return Limits(
+            vocabulary=text.vocabulary if can is None else min(text.vocabulary, can.vocabulary),
+            context=text.context if can is None else min(text.context, can.context),
+            max_tokens=self.max_tokens,
+            eos_token_ids=text.eos_token_ids,
+            sampling=text.default_sampling,
+        )
+
+    def health(self) -> Health:
+        """The engine's health; not ready before the text side is, nor while no text worker takes work (C4)."""
+        health = self.engine.health()
+        if health.ready:
+            try:
+                self.texts.model()
+            except EngineUnavailable as error:
+                return replace(health, ready=False, state="starting", reason=error.message)
+            if self.texts.trouble:
+                return replace(health, ready=False, state=BLOCKED, reason=self.texts.trouble)
+        return health
+
+
+class Models:
+    """The served models; the first is the default, for requests that name none."""
+
+    def __init__(self, default: ServedModel, *others: ServedModel) -> None:
+        self.default = default
+        self._all = (default, *others)
+        self._by_name = {name: model for model in reversed(self._all) for name in model.names}
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._all)
+
+    def get(self, name: str | None) -> ServedModel:
+        """The model of this name; the default one for None. Raises ModelNotFound."""
+        if name is None:
+            return self.default
+        model = self._by_name.get(name)
+        if model is None:
+            raise ModelNotFound(f"the model '{name[:80]}' is not served here: use '{self.default.name}'", param="model")
+        return model
+
+
+def model_names(settings: Settings) -> tuple[str, ...]:
+    """The names of the settings' model: the served name first, then others that requests may use."""
+    model = settings.model
+    is_path = model.startswith(("/", ".", "~"))
+    short = PurePath(model).name if is_path else model
+    return tuple(dict.fromkeys((settings.served_model_name or short, short, model)))
+
+
+def unready_error(health: Health) -> EngineUnavailable:
+    """The error with which a server in this state refuses requests."""
+    reason = health.reason or f"the engine is {health.state}"
+    if health.state in STOPPING:
+        return ServerStopping(reason, retry_after_s=5.0)
+    return EngineUnavailable(reason, retry_after_s=2.0 if health.retry_after_s is None else health.retry_after_s)

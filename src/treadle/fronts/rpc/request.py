@@ -1,0 +1,95 @@
+"""A Generate request of either wire, parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...core.messages import TokenLogprob
+from ...errors import InvalidRequest
+from ...text import TextView
+from ..generation.prompts import IdsPrompt, Prompts, TextPrompt
+from ..text_jobs import Pool
+from ..validate import Limits, RawParams, ValidatedRequest, check
+
+MAX_REQUEST_ID_CHARS = 512
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpcRequest:
+    """One request. `prompt` is token ids, or text that is tokenized here. A `max_tokens` beyond what the context leaves
+    means as much as it leaves: the gateway passes on its clients' values unchecked."""
+
+    request_id: str
+    prompt: Sequence[int] | str
+    params: RawParams
+    max_tokens: int | None
+    stream: bool
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.request_id:
+            raise InvalidRequest("request_id is empty: give each request its own", param="request_id")
+        if len(self.request_id) > MAX_REQUEST_ID_CHARS:
+            raise InvalidRequest(
+                f"request_id has {len(self.request_id)} characters: give at most {MAX_REQUEST_ID_CHARS}",
+                param="request_id",
+            )
+        if not self.prompt:
+            raise InvalidRequest("the prompt is empty: give at least one token", param="input")
+        if self.max_tokens == 0:
+            raise InvalidRequest("max_tokens is 0: ask for at least 1, or leave it out", param="max_tokens")
+
+    def prompts(self) -> Prompts:
+        """The prompt, whose scores must fit one message."""
+        inner = TextPrompt(self.prompt, "input") if isinstance(self.prompt, str) else IdsPrompt(self.prompt, "input")
+        return _ScoredInOneMessage(inner)
+
+    def check(self, limits: Limits) -> ValidatedRequest:
+        """Validate the parameters. Raises InvalidRequest."""
+        return replace(check(self.params, limits), completion_cap=self.max_tokens)
+
+
+@dataclass(frozen=True)
+class _ScoredInOneMessage:
+    """One prompt. With log-probabilities it must be short enough for them to fit one message."""
+
+    inner: IdsPrompt | TextPrompt
+
+    @property
+    def param(self) -> str:
+        return self.inner.param
+
+    def __len__(self) -> int:
+        return 1
+
+    def size(self, text: TextView, limits: Limits) -> int:
+        return self.inner.size(text, limits)
+
+    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[Sequence[int]]:
+        (prompt,) = await self.inner.tokenize(pool, params, limits, tenant)
+        scores = params.prompt_logprobs
+        if scores is not None and message_bytes_of(len(prompt), scores) > MAX_MESSAGE_BYTES:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, whose log-probabilities do not fit one message of 4 MiB: ask "
+                "for fewer, or send a shorter prompt",
+                param="prompt_logprobs",
+            )
+        return [prompt]
+
+
+def check_answer_bytes(tokens: Sequence[int], scores: Sequence[TokenLogprob], params: ValidatedRequest) -> None:
+    """Raise InvalidRequest where an answer of `tokens`, with the prompt's `scores`, does not fit one message."""
+    size = message_bytes_of(len(tokens), params.logprobs)
+    if size + message_bytes_of(len(scores), params.prompt_logprobs) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"the answer has {len(tokens)} tokens, which with their log-probabilities do not fit one "
+            "message of 4 MiB: stream it, or ask for fewer tokens or log-probabilities",
+            param="logprobs",
+        )
+
+
+def message_bytes_of(tokens: int, logprobs: int | None) -> int:
+    """The most bytes that `tokens` with `logprobs` log-probabilities each take in a message."""
+    return tokens * (5 if logprobs is None else 5 + 12 + 10 * logprobs)

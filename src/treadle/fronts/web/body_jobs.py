@@ -1,0 +1,146 @@
+"""Jobs of text workers that parse request bodies, and the calls that ask for them.
+
+A large body is parsed in a worker, once to be checked and once to be tokenized; only its parameters come back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...text import TextView
+from ...text.work.stages import PARSING, RENDERING, TOKENIZING
+from .. import text_jobs
+from ..strict_json import parse_json
+from ..text_jobs import Echoed, Enter, Pool, about_param, decode_tokenized, ids_of, prompts_of, tokenized
+from ..validate import Limits, ValidatedRequest, check_size
+from .body import Body
+from .openai.chat import ParsedChat
+from .openai.completions import ParsedCompletion
+from .openai.echo import Echo
+from .openai.parsed import ParsedRequest
+
+if TYPE_CHECKING:
+    from ...text import TextModel
+
+Shape = type[ParsedChat] | type[ParsedCompletion]
+SHAPES: Mapping[str, Shape] = {ParsedChat.kind: ParsedChat, ParsedCompletion.kind: ParsedCompletion}
+
+
+# Messages
+
+
+class ReadParams(msgspec.Struct, frozen=True):
+    """The expected shape of a body, and the limits it is checked against."""
+
+    kind: str
+    vocabulary: int
+    context: int
+    max_tokens: int | None
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """A checked request without its content: the other fields, and about how many tokens its prompts have."""
+
+    value: dict[str, Any]
+    prompts: int
+    size: int
+
+
+class TokenizeParams(msgspec.Struct, frozen=True):
+    """Parameters of `tokenize`: prompts of over `context` tokens are counted, not sent back."""
+
+    kind: str
+    context: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+# In the worker
+
+
+def read_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Parse and check a body."""
+    enter(PARSING)
+    given = msgspec.msgpack.decode(params, type=ReadParams)
+    limits = Limits(
+        vocabulary=given.vocabulary,
+        context=given.context,
+        max_tokens=given.max_tokens,
+        eos_token_ids=model.eos_token_ids,
+        sampling=model.default_sampling,
+    )
+    value = parse_json(payload)
+    request = SHAPES[given.kind](value)
+    request.check_against(limits)
+    return _encode(Outline(request.outline(value), request.prompts, request.size(model)))
+
+
+def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Tokenize the prompts of a body that was checked before."""
+    enter(PARSING)
+    given = msgspec.msgpack.decode(params, type=TokenizeParams)
+    request = SHAPES[given.kind](parse_json(payload))
+    enter(RENDERING if request.kind == ParsedChat.kind else TOKENIZING)
+    with about_param(request.prompt_param):
+        prompts = request.tokenize(model, lambda: enter(TOKENIZING), given.context)
+    echoes = [Echoed(echo.text, bool(echo.tokens), array("I", echo.offsets).tobytes()) for echo in request.echoes]
+    return tokenized(prompts, given.context, echoes)
+
+
+JOBS = {**text_jobs.JOBS, "read": read_job, "tokenize": tokenize_job}
+
+
+# On the event loop
+
+
+async def read_aside(pool: Pool, kind: str, body: bytes, limits: Limits, tenant: str) -> ParsedRequest:
+    """Parse a large body in a text worker. The request comes without its content. Raises its first fault."""
+    params = ReadParams(kind, limits.vocabulary, limits.context, limits.max_tokens)
+    data = await pool.run("read", _encode(params), body, tenant=tenant, parsed=len(body))
+    outline = msgspec.msgpack.decode(data, type=Outline)
+    request: ParsedRequest = SHAPES[kind](outline.value)
+    request.outlined = outline.size
+    return request
+
+
+@dataclass(frozen=True)
+class BodyPrompts:
+    """The prompts in a request's body (`generation.prompts.Prompts`). The body is let go once they are tokenized."""
+
+    request: ParsedRequest
+    body: Body
+
+    @property
+    def param(self) -> str:
+        return self.request.prompt_param
+
+    def __len__(self) -> int:
+        return self.request.prompts
+
+    def size(self, text: TextView, limits: Limits) -> int:
+        size = self.request.size(text)
+        check_size(size, len(self), limits, self.param)
+        return size
+
+    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[Sequence[int]]:
+        """Tokenize in a text worker; the request gets its echoes. Raises as `Prompts.tokenize` does."""
+        given = _encode(TokenizeParams(self.request.kind, limits.context))
+        size = len(self.body.data)
+        data = await pool.run("tokenize", given, self.body.data, tenant=tenant, parsed=size, tokenized=size)
+        found = decode_tokenized(data)
+        prompts = prompts_of(found, params, limits, self.param)
+        self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts, strict=False)]
+        self.body.let_go()
+        return prompts
+
+
+def _echo(echoed: Echoed, prompt: Sequence[int]) -> Echo:
+    if not echoed.scored:
+        return Echo(echoed.text)
+    return Echo(echoed.text, prompt, ids_of(echoed.offsets))
