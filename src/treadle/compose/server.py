@@ -92,7 +92,7 @@ class Server:
         settings = self.settings
         check(settings)
         check_cheaply(settings)
-        door = Authenticator.of(settings)
+        authenticator = Authenticator.of(settings)
         sock = listen(settings.host, settings.port)
         telemetry = Telemetry(log_client=settings.log_client, watchdog=self._watchdog)
         spare = DescriptorReserve()
@@ -100,19 +100,19 @@ class Server:
         texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), telemetry.metrics)
         model = ServedModel(model_names(settings), engine, texts, settings.max_tokens)
         telemetry.metrics.watch(model)
-        door.tell(engine.gate.refuse)
-        telemetry.metrics.watch_keys(door)
+        authenticator.tell(engine.gate.refuse)
+        telemetry.metrics.watch_keys(authenticator)
         connections = self._connections(engine, telemetry)
-        app = create_app(Models(model), settings, telemetry, door, connections)
+        app = create_app(Models(model), settings, telemetry, authenticator, connections)
         malformed = MalformedLog(telemetry.metrics, telemetry.access)
         web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"], malformed=malformed)
         serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
         watching = asyncio.create_task(telemetry.run(), name="treadle-telemetry")
-        reading = asyncio.create_task(door.keys.watch(aside), name="treadle-keys")
+        reading = asyncio.create_task(authenticator.keys.watch(aside), name="treadle-keys")
         rpc: RpcServer | None = None
         try:
             if settings.grpc_port is not None:
-                rpc = self._rpc(model, telemetry, door, connections["grpc"])
+                rpc = self._rpc(model, telemetry, authenticator, connections["grpc"])
                 await rpc.start()
             reach = await reach_of(settings, sock.getsockname()[1], None if rpc is None else rpc.port, aside)
             self._reporter.listening(reach)
@@ -153,12 +153,12 @@ class Server:
         return by_front
 
     def _rpc(
-        self, model: ServedModel, telemetry: Telemetry, door: Authenticator, connections: Connections
+        self, model: ServedModel, telemetry: Telemetry, authenticator: Authenticator, connections: Connections
     ) -> RpcServer:
         from ..fronts.rpc.server import RpcServer
 
         lines = telemetry.access
-        return RpcServer(model, self.settings, telemetry.metrics, door, connections=connections, lines=lines)
+        return RpcServer(model, self.settings, telemetry.metrics, authenticator, connections=connections, lines=lines)
 
     def hurry(self) -> None:
         """Cut the drain short: the engine is killed, every stream gets its terminal event and every request its line in

@@ -56,7 +56,7 @@ class LocalTexts:
 
 
 class LocalPool:
-    """Text jobs on threads, without limits of time and memory (`fronts.text_jobs.Pool`)."""
+    """Text jobs on threads, without limits of time and memory (`fronts.text_jobs.TextJobRunner`)."""
 
     def __init__(self, model: Callable[[], TextModel]) -> None:
         from ..text.pool import TextPool

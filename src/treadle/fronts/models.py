@@ -14,7 +14,7 @@ from ..text import TextView
 from .validate import Limits
 
 if TYPE_CHECKING:
-    from .text_jobs import Pool
+    from .text_jobs import TextJobRunner
 
 STOPPING = ("draining", "stopping", "stopped")
 BLOCKED = "blocked"
@@ -24,7 +24,7 @@ class Texts(Protocol):
     """The text side of one model: its view, and the processes or threads that render and tokenize."""
 
     @property
-    def pool(self) -> Pool: ...
+    def pool(self) -> TextJobRunner: ...
 
     def model(self) -> TextView:
         """The text model. Raises EngineUnavailable while it loads."""

@@ -23,7 +23,7 @@ Enter = Callable[[int], None]
 BUNDLE_CPU_S = 60.0
 
 
-class Pool(Protocol):
+class TextJobRunner(Protocol):
     """Workers that do text work off the event loop, a bounded amount at a time, each piece within bounds."""
 
     async def run(
@@ -130,7 +130,7 @@ JOBS = {"text": text_job, "messages": messages_job, "bundle": bundle_job}
 
 
 async def tokenize_text(
-    pool: Pool, text: str, params: ValidatedRequest, limits: Limits, tenant: str, param: str
+    pool: TextJobRunner, text: str, params: ValidatedRequest, limits: Limits, tenant: str, param: str
 ) -> Sequence[int]:
     """Return one text's token ids. Raises ContextLengthExceeded for one that is too long, and the tokenizer's own
     refusals."""
@@ -141,7 +141,7 @@ async def tokenize_text(
 
 
 async def tokenize_messages(
-    pool: Pool,
+    pool: TextJobRunner,
     turns: Sequence[dict[str, Any]],
     continues: bool,
     params: ValidatedRequest,
@@ -158,7 +158,7 @@ async def tokenize_messages(
     return prompts_of(decode_tokenized(data), params, limits, param)[0]
 
 
-async def bundled(pool: Pool) -> bytes:
+async def bundled(pool: TextJobRunner) -> bytes:
     """Return the model's text side as a zip."""
     return await pool.run("bundle", b"", least_cpu_s=BUNDLE_CPU_S)
 

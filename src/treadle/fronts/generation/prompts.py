@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ...text import TextView
 from ..chat_messages import asks_to_continue, read_turns
-from ..text_jobs import Pool, tokenize_messages, tokenize_text
+from ..text_jobs import TextJobRunner, tokenize_messages, tokenize_text
 from ..validate import Limits, ValidatedRequest, check_prompt_ids, check_size
 
 TokenIds = Sequence[int]
@@ -32,7 +32,9 @@ class Prompts(Protocol):
         beyond doubt, before anything is reserved for them."""
         ...
 
-    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+    async def tokenize(
+        self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
+    ) -> list[TokenIds]:
         """Return each prompt's token ids. Raises ContextLengthExceeded, InvalidRequest, and Busy where the text
         workers have too much to do for `tenant`."""
         ...
@@ -52,7 +54,9 @@ class IdsPrompt:
         check_prompt_ids(self.ids, limits, self.param)
         return len(self.ids)
 
-    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+    async def tokenize(
+        self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
+    ) -> list[TokenIds]:
         return [self.ids]
 
 
@@ -71,7 +75,9 @@ class TextPrompt:
         check_size(size, 1, limits, self.param)
         return size
 
-    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+    async def tokenize(
+        self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
+    ) -> list[TokenIds]:
         return [await tokenize_text(pool, self.text, params, limits, tenant, self.param)]
 
 
@@ -92,7 +98,9 @@ class MessagesPrompt:
         check_size(size, 1, limits, self.param)
         return size
 
-    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[TokenIds]:
+    async def tokenize(
+        self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
+    ) -> list[TokenIds]:
         turns = read_turns(self.messages, self.param)
         continues = asks_to_continue(self.messages)
         return [await tokenize_messages(pool, turns, continues, params, limits, tenant, self.param)]

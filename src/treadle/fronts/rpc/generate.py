@@ -49,7 +49,7 @@ class Worker:
     calls: LiveCalls
     metrics: Metrics
     clock: Callable[[], float]
-    door: Authenticator
+    authenticator: Authenticator
     lines: AccessLines
 
     async def generate(
@@ -76,7 +76,7 @@ class Worker:
         except TreadleError as failure:
             error = failure
             if isinstance(failure, RateLimited):
-                self.door.refused(Refusal.RATE_LIMITED)
+                self.authenticator.refused(Refusal.RATE_LIMITED)
         except asyncio.CancelledError:
             record.status, code = RequestCancelled.http_status, RequestCancelled.grpc_status
             raise
@@ -133,7 +133,7 @@ class Worker:
             check=request.check,
             caller=caller,
             arrival=arrival,
-            salts=self.door.salts,
+            salts=self.authenticator.salts,
             record=record,
             text=False,
             skip_special_tokens=request.skip_special_tokens,

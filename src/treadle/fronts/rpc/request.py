@@ -9,7 +9,7 @@ from ...core.messages import TokenLogprob
 from ...errors import InvalidRequest
 from ...text import TextView
 from ..generation.prompts import IdsPrompt, Prompts, TextPrompt
-from ..text_jobs import Pool
+from ..text_jobs import TextJobRunner
 from ..validate import Limits, RawParams, ValidatedRequest, check
 
 MAX_REQUEST_ID_CHARS = 512
@@ -67,7 +67,9 @@ class _ScoredInOneMessage:
     def size(self, text: TextView, limits: Limits) -> int:
         return self.inner.size(text, limits)
 
-    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[Sequence[int]]:
+    async def tokenize(
+        self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
+    ) -> list[Sequence[int]]:
         (prompt,) = await self.inner.tokenize(pool, params, limits, tenant)
         scores = params.prompt_logprobs
         if scores is not None and message_bytes_of(len(prompt), scores) > MAX_MESSAGE_BYTES:

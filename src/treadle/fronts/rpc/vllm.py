@@ -86,7 +86,7 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
         """Drop all cached prompts at once. Running requests keep theirs, so nothing has to be idle."""
-        await check_admin(context, self._worker.door, "emptying the prefix cache")
+        await check_admin(context, self._worker.authenticator, "emptying the prefix cache")
         await self._facts.check_ready(context)
         try:
             dropped = await reset_prefixes(self._worker.model.engine)

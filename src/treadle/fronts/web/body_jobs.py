@@ -16,7 +16,7 @@ from ...text import TextView
 from ...text.work.stages import PARSING, RENDERING, TOKENIZING
 from .. import text_jobs
 from ..strict_json import parse_json
-from ..text_jobs import Echoed, Enter, Pool, about_param, decode_tokenized, ids_of, prompts_of, tokenized
+from ..text_jobs import Echoed, Enter, TextJobRunner, about_param, decode_tokenized, ids_of, prompts_of, tokenized
 from ..validate import Limits, ValidatedRequest, check_size
 from .body import Body
 from .openai.chat import ParsedChat
@@ -99,7 +99,7 @@ JOBS = {**text_jobs.JOBS, "read": read_job, "tokenize": tokenize_job}
 # On the event loop
 
 
-async def read_aside(pool: Pool, kind: str, body: bytes, limits: Limits, tenant: str) -> ParsedRequest:
+async def read_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> ParsedRequest:
     """Parse a large body in a text worker. The request comes without its content. Raises its first fault."""
     params = ReadParams(kind, limits.vocabulary, limits.context, limits.max_tokens)
     data = await pool.run("read", _encode(params), body, tenant=tenant, parsed=len(body))
@@ -128,7 +128,9 @@ class BodyPrompts:
         check_size(size, len(self), limits, self.param)
         return size
 
-    async def tokenize(self, pool: Pool, params: ValidatedRequest, limits: Limits, tenant: str) -> list[Sequence[int]]:
+    async def tokenize(
+        self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
+    ) -> list[Sequence[int]]:
         """Tokenize in a text worker; the request gets its echoes. Raises as `Prompts.tokenize` does."""
         given = _encode(TokenizeParams(self.request.kind, limits.context))
         size = len(self.body.data)

@@ -34,7 +34,7 @@ from ...strict_json import is_small, parse_json
 from ...tenants import web_arrival
 from ..access import note_error, record_of
 from ..body import BODIES_BYTES, Body, BodyBudget, read_body
-from ..body_jobs import BodyPrompts, Shape, read_aside
+from ..body_jobs import BodyPrompts, Shape, read_in_worker
 from ..errors import internal_error, send_error, send_json
 from ..guard import caller_of
 from ..sse import EventStream, while_connected
@@ -53,7 +53,7 @@ class Server:
     models: Models
     settings: Settings
     fingerprint: Callable[[ServedModel], str]
-    door: Authenticator
+    authenticator: Authenticator
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(16)
@@ -88,7 +88,7 @@ class Answer:
                 await read_body(receive, scope["headers"], body, limit=server.body_bytes())
                 await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
         except (RateLimited, InsufficientScope) as error:
-            server.door.refused(Refusal(error.code))
+            server.authenticator.refused(Refusal(error.code))
             note_error(scope, error.code)
             await send_error(send, error)
 
@@ -111,7 +111,7 @@ class Answer:
             check=parsed.check_against,
             caller=caller_of(scope),
             arrival=server.arrival_of(scope),
-            salts=server.door.salts,
+            salts=server.authenticator.salts,
             record=record,
             stops_of_model=parsed.stops_of_model,
             skip_special_tokens=parsed.skip_special_tokens,
@@ -123,7 +123,7 @@ class Answer:
         if is_small(body):
             return self._shape(parse_json(body))
         model = self._server.models.default
-        return await read_aside(model.texts.pool, self._shape.kind, body, model.limits(), tenant)
+        return await read_in_worker(model.texts.pool, self._shape.kind, body, model.limits(), tenant)
 
 
 @dataclass
