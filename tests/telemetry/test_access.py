@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treadle.telemetry.access import ACCESS, MOST_WINDOWS, WINDOW_S, AccessLines, RequestRecord, address
+from treadle.telemetry.access import ACCESS, MAX_WINDOWS, WINDOW_S, AccessLogWriter, RequestRecord, address
 
 Lines = list[tuple[str, dict[str, Any]]]
 BUSY = "text_generation_busy"
@@ -35,20 +35,20 @@ def refused(client: str = "10.0.0.1:5000", error: str = BUSY, **fields: Any) -> 
 
 def test_a_request_is_one_line_of_what_is_known(log: pytest.LogCaptureFixture) -> None:
     counts = {"rows": 1, "prompt_tokens": 3, "completion_tokens": 4, "wait_s": 0.5, "ttft_s": 0.75}
-    AccessLines().write(record(public_id="cmpl-1", client="127.0.0.1:4000", **counts), 12.0)
+    AccessLogWriter().write(record(public_id="cmpl-1", client="127.0.0.1:4000", **counts), 12.0)
     line = {"request": "r1", "method": "POST", "path": "/v1/completions", "status": 200, "id": "cmpl-1"}
     assert told(log) == [("request", line | counts | {"total_s": 2.0})]
 
 
 def test_the_clients_address_is_shown_where_it_is_asked_for(log: pytest.LogCaptureFixture) -> None:
-    lines = AccessLines(show_client=True)
+    lines = AccessLogWriter(show_client=True)
     lines.write(record(client="127.0.0.1:4000"), 12.0)
     lines.write(record(), 12.0)
     assert [fields.get("client") for _, fields in told(log)] == ["127.0.0.1:4000", None]
 
 
 def test_probes_and_scrapes_are_told_at_debug(log: pytest.LogCaptureFixture) -> None:
-    lines = AccessLines()
+    lines = AccessLogWriter()
     for _ in range(3):
         lines.write(record(method="GET", path="/health/ready", status=503), 11.0)
         lines.write(record(method="GET", path="/metrics"), 11.0)
@@ -60,7 +60,7 @@ def test_probes_and_scrapes_are_told_at_debug(log: pytest.LogCaptureFixture) -> 
 
 
 def test_other_failures_have_a_line_each(log: pytest.LogCaptureFixture) -> None:
-    lines = AccessLines()
+    lines = AccessLogWriter()
     for _ in range(3):
         lines.write(record(method="GET", status=404), 11.0)
     assert len(told(log)) == 3
@@ -68,7 +68,7 @@ def test_other_failures_have_a_line_each(log: pytest.LogCaptureFixture) -> None:
 
 def test_a_clients_storm_of_refusals_is_two_lines(log: pytest.LogCaptureFixture) -> None:
     """The ports of its connections differ."""
-    lines = AccessLines()
+    lines = AccessLogWriter()
     for i in range(813):
         lines.write(refused(f"10.0.0.1:{i}"), 11.0 + i / 1000)
     lines.sweep(11.0 + WINDOW_S - 0.1)
@@ -79,7 +79,7 @@ def test_a_clients_storm_of_refusals_is_two_lines(log: pytest.LogCaptureFixture)
 
 def test_each_request_that_had_run_has_its_line(log: pytest.LogCaptureFixture) -> None:
     """Those that a shutdown ends with a 503 are no refusals."""
-    lines = AccessLines()
+    lines = AccessLogWriter()
     for _ in range(3):
         lines.write(refused(error="server_stopping", public_id="cmpl-1", rows=1, completion_tokens=7, wait_s=0.0), 12.0)
     assert [fields["completion_tokens"] for _, fields in told(log)] == [7, 7, 7]
@@ -88,7 +88,7 @@ def test_each_request_that_had_run_has_its_line(log: pytest.LogCaptureFixture) -
 def test_a_storm_that_lasts_is_a_line_each_window_and_one_that_is_over_is_forgotten(
     log: pytest.LogCaptureFixture,
 ) -> None:
-    lines = AccessLines(show_client=True)
+    lines = AccessLogWriter(show_client=True)
     lines.write(refused(), 0.0)
     for end in (10.0, 21.0):
         lines.write(refused(), end - 1)
@@ -101,7 +101,7 @@ def test_a_storm_that_lasts_is_a_line_each_window_and_one_that_is_over_is_forgot
 
 
 def test_clients_and_codes_have_their_own_lines(log: pytest.LogCaptureFixture) -> None:
-    lines = AccessLines()
+    lines = AccessLogWriter()
     for client in ("10.0.0.1:1", "10.0.0.2:1", "[::1]:1"):
         for error in (BUSY, "server_stopping"):
             lines.write(refused(client, error), 0.0)
@@ -111,28 +111,28 @@ def test_clients_and_codes_have_their_own_lines(log: pytest.LogCaptureFixture) -
 
 
 def test_a_crowd_of_clients_is_counted_by_code_and_nothing_is_lost(log: pytest.LogCaptureFixture) -> None:
-    lines, crowd = AccessLines(show_client=True), 1000
+    lines, crowd = AccessLogWriter(show_client=True), 1000
     for i in range(crowd):
         for _ in range(2):
             lines.write(refused(f"10.0.{i // 256}.{i % 256}:1"), 0.0)
     lines.flush(1.0)
     written = told(log)
-    assert len(written) <= 2 * (MOST_WINDOWS + 1)
+    assert len(written) <= 2 * (MAX_WINDOWS + 1)
     assert sum(fields.get("refused", 1) for _, fields in written) == 2 * crowd
     others = [fields for message, fields in written if message == "refused" and "client" not in fields]
-    assert [fields["refused"] for fields in others] == [2 * (crowd - MOST_WINDOWS) - 1]
+    assert [fields["refused"] for fields in others] == [2 * (crowd - MAX_WINDOWS) - 1]
 
 
 def test_at_debug_every_refusal_has_its_line(log: pytest.LogCaptureFixture) -> None:
     log.set_level(logging.DEBUG, logger=ACCESS)
-    lines = AccessLines()
+    lines = AccessLogWriter()
     for _ in range(3):
         lines.write(refused(), 0.0)
     assert [record.levelno for record in log.records] == [logging.INFO, logging.DEBUG, logging.DEBUG]
 
 
 def test_flush_tells_what_is_counted_once(log: pytest.LogCaptureFixture) -> None:
-    lines = AccessLines()
+    lines = AccessLogWriter()
     for _ in range(3):
         lines.write(refused(), 0.0)
     lines.flush(2.0)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from treadle.config import LOG_FORMATS
-from treadle.telemetry.logs import FORMATTERS, adopt, configure, stamp
+from treadle.telemetry.logs import FORMATTERS, adopt_library_loggers, configure, stamp
 from treadle.telemetry.loop_lag import LoopLag
 
 LOGGERS = ("", "treadle", "uvicorn.error")
@@ -158,7 +158,7 @@ def test_a_library_that_brought_its_own_handler_writes_as_all_do(stream: io.Stri
     library, raw = logging.getLogger("some_library_of_models"), io.StringIO()
     library.addHandler(logging.StreamHandler(raw))
     library.propagate = False
-    adopt()
+    adopt_library_loggers()
     logging.getLogger("some_library_of_models.loading").warning("slow")
     assert raw.getvalue() == ""
     assert stream.getvalue().endswith(" warning some_library_of_models.loading slow\n")

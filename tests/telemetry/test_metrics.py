@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from treadle.core.messages import EngineStatistics, PrefixStatistics, RunnerStatistics, StepReport
 from treadle.core.refusals import Refusal
 from treadle.engine.supervisor import EngineState
-from treadle.telemetry.exposition import text_of
+from treadle.telemetry.exposition import format_family
 from treadle.telemetry.metrics import STATES, Metrics
 
 
@@ -159,4 +159,4 @@ def test_the_text_says_what_prometheus_own_writer_says() -> None:
 @pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (3, "3.0")])
 def test_every_number_has_prometheus_form(value: float, text: str) -> None:
     family = GaugeMetricFamily("a", "b\\c", value=value)
-    assert text_of(family) == f"# HELP a b\\\\c\n# TYPE a gauge\na {text}\n"
+    assert format_family(family) == f"# HELP a b\\\\c\n# TYPE a gauge\na {text}\n"

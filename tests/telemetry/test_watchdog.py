@@ -21,11 +21,11 @@ class Bark:
     """What the watchdog said, and that it did."""
 
     def __init__(self) -> None:
-        self.stacks = ""
+        self.dump_stacks = ""
         self.heard = threading.Event()
 
-    def __call__(self, stacks: str) -> None:
-        self.stacks = stacks
+    def __call__(self, dump_stacks: str) -> None:
+        self.dump_stacks = dump_stacks
         self.heard.set()
 
 
@@ -39,7 +39,7 @@ async def test_a_loop_that_stands_still_is_told_of_with_the_stacks() -> None:
         return bark.heard.wait(10)
 
     assert stands_still()
-    assert "in stands_still" in bark.stacks
+    assert "in stands_still" in bark.dump_stacks
     task.cancel()
 
 

@@ -55,7 +55,7 @@ def engine_for(
 
 def _relay(form: str) -> Callable[[bytes], None] | None:
     """Return the writer of the engine process's output: this process's queued standard error, if it has one."""
-    from ..telemetry.logs import relayed
+    from ..telemetry.logs import reformat_engine_lines
 
     writer = streams.own()
-    return None if writer is None else lambda data: writer.put(relayed(data, form))
+    return None if writer is None else lambda data: writer.put(reformat_engine_lines(data, form))

@@ -54,7 +54,7 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
 
 def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
     """Return the runner factory and the limits of a child's owner. The entry point of its process."""
-    from ..telemetry.logs import adopt, configure
+    from ..telemetry.logs import adopt_library_loggers, configure
 
     spec = msgspec.convert(arguments, OwnerSpec)
     configure(spec.log_level, sys.stderr, spec.log_format)
@@ -62,7 +62,7 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
 
     def build(progress: Progress) -> Runner:
         runner = factory(progress)
-        adopt()  # by now everything has been imported
+        adopt_library_loggers()  # by now everything has been imported
         return runner
 
     return build, limits_of(spec)

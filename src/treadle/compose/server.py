@@ -196,7 +196,7 @@ class Server:
         """Find or download the model while the text workers start, and hold its folder."""
         from ..models import Source, in_use
         from ..models.resolve import locate
-        from ..telemetry.logs import adopt
+        from ..telemetry.logs import adopt_library_loggers
 
         def progress(stage: str) -> None:
             engine.supervisor.stage = stage
@@ -212,7 +212,7 @@ class Server:
             await starting
         finally:
             starting.cancel()
-        adopt()
+        adopt_library_loggers()
         self._use = in_use.lock_folder(located.path)
         if located.source is not Source.FOLDER:  # a folder of the user's stays as it is
             in_use.mark_used(located.path)

@@ -1,9 +1,9 @@
-"""The access log: one line per request, except in a storm of refusals.
+"""Access log: one line per request, with repeated refusals summarized.
 
-The first refusal (401, 429, 503, or what is not HTTP) of a client with an error code has its line at once. Those that
-follow within WINDOW_S are counted (their lines are at DEBUG) and told in one line when the window ends. Past
-MOST_WINDOWS clients, refusals of all others are counted together, by code. So a crowd that is refused costs a bounded
-number of lines, and metrics stay exact.
+The first refusal (401, 429, 503, or a request that is not HTTP) of a client with a given error code is logged at once.
+Further ones within WINDOW_S seconds are counted (their lines are at DEBUG) and logged in one line when the window ends.
+Beyond MAX_WINDOWS windows, refusals of further clients are counted together by code. So a flood of refusals costs a
+bounded number of lines; metrics count them exactly.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from typing import Any
 
 ACCESS = "treadle.access"
-GRPC = "GRPC"  # in the place of an HTTP method
-UNPARSED = "-"  # in the place of the method and the path of a request that is not HTTP
-PROBES = "/health"  # a 503 is their ordinary answer while the server loads or drains
+GRPC = "GRPC"  # logged as the method of gRPC calls
+UNPARSED = "-"  # logged as method and path of a request that is not HTTP
+PROBES = "/health"  # 503 is a regular answer while the server loads or drains
 REFUSED = frozenset({401, 429, 503})
 WINDOW_S = 10.0
-MOST_WINDOWS = 100
-LOOK_EVERY_S = 1.0
-ALL_OTHERS = ""
+MAX_WINDOWS = 100
+SWEEP_EVERY_S = 1.0
+REMAINING_CLIENTS = ""
 
 log = logging.getLogger(ACCESS)
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one request when it is over. Times are seconds from its first header. A gRPC call has the HTTP
-    status that its error would have. `client` is the address with the port."""
+    """Record of one request for its access line. `wait_s` and `ttft_s` are seconds from the first header. A gRPC call
+    has the HTTP status of its error. `client`: address with port."""
 
     id: str
     method: str
@@ -48,7 +48,7 @@ class RequestRecord:
     ttft_s: float | None = None
     error: str = ""
     key: str = ""  # the API key's name
-    ran: bool = False  # a sequence of it ran, or may have run when the engine died
+    ran: bool = False  # one of its sequences ran, or may have run when the engine died
 
     @property
     def probe(self) -> bool:
@@ -60,7 +60,7 @@ class RequestRecord:
         return self.client.rpartition(":")[0]
 
     def fields(self, now: float) -> dict[str, Any]:
-        """The access line's fields, but for the client; those that say nothing are left out."""
+        """Return the access line's fields except the client, without empty ones."""
         line: dict[str, Any] = {"request": self.id, "method": self.method, "path": self.path, "status": self.status}
         if self.key:
             line["key"] = self.key
@@ -81,58 +81,57 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class _Window:
-    """Refusals of one kind since `since` that have no line yet."""
+    """Count of refusals of one client, code and status since `since` without a line yet."""
 
     since: float
     count: int = 0
 
 
-class AccessLines:
-    """Writes the lines of one server's requests, HTTP and gRPC; lives on the event loop. `show_client` adds clients'
-    addresses. `run` is a task that ends the windows; `flush` ends all of them, at shutdown."""
+class AccessLogWriter:
+    """Writer of one server's access log, HTTP and gRPC. Runs on the event loop. `show_client` adds clients' addresses.
+    `run` is a task that closes expired windows; `flush` closes all of them at shutdown."""
 
     def __init__(self, *, show_client: bool = False) -> None:
         self._show_client = show_client
         self._windows: dict[tuple[str, str, int], _Window] = {}
 
     def write(self, record: RequestRecord, now: float) -> None:
-        """The line of a request that has ended: requests to the API at INFO, probes, scrapes and the repeats of a
-        refusal at DEBUG."""
+        """Log a finished request: API requests at INFO; probes, scrapes and repeated refusals at DEBUG."""
         failed = record.status >= 400 and not record.probe
         level = logging.INFO if record.method in ("POST", GRPC) or failed else logging.DEBUG
         turned_away = record.status in REFUSED or record.method == UNPARSED
-        refused = turned_away and failed and record.wait_s is None  # not: it ran, and was cut off
+        refused = turned_away and failed and record.wait_s is None  # admitted requests were not refused
         if refused and self._is_repeat(record, now):
             level = logging.DEBUG
         if log.isEnabledFor(level):
             self._log(level, "request", record.fields(now), record.client)
 
     def sweep(self, now: float, window_s: float = WINDOW_S) -> None:
-        """Tell of the windows that are over. One that has seen repeats is followed by another."""
+        """Log and close windows older than `window_s` seconds. A window with repeats is followed by another one."""
         for key, window in [*self._windows.items()]:
             if now - window.since < window_s:
                 continue
             if window.count:
-                self._tell(*key, window, now)
+                self._log_window(*key, window, now)
                 window.since, window.count = now, 0
             else:
                 del self._windows[key]
 
     def flush(self, now: float) -> None:
-        """Tell of everything that has been counted."""
+        """Log and close all windows."""
         self.sweep(now, 0.0)
 
     async def run(self) -> None:
-        """End windows until cancelled."""
+        """Close expired windows every SWEEP_EVERY_S seconds, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(SWEEP_EVERY_S)
             self.sweep(time.monotonic())
 
     def _is_repeat(self, record: RequestRecord, now: float) -> bool:
-        """Count a refusal, unless it opens a window."""
+        """Count a refusal in its window and return True; False if it opens the window."""
         key = (record.host, record.error, record.status)
-        if key not in self._windows and len(self._windows) >= MOST_WINDOWS:
-            key = (ALL_OTHERS, record.error, record.status)
+        if key not in self._windows and len(self._windows) >= MAX_WINDOWS:
+            key = (REMAINING_CLIENTS, record.error, record.status)
         window = self._windows.get(key)
         if window is None:
             self._windows[key] = _Window(now)
@@ -140,7 +139,7 @@ class AccessLines:
         window.count += 1
         return True
 
-    def _tell(self, host: str, error: str, status: int, window: _Window, now: float) -> None:
+    def _log_window(self, host: str, error: str, status: int, window: _Window, now: float) -> None:
         fields = {"status": status, "error": error, "refused": window.count}
         fields["in_s"] = round(now - window.since, 1)
         self._log(logging.INFO, "refused", fields, host)
@@ -151,5 +150,5 @@ class AccessLines:
 
 
 def address(host: str, port: int) -> str:
-    """A client's address with its port; IPv6 in brackets."""
+    """Format a client's address with its port, IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

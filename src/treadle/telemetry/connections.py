@@ -1,4 +1,4 @@
-"""Connections as metrics, read at each scrape."""
+"""Collector of connection metrics, read at each scrape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class ConnectionsSource(Protocol):
-    """A front's connections; no limit is None."""
+    """Connections of a front. `limit`: None if there is no limit. `parts`: the same by kind of call."""
 
     @property
     def open(self) -> int: ...
@@ -21,7 +21,7 @@ class ConnectionsSource(Protocol):
 
 
 class ConnectionsCollector(Collector):
-    """`sources` by the name of their front."""
+    """Collector over `sources`, by the name of their front."""
 
     def __init__(self) -> None:
         self.sources: dict[str, ConnectionsSource] = {}
@@ -36,9 +36,9 @@ class ConnectionsCollector(Collector):
                 yield from _gauges(f"treadle_{front}_calls", "Calls", "kind", source.parts)
 
 
-def _gauges(name: str, what: str, label: str, sources: Mapping[str, ConnectionsSource]) -> Iterator[Metric]:
-    now = GaugeMetricFamily(name, f"{what} open now", labels=[label])
-    limit = GaugeMetricFamily(f"{name}_limit", f"{what} that may be open", labels=[label])
+def _gauges(name: str, noun: str, label: str, sources: Mapping[str, ConnectionsSource]) -> Iterator[Metric]:
+    now = GaugeMetricFamily(name, f"{noun} open now", labels=[label])
+    limit = GaugeMetricFamily(f"{name}_limit", f"{noun} that may be open", labels=[label])
     for value, source in sources.items():
         now.add_metric([value], float(source.open))
         limit.add_metric([value], float("inf") if source.limit is None else float(source.limit))

@@ -1,5 +1,7 @@
-"""Prometheus' text format 0.0.4, a family of metrics at a time. prometheus_client's own writer makes one text of all,
-in about twice the time, which the event loop would stand still for."""
+"""Writer of Prometheus' text format 0.0.4, one metric family at a time.
+
+prometheus_client's own writer formats all families at once, blocking the event loop for about twice the total time.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 SPECIAL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def text_of(family: Metric) -> str:
-    """The family's lines: help, type, samples."""
+def format_family(family: Metric) -> str:
+    """Return the family's lines: help, type, samples."""
     name = f"{family.name}_total" if family.type == "counter" else family.name
     about = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
     lines = [f"# HELP {name} {about}", f"# TYPE {name} {family.type}"]

@@ -1,4 +1,4 @@
-"""Prometheus metrics of each API key's use of the server, read at every scrape: no request pays for them."""
+"""Collector of usage metrics by API key, read at each scrape at no cost to requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class KeyUsage(Protocol):
-    """What one API key has used since the start, and has running."""
+    """Usage of one API key: totals since the start, and running sequences."""
 
     @property
     def key(self) -> str: ...
@@ -25,13 +25,13 @@ class KeyUsage(Protocol):
 
 
 class KeySource(Protocol):
-    """Anything that knows the API keys' use of the server. Their names are the labels: as many as there are keys."""
+    """Source of the usage by API key. Key names become label values, one series a key."""
 
     def usage(self) -> Sequence[KeyUsage]: ...
 
 
 class KeyCollector(Collector):
-    """The families of one server's keys."""
+    """Collector of one server's API keys."""
 
     def __init__(self, source: KeySource) -> None:
         self._source = source

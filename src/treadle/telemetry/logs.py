@@ -1,8 +1,8 @@
-"""The log: one line per event, as text (`key=value`) or as JSON, whatever the values hold. Never a prompt or an answer.
+"""Structured log: one line per event, as text (`key=value`) or JSON. Prompts and answers are never logged.
 
-`configure` puts one handler on the root logger, so that lines of uvicorn, grpc and other libraries, from WARNING up,
-and Python's warnings have the same form as ours. The server and the engine's process each call it, with a standard
-error that queues (`streams`): a line never waits for whoever reads it.
+`configure` installs one handler on the root logger, so that lines of uvicorn, grpc and other libraries (from WARNING
+up) and Python's warnings have the same format. The server's and the engine's process each call it, with a standard
+error that queues (`streams`), so that logging never waits for a reader.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ UTC_SUFFIX = "+00:00"
 
 
 def stamp(created: float) -> str:
-    """Seconds since the epoch as local time in ISO 8601, with milliseconds and the offset from UTC (Z for none)."""
+    """Format seconds since the epoch as local time in ISO 8601, with milliseconds and the offset from UTC (Z for
+    none)."""
     text = datetime.fromtimestamp(created, UTC).astimezone().isoformat(timespec="milliseconds")
     return f"{text.removesuffix(UTC_SUFFIX)}Z" if text.endswith(UTC_SUFFIX) else text
 
 
 class LogfmtFormatter(logging.Formatter):
-    """`time level logger message key=value ...`, one line per record; a traceback follows on lines of its own."""
+    """Formatter of `time level logger message key=value ...`, one line a record, followed by any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         head = f"{stamp(record.created)} {record.levelname.lower()} {record.name}"
         line = f"{head} {_one_line(record.getMessage())}{_pairs(getattr(record, 'fields', {}))}"
-        trace = _trace(self, record)
+        trace = _format_trace(self, record)
         return f"{line}\n{trace}" if trace else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: `time`, `level`, `logger` and `message`, then the event's fields with their types. A
-    traceback is in `exception`."""
+    """Formatter of one JSON object a line: `time`, `level`, `logger`, `message`, the event's fields, and any traceback
+    as `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -48,8 +49,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         for key, value in getattr(record, "fields", {}).items():
-            line.setdefault(key, _plain(value))
-        if trace := _trace(self, record):
+            line.setdefault(key, _to_json_value(value))
+        if trace := _format_trace(self, record):
             line["exception"] = trace
         return json.dumps(line)
 
@@ -58,12 +59,12 @@ FORMATTERS: dict[str, type[logging.Formatter]] = {"text": LogfmtFormatter, "json
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """The handler that `configure` puts on the root logger, and replaces."""
+    """Root handler installed by `configure`, which replaces an earlier one."""
 
 
 def configure(level: str, stream: TextIO, form: str = "text") -> None:
-    """Send this process's log to `stream`: Treadle's own lines at `level` and above, other libraries' from WARNING on.
-    `form` is one of FORMATTERS."""
+    """Log to `stream`: Treadle's own lines from `level` up, other libraries' from WARNING up. `form` is a key of
+    FORMATTERS."""
     handler = LogHandler(stream)
     handler.setFormatter(FORMATTERS[form]())
     if isinstance(stream, QueuedText):
@@ -79,9 +80,9 @@ def configure(level: str, stream: TextIO, form: str = "text") -> None:
     logging.captureWarnings(True)
 
 
-def adopt() -> None:
-    """Let libraries that brought a handler of their own, as huggingface_hub and transformers do when they are imported,
-    write through the one that `configure` put on the root logger."""
+def adopt_library_loggers() -> None:
+    """Remove the handlers that libraries such as huggingface_hub and transformers install at import, so that they log
+    through the root handler."""
     for logger in [*logging.root.manager.loggerDict.values()]:
         if isinstance(logger, logging.Logger):
             for handler in [own for own in logger.handlers if type(own) is logging.StreamHandler]:
@@ -89,47 +90,47 @@ def adopt() -> None:
                 logger.propagate = True
 
 
-def written() -> Statistics:
-    """What became of this process's lines."""
+def log_statistics() -> Statistics:
+    """Return the counts of written and dropped lines of this process."""
     writer = own()
     return Statistics() if writer is None else writer.statistics()
 
 
-def relayed(data: bytes, form: str) -> bytes:
-    """Whole lines of the engine's process as this log has them: in JSON, what MLX and other libraries wrote there
-    themselves becomes lines of the logger `treadle.engine.output`."""
+def reformat_engine_lines(data: bytes, form: str) -> bytes:
+    """Adapt complete lines of the engine's process to this log's format. In JSON, plain output of MLX and other
+    libraries becomes lines of the logger `treadle.engine.output`."""
     if form != "json" or all(line.startswith(b"{") for line in data.splitlines()):
         return data
-    return b"".join(line if line.startswith(b"{") else _foreign(line) for line in data.splitlines(keepends=True))
+    return b"".join(line if line.startswith(b"{") else _format_foreign(line) for line in data.splitlines(keepends=True))
 
 
-def _foreign(line: bytes) -> bytes:
+def _format_foreign(line: bytes) -> bytes:
     text = line.decode("utf-8", "backslashreplace").rstrip()
-    return _formatted("json", "treadle.engine.output", text, {}) if text else b""
+    return _format_warning("json", "treadle.engine.output", text, {}) if text else b""
 
 
 def _notice(form: str, missing: int) -> bytes:
     message = "lines of the log were dropped: standard error was not read, and nothing else waited for it"
-    return _formatted(form, __name__, message, {"dropped": missing})
+    return _format_warning(form, __name__, message, {"dropped": missing})
 
 
-def _formatted(form: str, name: str, message: str, fields: Mapping[str, Any]) -> bytes:
-    """A line at WARNING, made without the logging module's locks."""
+def _format_warning(form: str, name: str, message: str, fields: Mapping[str, Any]) -> bytes:
+    """Format a line at WARNING without the logging module's locks."""
     record = logging.LogRecord(name, logging.WARNING, "", 0, message, None, None)
     record.__dict__["fields"] = fields
     return f"{FORMATTERS[form]().format(record)}\n".encode("utf-8", "backslashreplace")
 
 
-def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The record's traceback and stack, or an empty string."""
+def _format_trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return the record's traceback and stack, or ""."""
     parts = [formatter.formatException(record.exc_info)] if record.exc_info else []
     return "\n".join([*parts, record.stack_info] if record.stack_info else parts)
 
 
-def _plain(value: Any) -> Any:
-    """`value` as JSON has it; what JSON has no form for as text."""
+def _to_json_value(value: Any) -> Any:
+    """Convert `value` for JSON; values that JSON can't represent become text."""
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_json_value(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -1,4 +1,4 @@
-"""How late the event loop is: a task that asks to be woken at known times and notes when it was (R7)."""
+"""Sampler of the event loop's lag: the delay of timed wake-ups (R7)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW = 1200  # samples: the last minute
 
 
 class LoopLag:
-    """Samples of the event loop's lag. `run` is the task; `summary` what `/v1/status` shows."""
+    """Samples of the event loop's lag. `run` is the sampling task; `summary` is shown in `/v1/status`."""
 
     def __init__(self, report: Callable[[float], None], *, interval_s: float = INTERVAL_S) -> None:
         self._report = report
@@ -23,7 +23,7 @@ class LoopLag:
         self._report(lag_s)
 
     def summary(self) -> dict[str, float]:
-        """Percentiles over the last minute, in milliseconds."""
+        """Return percentiles over the last minute, in milliseconds."""
         ordered = sorted(self._samples)
         if not ordered:
             return {"samples": 0.0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
@@ -36,7 +36,7 @@ class LoopLag:
         }
 
     async def run(self) -> None:
-        """Sample until cancelled."""
+        """Sample every `interval_s` seconds until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + self._interval_s

@@ -1,4 +1,4 @@
-"""Prometheus metrics on a registry of their own: what the engine client and the HTTP front observe."""
+"""Prometheus metrics of the engine client and the fronts, in a registry of their own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prometheus_client.registry import Collector
 from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
 from ..core.refusals import Refusal
 from .connections import ConnectionsCollector, ConnectionsSource
-from .exposition import text_of
+from .exposition import format_family
 from .key_metrics import KeyCollector, KeySource
-from .logs import written
+from .logs import log_statistics
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
 LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -26,7 +26,7 @@ STATES = ("starting", "ready", "restarting", "draining", "stopping", "stopped", 
 
 
 class HealthLike(Protocol):
-    """The part of the engine's health that a scrape shows."""
+    """The server's health as shown by a scrape."""
 
     @property
     def live(self) -> bool: ...
@@ -37,15 +37,15 @@ class HealthLike(Protocol):
 
 
 class HealthSource(Protocol):
-    """Anything that knows how the server is, cheaply."""
+    """Source of the server's health; cheap to query."""
 
     def health(self) -> HealthLike: ...
 
 
 class Metrics:
-    """All metrics of one server. It is an observer of the engine client; the fronts call `http`, `rpc` and `loop_lag`.
+    """Metrics of one server: an observer of the engine client; the fronts call `http`, `rpc` and `loop_lag`.
 
-    Every instance has its own registry, so that several servers, and tests, live in one process.
+    Every instance has its own registry, so that a process can hold several servers.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Metrics:
             "treadle_refused", "Requests refused admission, by reason", ["reason"], registry=registry
         )
         for reason in Refusal:
-            self._refused.labels(reason.value)  # shown from the first scrape on: a rate needs a zero to start from
+            self._refused.labels(reason.value)  # creates the series at 0, from which rates can be computed
 
     def _engine(self) -> None:
         registry = self.registry
@@ -184,12 +184,12 @@ class Metrics:
 
     def step(self, report: StepReport) -> None:
         now = report.statistics
-        steps = _grown(self._last.steps, now.steps)
+        steps = _increase(self._last.steps, now.steps)
         self._steps.inc(steps)
-        self._prompt.inc(_grown(self._last.prompt_tokens, now.prompt_tokens))
-        self._completion.inc(_grown(self._last.completion_tokens, now.completion_tokens))
-        self._cached.inc(_grown(self._last.cached_tokens, now.cached_tokens))
-        self._preempted.inc(_grown(self._last.preempted, now.preempted))
+        self._prompt.inc(_increase(self._last.prompt_tokens, now.prompt_tokens))
+        self._completion.inc(_increase(self._last.completion_tokens, now.completion_tokens))
+        self._cached.inc(_increase(self._last.cached_tokens, now.cached_tokens))
+        self._preempted.inc(_increase(self._last.preempted, now.preempted))
         self._prefixes.step(self._last.runner.prefix, now.runner.prefix)
         self._last = now
         if steps:
@@ -224,7 +224,7 @@ class Metrics:
         self._rpc_time.labels(wire).observe(total_s)
 
     def text_killed(self, stage: str) -> None:
-        """A text worker was ended by the limits of a piece of work, in one of a few stages, or the fork server hung."""
+        """Count a text worker killed by the limits of a job in `stage`, or a hung fork server."""
         self._text_killed.labels(stage).inc()
 
     def text_restarted(self) -> None:
@@ -234,37 +234,37 @@ class Metrics:
         self._lag.observe(lag_s)
 
     def watch(self, source: HealthSource) -> None:
-        """Show the server's live, ready and state at every scrape."""
+        """Report the server's live, ready and state at every scrape."""
         self.registry.register(_HealthCollector(source))
 
     def watch_keys(self, source: KeySource) -> None:
-        """Show each API key's use of the server at every scrape."""
+        """Report each API key's usage at every scrape."""
         self.registry.register(KeyCollector(source))
 
     def watch_connections(self, front: str, source: ConnectionsSource) -> None:
-        """Show the connections of `front` at every scrape."""
+        """Report the connections of `front` at every scrape."""
         if self._connections is None:
             self._connections = ConnectionsCollector()
             self.registry.register(self._connections)
         self._connections.sources[front] = source
 
     def render(self) -> bytes:
-        """The exposition text, UTF-8, format 0.0.4."""
+        """Return the exposition text, UTF-8, format 0.0.4."""
         return b"".join(self.parts())
 
     def parts(self) -> Iterator[bytes]:
-        """`render()` a family of metrics at a time, each as it is then."""
+        """Yield the text of `render()` one metric family at a time, each read when it is yielded."""
         for family in self.registry.collect():
-            yield text_of(family).encode()
+            yield format_family(family).encode()
 
     def value(self, name: str, labels: Mapping[str, str] | None = None) -> float | None:
-        """One sample's value, or None where there is none (yet)."""
+        """Return one sample's value; None if it does not exist (yet)."""
         return self.registry.get_sample_value(name, dict(labels or {}))
 
 
 class _Registry(CollectorRegistry):
-    """A registry without the `_created` samples that prometheus_client adds to each counter and histogram: they double
-    the series, and Prometheus takes them for gauges."""
+    """Registry without the `_created` samples that prometheus_client adds to counters and histograms: they double the
+    series, and Prometheus treats them as gauges."""
 
     def collect(self) -> Iterator[Metric]:
         for family in super().collect():
@@ -273,12 +273,12 @@ class _Registry(CollectorRegistry):
 
 
 class _Prefixes:
-    """The prefix cache's metrics."""
+    """Metrics of the prefix cache."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counters = {
-            name: Counter(f"treadle_prefix_cache_{unit}", f"Prefix cache: {what}", registry=registry)
-            for name, unit, what in (
+            name: Counter(f"treadle_prefix_cache_{unit}", f"Prefix cache: {about}", registry=registry)
+            for name, unit, about in (
                 ("looked_up", "looked_up_tokens", "prompt tokens that were looked up"),
                 ("reused", "reused_tokens", "prompt tokens found and reused"),
                 ("copied_bytes", "copied_bytes", "bytes copied to reuse them"),
@@ -291,7 +291,7 @@ class _Prefixes:
 
     def step(self, before: PrefixStatistics, now: PrefixStatistics) -> None:
         for name, counter in self._counters.items():
-            counter.inc(_grown(getattr(before, name), getattr(now, name)))
+            counter.inc(_increase(getattr(before, name), getattr(now, name)))
         self._held.set(now.held)
         self._bytes.set(now.held_bytes)
 
@@ -316,9 +316,9 @@ class _HealthCollector(Collector):
 class _LogCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         about = "Lines of the log that were dropped, as nobody read them"
-        yield CounterMetricFamily("treadle_log_dropped_lines", about, value=written().dropped_lines)
+        yield CounterMetricFamily("treadle_log_dropped_lines", about, value=log_statistics().dropped_lines)
 
 
-def _grown(before: int, now: int) -> int:
-    """How much a counter of the owner grew; a smaller one means that the owner is a new one."""
+def _increase(before: int, now: int) -> int:
+    """Return the increase of an owner's counter. A smaller value comes from a new owner, counting from 0."""
     return now - before if now >= before else now

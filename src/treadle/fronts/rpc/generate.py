@@ -20,7 +20,7 @@ from ...core.messages import CancelReason
 from ...core.refusals import Refusal
 from ...core.virtual_queue import Arrival
 from ...errors import EngineUnavailable, RateLimited, ReaderStalled, RequestCancelled, TreadleError
-from ...telemetry.access import GRPC, AccessLines, RequestRecord
+from ...telemetry.access import GRPC, AccessLogWriter, RequestRecord
 from ...telemetry.metrics import Metrics
 from ..authentication import Authenticator
 from ..generation.choice import Choice, together
@@ -50,7 +50,7 @@ class Worker:
     metrics: Metrics
     clock: Callable[[], float]
     authenticator: Authenticator
-    lines: AccessLines
+    lines: AccessLogWriter
 
     async def generate(
         self, context: Context, service: str, message: Any, parse: Callable[[Any], RpcRequest], writer: MessageWriter

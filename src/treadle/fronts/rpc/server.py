@@ -17,7 +17,7 @@ from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 from ...config import Settings
 from ...errors import ConfigError
 from ...hosts import address_of, url_of
-from ...telemetry.access import AccessLines
+from ...telemetry.access import AccessLogWriter
 from ...telemetry.metrics import Metrics
 from ..authentication import Authenticator
 from ..connections import Connections
@@ -52,7 +52,7 @@ class RpcServer:
         door: Authenticator | None = None,
         *,
         connections: Connections | None = None,
-        lines: AccessLines | None = None,
+        lines: AccessLogWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`door` and the access log's `lines` are shared with the server's other fronts, where it has some.
@@ -62,7 +62,7 @@ class RpcServer:
         self._settings = settings
         facts = WorkerInfo(model, settings.chat_template is not None, clock)
         door = door or Authenticator.of(settings, model.engine.gate.refuse)
-        lines = lines or AccessLines(show_client=settings.log_client)
+        lines = lines or AccessLogWriter(show_client=settings.log_client)
         worker = Worker(model, settings, self.calls, metrics, clock, door, lines)
         self._connections = connections or Connections(front="gRPC")
         self._lines = LogFilter()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ServerStopping
-from ...telemetry.access import UNPARSED, AccessLines, RequestRecord, address
+from ...telemetry.access import UNPARSED, AccessLogWriter, RequestRecord, address
 from ...telemetry.metrics import Metrics
 
 RECORD = "treadle.record"
@@ -30,7 +30,7 @@ class AccessLog:
         app: ASGIApp,
         *,
         metrics: Metrics,
-        lines: AccessLines,
+        lines: AccessLogWriter,
         routes: frozenset[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,7 +79,7 @@ class AccessLog:
 class MalformedLog:
     """Counts the requests that the protocol refuses as they are not HTTP, and writes their access lines."""
 
-    def __init__(self, metrics: Metrics, lines: AccessLines, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: Metrics, lines: AccessLogWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
         self._lines = lines
         self._clock = clock

@@ -19,7 +19,7 @@ from ...engine.client import Health
 from ...engine.status import status_of
 from ...errors import InsufficientScope
 from ...telemetry import Telemetry
-from ...telemetry.logs import written
+from ...telemetry.logs import log_statistics
 from ..authentication import Authenticator, Caller
 from ..connections import Connections
 from ..models import Models, ServedModel, unready_error
@@ -82,7 +82,7 @@ class Probes:
         status["prefix_cache"] = prefix_status(self._model.engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["bodies"] = self._bodies.statistics()
-        status["log"] = dataclasses.asdict(written())
+        status["log"] = dataclasses.asdict(log_statistics())
         status["keys"] = [dataclasses.asdict(usage) for usage in self._door.usage()]
         caller = caller_of(request.scope)
         return _json(status if caller.admin else _own_part(status, caller))
