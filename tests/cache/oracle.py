@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from treadle.cache.eviction import LONGEST_LIFE
+from treadle.cache.eviction import MAX_LIFE
 
 Tokens = tuple[int, ...]
 
@@ -25,7 +25,7 @@ class Entry:
     rank: tuple[int, int] = (0, 0)
     linked: bool = True
     ended: bool = False
-    parted: int = 0
+    branches: int = 0
 
     def way(self) -> Iterator[Entry]:
         if self.above is not None:
@@ -69,13 +69,13 @@ class Oracle:
         if entry is None:
             return
         if not request or request != entry.user:
-            entry.parted += entry.ended or bool(self.below(entry))
+            entry.branches += entry.ended or bool(self.below(entry))
             entry.ended, entry.user = True, request
         self.refresh(entry)
 
     def refresh(self, entry: Entry) -> None:
         self._uses += 1
-        entry.rank = (self._generation + 1 + min(entry.parted, LONGEST_LIFE), self._uses)
+        entry.rank = (self._generation + 1 + min(entry.branches, MAX_LIFE), self._uses)
 
     # Storing -----------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Oracle:
 
     # Giving up ---------------------------------------------------------------------------------------------------
 
-    def let_go(self, entries: list[Entry]) -> set[int]:
+    def release(self, entries: list[Entry]) -> set[int]:
         for entry in entries:
             self.held[entry] -= 1
         self.held = +self.held
@@ -124,7 +124,7 @@ class Oracle:
         entry.linked = False
         if entry.above is not None:
             entry.above.rank = max(entry.above.rank, entry.rank)
-            entry.above.parted += entry.parted
+            entry.above.branches += entry.branches
         return self.free()
 
     def free(self) -> set[int]:

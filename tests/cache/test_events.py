@@ -28,11 +28,11 @@ def test_a_held_block_that_leaves_the_tree_is_told_at_once_and_only_then() -> No
     index = PrefixIndex(4, events=True)
     tail = index.insert(None, "", (1,), 1, 1).node
     assert tail is not None
-    index.hold([tail])
+    index.acquire([tail])
     longer = index.insert(None, "", (1, 2), 2, 1).node
     assert longer is not None
     assert index.drain_events()[1:] == [Stored(longer.id, 0, "", (1, 2)), Removed(tail.id)]
-    index.let_go([tail])
+    index.release([tail])
     assert index.drain_events() == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.cache.eviction import FEW, LONGEST_LIFE
+from treadle.cache.eviction import MAX_LIFE, MIN_STALE
 from treadle.cache.index import PrefixIndex
 
 BLOCK = 4
@@ -26,16 +26,16 @@ class Cache:
         tokens = [ord(letter) for letter in prompt]
         match = self.index.match("", tokens, request)
         held = [*match.path]
-        self.index.hold(held)
+        self.index.acquire(held)
         parent = match.nodes[-1] if match.nodes else None
         for start in range(len(match.nodes) * BLOCK, len(tokens), BLOCK):
             if self.index.size >= self.room:
                 self.index.evict(1)
             parent = self.index.insert(parent, "", tokens[start : start + BLOCK], start, 1, request).node
             assert parent is not None
-            self.index.hold([parent])
+            self.index.acquire([parent])
             held.append(parent)
-        self.index.let_go(held)
+        self.index.release(held)
         return match.tokens
 
     def one_offs(self, blocks: int) -> None:
@@ -52,7 +52,9 @@ class Cache:
         for start in range(0, len(tokens), BLOCK):
             if node is None:
                 return False
-            node, agree = node.closest(b"".join(token.to_bytes(8, "little") for token in tokens[start : start + BLOCK]))
+            node, agree = node.best_child(
+                b"".join(token.to_bytes(8, "little") for token in tokens[start : start + BLOCK])
+            )
             if agree < min(BLOCK, len(tokens) - start):
                 return False
         return True
@@ -115,9 +117,9 @@ def lifetime(ways: int) -> float:
 
 
 def test_the_more_a_trunk_is_shared_the_longer_it_stays_and_never_for_ever() -> None:
-    for ways in range(1, LONGEST_LIFE + 1):
+    for ways in range(1, MAX_LIFE + 1):
         assert lifetime(ways) == pytest.approx(1 + ways, rel=0.1)
-    assert lifetime(LONGEST_LIFE + 5) == pytest.approx(lifetime(LONGEST_LIFE), abs=0.1)
+    assert lifetime(MAX_LIFE + 5) == pytest.approx(lifetime(MAX_LIFE), abs=0.1)
 
 
 def test_the_turns_of_one_conversation_make_no_trunk() -> None:
@@ -165,11 +167,11 @@ def test_the_waiting_line_does_not_grow_with_what_leaves_otherwise() -> None:
     """Tails whose place is taken and salts that are cleared are swept out without any eviction."""
     index = PrefixIndex(BLOCK)
     index.insert(None, "stays", [1], 0, 1)
-    for number in range(20 * FEW):
+    for number in range(20 * MIN_STALE):
         for length in (1, 2, 3, 4):
             index.insert(None, "goes", range(length), number, 1)
         index.clear("goes")
-    assert len(index._order) <= 2 * FEW + 2
+    assert len(index._order) <= 2 * MIN_STALE + 2
     index.check()
     assert index.evict(1) == [(0, 1)]
 

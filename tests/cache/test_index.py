@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from treadle.cache.index import Freed, Insertion, Match, PrefixIndex
-from treadle.cache.node import Node, Place
+from treadle.cache.node import Node, NodeState
 
 BLOCK = 4
 
@@ -147,7 +147,7 @@ def test_a_longer_block_takes_the_place_of_the_tail_it_begins_with(shelf: Shelf)
     assert longer.freed == (Freed(tail.handle, 1),)
     full = shelf.put([1, 2, 3, 4])
     assert full.freed == (Freed(2, 1),)
-    assert tail.place is Place.FREED
+    assert tail.state is NodeState.FREED
     assert (shelf.index.nodes, shelf.index.tokens, shelf.index.size) == (1, 4, 1)
 
 
@@ -165,20 +165,20 @@ def test_other_tails_stay_beside_a_new_block(shelf: Shelf) -> None:
 
 def test_a_held_tail_is_found_no_more_and_freed_when_it_is_let_go(shelf: Shelf) -> None:
     (tail,) = shelf.store([1, 2])
-    shelf.index.hold([tail])
+    shelf.index.acquire([tail])
     full = shelf.put([1, 2, 3, 4])
     assert full.freed == ()
     assert shelf.index.match("", [1, 2, 9]).last is full.node
     assert (shelf.index.size, shelf.index.evictable) == (2, 1)
     assert shelf.index.evict(2) == [Freed(2, 1)]
-    assert shelf.index.let_go([tail]) == [Freed(tail.handle, 1)]
+    assert shelf.index.release([tail]) == [Freed(tail.handle, 1)]
     assert shelf.index.size == 0
 
 
 def test_nothing_is_stored_after_a_block_that_has_left(shelf: Shelf) -> None:
     """A row goes on below a block that was evicted or cleared meanwhile: it keeps its own."""
     gone, held = shelf.store(range(4))[0], shelf.store(range(10, 14))[0]
-    shelf.index.hold([held])
+    shelf.index.acquire([held])
     shelf.index.clear()
     for parent in (gone, held):
         assert shelf.put([7], parent=parent) == Insertion(None, False)
@@ -214,38 +214,38 @@ def test_blocks_have_at_least_one_token() -> None:
 def test_whoever_holds_a_block_holds_its_path(shelf: Shelf) -> None:
     trunk, leaf = shelf.store(range(8))
     shelf.store([*range(4), 9])
-    shelf.index.hold([leaf])
+    shelf.index.acquire([leaf])
     assert shelf.index.evictable == 1
     assert shelf.index.evict(3) == [Freed(4, 1)]
-    assert (trunk.place, leaf.place) == (Place.LINKED, Place.LINKED)
+    assert (trunk.state, leaf.state) == (NodeState.LINKED, NodeState.LINKED)
 
 
 def test_the_last_to_let_go_makes_it_evictable(shelf: Shelf) -> None:
     nodes = shelf.store(range(8))
-    shelf.index.hold(nodes)
-    shelf.index.hold(nodes)
-    shelf.index.let_go(nodes)
+    shelf.index.acquire(nodes)
+    shelf.index.acquire(nodes)
+    shelf.index.release(nodes)
     assert (shelf.index.evictable, shelf.index.evict(1)) == (0, [])
-    shelf.index.let_go(reversed(nodes))
+    shelf.index.release(reversed(nodes))
     assert shelf.index.evictable == 2
     assert shelf.index.evict(2) == [Freed(2, 1), Freed(1, 1)]
 
 
 def test_a_block_is_let_go_only_as_often_as_it_was_held(shelf: Shelf) -> None:
     trunk, leaf = shelf.store(range(8))
-    shelf.index.hold([leaf])
+    shelf.index.acquire([leaf])
     with pytest.raises(AssertionError):
-        shelf.index.let_go([trunk])
-    shelf.index.let_go([leaf])
+        shelf.index.release([trunk])
+    shelf.index.release([leaf])
     with pytest.raises(AssertionError):
-        shelf.index.let_go([leaf])
+        shelf.index.release([leaf])
 
 
 def test_what_is_freed_can_not_be_held(shelf: Shelf) -> None:
     nodes = shelf.store(range(4))
     shelf.index.evict(1)
     with pytest.raises(AssertionError):
-        shelf.index.hold(nodes)
+        shelf.index.acquire(nodes)
 
 
 # Giving up
@@ -279,12 +279,12 @@ def test_clear_forgets_a_salt_and_no_other(shelf: Shelf) -> None:
 def test_what_is_held_is_freed_after_clear_when_it_is_let_go(shelf: Shelf) -> None:
     trunk, leaf = shelf.store(range(8), "mine")
     shelf.store(range(8), "yours")
-    shelf.index.hold([trunk, leaf])
+    shelf.index.acquire([trunk, leaf])
     assert shelf.index.clear() == [Freed(4, 1), Freed(3, 1)]
     assert shelf.index.match("mine", range(8)).tokens == 0
     again = shelf.store(range(8), "mine")
-    assert shelf.index.let_go([trunk]) == []
-    assert shelf.index.let_go([leaf]) == [Freed(2, 1), Freed(1, 1)]
+    assert shelf.index.release([trunk]) == []
+    assert shelf.index.release([leaf]) == [Freed(2, 1), Freed(1, 1)]
     assert shelf.index.match("mine", range(8)).nodes == tuple(again)
 
 
@@ -314,7 +314,7 @@ def test_check_finds_a_wrong_figure(shelf: Shelf, figure: str) -> None:
 
 def test_check_finds_who_was_not_let_go(shelf: Shelf) -> None:
     nodes = shelf.store(range(8))
-    shelf.index.hold(nodes)
+    shelf.index.acquire(nodes)
     shelf.index.check(nodes)
     with pytest.raises(AssertionError):
         shelf.index.check()

@@ -9,7 +9,7 @@ import pytest
 from tests.cache.oracle import Entry, Oracle, Tokens
 from treadle.cache.events import Removed, Stored
 from treadle.cache.index import Freed, PrefixIndex
-from treadle.cache.node import Node, Place
+from treadle.cache.node import Node, NodeState
 
 SALTS = ("", "a", "b")
 
@@ -76,7 +76,7 @@ class Life:
         salt, tokens, request, path, parent = self.match()
         row: list[Node] = []
         self.rows.append(row)
-        self.hold(row, path if self.chance.random() < 0.5 else path[-1:])
+        self.acquire(row, path if self.chance.random() < 0.5 else path[-1:])
         done = 0 if parent is None else len(self.entry(parent).path)
         for start in range(done, len(tokens), self.block):
             if self.chance.random() < 0.1:
@@ -84,14 +84,14 @@ class Life:
             node = self.insert(parent, salt, tokens[start : start + self.block], request)
             if node is None or node.tokens < self.block:
                 return
-            self.hold(row, [node])
+            self.acquire(row, [node])
             parent = node
 
     def insert(self, parent: Node | None, salt: str, tokens: Tokens, request: str) -> Node | None:
         self.handles += 1
         handle, size = self.handles, self.chance.randint(1, 3)
         result = self.index.insert(parent, salt, tokens, handle, size, request)
-        if parent is not None and parent.place is not Place.LINKED:
+        if parent is not None and parent.state is not NodeState.LINKED:
             assert result == (None, False, ())
             return None
         above = None if parent is None else self.entry(parent)
@@ -108,8 +108,8 @@ class Life:
             assert {handle for handle, _ in result.freed} == freed
         return result.node
 
-    def hold(self, row: list[Node], nodes: list[Node]) -> None:
-        self.index.hold(nodes)
+    def acquire(self, row: list[Node], nodes: list[Node]) -> None:
+        self.index.acquire(nodes)
         self.oracle.held.update(self.entry(node) for node in nodes)
         row += nodes
 
@@ -118,7 +118,7 @@ class Life:
             row = self.rows.pop(self.chance.randrange(len(self.rows)))
             self.chance.shuffle(row)
             entries = [self.entry(node) for node in row]
-            assert {handle for handle, _ in self.index.let_go(row)} == self.oracle.let_go(entries)
+            assert {handle for handle, _ in self.index.release(row)} == self.oracle.release(entries)
 
     def evict(self) -> None:
         amount = self.chance.choice((0, 1, 2, 5, 20))

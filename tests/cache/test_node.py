@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from treadle.cache.node import Node, agreement, pack, unpack
+from treadle.cache.node import Node, common_prefix, pack, unpack
 
 
 def node(*tokens: int) -> Node:
@@ -28,7 +28,7 @@ def node(*tokens: int) -> Node:
     ],
 )
 def test_agreement_is_in_whole_tokens(one: tuple[int, ...], other: tuple[int, ...], same: int) -> None:
-    assert agreement(pack(one), pack(other)) == agreement(pack(other), pack(one)) == same
+    assert common_prefix(pack(one), pack(other)) == common_prefix(pack(other), pack(one)) == same
 
 
 def test_a_key_is_its_tokens() -> None:
@@ -49,18 +49,18 @@ def test_the_closest_child_is_found_among_many(seed: int) -> None:
             children[ways] = node(*ways)
             parent.add(children[ways])
         asked = pack(chance.choices((0, 1, 255, 256, 2**40), k=chance.randint(0, 6)))
-        longest = max((agreement(child.key, asked) for child in children.values()), default=0)
-        found, agree = parent.closest(asked)
+        longest = max((common_prefix(child.key, asked) for child in children.values()), default=0)
+        found, agree = parent.best_child(asked)
         assert agree == longest
         assert (found is None) == (longest == 0)
-        assert found is None or agreement(found.key, asked) == longest
+        assert found is None or common_prefix(found.key, asked) == longest
     assert set(parent.children or {}) == {pack(ways) for ways in children}
 
 
 def test_a_parent_takes_over_what_is_known_of_a_childs_use() -> None:
     parent, child = node(1), node(2)
-    parent.rank, parent.parted = (1, 5), 1
-    child.rank, child.parted = (2, 3), 2
+    parent.rank, parent.branches = (1, 5), 1
+    child.rank, child.branches = (2, 3), 2
     parent.add(child)
     parent.remove(child)
-    assert (parent.rank, parent.parted) == ((2, 3), 3)
+    assert (parent.rank, parent.branches) == ((2, 3), 3)

@@ -1,1 +1,1 @@
-"""What is kept of prompts that were computed: the index of their prefixes, and the payloads it stands for."""
+"""Prefix cache: an index of cached prompt prefixes, its eviction order, and a store of copied blocks."""

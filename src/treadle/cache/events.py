@@ -1,4 +1,4 @@
-"""What a router hears of the prefix index: blocks stored, each after its parent, and blocks removed."""
+"""Events of the prefix index for cache-aware routers: blocks stored, each after its parent, and blocks removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Stored(NamedTuple):
-    """A block with its tokens; `parent` is 0 at the beginning of a prompt. Fewer tokens than a block are a tail."""
+    """A stored block and its tokens. `parent`: id of the previous block, 0 for the first. A short block is a tail."""
 
     id: int
     parent: int
@@ -16,7 +16,7 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A block that can't be found any more."""
+    """A block that left the tree."""
 
     id: int
 
@@ -25,9 +25,9 @@ Event: TypeAlias = Stored | Removed
 
 
 def chained_id(parent: int, salt: str, key: bytes) -> int:
-    """The same for the same path under the same salt, in any process: a signed 64-bit number, as routers take it.
+    """Return the id of a block after `parent`: a signed 64-bit hash, equal for equal paths and salts in any process.
 
-    It names blocks for others. Nothing is ever found by it.
+    It identifies blocks for routers only; the index never looks up blocks by it.
     """
     name = salt.encode("utf-8", "surrogatepass")
     digest = blake2b(parent.to_bytes(8, "little", signed=True), digest_size=8)

@@ -1,16 +1,16 @@
-"""The index of the prefix cache: which tokens are kept, where, and what to give up first (F6).
+"""Prefix index: trees of cached token blocks by salt, with references and eviction (F6).
 
-It knows tokens, salts, sizes and use. What a node stands for (a page that rows share in place, arrays that are copied)
-is the caller's: it gives each node a handle, and gets the handle back, once, when the node is freed.
+The index holds tokens, salts, sizes and uses. The content of a node (a page shared in place, arrays to copy) belongs to
+the caller, who gives each node a handle and gets it back once, when the node is freed.
 
-- A tree per salt. A node is one block of exactly `block` tokens, or a tail of fewer, which nothing can follow.
-- Nodes are equal by their tokens and their path, never by a hash, and a path never leaves its salt: what one salt
-  stored, no other can find or measure.
-- No child of a node is the beginning of another: a tail that something stored covers is not stored, and a longer block
-  takes the place of the tail that it begins with.
-- Whoever holds a node holds its path. What is held is never freed: it is detached where it has to leave the tree, and
-  freed when the last one lets go.
-- Only leaves are evicted, so a trunk stays as long as anything hangs on it (`eviction`).
+- There is one tree per salt. A node is a block of exactly `block` tokens, or a shorter tail, which has no children.
+- Nodes are compared by their tokens and path, never by a hash, and paths never cross salts: entries of one salt can't
+  be found, nor their presence measured, by another.
+- No child's tokens are a prefix of another child's: a tail covered by a stored block is not stored, and a longer block
+  replaces the tail that is its prefix.
+- A reference to a node pins its path. A pinned node is never freed: if it must leave the tree it is detached, and freed
+  with its last reference.
+- Only leaves are evicted, so a node stays as long as it has children (`eviction`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import NamedTuple
 
 from .events import Event, Removed, Stored, chained_id
 from .eviction import EvictionOrder
-from .node import TOKEN_BYTES, Node, Place, pack, unpack
+from .node import TOKEN_BYTES, Node, NodeState, pack, unpack
 
 
 class Freed(NamedTuple):
-    """A node is gone; its handle is the caller's again."""
+    """A freed node's handle, returned to the caller, and its size."""
 
     handle: int
     size: int
 
 
 class Match(NamedTuple):
-    """The longest cached beginning of some tokens: full blocks in order, then the first `agree` tokens of `last`, a
-    full block or a tail (None and 0 where nothing more agrees). `tokens` is the length of all."""
+    """Longest cached prefix: full blocks `nodes`, then the first `agree` tokens of `last`, a full block or a tail (None
+    and 0 if there is no partial match). `tokens`: total length."""
 
     nodes: tuple[Node, ...] = ()
     last: Node | None = None
@@ -43,13 +43,13 @@ class Match(NamedTuple):
 
     @property
     def path(self) -> tuple[Node, ...]:
-        """All the nodes, as to be held."""
+        """All matched nodes, for `PrefixIndex.acquire`."""
         return self.nodes if self.last is None else (*self.nodes, self.last)
 
 
 class Insertion(NamedTuple):
-    """`node` stands for the tokens now. If it is not `stored`, it was there before, and the caller keeps what it
-    offered; None where the parent has left the tree. `freed` is the tail whose place was taken."""
+    """Result of an insertion. `node`: the node with the tokens; None if the parent has left the tree. `stored`: whether
+    it is new; otherwise the caller keeps its handle. `freed`: the tail that the node replaced."""
 
     node: Node | None
     stored: bool
@@ -57,11 +57,11 @@ class Insertion(NamedTuple):
 
 
 class PrefixIndex:
-    """Blocks of `block` tokens. All of it is called on one thread.
+    """Prefix index with blocks of `block` tokens. Not thread-safe.
 
-    `size` is what all nodes take, in the caller's unit, `nodes` and `tokens` their number and length, those that are
-    detached but still held included. `stored_tokens` and `evicted_tokens` count since the start. With `events` true,
-    what is stored and removed is recorded until `drain_events`.
+    `size` (in the caller's unit), `nodes` and `tokens` are totals over all nodes, including detached ones.
+    `stored_tokens` and `evicted_tokens` count since the start. With `events`, stores and removals are recorded until
+    `drain_events`.
     """
 
     def __init__(self, block: int, *, events: bool = False) -> None:
@@ -80,7 +80,7 @@ class PrefixIndex:
 
     @property
     def evictable(self) -> int:
-        """What `evict` could free at most: the size of all that nobody holds."""
+        """Total size of unpinned nodes, all of which `evict` could free."""
         return self.size - self._pinned
 
     @property
@@ -90,9 +90,9 @@ class PrefixIndex:
     # Finding and storing -----------------------------------------------------------------------------------------
 
     def match(self, salt: str, tokens: Sequence[int], request: str = "") -> Match:
-        """The longest cached beginning of `tokens`. Hold its path before anything else can be evicted.
+        """Find the longest cached prefix of `tokens`. Call `acquire` with its path before the next eviction.
 
-        It counts as a use; uses under the name of one `request` count as one.
+        A match is a use. Repeated uses by one `request` count as one.
         """
         node = self._roots.get(salt)
         if node is None:
@@ -106,8 +106,8 @@ class PrefixIndex:
             nodes.append(child)
             node = child
         done = len(nodes) * block
-        last, agree = node.closest(pack(tokens[done : done + block]))
-        # Many ways begin with the same few tokens of a template: they are no use of the block that goes on from there.
+        last, agree = node.best_child(pack(tokens[done : done + block]))
+        # A few tokens of a chat template begin many prompts: a match of less than half a block is no use of it.
         if last is not None and 2 * agree >= last.tokens:
             self._order.use(last, request)
         elif nodes:
@@ -117,24 +117,24 @@ class PrefixIndex:
     def insert(
         self, parent: Node | None, salt: str, tokens: Sequence[int], handle: int, size: int, request: str = ""
     ) -> Insertion:
-        """Store `tokens`, at most a block, after `parent`, a full block of the same salt, or at the beginning.
+        """Store `tokens`, at most one block, after `parent` (a full block of the same salt; None: at the root).
 
-        `size` is above 0. A new node is held by nobody: hold it before anything else can be evicted.
+        `size` must be positive. A new node has no references: call `acquire` before the next eviction.
         """
         assert 0 < len(tokens) <= self.block
         assert size > 0
         if parent is not None:
             assert parent.salt == salt
             assert parent.tokens == self.block
-            if parent.place is not Place.LINKED:
+            if parent.state is not NodeState.LINKED:
                 return Insertion(None, False)
         key = pack(tokens)
         above = parent or self._roots.get(salt)
-        near, agree = above.closest(key) if above is not None else (None, 0)
+        near, agree = above.best_child(key) if above is not None else (None, 0)
         if near is not None and agree == len(tokens):
             self._order.refresh(near)
             return Insertion(near, False)
-        node = self._link(above or self._root(salt), key, handle, size, request)
+        node = self._link(above or self._new_root(salt), key, handle, size, request)
         freed: list[Freed] = []
         if near is not None and agree == near.tokens:
             self.stored_tokens -= near.tokens
@@ -142,31 +142,31 @@ class PrefixIndex:
         return Insertion(node, True, tuple(freed))
 
     def use(self, node: Node, request: str = "") -> None:
-        """`request` has used a linked node which its match did not end at."""
+        """Record a use of a linked node at which the match of `request` did not end."""
         self._order.use(node, request)
 
-    # Holding -----------------------------------------------------------------------------------------------------
+    # References --------------------------------------------------------------------------------------------------
 
-    def hold(self, nodes: Iterable[Node]) -> None:
-        """Keep each of `nodes`, and its path with it, until it is let go as often as it was held."""
+    def acquire(self, nodes: Iterable[Node]) -> None:
+        """Add a reference to each of `nodes`, which pins its path until a matching `release`."""
         for node in nodes:
-            assert node.place is not Place.FREED
-            node.holds += 1
-            self._pin(node)
+            assert node.state is not NodeState.FREED
+            node.refs += 1
+            self._add_pin(node)
 
-    def let_go(self, nodes: Iterable[Node]) -> list[Freed]:
-        """Hold each of `nodes` once less; what had left the tree already and was held for the last time."""
+    def release(self, nodes: Iterable[Node]) -> list[Freed]:
+        """Drop a reference to each of `nodes`. Returns detached nodes that are freed by it."""
         freed: list[Freed] = []
         for node in nodes:
-            assert node.holds > 0
-            node.holds -= 1
-            self._unpin(node, freed)
+            assert node.refs > 0
+            node.refs -= 1
+            self._remove_pin(node, freed)
         return freed
 
-    # Giving up ---------------------------------------------------------------------------------------------------
+    # Eviction ----------------------------------------------------------------------------------------------------
 
     def evict(self, amount: int) -> list[Freed]:
-        """Free nodes that nobody holds until they make up `amount`, or as much as there is."""
+        """Free unpinned nodes with a total size of at least `amount`, or all of them if they are smaller."""
         freed: list[Freed] = []
         enough = self.size - amount
         while self.size > enough and (node := self._order.pop()) is not None:
@@ -175,27 +175,27 @@ class PrefixIndex:
         return freed
 
     def clear(self, salt: str | None = None) -> list[Freed]:
-        """Forget everything of a salt, or everything. What is held can't be found any more, and is freed when it is
-        let go."""
+        """Remove all nodes of a salt, or of all salts. Pinned nodes are detached, and freed with their last
+        reference."""
         salts = list(self._roots) if salt is None else [salt] if salt in self._roots else []
         freed: list[Freed] = []
         for name in salts:
             root = self._roots.pop(name)
-            for node in reversed(list(_below(root))):
+            for node in reversed(list(_descendants(root))):
                 self._detach(node, freed)
                 node.children = node.order = None
             root.children = root.order = None
         return freed
 
     def drain_events(self) -> list[Event]:
-        """What happened since the last time, in order. Empty unless the index records events."""
+        """Return and clear the recorded events in order; [] unless the index records events."""
         if not self._events:
             return []
         events, self._events = self._events, []
         return events
 
     def _keys(self, tokens: Sequence[int]) -> Iterator[bytes]:
-        """The keys of the full blocks of `tokens`, first few blocks and then ever more packed at a time."""
+        """Yield the keys of the full blocks of `tokens`, packing twice as many blocks each time."""
         size, first, some = self.block * TOKEN_BYTES, 0, self.block
         while first + self.block <= len(tokens):
             packed = pack(tokens[first : first + some])
@@ -206,7 +206,7 @@ class PrefixIndex:
 
     # The tree ----------------------------------------------------------------------------------------------------
 
-    def _root(self, salt: str) -> Node:
+    def _new_root(self, salt: str) -> Node:
         root = self._roots[salt] = Node(salt, b"", None, handle=-1, size=0, serial=0)
         return root
 
@@ -218,46 +218,46 @@ class PrefixIndex:
         self.nodes += 1
         self.tokens += node.tokens
         self.stored_tokens += node.tokens
-        self._order.begin(node, request)
-        self._order.offer(node)
+        self._order.add(node, request)
+        self._order.enqueue(node)
         if self._events is not None:
             node.id = chained_id(parent.id, parent.salt, key)
             self._events.append(Stored(node.id, parent.id, parent.salt, unpack(key)))
         return node
 
     def _unlink(self, node: Node, freed: list[Freed]) -> None:
-        """Take a leaf out of the tree."""
+        """Remove a leaf from the tree."""
         parent = node.parent
         assert parent is not None
         parent.remove(node)
         self._detach(node, freed)
         if parent.evictable:
-            self._retire(parent)
+            self._on_leaf(parent)
 
-    def _retire(self, node: Node) -> None:
-        """A leaf that nobody holds waits for its turn; an empty root goes at once."""
+    def _on_leaf(self, node: Node) -> None:
+        """Queue a new evictable leaf; remove an empty root."""
         if node.parent is None:
             del self._roots[node.salt]
         else:
-            self._order.offer(node)
+            self._order.enqueue(node)
 
     def _detach(self, node: Node, freed: list[Freed]) -> None:
-        node.place = Place.DETACHED
-        self._order.withdraw(node)
+        node.state = NodeState.DETACHED
+        self._order.discard(node)
         if self._events is not None:
             self._events.append(Removed(node.id))
         if not node.pins:
             self._free(node, freed)
 
     def _free(self, node: Node, freed: list[Freed]) -> None:
-        node.place = Place.FREED
+        node.state = NodeState.FREED
         self.size -= node.size
         self.nodes -= 1
         self.tokens -= node.tokens
         freed.append(Freed(node.handle, node.size))
 
-    def _pin(self, node: Node) -> None:
-        """One more reason to keep the node; a node's first one is one for its parent."""
+    def _add_pin(self, node: Node) -> None:
+        """Add a pin to the node. A node's first pin also pins its parent."""
         at: Node | None = node
         while at is not None and at.parent is not None:
             at.pins += 1
@@ -266,35 +266,35 @@ class PrefixIndex:
             self._pinned += at.size
             at = at.parent
 
-    def _unpin(self, node: Node, freed: list[Freed]) -> None:
+    def _remove_pin(self, node: Node, freed: list[Freed]) -> None:
         at: Node | None = node
         while at is not None and at.parent is not None:
             at.pins -= 1
             if at.pins:
                 return
             self._pinned -= at.size
-            if at.place is Place.DETACHED:
+            if at.state is NodeState.DETACHED:
                 self._free(at, freed)
             elif not at.children:
-                self._order.offer(at)
+                self._order.enqueue(at)
             at = at.parent
 
     # Checking ----------------------------------------------------------------------------------------------------
 
     def check(self, held: Iterable[Node] = ()) -> None:
-        """Assert that everything agrees; `held` is each node as often as it is held. For tests: it walks the tree."""
-        holds = Counter(held)
-        linked = [node for root in self._roots.values() for node in _below(root)]
+        """Assert that all books agree. `held`: each node once a reference. For tests: walks the trees."""
+        refs = Counter(held)
+        linked = [node for root in self._roots.values() for node in _descendants(root)]
         tree = set(linked)
-        pinned = {above for node in holds for above in _path(node)}
+        pinned = {above for node in refs for above in _path(node)}
         present = {*linked, *pinned}
         for figure, nodes in ((self.size, present), (self._pinned, pinned)):
             assert figure == sum(node.size for node in nodes)
         assert (self.nodes, self.tokens) == (len(present), sum(node.tokens for node in present))
-        reasons = holds + Counter(node.parent for node in pinned)
+        reasons = refs + Counter(node.parent for node in pinned)
         for node in present:
-            assert node.place is (Place.LINKED if node in tree else Place.DETACHED)
-            assert (node.holds, node.pins) == (holds[node], reasons[node])
+            assert node.state is (NodeState.LINKED if node in tree else NodeState.DETACHED)
+            assert (node.refs, node.pins) == (refs[node], reasons[node])
             assert node.queued or not node.evictable
         for node in (*self._roots.values(), *linked):
             self._check_children(node)
@@ -313,14 +313,14 @@ class PrefixIndex:
 
 
 def _path(node: Node) -> Iterator[Node]:
-    """The node and all above it but the root."""
+    """Yield the node and its ancestors below the root."""
     while node.parent is not None:
         yield node
         node = node.parent
 
 
-def _below(root: Node) -> Iterator[Node]:
-    """All nodes under a root, parents first."""
+def _descendants(root: Node) -> Iterator[Node]:
+    """Yield all nodes below a root, parents first."""
     rest = list((root.children or {}).values())
     while rest:
         node = rest.pop()

@@ -1,8 +1,8 @@
-"""One block of tokens in the prefix index, and the blocks that continue it.
+"""Node of the prefix index: one block of tokens and its child blocks.
 
-Tokens are kept packed, 8 bytes each: a block is one dictionary key that compares by its bytes alone. No child of a node
-is the beginning of another one. With the children in the order of their bytes, the one that agrees longest with given
-tokens stands next to where these would be inserted.
+Tokens are packed into 8 bytes each, so a block is one dictionary key, compared by its bytes. No child's key is a prefix
+of another child's. Among children sorted by key, the one with the longest common prefix with a given key is adjacent
+to that key's insertion point.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from enum import Enum
 TOKEN_BYTES = 8
 
 
-class Place(Enum):
-    """LINKED nodes can be found. DETACHED ones are out of the tree, but still held. FREED ones are gone."""
+class NodeState(Enum):
+    """LINKED: in the tree. DETACHED: out of the tree, but still referenced. FREED: its handle was returned."""
 
     LINKED = 1
     DETACHED = 2
@@ -26,7 +26,7 @@ class Place(Enum):
 
 
 def pack(tokens: Sequence[int]) -> bytes:
-    """The key of some tokens (any integers of 64 bits)."""
+    """Pack tokens (signed 64-bit integers) into a key."""
     return array("q", tokens).tobytes()
 
 
@@ -34,8 +34,8 @@ def unpack(key: bytes) -> tuple[int, ...]:
     return struct.unpack(f"{len(key) // TOKEN_BYTES}q", key)
 
 
-def agreement(one: bytes, other: bytes) -> int:
-    """With how many of the same tokens two keys begin."""
+def common_prefix(one: bytes, other: bytes) -> int:
+    """Return the number of tokens in the common prefix of two keys."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter // TOKEN_BYTES
@@ -47,9 +47,10 @@ def agreement(one: bytes, other: bytes) -> int:
 class Node:
     """A block, with the caller's `handle` and `size`. A root has neither tokens nor parent.
 
-    `holds` counts who holds this very node; `pins` adds the children that are pinned: a node is pinned while anyone
-    holds it or something below it. `id` is 0 unless the index records events. The rest is the eviction order's: `rank`,
-    the last `user`, whether a match of another one `ended` here, and how many ways `parted` here.
+    `refs`: references to this node. `pins`: `refs` plus the number of pinned children; a node is pinned while it or a
+    descendant is referenced. `id`: 0 unless the index records events. Fields of the eviction order: `rank`;
+    `last_request`, the last to use the node; `match_ended`, whether a match of another request ended here; `branches`,
+    the number of branches counted here; `queued`, whether the node is in the heap.
     """
 
     salt: str
@@ -59,29 +60,29 @@ class Node:
     size: int
     serial: int
     id: int = 0
-    place: Place = Place.LINKED
-    holds: int = 0
+    state: NodeState = NodeState.LINKED
+    refs: int = 0
     pins: int = 0
     rank: tuple[int, int] = (0, 0)
-    user: str = ""
-    ended: bool = False
-    parted: int = 0
+    last_request: str = ""
+    match_ended: bool = False
+    branches: int = 0
     queued: bool = False
     children: dict[bytes, Node] | None = None
-    order: list[bytes] | None = None  # keys of the children, sorted, where there are two or more
+    order: list[bytes] | None = None  # sorted keys of the children, if there are two or more
 
     @property
     def tokens(self) -> int:
-        """How many tokens the block has."""
+        """Number of tokens in the block."""
         return len(self.key) // TOKEN_BYTES
 
     @property
     def evictable(self) -> bool:
-        """Nothing hangs on it and nobody holds it."""
-        return self.place is Place.LINKED and not self.children and not self.pins
+        """Whether the node is an unpinned leaf of the tree."""
+        return self.state is NodeState.LINKED and not self.children and not self.pins
 
     def add(self, child: Node) -> None:
-        """Link a child that no other child begins, and that begins no other."""
+        """Link a child. Its key must not be a prefix of another child's, nor the reverse."""
         if self.children is None:
             self.children = {child.key: child}
             return
@@ -92,7 +93,8 @@ class Node:
             self.order = sorted(self.children)
 
     def remove(self, child: Node) -> None:
-        """Unlink a child. What was known of its use is the parent's now, as who used the child used the parent."""
+        """Unlink a child. The parent inherits its rank and branches, as every use of the child was a use of the
+        parent."""
         assert self.children is not None
         del self.children[child.key]
         if self.order is not None:
@@ -102,19 +104,20 @@ class Node:
         if not self.children:
             self.children = None
         self.rank = max(self.rank, child.rank)
-        self.parted += child.parted
+        self.branches += child.branches
 
-    def closest(self, key: bytes) -> tuple[Node | None, int]:
-        """The child that agrees with the most tokens of `key`, at least one, and with how many; else None and 0."""
+    def best_child(self, key: bytes) -> tuple[Node | None, int]:
+        """Return the child with the longest common prefix with `key` and that length in tokens; (None, 0) if there is
+        none."""
         best, agreed = None, 0
         if self.children is not None:
-            for near in self._beside(key):
-                if (same := agreement(near, key)) > agreed:
+            for near in self._neighbours(key):
+                if (same := common_prefix(near, key)) > agreed:
                     best, agreed = self.children[near], same
         return best, agreed
 
-    def _beside(self, key: bytes) -> Sequence[bytes]:
-        """Keys of the only child, or of those on either side of `key`'s place."""
+    def _neighbours(self, key: bytes) -> Sequence[bytes]:
+        """Return the keys on either side of `key`'s insertion point, or the only child's."""
         if self.order is None:
             return tuple(self.children or ())
         at = bisect_left(self.order, key)

@@ -1,4 +1,4 @@
-"""Keys and values of kept blocks, by handle: copies that nobody writes to, joined when a row reuses them."""
+"""Store of cached blocks' keys and values by handle: immutable copies, concatenated when a sequence reuses them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx.core as mx
 
 
 class BlockStore:
-    """What the index's handles stand for. `copied_bytes` counts what was copied to be reused."""
+    """Keys and values by the index's handles. `copied_bytes`: total bytes copied for reuse."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[tuple[Any, Any]]] = {}
@@ -21,28 +21,28 @@ class BlockStore:
         return len(self._blocks)
 
     def new_handle(self) -> int:
-        """A handle that stands for nothing yet."""
+        """Allocate a handle without content."""
         self._next += 1
         return self._next
 
     def put(self, handle: int, layers: Sequence[tuple[Any, Any]]) -> None:
-        """Copy keys and values (1, kv heads, n, D) of each layer, at the next `flush`. A slice would keep all that it
-        is a part of, and keep its owner from writing in place."""
+        """Copy keys and values (1, kv heads, n, D) of each layer, at the next `flush`. A slice instead of a copy would
+        keep its whole buffer alive and prevent in-place writes to it."""
         copies = self._blocks[handle] = [(keys * 1, values * 1) for keys, values in layers]
         self._pending.append(copies)
 
     def flush(self) -> None:
-        """Make the copies. Until then they keep what they are copied from."""
+        """Evaluate the pending copies. Until then their source arrays stay alive."""
         if self._pending:
             mx.eval(self._pending)
             self._pending = []
 
     def drop(self, handle: int) -> None:
-        """Forget a block."""
+        """Remove a block, if it is stored."""
         self._blocks.pop(handle, None)
 
     def parts(self, layer: int, handles: Sequence[int], sizes: Sequence[int]) -> tuple[list[Any], list[Any]]:
-        """Keys and values of `layer`: the first `sizes[i]` tokens of each block `handles[i]`, in order."""
+        """Return lists of keys and of values of `layer`: the first `sizes[i]` tokens of each block `handles[i]`."""
         parts = [self._blocks[handle][layer] for handle in handles]
         keys = [k if k.shape[2] == n else k[..., :n, :] for (k, _), n in zip(parts, sizes, strict=True)]
         values = [v if v.shape[2] == n else v[..., :n, :] for (_, v), n in zip(parts, sizes, strict=True)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.cache.index import _below
+from treadle.cache.index import _descendants
 from treadle.cache.node import Node
 from treadle.runner.kv.paged.pages import Pages, PageTable
 
@@ -77,5 +77,5 @@ def _nodes(pages: Pages, rows: Iterable[PageTable]) -> set[Node]:
     """All that the index has: what can be found, and what has left the tree and is still held."""
     if pages.index is None:
         return set()
-    linked = {node for root in pages.index._roots.values() for node in _below(root)}
+    linked = {node for root in pages.index._roots.values() for node in _descendants(root)}
     return linked | {above for row in rows for node in row.nodes for above in path(node)}

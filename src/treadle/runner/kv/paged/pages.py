@@ -79,7 +79,7 @@ class Pages:
             return 0
         self.looked_up += len(tokens)
         found = self.index.match(mine.salt, tokens, mine.request)
-        self.index.hold(found.path)
+        self.index.acquire(found.path)
         mine.nodes = list(found.nodes)
         for node in found.nodes:
             mine.append(node.handle)
@@ -89,7 +89,7 @@ class Pages:
                 if found.agree >= self.size // WORTH_COPYING and self._copy_partial(mine, found.last):
                     reused = found.tokens
             finally:
-                self._give(self.index.let_go([found.last]))
+                self._give(self.index.release([found.last]))
         self.reused += reused
         return reused
 
@@ -126,7 +126,7 @@ class Pages:
         if done.node is None:
             mine.shares = False
         else:
-            self.index.hold([done.node])
+            self.index.acquire([done.node])
             mine.nodes.append(done.node)
             if not done.stored:  # another sequence's page is there already: use it, and free this one
                 self._free.append(int(mine.table[at]))
@@ -143,7 +143,7 @@ class Pages:
                 done = self.index.insert(parent, mine.salt, tail, own[0], 1, mine.request)
                 own = own[1:] if done.stored else own
                 self._give(done.freed)
-            self._give(self.index.let_go(mine.nodes))
+            self._give(self.index.release(mine.nodes))
         self._free.extend(own)
         mine.count, mine.nodes = 0, []
 
