@@ -11,11 +11,11 @@ def test_silence_counts_from_the_latest_of_debt_word_and_awakening():
     heart = Heartbeat(30.0, clock)
     clock.now = 10.0
     assert heart.silent_s(4.0) == 6.0
-    heart.heard()
+    heart.on_message()
     clock.now = 12.0
     assert heart.silent_s(4.0) == 2.0
     clock.now = 50.0
-    heart.looked(20.0)
+    heart.on_check(20.0)
     clock.now = 51.0
     assert heart.silent_s(4.0) == 1.0
 
@@ -24,10 +24,10 @@ def test_a_deaf_owner_is_found_within_the_bound_of_its_last_word():
     """R3: 30 s at most, at the defaults."""
     clock = Clock(0.0)
     heart = Heartbeat(30.0, clock)
-    heart.heard()
+    heart.on_message()
     pings = []
-    while not heart.deaf_s():
-        if heart.wants_ping():
+    while not heart.unanswered_s():
+        if heart.should_ping():
             pings.append(clock.now)
         clock.now += 1.0
         assert clock.now <= 31.0
@@ -40,10 +40,10 @@ def test_one_that_answers_is_asked_again():
     pings = 0
     for _ in range(40):
         clock.now += 1.0
-        if heart.wants_ping():
+        if heart.should_ping():
             pings += 1
-            heart.heard()
-        assert not heart.deaf_s()
+            heart.on_message()
+        assert not heart.unanswered_s()
     assert pings == 20
 
 
@@ -52,13 +52,13 @@ def test_a_watcher_that_was_stopped_judges_nobody():
     clock = Clock(0.0)
     heart = Heartbeat(8.0, clock)
     clock.now = 3.0
-    assert heart.wants_ping()
+    assert heart.should_ping()
     clock.now = 1000.0
-    heart.looked(997.0)
-    assert not heart.deaf_s()
+    heart.on_check(997.0)
+    assert not heart.unanswered_s()
     clock.now += 5.0
-    assert not heart.deaf_s()
+    assert not heart.unanswered_s()
     clock.now += 2.0
-    assert heart.deaf_s(), "it stays silent though it is watched again"
+    assert heart.unanswered_s(), "it stays silent though it is watched again"
     heart.reset()
-    assert not heart.deaf_s()
+    assert not heart.unanswered_s()

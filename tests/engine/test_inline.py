@@ -47,7 +47,7 @@ async def test_it_generates_by_steps_or_by_itself(pump):
                 owner.run_once()
             tokens = [token async for delta in generation for token in delta.tokens]
             assert tokens == [plain(REQUEST, i) for i in range(3)]
-    assert (owner.stopped(), owner.in_steps()) == (False, {2})
+    assert (owner.is_suspended(), owner.in_steps()) == (False, {2})
     await client.stop()
     assert client.busy == 0
     owner.run_once()

@@ -127,7 +127,7 @@ async def test_jobs_are_lost_with_the_engine_each_with_an_error_of_its_own():
     tasks = [await wire.begin() for _ in range(3)]
     tasks[2].cancel()
     await settle()
-    wire.jobs.lost(EngineDied("gone"))
+    wire.jobs.fail_all(EngineDied("gone"))
     await asyncio.wait(tasks, timeout=WAIT_S)
     errors = [tasks[0].exception(), tasks[1].exception()]
     assert [type(error) for error in errors] == [EngineDied] * 2

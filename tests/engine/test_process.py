@@ -30,9 +30,9 @@ from treadle.engine.admission import AdmissionLimits
 from treadle.engine.child import Channel, freeze_gc_when_ready, transmit
 from treadle.engine.client import EngineClient
 from treadle.engine.framing import HEADER, frame, from_owner
+from treadle.engine.in_flight_table import allocate
 from treadle.engine.outbox import Outbox
-from treadle.engine.process import ProcessOwner, describe_exit, frame_of_arguments
-from treadle.engine.roster import allocate
+from treadle.engine.process import ProcessOwner, describe_exit, frame_arguments
 from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
 from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
@@ -70,7 +70,7 @@ async def start(client: EngineClient) -> int:
 async def ready_again(client: EngineClient, old: int) -> None:
     async with asyncio.timeout(WAIT_S):
         while not client.health().ready or client.supervisor.pid == old:
-            await client.supervisor._change()
+            await client.supervisor._next_change()
 
 
 async def generate(client: EngineClient, request: Submit = REQUEST) -> list[int]:
@@ -252,7 +252,7 @@ async def test_a_poison_is_found_and_the_others_get_what_they_would_have_got(poi
         assert (status["quarantined"], status["deaths_explained"]) == (1, sum(status["deaths"].values()))
         async with asyncio.timeout(WAIT_S):
             while not client.health().ready:
-                await client.supervisor._change()
+                await client.supervisor._next_change()
         before = client.supervisor.pid
         with pytest.raises(Quarantined):
             await one(client, POISON)
@@ -427,7 +427,7 @@ async def test_a_stop_while_the_child_is_spawned_or_builds_ends_it():
         client.begin()
         async with asyncio.timeout(WAIT_S):
             while client.supervisor.stage != "loading the script":
-                await client.supervisor._change()
+                await client.supervisor._next_change()
         await asyncio.wait_for(client.stop(0.1), WAIT_S)
         assert client.health().state == "stopped"
 
@@ -507,12 +507,12 @@ async def test_a_relay_whose_loop_has_gone_tells_nobody():
 
 
 def child_of(sock: socket.socket, entry: str, stderr: int) -> subprocess.Popen[bytes]:
-    roster = allocate()
+    table = allocate()
     try:
-        command = [sys.executable, "-m", "treadle.engine.child", str(sock.fileno()), str(roster), entry]
-        return subprocess.Popen(command, pass_fds=[sock.fileno(), roster], stderr=stderr)
+        command = [sys.executable, "-m", "treadle.engine.child", str(sock.fileno()), str(table), entry]
+        return subprocess.Popen(command, pass_fds=[sock.fileno(), table], stderr=stderr)
     finally:
-        os.close(roster)
+        os.close(table)
 
 
 class Bare:
@@ -525,7 +525,7 @@ class Bare:
         self.sock.settimeout(WAIT_S)
         self.stream = self.sock.makefile("rb")
         if arguments:
-            self.sock.sendall(frame_of_arguments(arguments))
+            self.sock.sendall(frame_arguments(arguments))
 
     def hear(self, kind: type[Any]) -> Any:
         while True:
@@ -611,7 +611,7 @@ def test_a_parent_whose_words_cannot_be_read_is_as_good_as_gone():
     child.hear(Ready)
     child.sock.sendall(HEADER.pack(1) + b"\xff")
     assert child.code() == 0
-    assert "what can't be read" in child.errors
+    assert "invalid message" in child.errors
 
 
 def test_what_the_owner_starts_does_not_inherit_the_socket():
@@ -629,7 +629,7 @@ def test_an_entry_that_cannot_be_imported_says_so():
     with ours, theirs:
         process = child_of(theirs, "tests.support.child:nothing", stderr=subprocess.DEVNULL)
         ours.settimeout(WAIT_S)
-        ours.sendall(frame_of_arguments({}))
+        ours.sendall(frame_arguments({}))
         (size,) = HEADER.unpack(ours.recv(HEADER.size, socket.MSG_WAITALL))
         message = from_owner.decode(ours.recv(size, socket.MSG_WAITALL))
         assert isinstance(message, Failed)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.owners import Clock
 from treadle.core.messages import Sampling, Submit
-from treadle.engine.quarantine import EXPIRY_S, MOST, Quarantine
+from treadle.engine.quarantine import EXPIRY_S, MAX_ENTRIES, Quarantine
 from treadle.errors import Quarantined
 
 REQUEST = Submit(id="1.0", prompt=(1, 2, 3), max_tokens=5, sampling=Sampling(temperature=0.7, seed=1))
@@ -63,9 +63,9 @@ def test_what_is_computed_differently_is_another_request(other):
 
 def test_the_table_is_bounded_and_the_oldest_gives_way():
     table = Quarantine(Clock())
-    for i in range(MOST + 1):
+    for i in range(MAX_ENTRIES + 1):
         table.add(with_(prompt=(i,)))
-    assert len(table) == MOST
+    assert len(table) == MAX_ENTRIES
     table.check(with_(prompt=(0,)))
     with pytest.raises(Quarantined):
         table.check(with_(prompt=(1,)))

@@ -534,7 +534,7 @@ async def test_an_idle_engine_that_hangs_is_unavailable_to_its_first_request(mon
     """D21: not busy. When to come again counts the rest of its patience, and a load."""
     monkeypatch.setattr(waits_module, "SLACK_S", 0.1)
     scene = Scene(max_wait_s=0.02, deaf=True)
-    scene.client.supervisor._patience = Timeouts(1e6, 100.0)
+    scene.client.supervisor._timeouts = Timeouts(1e6, 100.0)
     scene.client.supervisor._heartbeat.hang_after_s = 1e6
     await scene.begin()
     scene.clock.now += 1.0

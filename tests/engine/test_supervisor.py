@@ -47,7 +47,7 @@ class Ear:
         self.deaths.append(death)
         return self.explains
 
-    def on_away(self, waiting: EngineUnavailable) -> None:
+    def on_unavailable(self, waiting: EngineUnavailable) -> None:
         self.away.append(waiting)
 
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
@@ -73,7 +73,7 @@ class Scene:
     async def reaches(self, state: EngineState) -> None:
         async with asyncio.timeout(WAIT_S):
             while self.supervisor.state is not state:
-                await self.supervisor._change()
+                await self.supervisor._next_change()
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ async def test_a_launch_that_raises_is_a_failed_start():
 async def test_an_owner_that_is_not_ready_in_time_is_killed():
     """C1, C4."""
     scene = Scene()
-    scene.supervisor._patience = Timeouts(HANG_S, 5.0)
+    scene.supervisor._timeouts = Timeouts(HANG_S, 5.0)
     owner = await scene.begin(ready=False)
     owner.say(Loading(stage="warming up"))
     scene.clock.now += 5.1
@@ -224,7 +224,7 @@ async def test_an_owner_that_dies_is_replaced():
 async def test_a_death_is_noticed_in_the_turn_in_which_it_is_told():
     """B7: no wake-up is lost between two looks, however far they are apart."""
     scene = Scene()
-    scene.supervisor._patience = Timeouts(1e6, 1e6)
+    scene.supervisor._timeouts = Timeouts(1e6, 1e6)
     for _ in range(20):
         owner = await scene.begin() if not scene.yard.launched else await scene.yard.next()
         owner.ready()
@@ -314,7 +314,7 @@ async def test_quick_deaths_are_backed_off_and_a_settled_life_starts_afresh(monk
     scene = Scene()
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
     owner = await scene.begin()
-    for lived_s in (0.0, 0.0, 0.0, deaths.SETTLED_S + 1, 0.0):
+    for lived_s in (0.0, 0.0, 0.0, deaths.STABLE_S + 1, 0.0):
         scene.clock.now += lived_s
         owner.end()
         owner = await scene.yard.next()
@@ -377,7 +377,7 @@ async def test_idle_is_not_hung_and_neither_is_a_step_just_told():
 @in_loop
 async def test_an_owner_is_not_hung_because_the_watcher_stood_still(monkeypatch):
     """C4: after SIGSTOP, or in a container that was frozen, nothing was heard as nobody listened."""
-    monkeypatch.setattr(heartbeat, "STOOD_STILL_S", HANG_S / 2)
+    monkeypatch.setattr(heartbeat, "SUSPENDED_S", HANG_S / 2)
     scene = Scene(clock=time.monotonic)
     owner = await scene.begin()
     scene.ear.owed = time.monotonic()
@@ -442,7 +442,7 @@ async def test_an_owner_whose_words_cannot_be_taken_in_is_replaced():
     second = await scene.yard.next()
     assert owner.kills == 1
     assert scene.ear.deaths[0].reason == "the server's log says why"
-    assert "could not be taken in (KeyError: 'books')" in scene.supervisor.reason
+    assert "could not be handled (KeyError: 'books')" in scene.supervisor.reason
     second.ready()
     await scene.supervisor.stop()
 
@@ -553,7 +553,7 @@ async def test_a_back_off_that_is_over_while_the_engine_stops_starts_no_other_ow
             break
         await asyncio.sleep(0)
     assert len(scene.yard.launched) == 1
-    scene.supervisor._become(EngineState.STOPPING)
+    scene.supervisor._set_state(EngineState.STOPPING)
     assert scene.supervisor._task is not None
     await asyncio.wait_for(scene.supervisor._task, WAIT_S)
     assert len(scene.yard.launched) == 1
@@ -644,7 +644,7 @@ async def until(found: Callable[[], bool]) -> None:
 async def test_a_reload_that_hangs_is_given_up_by_the_load_that_was_measured():
     """D13: not by the bound of the first start, which may be half an hour."""
     scene = Scene()
-    scene.supervisor._patience = Timeouts(HANG_S, 1800.0)
+    scene.supervisor._timeouts = Timeouts(HANG_S, 1800.0)
     owner = await scene.begin(ready=False)
     owner.ready(load_s=20.0)
     owner.end()
@@ -664,7 +664,7 @@ async def test_a_reload_that_hangs_is_given_up_by_the_load_that_was_measured():
 
 @pytest.mark.parametrize(("measured_s", "bound_s"), [(None, 1800.0), (1.0, 60.0), (20.0, 100.0), (1e6, 1800.0)])
 def test_how_long_a_load_may_go_on_without_another_stage(measured_s: float | None, bound_s: float):
-    assert Timeouts().load_s(measured_s) == bound_s
+    assert Timeouts().load_timeout_s(measured_s) == bound_s
 
 
 # Retry-After -------------------------------------------------------------------------------------------------------
@@ -701,7 +701,7 @@ async def test_a_crash_loop_that_nobody_explains_ends_the_engine(monkeypatch):
     monkeypatch.setattr(deaths, "BACKOFF_S", (0.0,))
     scene = Scene()
     owner = await scene.begin()
-    for _ in range(deaths.MOST_DEATHS - 1):
+    for _ in range(deaths.MAX_DEATHS - 1):
         owner.end()
         owner = await scene.yard.next()
         owner.ready()
@@ -719,12 +719,12 @@ async def test_deaths_with_a_culprit_are_no_crash_loop_and_are_not_backed_off(mo
     scene = Scene()
     scene.ear.explains = 1
     owner = await scene.begin()
-    for _ in range(2 * deaths.MOST_DEATHS):
+    for _ in range(2 * deaths.MAX_DEATHS):
         owner.end()
         owner = await scene.yard.next()
         owner.ready()
     assert scene.supervisor.state is EngineState.READY
-    assert scene.supervisor.deaths.explained == 2 * deaths.MOST_DEATHS
+    assert scene.supervisor.deaths.explained == 2 * deaths.MAX_DEATHS
     await scene.supervisor.stop()
 
 
@@ -766,5 +766,5 @@ async def test_a_mistake_in_supervision_ends_the_engine_and_is_told():
     scene.ear.on_death = broken
     owner.end()
     assert "KeyError: 'books'" in await asyncio.wait_for(scene.supervisor.failed(), 5)
-    assert scene.supervisor.told == "the server's log says why"
+    assert scene.supervisor.public_reason == "the server's log says why"
     await scene.supervisor.stop()

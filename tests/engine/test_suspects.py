@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from treadle.engine.deaths import Cause
-from treadle.engine.suspects import CALM_S, MARGINS, MOST_SOLO_KILLS, Suspects, Verdict
+from treadle.engine.suspects import CALM_S, MARGINS, MAX_SOLO_KILLS, Suspects, Verdict
 
 CROWD = ["p", "a", "b", "c", "d"]
 LENGTH = 40  # tokens of each sequence
@@ -55,8 +55,8 @@ class World:
             if self.tokens[id_] == LENGTH:
                 self.end(id_)
                 self.done.append(id_)
-        trying = self.search.trying
-        if trying is not None and self.tokens[trying] >= self.goal:
+        current = self.search.current
+        if current is not None and self.tokens[current] >= self.goal:
             self.search.passed(beside=len(self.flying) > 1)
             self.go_on()
 
@@ -68,19 +68,19 @@ class World:
         if verdict is not None:
             self.verdicts.append(verdict)
             del self.tokens[verdict.id]
-        if self.search.on_trial and not self.search.alone:
+        if self.search.on_trial and not self.search.is_solo:
             self.fly(*(id_ for id_ in self.tokens if id_ in self.search.cleared))
         self.go_on()
 
     def go_on(self) -> None:
-        if (id_ := self.search.next()) is not None:
+        if (id_ := self.search.next_suspect()) is not None:
             self.goal = self.tokens[id_] + self.search.margin
             self.fly(id_)
         else:
             self.fly(*self.tokens.keys() - self.flying)
 
     def end(self, id_: str) -> None:
-        was_tried = self.search.trying == id_
+        was_tried = self.search.current == id_
         del self.tokens[id_]
         self.flying.discard(id_)
         self.search.ended(id_)
@@ -182,7 +182,7 @@ def test_the_first_kill_sends_everything_on_at_once():
     assert died(search, "a", "b", cause=Cause.KILLED, now=CALM_S + 1) is None
     assert not search.on_trial, "the first one was long ago"
     assert died(search, "a", "b", cause=Cause.KILLED, now=CALM_S + 2) is None
-    assert (search.on_trial, search.next()) == (True, "a")
+    assert (search.on_trial, search.next_suspect()) == (True, "a")
 
 
 @pytest.mark.parametrize("culprit", CROWD)
@@ -192,19 +192,19 @@ def test_one_that_is_killed_each_time_is_given_up_without_proof(culprit):
     world.run()
     assert world.verdicts == [Verdict(culprit, deaths=0, proven=False)]
     assert sorted(world.done) == sorted(set(CROWD) - {culprit})
-    assert world.deaths <= 3 + MOST_SOLO_KILLS
+    assert world.deaths <= 3 + MAX_SOLO_KILLS
 
 
 def test_a_kill_within_a_trial_repeats_it():
     search = Suspects()
     died(search, "a", "b")
-    assert search.next() == "a"
+    assert search.next_suspect() == "a"
     assert died(search, "a", cause=Cause.KILLED) is None
-    assert (search.next(), search.margin) == ("a", MARGINS[0])
+    assert (search.next_suspect(), search.margin) == ("a", MARGINS[0])
     search.passed(beside=False)
-    assert search.next() == "b"
+    assert search.next_suspect() == "b"
     assert died(search, "a", "b") is None
-    assert [search.next(), search.next()] == ["b", "a"], "the one that had just joined is tried first"
+    assert [search.next_suspect(), search.next_suspect()] == ["b", "a"], "the one that had just joined is tried first"
 
 
 def test_a_death_with_nothing_in_flight_is_nobodys():
@@ -213,14 +213,14 @@ def test_a_death_with_nothing_in_flight_is_nobodys():
     assert not search.on_trial
     died(search, "a", "b")
     assert died(search) is None
-    assert search.next() == "a", "the trial is still due"
+    assert search.next_suspect() == "a", "the trial is still due"
 
 
 def test_a_first_death_alone_is_no_proof():
     """Suspects run alone once more."""
     search = Suspects()
     assert died(search, "a") is None
-    assert search.next() == "a"
+    assert search.next_suspect() == "a"
     assert died(search, "a") == Verdict("a", deaths=2, proven=True)
     assert not search.on_trial
 
@@ -231,21 +231,21 @@ def test_a_first_death_alone_is_no_proof():
 def test_a_death_of_none_of_the_candidates_begins_anew():
     search = Suspects()
     died(search, "a", "b", "c")
-    search.next()
+    search.next_suspect()
     died(search, "a", "b")
     assert search.cleared == {"c"}
     died(search, "c")
-    assert (search.cleared, search.next(), search.next()) == ({"a", "b"}, "c", None)
+    assert (search.cleared, search.next_suspect(), search.next_suspect()) == ({"a", "b"}, "c", None)
 
 
 def test_the_end_of_a_candidate_ends_its_trial():
     search = Suspects()
     died(search, "a", "b", "c")
-    assert search.next() == "a"
+    assert search.next_suspect() == "a"
     search.ended("b")
     search.ended("a")
-    assert search.trying is None
-    assert search.next() == "c"
+    assert search.current is None
+    assert search.next_suspect() == "c"
     search.ended("c")
     assert not search.on_trial
 
@@ -256,6 +256,6 @@ def test_a_crowd_that_dies_again_after_its_trial_is_tried_for_longer():
         died(search, "a", "b")
         assert search.margin == MARGINS[min(round_, 2)]
         for id_ in ("a", "b"):
-            assert search.next() == id_
+            assert search.next_suspect() == id_
             search.passed(beside=id_ == "b")
-        assert search.next() is None
+        assert search.next_suspect() is None

@@ -116,7 +116,7 @@ class Caller:
     def _waited(self, label: str, now: float, error: TreadleError | None) -> None:
         """A wait ends in time, without success not before it may; none of a group that has begun."""
         others = [generation for other, generation in self.generations.items() if error or other != label]
-        begun = any(map(_has_begun, others)) or getattr(self.generations[label], "begun", False)
+        begun = any(map(_has_begun, others)) or getattr(self.generations[label], "may_have_run", False)
         busy, seconds = isinstance(error, Busy), now - self.reserved
         require(not busy or not begun, f"{label} was sent away as busy, and its group has begun")
         require(not busy or seconds >= MAX_WAIT_S, f"{label} was sent away as busy after {seconds:.1f} s")
@@ -154,7 +154,7 @@ class Caller:
 
 def _has_begun(generation: Generation) -> bool:
     """Whether its wait is over: it runs, or may have run when an engine died."""
-    return generation.started is not None or getattr(generation, "begun", False)
+    return generation.started is not None or getattr(generation, "may_have_run", False)
 
 
 class Ends:

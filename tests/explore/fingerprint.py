@@ -48,7 +48,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "Jobs": ("_numbers",),
 }
 HIDDEN = {
-    *("World", "Watch", "Condition", "Roster"),
+    *("World", "Watch", "Condition", "InFlightTable"),
     *("AdmissionLimits", "Capabilities", "GateLimits", "OwnerLimits", "Timeouts", "SchedulerLimits", "Shape"),
 }
 """Classes of the tests' own records, whose attributes that matter are walked by themselves, of locks, and of what is

@@ -181,17 +181,17 @@ MUTANTS = (
     Mutant("the gate stays open after a death", Gate, "close", _stays_open, "one"),
     Mutant("nobody is told of a death", EngineClient, ON_DEATH, lambda was: lambda self, *args: 0, "one"),
     Mutant(
-        "who hangs up is no suspect", Replay, "accuses", lambda was: lambda self, generation: False, "poison leaves"
+        "who hangs up is no suspect", Replay, "is_suspect", lambda was: lambda self, generation: False, "poison leaves"
     ),
     Mutant("waits of a group that has begun end", Queue, "expired", _expires_all, "waits"),
     Mutant("waits do not end where the engine hangs", dispatch_module, "enforce_queue_timeout", _nothing, "two"),
-    Mutant("a hang is not noticed", Supervisor, "_overdue", lambda was: lambda self, *began: "", "one"),
+    Mutant("a hang is not noticed", Supervisor, "_kill_reason", lambda was: lambda self, *began: "", "one"),
     Mutant("all rows are blamed for a step", Scheduler, "recover", _blames_all, "lookahead"),
     Mutant("a row runs on past its end", Sequence, "take", _overtakes, "two"),
     Mutant(
         "a stop waits for an engine that hangs",
         Supervisor,
-        "_gone",
+        "_wait_or_kill",
         lambda was: lambda self, grace_s: self._owner.ended(),
         "one",
     ),

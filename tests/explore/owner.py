@@ -26,11 +26,11 @@ from treadle.core.messages import (
 )
 from treadle.core.plan import StepPlan, StepResult
 from treadle.engine.handle import OnExit, OnMessage
+from treadle.engine.in_flight_table import InFlightTable
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.outbox import Outbox
 from treadle.engine.owner import OwnerLimits, scheduler_for
-from treadle.engine.roster import Roster
 from treadle.runner.base import Job, RunnerBroken
 
 MERGE_AFTER = 2
@@ -175,7 +175,7 @@ class ModelOwner:
         self.wire: list[FromOwner] = []
         self.outbox = Outbox(MERGE_AFTER)
         self.mailbox = Mailbox()
-        self.roster = Roster()
+        self.table = InFlightTable()
         self.loop: EngineLoop | None = None
         self.runner: ExploredRunner | None = None
         self.started = False
@@ -210,11 +210,11 @@ class ModelOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    def stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         return False
 
     def in_steps(self) -> frozenset[int]:
-        return self.roster.read()
+        return self.table.read()
 
     # As the explorer sees it
 
@@ -235,7 +235,7 @@ class ModelOwner:
         self.runner = ExploredRunner(world.slots, world.shape, world.context, world.poison)
         can = self.runner.capabilities()
         scheduler = scheduler_for(can, OwnerLimits(world.slots, 2), self.runner.reuse)
-        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._say, world.clock, self.roster)
+        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._say, world.clock, self.table)
         self._say(Ready(capabilities=can, pid=self.pid))
 
     def fail_to_load(self) -> None:

@@ -21,10 +21,10 @@ from treadle.core.messages import (
 )
 from treadle.core.plan import Admit, RowFailure, RowTokens, StepPlan, StepResult
 from treadle.engine.handle import OnExit, OnMessage
+from treadle.engine.in_flight_table import InFlightTable
 from treadle.engine.loop import EngineLoop
 from treadle.engine.mailbox import Mailbox
 from treadle.engine.owner import OwnerLimits, scheduler_for
-from treadle.engine.roster import Roster
 from treadle.runner.base import Job
 
 VOCABULARY = 50_000
@@ -175,7 +175,7 @@ class SimulatedOwner:
         self._machine = machine
         self._events = events
         self._mailbox = Mailbox()
-        self._roster = Roster()
+        self._table = InFlightTable()
         self._until = 0.0  # when the step of now ends
         self._awake = False
         self._ended = asyncio.Event()
@@ -199,11 +199,11 @@ class SimulatedOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    def stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         return False
 
     def in_steps(self) -> frozenset[int]:
-        return self._roster.read()
+        return self._table.read()
 
     def _load(self) -> None:
         if self.dead:
@@ -211,7 +211,7 @@ class SimulatedOwner:
         can = self._machine.capabilities()
         self.runner = SimulatedRunner(can, self._machine.costs, self._machine.trunk, self._spend)
         scheduler = scheduler_for(can, OwnerLimits(self._machine.slots, 512), self.runner.reuse)
-        self.loop = EngineLoop(self.runner, scheduler, self._mailbox, self._say, self._clock, self._roster)
+        self.loop = EngineLoop(self.runner, scheduler, self._mailbox, self._say, self._clock, self._table)
         self._say(Ready(capabilities=can, pid=self.pid, load_s=self._machine.costs.load_s))
         self._wake()
 

@@ -80,7 +80,7 @@ class FakeOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    def stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         return self.stands_still
 
     def in_steps(self) -> frozenset[int]:

@@ -115,7 +115,7 @@ class EngineClient:
         back_s = None if state in (EngineState.READY, EngineState.FAILED) else self.supervisor.outage.left_s()
         if self.admission.draining and state is EngineState.READY:
             return Health(live=True, ready=False, state="draining", reason="the server is shutting down")
-        reason = self.supervisor.told or ("" if state is EngineState.READY else self.supervisor.stage)
+        reason = self.supervisor.public_reason or ("" if state is EngineState.READY else self.supervisor.stage)
         ready = state is EngineState.READY
         return Health(live=True, ready=ready, state=state.value, reason=reason, retry_after_s=back_s)
 
@@ -180,17 +180,17 @@ class EngineClient:
     def on_death(self, death: Death) -> int:
         self._owed = None
         self._observers.tell(lambda observer: observer.died(death.cause.value))
-        self.jobs.lost(EngineDied(f"the engine was lost while this job ran ({death.reason})"))
+        self.jobs.fail_all(EngineDied(f"the engine was lost while this job ran ({death.reason})"))
         return self.dispatch.died(death)
 
-    def on_away(self, waiting: EngineUnavailable) -> None:
+    def on_unavailable(self, waiting: EngineUnavailable) -> None:
         self.dispatch.away = waiting
         self.admission.pause(waiting)
 
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
         self._owed = None
         self.admission.close(waiting)
-        self.jobs.lost(running)
+        self.jobs.fail_all(running)
         self.dispatch.lost(running, waiting)
 
     def work_since(self) -> float | None:

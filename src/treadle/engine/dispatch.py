@@ -111,7 +111,7 @@ class Dispatch:
 
     def turn_away(self, generation: Generation, outcome: str, error: TreadleError) -> None:
         """Answer a sequence that has not begun with `error`. Its place is freed once no owner has it."""
-        if self.replay.holds(generation):
+        if self.replay.is_held(generation):
             self._drop(generation, outcome, error)
         else:
             generation.cancel()
@@ -135,7 +135,7 @@ class Dispatch:
     def resume(self) -> None:
         """Send what was held back, now that an owner is ready."""
         self.away = None
-        self.replay.back()
+        self.replay.on_ready()
 
     def died(self, death: Death) -> int:
         """Hold back all sequences after the owner's death, and end the one that caused it, if it is found. Returns the
@@ -144,7 +144,7 @@ class Dispatch:
         explained = 0 if verdict is None else self._judge(verdict, death)
         for generation, lease in list(self._live.values()):
             lease.interrupted = True
-            if generation.begun:
+            if generation.may_have_run:
                 lease.began = True
             if generation.cancelled is not None:
                 self._cancel(generation, generation.cancelled)
@@ -153,7 +153,7 @@ class Dispatch:
     def lost(self, running: TreadleError, waiting: TreadleError) -> None:
         """End all sequences: no other owner will follow. `running` is the error of those that ran."""
         self.away = waiting
-        self.replay.drop_all()
+        self.replay.clear()
         for generation in self.generations:
             self._drop(generation, "lost", copy.copy(running if generation.runs else waiting))
 
@@ -169,7 +169,7 @@ class Dispatch:
         """Send a sequence to the present owner, with the rest of its waiting time."""
         left_s = generation.submitted + generation.request.max_wait_s - self._clock()
         began = False
-        if generation.sent:
+        if generation.times_sent:
             began = self._live[generation.id][1].began
             self._observers.tell(lambda observer: observer.replayed())
         self._send(generation.resume(max(SLACK_S, left_s), group_began=began))
@@ -177,9 +177,9 @@ class Dispatch:
     def _cancel(self, generation: Generation, reason: CancelReason) -> None:
         """Cancel a sequence. A suspect's client is answered at once, and its trial goes on: otherwise a poison that is
         sent and cancelled again and again would never be found."""
-        if self.replay.accuses(generation) and not self._admission.draining:
+        if self.replay.is_suspect(generation) and not self._admission.draining:
             self._answer(generation, reason)
-        elif self.replay.holds(generation):
+        elif self.replay.is_held(generation):
             self._answer(generation, reason)
             self._end_answered(generation)
         else:
@@ -217,8 +217,8 @@ class Dispatch:
 
     def _on_output(self, generation: Generation, lease: Lease, output: Output, now: float) -> None:
         if generation.ended:
-            if self.replay.accuses(generation):
-                generation.follow(output)
+            if self.replay.is_suspect(generation):
+                generation.track(output)
             if output.finish is not None:  # its caller was answered before: only its place is left
                 self._end_answered(generation)
             return
@@ -229,7 +229,7 @@ class Dispatch:
         generation.push(output, now)
         if output.finish is not None:
             if output.finish.reason is FinishReason.EXPIRED:  # while the lease still has its sequences and tokens
-                generation.expired(self._admission.gate.postpone(lease, Refusal.WAIT_OVER, now))
+                generation.set_wait_error(self._admission.gate.postpone(lease, Refusal.WAIT_OVER, now))
             self._end(generation, output.finish.reason.value)
 
     def _on_admitted(self, generation: Generation, lease: Lease, wait_s: float, now: float) -> None:

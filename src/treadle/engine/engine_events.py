@@ -1,4 +1,4 @@
-"""The listener protocol: calls by which a supervisor tells of the engine's life."""
+"""Callback protocol for engine life-cycle events."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from .deaths import Death
 
 
 class EngineEvents(Protocol):
-    """Hears of the engine's life. All calls come on the event loop."""
+    """Receiver of a supervisor's events, all on the event loop."""
 
     def on_message(self, message: FromOwner) -> None: ...
 
     def on_ready(self, capabilities: Capabilities) -> None: ...
 
     def on_death(self, death: Death) -> int:
-        """A ready engine is gone and will be replaced; how many deaths, this one included, are explained now."""
+        """A ready engine died and will be replaced. Returns the number of deaths, including this one, now explained."""
         ...
 
-    def on_away(self, waiting: EngineUnavailable) -> None:
-        """The engine is gone for a while: new requests get `waiting`."""
+    def on_unavailable(self, waiting: EngineUnavailable) -> None:
+        """The engine is temporarily unavailable: new requests fail with `waiting`."""
         ...
 
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
-        """The engine is gone for good: what ran fails with `running`, what waits or comes with `waiting`."""
+        """The engine has ended for good: running requests fail with `running`, waiting and new ones with `waiting`."""
         ...
 
     def work_since(self) -> float | None:
-        """When the engine was first owed an answer that it still owes, in this clock; None when it owes nothing."""
+        """Return the time since which the engine has owed an answer, by this clock; None when it owes none."""
         ...

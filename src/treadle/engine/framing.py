@@ -1,4 +1,4 @@
-"""Messages on a byte stream: four bytes of length, big-endian, then msgpack."""
+"""Message framing on a byte stream: four bytes of length, big-endian, then msgpack."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: object) -> bytes:
-    """`message` as one frame."""
+    """Serialize `message` as one frame."""
     body = _encoder.encode(message)
     return HEADER.pack(len(body)) + body

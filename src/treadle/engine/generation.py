@@ -1,4 +1,4 @@
-"""One sequence as its caller sees it: admitted, then deltas, then exactly one end."""
+"""Generation: a sequence as its caller sees it. Admitted, then deltas, then exactly one end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ MAX_UNREAD_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new since the last one: `tokens` (with one of `logprobs` each, when asked for), `prompt_logprobs` of the
-    prompt from its second token on, how much of the prompt is computed, and on the last delta how the sequence finished
-    (STOP or LENGTH; every other end raises)."""
+    """Increment since the previous delta.
+
+    `tokens`, each with an entry of `logprobs` if requested. `prompt_logprobs`: of the prompt's tokens from the second
+    on. `prompt_tokens_done`: computed prompt tokens. `finish`: on the last delta, STOP or LENGTH; other ends raise.
+    """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -30,10 +32,12 @@ class Delta:
 
 
 class Generation:
-    """A live sequence. Lives on the event loop; one reader. Deltas that nobody has read yet merge; past
-    MAX_UNREAD_TOKENS of them the request is cancelled, as its reader has stalled.
+    """A live sequence on the event loop, with one reader.
 
-    It outlives the engine that computes it: `resume` says how the next one goes on from `generated`."""
+    Unread deltas are merged; with more than MAX_UNREAD_TOKENS unread tokens the reader has stalled, and the request is
+    cancelled. A generation outlives the engine that computes it: `resume` returns the request with which the next
+    engine continues from `generated`.
+    """
 
     def __init__(
         self, request: Submit, *, kind: str, tag: str, now: float, cancel: Callable[[Generation, CancelReason], None]
@@ -51,16 +55,16 @@ class Generation:
         self.ended = False
         self.cancelled: CancelReason | None = None
         self.generated = array("I")
-        self.begun = False  # it may have run when an engine died, though that had not said so
-        self.sent = 0  # to how many engines
-        self.resumed_at = 0  # how many tokens it had when it was sent last
-        self._scored = 0  # prompt log-probabilities so far
-        self._cached_told = False
+        self.may_have_run = False  # it may have run when an engine died before reporting it
+        self.times_sent = 0  # the number of engines it was sent to
+        self.resumed_at = 0  # generated tokens when it was last sent
+        self._scored = 0  # prompt log-probabilities received so far
+        self._cached_reported = False
         self._cancel = cancel
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._news = False
+        self._has_delta = False
         self._finish: Finish | None = None
         self._error: TreadleError | None = None
         self._wake = asyncio.Event()
@@ -71,22 +75,22 @@ class Generation:
 
     @property
     def runs(self) -> bool:
-        """Whether it is known to run, or may have run when an engine died: its wait is over."""
-        return self.started is not None or self.begun
+        """Whether it was admitted, or may have run when an engine died."""
+        return self.started is not None or self.may_have_run
 
     @property
     def finish(self) -> Finish | None:
-        """How it ended, where no error from outside ended it."""
+        """Its terminal event from the engine; None if it has not ended, or was failed by the client."""
         return self._finish
 
     @property
-    def waits(self) -> bool:
-        """Whether it does not run yet, and is still wanted."""
+    def is_waiting(self) -> bool:
+        """Whether it waits for admission and was not cancelled."""
         return not (self.runs or self.ended) and self.cancelled is None
 
     @property
     def phase(self) -> str:
-        """waiting, prefill or decode; done once its end is known."""
+        """Phase for status: "waiting", "prefill", "decode" or "done"."""
         if self.ended:
             return "done"
         if self.started is None:
@@ -94,24 +98,24 @@ class Generation:
         return "decode" if self.completion_tokens else "prefill"
 
     def cancel(self, reason: CancelReason = CancelReason.CLIENT) -> None:
-        """Take it back. Idempotent, never blocks; its place is free once the engine has said so."""
+        """Cancel the sequence. Idempotent, never blocks. Its slot is freed by the engine's terminal event."""
         if self.cancelled is None and not self.ended:
             self.cancelled = reason
             self._cancel(self, reason)
 
     async def admitted(self) -> None:
-        """Returns once it runs. Raises the error that ended it before: Busy, EngineUnavailable, ..."""
+        """Wait for admission. Raises the error that ended the sequence before: Busy, EngineUnavailable, ..."""
         while self.started is None and not self.ended:
-            await self._changed()
+            await self._next_change()
         if self.started is None and self._error is not None:
             raise self._error
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
-        """Deltas up to the one with `finish`. An error is raised after the tokens that came before it."""
+        """Yield deltas up to the one with `finish`. An error is raised after the tokens received before it."""
         while True:
-            while not (self._news or self.ended):
-                await self._changed()
-            delta = self._take()
+            while not (self._has_delta or self.ended):
+                await self._next_change()
+            delta = self._take_delta()
             if delta.tokens or self._error is None:
                 yield delta
             if self._error is not None and not self._tokens:
@@ -120,11 +124,11 @@ class Generation:
                 return
 
     def resume(self, left_s: float, *, group_began: bool = False) -> Submit:
-        """What to send to an engine, for the first time or again. One that waits may wait for `left_s` more seconds, or
-        without an end where `group_began`."""
-        self.sent += 1
+        """Return the request for the next engine and count it. A sequence that has not started may wait for `left_s`
+        more seconds, or without limit if `group_began`: another sequence of its group has started."""
+        self.times_sent += 1
         self.resumed_at = self.completion_tokens
-        if self.sent == 1:
+        if self.times_sent == 1:
             return self.request
         return msgspec.structs.replace(
             self.request,
@@ -137,50 +141,50 @@ class Generation:
     # From the client ---------------------------------------------------------------------------------------------
 
     def push(self, output: Output, now: float) -> None:
-        """Take in what a step did."""
+        """Add the output of a step."""
         if output.admitted and self.started is None:
             self.started = now
             self.wait_s = output.wait_s
         if output.prompt_tokens_done is not None:
             self.prompt_tokens_done = output.prompt_tokens_done
-        if output.cached_tokens is not None and not self._cached_told:
-            self.cached_tokens, self._cached_told = output.cached_tokens, True
+        if output.cached_tokens is not None and not self._cached_reported:
+            self.cached_tokens, self._cached_reported = output.cached_tokens, True
         if output.tokens:
             self._tokens.extend(output.tokens)
             self._logprobs.extend(output.logprobs)
         if output.prompt_logprobs:
             self._prompt_logprobs.extend(output.prompt_logprobs)
-        self.follow(output)
+        self.track(output)
         if output.finish is not None:
-            self._end(output.finish)
+            self._finish_with(output.finish)
         elif len(self._tokens) > MAX_UNREAD_TOKENS:
             self.cancel(CancelReason.STALLED)
-        self._news = True
+        self._has_delta = True
         self._wake.set()
 
-    def follow(self, output: Output) -> None:
-        """Take in what the next engine needs of what a step did, and nothing for a reader."""
+    def track(self, output: Output) -> None:
+        """Record the output needed to resume the sequence, without passing it to the reader."""
         self.completion_tokens += len(output.tokens)
         self.generated.extend(output.tokens)
         self._scored += len(output.prompt_logprobs)
 
     def fail(self, error: TreadleError) -> None:
-        """End it from outside: the engine is gone for good, or it is at fault."""
+        """End the sequence with an error of the client's: the engine has ended, or the request is at fault."""
         if not self.ended:
             self.ended = True
             self._error = error
             self._wake.set()
 
-    def expired(self, error: TreadleError) -> None:
-        """Its wait is over: `error` says when to come again."""
+    def set_wait_error(self, error: TreadleError) -> None:
+        """Set the error of an expired wait, with its `Retry-After`."""
         self._error = error
 
-    def _end(self, finish: Finish) -> None:
+    def _finish_with(self, finish: Finish) -> None:
         self.ended = True
         self._finish = finish
         self._error = _error_of(finish)
 
-    def _take(self) -> Delta:
+    def _take_delta(self) -> Delta:
         finish = self._finish if self._error is None else None
         delta = Delta(
             tokens=tuple(self._tokens),
@@ -193,16 +197,16 @@ class Generation:
         self._tokens.clear()
         self._logprobs.clear()
         self._prompt_logprobs.clear()
-        self._news = False
+        self._has_delta = False
         return delta
 
-    async def _changed(self) -> None:
+    async def _next_change(self) -> None:
         self._wake.clear()
         await self._wake.wait()
 
 
 def _error_of(finish: Finish) -> TreadleError | None:
-    """The error that a terminal event means to the caller; None for a good end."""
+    """Return the caller's error for a terminal event; None for STOP and LENGTH."""
     match finish.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None

@@ -1,4 +1,4 @@
-"""An owner without a thread: it runs when it is told to, on the thread that tells it. For tests and offline work."""
+"""Owner that runs on the caller's thread, for tests and offline work."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from ..core.messages import Failed, FromOwner, Ping, Pong, Ready, Stop, Stopped, ToOwner
 from ..runner.base import Runner, RunnerFactory
 from .handle import OnExit, OnMessage
+from .in_flight_table import InFlightTable
 from .loop import EngineLoop
 from .mailbox import Mailbox
-from .owner import OwnerLimits, build_runner, close, scheduler_for
-from .roster import Roster
+from .owner import OwnerLimits, build_runner, close_runner, scheduler_for
 
 
 class InlineOwner:
-    """With `pump`, each message makes the event loop run steps, one per turn, until there is nothing left to do;
-    without it, call `run_once`. Its runner never rests."""
+    """Owner on the event loop's thread. With `pump`, each message makes the event loop run steps, one an iteration,
+    until there is no work; without it, call `run_once`. Its runner never rests."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class InlineOwner:
         pump: bool = False,
     ) -> None:
         self.mailbox = Mailbox()
-        self._roster = Roster()
+        self._table = InFlightTable()
         self.runner: Runner | None = None
         self.loop: EngineLoop | None = None
         self._build = build
@@ -47,17 +47,17 @@ class InlineOwner:
 
     async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
         self._on_message, self._on_exit = on_message, on_exit
-        self.runner = build_runner(self._build, self._tell)
+        self.runner = build_runner(self._build, self._send)
         if self.runner is None:
             return
         can = self.runner.capabilities()
         scheduler = scheduler_for(can, self._limits, self.runner.reuse)
-        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._tell, self._clock, self._roster)
-        self._tell(Ready(capabilities=can, pid=os.getpid()))
+        self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._send, self._clock, self._table)
+        self._send(Ready(capabilities=can, pid=os.getpid()))
 
     def send(self, message: ToOwner) -> None:
-        if isinstance(message, Ping):  # it lives on the asking thread, between two steps
-            self._tell(Pong())
+        if isinstance(message, Ping):  # it runs on this thread, so it is between two steps
+            self._send(Pong())
             return
         self.mailbox.put(message)
         if self._pump and not self._pumping:
@@ -67,7 +67,7 @@ class InlineOwner:
             self.run_once()
 
     def run_once(self) -> None:
-        """One iteration of the loop, on this thread."""
+        """Run one iteration of the engine loop."""
         if self.loop is None or self.loop.stopped:
             return
         try:
@@ -84,11 +84,11 @@ class InlineOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    def stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         return False
 
     def in_steps(self) -> frozenset[int]:
-        return self._roster.read()
+        return self._table.read()
 
     def _turn(self) -> None:
         self.run_once()
@@ -97,7 +97,7 @@ class InlineOwner:
         else:
             self._pumping = False
 
-    def _tell(self, message: FromOwner) -> None:
+    def _send(self, message: FromOwner) -> None:
         self._on_message(message)
         if isinstance(message, Stopped | Failed):
             self._end("stopped" if isinstance(message, Stopped) else message.message)
@@ -106,6 +106,6 @@ class InlineOwner:
         if self._ended.is_set():
             return
         if self.runner is not None:
-            close(self.runner)
+            close_runner(self.runner)
         self._ended.set()
         self._on_exit(how)

@@ -1,7 +1,7 @@
-"""Jobs for the owner, as their callers see them.
+"""Jobs: functions that the owner runs between steps, awaited on the event loop.
 
-The caller of a job is released by the job's terminal event alone, however often it is cancelled meanwhile: its first
-cancellation asks the job to stop and calls `on_cancel`; none frees the owner before the work has unwound (A3, A5).
+A caller returns only at the job's terminal event, however often it is cancelled: the first cancellation asks the job to
+stop and calls `on_cancel`; none releases the owner before the job has unwound (A3, A5).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Jobs:
-    """Jobs in flight. Lives on the event loop."""
+    """Jobs in flight, on the event loop."""
 
     def __init__(self, send: Callable[[RunJob | CancelJob], None]) -> None:
         self._send = send
@@ -32,11 +32,11 @@ class Jobs:
         return len(self._futures)
 
     async def run(self, name: str, *, on_cancel: Callable[[], None] | None = None, **args: Any) -> Any:
-        """Run the job `name` on the owner, between steps; its plain result.
+        """Run the job `name` on the owner between steps and return its plain result.
 
-        `on_cancel` is called on the event loop when this caller is cancelled, while the job can still stop. Raises
-        JobFailed when it raised, InvalidRequest for an unknown name, EngineDied when the engine was lost, what `send`
-        raises when there is no engine.
+        `on_cancel` is called on the event loop when this caller is cancelled while the job can still stop. Raises
+        JobFailed when the job raised, InvalidRequest for an unknown name, EngineDied when the engine was lost, and the
+        errors of `send` when there is no engine.
         """
         job_id = f"job-{next(self._numbers)}"
         self._send(RunJob(id=job_id, name=name, args=args))
@@ -55,7 +55,7 @@ class Jobs:
         return future.result()
 
     def done(self, message: JobDone) -> None:
-        """The job's terminal event."""
+        """Handle a job's terminal event."""
         future = self._futures.pop(message.id, None)
         if future is None:
             return
@@ -64,8 +64,8 @@ class Jobs:
         else:
             future.set_result(message.result)
 
-    def lost(self, error: TreadleError) -> None:
-        """The engine is gone, and every job with it."""
+    def fail_all(self, error: TreadleError) -> None:
+        """Fail all jobs, as the engine is gone."""
         futures, self._futures = self._futures, {}
         for future in futures.values():
             future.set_exception(copy.copy(error))

@@ -1,14 +1,14 @@
-"""The owner's loop. `run_once` is the whole engine: take, plan, start, finish and apply, flush.
+"""Engine loop of the owner. `run_once` is the whole engine: take, plan, start, finish and apply, flush.
 
 Invariants:
-- Everything here runs on the owner; other threads reach it through the mailbox alone.
-- A step is started before the one before it is finished, where the runner can look ahead: never more steps than that
-  are in flight, and they are finished in their order. A job finds none in flight, and no row that has ended.
-- Between two steps every cancel that has arrived is applied (B3), and the runner has forgotten all rows that ended
-  before it is asked what room there is.
-- Every message that asks for something is answered by exactly one terminal event, also on the way down (C3). Where
-  this owner can't go on, Failed is that event for every row: the client replays them on the next owner.
-- A step that raises, or its planning, costs the row to blame; a runner that is broken, or steps that go on raising,
+- Everything here runs on the owner's thread; other threads reach it only through the mailbox.
+- With lookahead, a step is started before the previous one is finished. No more than `lookahead` steps stay in flight,
+  and they finish in order. When a job runs, no step is in flight and finished sequences have been released.
+- All cancels that have arrived are applied between two steps (B3). The runner has released all finished sequences
+  before it is asked for free memory.
+- Every request message is answered by exactly one terminal event, also during shutdown (C3). If this owner fails,
+  Failed is that event for every sequence: the client replays them on the next owner.
+- An error in a step, or in its planning, fails only the sequence to blame. A broken runner, or steps that keep raising,
   end this owner with Failed, and the supervisor starts another (B7).
 """
 
@@ -43,8 +43,8 @@ from ..core.plan import StepPlan
 from ..core.plan_builder import SequenceFault
 from ..core.scheduler import Scheduler
 from ..runner.base import Runner, RunnerBroken
+from .in_flight_table import InFlightTable
 from .mailbox import Mailbox
-from .roster import Roster
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ REST_AFTER_S = 10.0
 
 @dataclass(slots=True)
 class _JobContext:
-    """What a job sees: whether it is still wanted. Asking also shows that the owner is alive."""
+    """Context of a running job. Checking `cancelled` also sends a heartbeat."""
 
     loop: EngineLoop
     job_id: str
@@ -67,8 +67,8 @@ class _JobContext:
 
 
 class EngineLoop:
-    """Runs one runner to its end. `send` hands a message to the other side and must not block; `roster` is read by the
-    other side when this one is lost."""
+    """Loop over one runner. `send` passes a message to the client and must not block. `table` is read by the client
+    when this owner is lost."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class EngineLoop:
         mailbox: Mailbox,
         send: Callable[[FromOwner], None],
         clock: Callable[[], float] = time.monotonic,
-        roster: Roster | None = None,
+        table: InFlightTable | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -85,10 +85,10 @@ class EngineLoop:
         self.stopped = False
         self._send = send
         self._clock = clock
-        self._roster = roster or Roster()
+        self._table = table or InFlightTable()
         can = runner.capabilities()
         self._lookahead = can.lookahead
-        self._counts_room = can.kv_blocks > 0
+        self._counts_blocks = can.kv_blocks > 0
         self._jobs: deque[RunJob] = deque()
         self._step = 0
         self._step_s = 0.0
@@ -101,8 +101,8 @@ class EngineLoop:
         self._rested = False
 
     def run(self) -> None:
-        """Steps until Stop, sleeping while there is nothing to do. The runner rests once that has lasted REST_AFTER_S,
-        so that a request which comes soon after the last one finds everything as it was."""
+        """Run steps until Stop, and sleep while idle. The runner trims its memory after REST_AFTER_S idle
+        seconds: a request that arrives before finds warm buffers."""
         while not self.stopped:
             if self.has_work:
                 self.run_once()
@@ -110,7 +110,7 @@ class EngineLoop:
                 self._sleep()
 
     def _sleep(self) -> None:
-        """Wait for a message and take it; rest meanwhile where the time has come. Pings don't put that off."""
+        """Wait for messages and handle them; let the runner rest when it is due. Pings do not delay that."""
         now = self._clock()
         if self._idle_since is None:
             self._idle_since, self._rested = now, False
@@ -121,13 +121,13 @@ class EngineLoop:
         self.run_once(wait_s=None)
 
     def _rest(self) -> None:
-        """Let the runner rest, and tell what memory it holds then."""
+        """Let the runner trim its memory, and report it."""
         self.runner.trim_memory()
         self._memory = self.runner.statistics()
         self._report(())
 
     def run_once(self, wait_s: float | None = 0.0) -> None:
-        """One iteration; waits up to `wait_s` (None: for as long as it takes) for a message when it has no work."""
+        """Run one iteration; when idle, wait up to `wait_s` seconds (None: without limit) for a message."""
         self._take(0.0 if self.has_work else wait_s)
         if self.stopped:
             return
@@ -136,19 +136,19 @@ class EngineLoop:
         except RunnerBroken:
             raise
         except Exception as error:
-            outputs = self._not_planned(error)
+            outputs = self._recover_planning(error)
         else:
             outputs = self._advance(plan)
         self._flush(outputs)
 
     def beat(self) -> None:
-        """Tell the other side, at most once in JOB_BEAT_S, that the owner lives though no step ends."""
+        """Send a heartbeat, at most one every JOB_BEAT_S seconds, while no step finishes."""
         if self._clock() - self._beat >= JOB_BEAT_S:
             self._report(())
 
     @property
     def has_work(self) -> bool:
-        """Whether `run_once` would do anything but wait."""
+        """Whether `run_once` has anything to do but wait."""
         return self.scheduler.has_work or bool(self._jobs or self._unreleased)
 
     # Taking ------------------------------------------------------------------------------------------------------
@@ -156,15 +156,15 @@ class EngineLoop:
     def _take(self, wait_s: float | None) -> None:
         messages = self.mailbox.take(wait_s)
         for message in messages:
-            self._accept(message)
+            self._handle(message)
         if any(isinstance(message, Stop) for message in messages):
             self._stop()
         elif self._jobs:
             self._flush(self._finish_until(0))
-            self._release_departed()
+            self._release_finished()
             self._run_job(self._jobs.popleft())
 
-    def _accept(self, message: ToOwner) -> None:
+    def _handle(self, message: ToOwner) -> None:
         if isinstance(message, Ping):
             self._send(Pong())
             return
@@ -177,7 +177,7 @@ class EngineLoop:
             case RunJob():
                 self._jobs.append(message)
             case CancelJob() if all(job.id != message.id for job in self._jobs):
-                self.mailbox.forget_job(message.id)  # it came after the job's end
+                self.mailbox.forget_job(message.id)  # it arrived after the job's end
 
     def _run_job(self, job: RunJob) -> None:
         try:
@@ -205,8 +205,8 @@ class EngineLoop:
     # Stepping ----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> StepPlan:
-        self._release_departed()
-        plan = self.scheduler.plan(self._clock(), self.runner.room() if self._counts_room else None)
+        self._release_finished()
+        plan = self.scheduler.plan(self._clock(), self.runner.room() if self._counts_blocks else None)
         self._release(plan.release)
         for admit in plan.admit:
             if admit.request.id in self._unreleased:
@@ -214,23 +214,23 @@ class EngineLoop:
         return plan
 
     def _advance(self, plan: StepPlan) -> tuple[Output, ...]:
-        """Start `plan`, and finish what may not be in flight any longer beside it; the oldest, where `plan` is idle."""
+        """Start `plan` and finish steps beyond the lookahead; if `plan` is idle, finish the oldest step."""
         if plan.idle:
             return self._finish_until(max(0, self.scheduler.in_flight - 1))
         if self.scheduler.in_flight == 1:
             self._last_result = self._clock()
         if plan.admit:
-            self._roster.write(self.scheduler.joined)
+            self._table.write(self.scheduler.joined)
         try:
             self.runner.start(plan)
         except RunnerBroken:
             raise
         except Exception as error:
-            return self._not_started(plan, error)
+            return self._recover_start(plan, error)
         return self._finish_until(self._lookahead)
 
     def _finish_until(self, in_flight: int) -> tuple[Output, ...]:
-        """Finish the oldest steps until no more than `in_flight` are left; everything there is to tell."""
+        """Finish the oldest steps until at most `in_flight` are left; returns all pending outputs."""
         outputs: tuple[Output, ...] = ()
         while self.scheduler.in_flight > in_flight:
             outputs += self._finish(self.scheduler.oldest)
@@ -249,26 +249,31 @@ class EngineLoop:
         self._memory = self.runner.statistics()
         return self.scheduler.apply(plan, result)
 
-    def _not_started(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
-        """Those before it are as good as they were, unless one of them raises too."""
+    def _recover_start(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
+        """Recover from a step that could not be started, after finishing the steps before it. If one of those raises
+        too, its recovery covers this step."""
         outputs = self._finish_until(1)
         return outputs + self._recover(plan, error) if self.scheduler.in_flight else outputs
 
-    def _not_planned(self, error: Exception) -> tuple[Output, ...]:
-        """Planning raised: the steps in flight are finished, then its rows are recomputed and tried one by one."""
+    def _recover_planning(self, error: Exception) -> tuple[Output, ...]:
+        """Recover from an error in planning: finish the steps in flight, then recompute the sequences one at a time."""
         row_id = error.row_id if isinstance(error, SequenceFault) else None
         cause = error.__cause__ or error if row_id is not None else error
         if isinstance(cause, RunnerBroken):
             raise cause
-        log.error("planning raised; its rows are recomputed", exc_info=cause)
+        log.error("planning raised; its sequences are recomputed, and a sequence to blame fails alone", exc_info=cause)
         outputs = self._finish_until(0)
         self._count_failure(cause)
-        return outputs + self.scheduler.recover_planning(_said(cause), row_id)
+        return outputs + self.scheduler.recover_planning(_client_message(cause), row_id)
 
     def _recover(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
-        log.error("step %d raised; its rows are recomputed", plan.step, exc_info=error)
+        log.error(
+            "step %d raised; its sequences are recomputed, and a sequence to blame fails alone",
+            plan.step,
+            exc_info=error,
+        )
         self._count_failure(error)
-        return self.scheduler.recover(plan, _said(error))
+        return self.scheduler.recover(plan, _client_message(error))
 
     def _count_failure(self, error: BaseException) -> None:
         self._failing += 1
@@ -276,25 +281,26 @@ class EngineLoop:
             raise RunnerBroken(f"{self._failing} steps in a row raised; the last: {error}") from error
         self.beat()
 
-    def _release_departed(self) -> None:
+    def _release_finished(self) -> None:
         self._release((*self._unreleased, *self.scheduler.departed()))
 
     def _release(self, row_ids: tuple[str, ...]) -> None:
-        """Each row by itself: one that can't be removed is tried again, and does not keep the others (B5)."""
+        """Release each sequence separately. A failed release is retried in the next step, without affecting others
+        (B5)."""
         for row_id in row_ids:
             try:
                 self.runner.release(row_id)
             except RunnerBroken:
                 raise
             except Exception as error:
-                log.exception("row %s could not be released", row_id)
+                log.exception("row %s could not be released; trying again in the next step", row_id)
                 tries = self._unreleased[row_id] = self._unreleased.get(row_id, 0) + 1
                 if tries >= MAX_RELEASE_TRIES:
                     raise RunnerBroken(f"row {row_id} can't be released: {error}") from error
             else:
                 self._unreleased.pop(row_id, None)
 
-    # Telling -----------------------------------------------------------------------------------------------------
+    # Reporting ---------------------------------------------------------------------------------------------------
 
     def _flush(self, outputs: tuple[Output, ...]) -> None:
         if outputs:
@@ -309,24 +315,22 @@ class EngineLoop:
         self._send(StepReport(step=self._step, outputs=outputs, statistics=statistics))
 
     def _stop(self) -> None:
-        self._end_everything(
-            Finish(reason=FinishReason.ERROR, code="server_stopping", message="the server is stopping")
-        )
+        self._end_all(Finish(reason=FinishReason.ERROR, code="server_stopping", message="the server is stopping"))
         self._send(Stopped())
 
     def die(self, message: str, reason: str = "") -> None:
-        """This owner can't go on: the jobs are answered with `message` and what rows have gained is told, then Failed
-        is the last word, with `reason` for operators: exceptions may name paths, and are not for clients."""
+        """End this owner after an error: report the sequences' last tokens, fail all jobs with `message`, and send
+        Failed. `reason` is for operators only, as exceptions may name paths."""
         self.stopped = True
         try:
             self._empty_mailbox()
             self._report(self.scheduler.flush())
             self._end_jobs("engine_died", message)
         except Exception:
-            log.exception("the scheduler's books are broken; the client replays or ends what it knows of")
+            log.exception("the scheduler's state is inconsistent; the client replays or ends the sequences it knows")
         self._send(Failed(code="engine_died", message=f"{message}: {reason}" if reason else message))
 
-    def _end_everything(self, finish: Finish) -> None:
+    def _end_all(self, finish: Finish) -> None:
         self.stopped = True
         self._empty_mailbox()
         self._report(self.scheduler.end_all(finish))
@@ -334,13 +338,13 @@ class EngineLoop:
 
     def _empty_mailbox(self) -> None:
         for message in self.mailbox.take(0.0):
-            self._accept(message)
+            self._handle(message)
 
     def _end_jobs(self, code: str, message: str) -> None:
         while self._jobs:
             self._send(JobDone(id=self._jobs.popleft().id, code=code, message=message))
 
 
-def _said(error: BaseException) -> str:
-    """What a client is told: an exception's own words may name paths."""
+def _client_message(error: BaseException) -> str:
+    """Return a message for clients without the exception's text, which may name paths."""
     return f"{type(error).__name__}, see the server's log"

@@ -1,8 +1,8 @@
-"""The owner's one place of work (A4). Any thread puts; only the owner takes.
+"""Mailbox: the owner's only input queue (A4). Any thread puts, only the owner takes.
 
 Rules: `put` never blocks and never fails; messages are taken in the order they were put; `take` may return nothing
-(its time was up, or it woke for no reason), which is not an error. A job's cancellation is also visible at once,
-before the owner takes it, so that a running job can notice (A5); so is a Stop, which cancels every job.
+after a timeout or a spurious wake-up. A job's cancellation is visible before the owner takes its message, so that a
+running job can notice it (A5); so is a Stop, which cancels every job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mailbox:
             self._arrived.notify()
 
     def take(self, timeout_s: float | None) -> list[ToOwner]:
-        """Everything that has arrived; waits up to `timeout_s` (None: as long as it takes) while there is nothing."""
+        """Take all messages, waiting up to `timeout_s` seconds (None: without limit) for the first."""
         with self._arrived:
             if not self._messages and timeout_s != 0:
                 self._arrived.wait(timeout_s)
@@ -38,7 +38,7 @@ class Mailbox:
             return messages
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether anything has arrived; waits up to `timeout_s` while there is nothing."""
+        """Wait up to `timeout_s` seconds for a message. Whether there is one."""
         with self._arrived:
             if not self._messages:
                 self._arrived.wait(timeout_s)
@@ -50,6 +50,6 @@ class Mailbox:
             return self._stopping or job_id in self._cancelled_jobs
 
     def forget_job(self, job_id: str) -> None:
-        """The job has ended: its cancellation means nothing any more."""
+        """Forget the cancellation of a job that has ended."""
         with self._arrived:
             self._cancelled_jobs.discard(job_id)

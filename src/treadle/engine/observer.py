@@ -1,5 +1,4 @@
-"""The observer protocol, by which metrics follow requests. Its methods are called on the event loop and must be
-quick."""
+"""Observer protocol: callbacks for metrics about requests and steps."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Times are in seconds; `kind` is the kind of request, such as "chat"."""
+    """Observer of the engine client. Called on the event loop; must be fast. Times are in seconds; `kind` is the kind
+    of request, such as "chat"."""
 
     def admitted(self, kind: str, wait_s: float) -> None: ...
 
@@ -38,11 +38,11 @@ class Observer(Protocol):
         ...
 
     def replayed(self) -> None:
-        """A sequence that a lost engine had goes on with the next one."""
+        """A sequence of a lost engine was sent to the next one."""
         ...
 
     def quarantined(self) -> None:
-        """A request was found to take the engine down, and is refused from now on."""
+        """A request was found to kill the engine, and is refused from now on."""
         ...
 
 

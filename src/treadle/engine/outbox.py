@@ -1,7 +1,7 @@
-"""What the owner has said and the other side has not taken yet.
+"""Outbox: the owner's output queue.
 
-The owner never waits here. When the reader lags, step reports merge into one: a stream's tokens pile up in it in
-order and nothing is lost, while the number of messages stays bounded.
+Putting never blocks. When the reader lags, step reports are merged: tokens accumulate in order, nothing is lost, and
+the number of queued messages stays bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Outbox:
         self._closed = False
 
     def put(self, message: FromOwner) -> None:
-        """Add one message. The owner's thread; never blocks on the reader."""
+        """Add one message, on the owner's thread. Never blocks on the reader."""
         with self._changed:
             last = self._messages[-1] if len(self._messages) >= self._merge_after else None
             if isinstance(last, StepReport) and isinstance(message, StepReport):
@@ -33,7 +33,7 @@ class Outbox:
             self._changed.notify()
 
     def take(self) -> list[FromOwner]:
-        """Everything there is, waiting for the first. Empty only once it is closed and drained."""
+        """Take all messages, waiting for the first. [] only after `close`, when none is left."""
         with self._changed:
             while not self._messages and not self._closed:
                 self._changed.wait()
@@ -41,28 +41,28 @@ class Outbox:
             return messages
 
     def take_nowait(self) -> list[FromOwner]:
-        """Everything there is, perhaps nothing."""
+        """Take all messages without waiting; may return []."""
         with self._changed:
             messages, self._messages = self._messages, []
             return messages
 
     def close(self) -> None:
-        """Nothing more will be put."""
+        """Close the outbox; nothing may be put afterwards."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
 
 def merge(first: StepReport, second: StepReport) -> StepReport:
-    """One report that says what two in a row said."""
+    """Merge two consecutive reports into one."""
     outputs: dict[str, Output] = {}
     for output in (*first.outputs, *second.outputs):
         earlier = outputs.get(output.id)
-        outputs[output.id] = output if earlier is None else _join(earlier, output)
+        outputs[output.id] = output if earlier is None else _merge_outputs(earlier, output)
     return StepReport(step=second.step, outputs=tuple(outputs.values()), statistics=second.statistics)
 
 
-def _join(a: Output, b: Output) -> Output:
+def _merge_outputs(a: Output, b: Output) -> Output:
     return msgspec.structs.replace(
         b,
         admitted=a.admitted or b.admitted,

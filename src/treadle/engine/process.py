@@ -1,4 +1,4 @@
-"""An owner in a child process: what `serve` uses. A crash of MLX's runtime kills the child and nothing else."""
+"""Owner in a child process, used by `serve`: a crash of MLX's runtime kills only the child."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from ..environment import without_secrets
 from ..processes import is_stopped
 from .framing import HEADER, frame, from_owner
 from .handle import OnExit, OnMessage
-from .roster import Roster, allocate, shared
+from .in_flight_table import InFlightTable, allocate, map_table
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 0.5
-"""Seconds that a dead child's last lines may take to arrive."""
+"""Seconds to wait for the last output of a dead child."""
 
 
 class ProcessOwner:
-    """Spawns `treadle.engine.child` with `entry` ("module:function") and its plain `arguments`. The descriptors that
-    this takes are lent by `spare`: clients may hold all others. What the child and MLX write to standard output and
-    error goes to `relay`, on a thread; without one, the child shares this process's."""
+    """Owner process running `treadle.engine.child` with `entry` ("module:function") and its plain `arguments`.
+
+    `spare` reserves the file descriptors for starting it, as clients may hold all others. The child's standard output
+    and error are passed to `relay` on a thread; without `relay` the child inherits this process's.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class ProcessOwner:
         self._spare = spare or DescriptorReserve(0)
         self._arguments = arguments
         self._relay = relay
-        self._roster: Roster | None = None
+        self._table: InFlightTable | None = None
         self._drained = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -59,18 +61,18 @@ class ProcessOwner:
         return None if self._process is None else self._process.pid
 
     async def start(self, on_message: OnMessage, on_exit: OnExit) -> None:
-        arguments = frame_of_arguments(self._arguments)
+        arguments = frame_arguments(self._arguments)
         with self._spare.released():
             reader = await self._launch()
         self._write(arguments)
         self._task = asyncio.create_task(self._read(reader, on_message, on_exit), name="treadle-engine-reader")
 
     async def _launch(self) -> asyncio.StreamReader:
-        """Start the child and connect to it; returns what it says."""
+        """Start the child and connect to it; returns the reader of its messages."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await self._spawn_with_roster(theirs.fileno())
+                self._process = await self._spawn_with_table(theirs.fileno())
             reader, self._writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()
@@ -80,18 +82,18 @@ class ProcessOwner:
             raise
         return reader
 
-    async def _spawn_with_roster(self, fd: int) -> asyncio.subprocess.Process:
-        roster = allocate()
+    async def _spawn_with_table(self, fd: int) -> asyncio.subprocess.Process:
+        table = allocate()
         try:
-            self._roster = shared(roster)
-            return await self._spawn(fd, roster)
+            self._table = map_table(table)
+            return await self._spawn(fd, table)
         finally:
-            os.close(roster)
+            os.close(table)
 
-    async def _spawn(self, fd: int, roster: int) -> asyncio.subprocess.Process:
-        """In a process group of its own, so that Ctrl-C in a terminal reaches the server alone."""
-        command = (sys.executable, "-m", "treadle.engine.child", str(fd), str(roster), self._entry)
-        fds = [fd, roster]
+    async def _spawn(self, fd: int, table: int) -> asyncio.subprocess.Process:
+        """Start the child in a process group of its own, so that Ctrl-C in a terminal reaches only the server."""
+        command = (sys.executable, "-m", "treadle.engine.child", str(fd), str(table), self._entry)
+        fds = [fd, table]
         spawn = partial(asyncio.create_subprocess_exec, *command, pass_fds=fds, process_group=0, env=without_secrets())
         if self._relay is None:
             self._drained.set()
@@ -105,7 +107,7 @@ class ProcessOwner:
 
     def _on_drained(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         def drained() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(self._drained.set)
 
         return drained
@@ -122,18 +124,18 @@ class ProcessOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    def stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         return self.pid is not None and is_stopped(self.pid)
 
     def in_steps(self) -> frozenset[int]:
-        return frozenset() if self._roster is None else self._roster.read()
+        return frozenset() if self._table is None else self._table.read()
 
     def _write(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(data)
 
     async def _read(self, reader: asyncio.StreamReader, on_message: OnMessage, on_exit: OnExit) -> None:
-        """Deliver frames until the child's end closes, then wait for the child itself."""
+        """Deliver messages until the child closes the socket, then wait for its exit."""
         assert self._process is not None
         assert self._writer is not None
         try:
@@ -141,26 +143,26 @@ class ProcessOwner:
                 (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
                 on_message(from_owner.decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            log.debug("the engine process closed its end")
+            log.debug("the engine process closed its socket")
         except msgspec.MsgspecError:
-            log.exception("the engine process sent what can't be read")
+            log.exception("the engine process sent an invalid message and is killed")
             self.kill()
         self._writer.close()
         how = describe_exit(await self._process.wait())
-        with contextlib.suppress(TimeoutError):  # a process that the owner started may keep the pipe open
+        with contextlib.suppress(TimeoutError):  # a child of the engine process may keep the pipe open
             await asyncio.wait_for(self._drained.wait(), DRAIN_S)
         self._ended.set()
         on_exit(how)
 
 
-def frame_of_arguments(arguments: Any) -> bytes:
-    """The first frame: plain values, as they are."""
+def frame_arguments(arguments: Any) -> bytes:
+    """Serialize the arguments as the first frame."""
     body = msgspec.msgpack.encode(arguments)
     return HEADER.pack(len(body)) + body
 
 
 def describe_exit(code: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status: an exit code, or the name of a signal."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,12 +1,12 @@
-"""Requests that took the engine down, by fingerprint: the same request is refused from then on.
+"""Quarantine of requests that killed the engine: equal requests are refused, by fingerprint.
 
-A fingerprint is a keyed hash of what decides the computation: the prompt and how it is sampled and scored, without the
-seed, as a retry of the same request draws another. The key is the process's own: fingerprints tell nothing about
-prompts, and nobody can make two requests collide.
+A fingerprint is a keyed hash of the computation's inputs: the prompt, sampling and scoring parameters, but not the
+seed, which differs in a retry. The key is random in each process, so fingerprints reveal nothing about prompts and
+collisions can't be constructed.
 
-Entries expire after EXPIRY_S: long enough for retries and loops of agents to end, short enough that a prompt which was
-condemned for a fault since mended (the device's memory, say) is served again. The table holds MOST entries, the oldest
-gives way: each cost two loads of the model, so an attacker doesn't fill it within the expiry.
+Entries expire after EXPIRY_S seconds: long enough for retry loops of clients to end, short enough that a prompt is
+served again after its fault (such as exhausted device memory) is fixed. The table holds MAX_ENTRIES entries and drops
+the oldest. Each entry costs two loads of the model, so an attacker can't fill it within the expiry.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..core.messages import Submit
 from ..errors import Quarantined
 
 EXPIRY_S = 3600.0
-MOST = 1024
+MAX_ENTRIES = 1024
 
 
 class Quarantine:
-    """Lives on the event loop. While it is empty a check costs nothing."""
+    """Table of quarantined fingerprints, on the event loop. A check of an empty table costs nothing."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.condemned = 0
@@ -40,25 +40,25 @@ class Quarantine:
         return len(self._until)
 
     def fingerprint(self, request: Submit) -> bytes:
-        """The same for requests that compute the same."""
+        """Return a fingerprint, equal for requests with equal computations."""
         sampling = msgspec.structs.replace(request.sampling, seed=0)
-        plain = msgspec.msgpack.encode((sampling, request.logprobs, request.prompt_logprobs))
+        parameters = msgspec.msgpack.encode((sampling, request.logprobs, request.prompt_logprobs))
         digest = hashlib.blake2b(array("q", request.prompt).tobytes(), key=self._key, digest_size=16)
-        digest.update(plain)
+        digest.update(parameters)
         return digest.digest()
 
     def add(self, request: Submit) -> bytes:
-        """Refuse `request`, and its like, from now on; its fingerprint."""
+        """Quarantine `request` and all equal ones; returns its fingerprint."""
         self.condemned += 1
         mark = self.fingerprint(request)
         self._until[mark] = self._clock() + EXPIRY_S
         self._until.move_to_end(mark)
-        while len(self._until) > MOST:
+        while len(self._until) > MAX_ENTRIES:
             self._until.popitem(last=False)
         return mark
 
     def check(self, request: Submit) -> None:
-        """Raises Quarantined for one that took the engine down."""
+        """Raise Quarantined for a quarantined request."""
         if self._until and len(self) and self.fingerprint(request) in self._until:
             raise quarantined()
 
@@ -69,7 +69,7 @@ class Quarantine:
 
 
 def quarantined() -> Quarantined:
-    """The error that a guilty request ends with, and all later ones like it."""
+    """Return the error of a quarantined request."""
     return Quarantined(
         f"the engine's process died or hung whenever it ran this request: it is quarantined, and refused for "
         f"{EXPIRY_S / 60:g} minutes; send another prompt or other sampling, and report it with the server's log"

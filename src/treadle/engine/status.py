@@ -1,4 +1,4 @@
-"""The engine's part of `/v1/status` (D3) as plain values, without asking the engine: it may hang."""
+"""Engine part of `/v1/status` (D3), from the client's own state: the engine itself may hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .generation import Generation
 
 
 def status_of(client: EngineClient) -> dict[str, Any]:
-    """Admission, live requests, the engine's last statistics and their age in seconds."""
+    """Return admission, live requests, the engine's last statistics and their age in seconds."""
     now = client.clock()
     health = client.health()
     generations = client.dispatch.generations
@@ -68,5 +68,5 @@ def _request_status(generation: Generation, path: str, now: float) -> dict[str, 
         "completion_tokens": generation.completion_tokens,
         "cached_tokens": generation.cached_tokens,
         "max_tokens": generation.request.max_tokens,
-        "replays": max(0, generation.sent - 1),
+        "replays": max(0, generation.times_sent - 1),
     }

@@ -1,6 +1,6 @@
-"""An owner on a thread of its own: for library use, and for `serve --in-process`.
+"""Owner on a dedicated thread, for library use and `serve --in-process`.
 
-A thread can't be killed: a hung one stays, and the engine says that it is dead.
+A thread can't be killed: a hung one remains, and the engine is reported as failed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import threading
 from ..core.messages import FromOwner, Stop, ToOwner
 from ..runner.base import RunnerFactory
 from .handle import OnExit, OnMessage
+from .in_flight_table import InFlightTable
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .owner import OwnerLimits, run_owner
-from .roster import Roster
 
 log = logging.getLogger(__name__)
 
-LAST_S = 10.0
-"""Seconds that a program which never stopped its engine waits for it at its end."""
+JOIN_S = 10.0
+"""Seconds that a program waits at its exit for an engine that it did not stop."""
 
 
 class ThreadOwner:
-    """Runs `run_owner` on one dedicated thread; what it says is delivered on the event loop."""
+    """Owner running `run_owner` on a dedicated thread; its messages are delivered on the event loop."""
 
     def __init__(self, build: RunnerFactory, limits: OwnerLimits) -> None:
         self._build = build
         self._limits = limits
         self._mailbox = Mailbox()
         self._outbox = Outbox()
-        self._roster = Roster()
+        self._table = InFlightTable()
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._live, name="treadle-owner", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="treadle-owner", daemon=True)
         self._scheduled = False
         self._lock = threading.Lock()
 
@@ -60,26 +60,26 @@ class ThreadOwner:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    def stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         return False
 
     def in_steps(self) -> frozenset[int]:
-        return self._roster.read()
+        return self._table.read()
 
     # On the owner's thread ---------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         clean = False
         try:
-            clean = run_owner(self._build, self._limits, self._mailbox, self._tell, roster=self._roster)
+            clean = run_owner(self._build, self._limits, self._mailbox, self._send, table=self._table)
         except BaseException:
-            log.exception("the owner's thread ends")
+            log.exception("the owner's thread failed; the engine is lost")
         finally:
             atexit.unregister(self._end_with_the_program)
             self._call(self._finish, "stopped" if clean else "failed")
 
-    def _tell(self, message: FromOwner) -> None:
-        """Queue for the event loop, which is woken once for however many messages it takes at a time."""
+    def _send(self, message: FromOwner) -> None:
+        """Queue a message for the event loop, which is woken once for all queued messages."""
         self._outbox.put(message)
         with self._lock:
             if self._scheduled:
@@ -88,15 +88,15 @@ class ThreadOwner:
         self._call(self._deliver)
 
     def _call(self, function: object, *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop has closed: nobody is left to hear it
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
 
     # At the program's end ----------------------------------------------------------------------------------------
 
     def _end_with_the_program(self) -> None:
-        """MLX aborts a process that ends while one of its threads is at work."""
+        """Stop the owner at the program's exit: MLX aborts a process that exits while one of its threads works."""
         self._mailbox.put(Stop())
-        self._thread.join(LAST_S)
+        self._thread.join(JOIN_S)
 
     # On the event loop -------------------------------------------------------------------------------------------
 

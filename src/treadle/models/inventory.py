@@ -20,7 +20,7 @@ from .folder import Source
 
 
 class State(StrEnum):
-    """Whether a model can be served: yes, incomplete, or refused by a check."""
+    """State of a model: servable, incomplete, or refused by a check."""
 
     READY = "ready"
     PARTIAL = "partial"

@@ -7,23 +7,23 @@ import tempfile
 
 import pytest
 
-from treadle.engine import roster as roster_module
-from treadle.engine.roster import Roster, allocate, shared
+from treadle.engine import in_flight_table as table_module
+from treadle.engine.in_flight_table import InFlightTable, allocate, map_table
 
 
 def test_what_is_written_last_is_read():
-    roster = Roster()
-    assert roster.read() == frozenset()
+    table = InFlightTable()
+    assert table.read() == frozenset()
     for rows in ([3, 1, 2], [9], [], [2**40]):
-        roster.write(iter(rows))
-        assert roster.read() == set(rows)
+        table.write(iter(rows))
+        assert table.read() == set(rows)
 
 
 def test_rows_beyond_its_size_are_left_out(monkeypatch):
-    monkeypatch.setattr(roster_module, "MOST_ROWS", 2)
-    roster = Roster()
-    roster.write([1, 2, 3])
-    assert roster.read() == {1, 2}
+    monkeypatch.setattr(table_module, "MAX_SEQUENCES", 2)
+    table = InFlightTable()
+    table.write([1, 2, 3])
+    assert table.read() == {1, 2}
 
 
 @pytest.mark.parametrize("error", [None, AttributeError, OSError])
@@ -37,7 +37,7 @@ def test_two_maps_of_one_descriptor_are_the_same_memory(monkeypatch, error):
         monkeypatch.setattr(os, "memfd_create", none, raising=False)
     fd = allocate()
     try:
-        ours, theirs = shared(fd), shared(fd)
+        ours, theirs = map_table(fd), map_table(fd)
     finally:
         os.close(fd)
     theirs.write([5, 6])
