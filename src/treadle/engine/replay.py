@@ -121,8 +121,8 @@ class Replay:
 def in_flight(live: Sequence[Generation], in_steps: Collection[int]) -> list[Generation]:
     """Return the sequences of `live` (in order of arrival) that may have been in the last steps, likeliest culprit
     first: those not yet reported as admitted, then those in prefill, then decoding ones; each newest first."""
-    there = [generation for generation in reversed(live) if generation.request.arrival in in_steps]
-    return sorted(there, key=_blame_order)
+    present = [generation for generation in reversed(live) if generation.request.arrival in in_steps]
+    return sorted(present, key=_blame_order)
 
 
 def _blame_order(generation: Generation) -> int:

@@ -59,9 +59,9 @@ class FleetObserver(Protocol):
 class Fleet:
     """A fleet for a single `run`. All its processes have ended when `run` returns or raises."""
 
-    def __init__(self, plan: FleetPlan, say: FleetObserver) -> None:
+    def __init__(self, plan: FleetPlan, observer: FleetObserver) -> None:
         self._plan = plan
-        self._observer = say
+        self._observer = observer
         self._workers = workers_of(plan)
         self._gateway = gateway_of(plan, self._workers)
         self._gateway_state = "down"

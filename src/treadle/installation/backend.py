@@ -101,8 +101,8 @@ def package_problem(installed: Mapping[str, str] | None = None) -> Problem | Non
     version = version_of("mlx")
     if version is None:
         return _missing()
-    if (least := _min_version()) is not None and _number(version) < least:
-        return _too_old(version, least)
+    if (minimum := _min_version()) is not None and _number(version) < minimum:
+        return _too_old(version, minimum)
     if not built:
         return None if _has_library() else _without_build(version)
     if len(built) > 1:
@@ -118,8 +118,8 @@ def blocking_problem() -> Problem | None:
         return found
     if found is None and not _is_cuda_without_gpu():
         return None
-    said = _import_error()
-    return diagnose(ImportError(said)) if said else None
+    error_line = _import_error()
+    return diagnose(ImportError(error_line)) if error_line else None
 
 
 def diagnose(error: BaseException) -> Problem:
@@ -150,8 +150,8 @@ def _missing() -> Problem | None:
     return platform_problem() or Problem("MLX is not installed", backend_command(), backend_extra())
 
 
-def _too_old(version: str, least: Version) -> Problem:
-    return Problem(f"MLX {version} is older than the {least} that Treadle needs", backend_command(), backend_extra())
+def _too_old(version: str, minimum: Version) -> Problem:
+    return Problem(f"MLX {version} is older than the {minimum} that Treadle needs", backend_command(), backend_extra())
 
 
 def _without_build(version: str) -> Problem:

@@ -183,14 +183,14 @@ def _error(source: str | Path, fault: str) -> ConfigError:
 
 def _remove_table(text: str, name: str) -> str:
     """Return `text` without the table of `name`, from its header to the next one."""
-    kept, inside = [], False
+    result, inside = [], False
     for line in text.splitlines(keepends=True):
         if line.lstrip().startswith("["):
             header = HEADER.fullmatch(line.rstrip("\r\n"))
             inside = header is not None and header[1] == name
         if not inside:
-            kept.append(line)
-    return "".join(kept)
+            result.append(line)
+    return "".join(result)
 
 
 def _write_atomically(path: Path, text: str) -> None:

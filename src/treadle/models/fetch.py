@@ -218,8 +218,8 @@ def retry(attempt: Callable[[], T], pause: Callable[[float, BaseException], None
 def _delay_s(error: BaseException, planned_s: float) -> float:
     """Return the delay before a retry in seconds: `Retry-After`, at most a minute, or `planned_s` if that is longer."""
     headers = getattr(getattr(error, "response", None), "headers", {})
-    asked = str(headers.get("Retry-After", ""))
-    return max(planned_s, min(float(asked), _MAX_DELAY_S)) if asked.isdecimal() else planned_s
+    retry_after = str(headers.get("Retry-After", ""))
+    return max(planned_s, min(float(retry_after), _MAX_DELAY_S)) if retry_after.isdecimal() else planned_s
 
 
 def reason(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from ..errors import ModelError, one_line
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_LONGEST = struct.Struct("<Q")
+_UINT64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Cursor:
     def texts(self, count: int) -> list[str]:
         data, at, found = self.data, self.at, []
         for _ in range(count):
-            (length,) = _LONGEST.unpack_from(data, at)
+            (length,) = _UINT64.unpack_from(data, at)
             start, at = at + 8, at + 8 + length
             if at > len(data):
                 raise IndexError(f"a string ends {at - len(data)} bytes after the file")

@@ -117,17 +117,17 @@ class _Download:
     def _fetch(self, listing: Listing, missing: list[RemoteFile]) -> None:
         from . import fetch, links
 
-        ours = self._resumable(missing)
-        fetcher = fetch.Fetcher(listing, self._cache, self._new_progress(listing, missing, ours))
-        weights = [file for file in ours if file.name.endswith(".safetensors")]
-        settings = [file for file in ours if file not in weights]
+        resumable = self._resumable(missing)
+        fetcher = fetch.Fetcher(listing, self._cache, self._new_progress(listing, missing, resumable))
+        weights = [file for file in resumable if file.name.endswith(".safetensors")]
+        settings = [file for file in resumable if file not in weights]
         fetcher.fetch(settings, self._watch)
         links.link(self._cache, listing, settings)
         folder_checks.refuse_code(links.snapshot_folder(self._cache, listing))
         fetcher.fetch(weights, self._watch)
         links.link(self._cache, listing, weights)
-        if theirs := [file for file in missing if file not in ours]:
-            names = ", ".join(file.name for file in theirs)
+        if remaining := [file for file in missing if file not in resumable]:
+            names = ", ".join(file.name for file in remaining)
             self._progress(f"downloading by the hub's own client, which begins again when it is cut off: {names}")
             self._with_retries(lambda: self.snapshot(commit=listing.commit))
 
@@ -163,12 +163,14 @@ class _Download:
             return files
         return [file for file in files if file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE]
 
-    def _new_progress(self, listing: Listing, missing: list[RemoteFile], ours: list[RemoteFile]) -> DownloadProgress:
+    def _new_progress(
+        self, listing: Listing, missing: list[RemoteFile], resumable: list[RemoteFile]
+    ) -> DownloadProgress:
         """Start the progress of all files on disk or to be fetched here, without those left to the library."""
-        files = [file for file in listing.needed_files() if file in ours or file not in missing]
+        files = [file for file in listing.needed_files() if file in resumable or file not in missing]
         progress = DownloadProgress(self._model, {file.name: file.size for file in files})
         for file in files:
-            progress.place(file.name, self._on_disk(file) if file in ours else file.size)
+            progress.place(file.name, self._on_disk(file) if file in resumable else file.size)
         return progress
 
     def _on_disk(self, file: RemoteFile) -> int:
@@ -231,8 +233,8 @@ class _Download:
         if isinstance(error, OSError) and error.filename and error.strerror:
             return f"can't write the hub's cache: {error.strerror} ({error.filename}); set HF_HOME to another folder"
         why = hub_errors.explain(self._model, self._revision, offline, error, self._cache)
-        kept = any(repository(self._cache, self._model).glob("blobs/*.incomplete"))
-        if not kept:
+        partial = any(repository(self._cache, self._model).glob("blobs/*.incomplete"))
+        if not partial:
             return why
         unasked = offline or isinstance(error, OfflineModeIsEnabled)
         return f"{why}; what was fetched is kept{'' if unasked else ', so try again'}"
@@ -240,8 +242,8 @@ class _Download:
 
 def free_bytes(folder: Path) -> int:
     """Return the free disk space in bytes at `folder`, which need not exist."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _silent_progress_bar() -> type[Any]:

@@ -34,8 +34,8 @@ def check_names(model: str, given: Iterable[object]) -> None:
     """Raise ModelError for a file name outside the model's folder, a duplicate, or a file that is also a folder."""
     seen: set[str] = set()
     for name in given:
-        if trouble := _name_fault(name):
-            raise ModelError(f"the hub lists a file of {model} whose name {trouble}, {quote(name)}: {_FIX}")
+        if fault := _name_fault(name):
+            raise ModelError(f"the hub lists a file of {model} whose name {fault}, {quote(name)}: {_FIX}")
         if name in seen:
             raise ModelError(f"the hub lists {quote(name)} of {model} twice: {_FIX}")
         seen.add(str(name))
@@ -57,8 +57,8 @@ def check_content(model: str, name: str, size: object, etag: object) -> None:
 
 def check_revision(text: str) -> None:
     """Raise ModelError unless the text can name a branch, tag or commit."""
-    if trouble := _name_fault(text):
-        raise ModelError(f"{quote(text)} is no revision, as it {trouble}: give a branch, a tag or a commit")
+    if fault := _name_fault(text):
+        raise ModelError(f"{quote(text)} is no revision, as it {fault}: give a branch, a tag or a commit")
 
 
 def _name_fault(name: object) -> str:

@@ -43,10 +43,10 @@ def record(cache: Path, listing: Listing, revision: str | None) -> None:
     """Record the commit of `revision` and its files for later offline use. Ignores a cache that can't be written."""
     home, name = repository(cache, listing.model), revision or constants.DEFAULT_REVISION
     tree = {"format_version": 1, "files": {file.name: _entry(file) for file in listing.files}}
-    kept = home / "trees" / f"{listing.commit}.json"
+    record_path = home / "trees" / f"{listing.commit}.json"
     with contextlib.suppress(OSError):
-        if not kept.exists():  # the library's own record has more fields
-            _write(kept, json.dumps(tree, indent=1))
+        if not record_path.exists():  # the library's own record has more fields
+            _write(record_path, json.dumps(tree, indent=1))
     if name != listing.commit:
         with contextlib.suppress(OSError):
             _write(home / "refs" / name, listing.commit)

@@ -62,7 +62,7 @@ def list_files(model: str, revision: str | None = None, endpoint: str | None = N
     answer that is malformed or contains unsafe paths."""
     if revision:
         hub_checks.check_revision(revision)
-    info = _ask(model, revision, endpoint)
+    info = _request_info(model, revision, endpoint)
     siblings = info.siblings or []
     hub_checks.check_names(model, [sibling.rfilename for sibling in siblings])
     listing = Listing(model, hub_checks.check_commit(model, info.sha, revision), tuple(map(_file, siblings)), endpoint)
@@ -71,7 +71,7 @@ def list_files(model: str, revision: str | None = None, endpoint: str | None = N
     return listing
 
 
-def _ask(model: str, revision: str | None, endpoint: str | None) -> Any:
+def _request_info(model: str, revision: str | None, endpoint: str | None) -> Any:
     try:
         return HfApi(endpoint=endpoint).model_info(model, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
     except HFValidationError:

@@ -43,11 +43,11 @@ def locate(
 def check_named(settings: Settings) -> None:
     """Raise ModelError when `model` is neither the demo, nor a folder, nor has the form of a hub id. Cheap: reads no
     files and sends no requests."""
-    model, here = settings.model, _expand(settings.model)
-    if model == DEMO or os.path.isdir(here):
+    model, local = settings.model, _expand(settings.model)
+    if model == DEMO or os.path.isdir(local):
         return
     if not hub.is_id(model):
-        raise ModelError(_not_found(model, here))
+        raise ModelError(_not_found(model, local))
 
 
 def missing_packages(model: str) -> Problem | None:
@@ -60,10 +60,10 @@ def _locate(
 ) -> tuple[Path, str, Source]:
     check_named(settings)
     model = settings.model
-    here = _expand(model)
-    if model != DEMO and os.path.isdir(here):
+    local = _expand(model)
+    if model != DEMO and os.path.isdir(local):
         _reject_revision(settings)
-        path = here.resolve()
+        path = local.resolve()
         return path, path.name or DEMO, Source.FOLDER
     if model == DEMO:
         _reject_revision(settings)
@@ -84,11 +84,11 @@ def _expand(model: str) -> Path:
         return Path(model)
 
 
-def _not_found(model: str, here: Path) -> str:
+def _not_found(model: str, local: Path) -> str:
     quoted = repr(model if len(model) <= _MAX_QUOTED else model[:_MAX_QUOTED] + "...")
-    if os.path.isfile(here):
+    if os.path.isfile(local):
         return f"{quoted} is a file: give the folder that holds config.json, the weights and tokenizer.json"
-    if here.is_absolute() or model.startswith((".", "~")):
+    if local.is_absolute() or model.startswith((".", "~")):
         return f"there is no folder {quoted}"
     if _is_nearly_demo(model):
         return f"{quoted} is no folder here and not a hub id (owner/name): did you mean 'demo'?"

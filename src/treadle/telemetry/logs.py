@@ -73,10 +73,10 @@ def configure(level: str, stream: TextIO, form: str = "text") -> None:
     for old in [old for old in root.handlers if isinstance(old, LogHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    wanted = logging.getLevelNamesMapping()[level.upper()]
-    logging.getLogger("treadle").setLevel(wanted)
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("treadle").setLevel(threshold)
     for name in ("", "uvicorn.error"):
-        logging.getLogger(name).setLevel(max(wanted, logging.WARNING))
+        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
     logging.captureWarnings(True)
 
 

@@ -72,16 +72,16 @@ class SpecialTokenGuard:
         """Replace sentinels with the separator. Returns the text to tokenize, the ordinals of the inserted separators
         among all occurrences of the separator's text, and the number of all occurrences."""
         assert self._separator is not None
-        ours, count = set(), 0
+        inserted, count = set(), 0
         *before, last = rendered.split(sentinel)
         for part in before:
             count += part.count(self._separator.content)
-            ours.add(count)
+            inserted.add(count)
             count += 1
         text = self._separator.content.join((*before, last))
-        return text, frozenset(ours), count + last.count(self._separator.content)
+        return text, frozenset(inserted), count + last.count(self._separator.content)
 
-    def drop_separators(self, ids: Sequence[int], ours: frozenset[int], count: int) -> list[int]:
+    def drop_separators(self, ids: Sequence[int], inserted: frozenset[int], count: int) -> list[int]:
         """Return the ids without the inserted separators. Raises InvalidRequest when the ids do not contain exactly
         `count` separators, so that the inserted ones can't be identified."""
         assert self._separator is not None
@@ -91,24 +91,24 @@ class SpecialTokenGuard:
                 "the messages hold special tokens of the model in a way that can't be told from its own: remove them",
                 param="messages",
             )
-        dropped = {place for order, place in enumerate(places) if order in ours}
+        dropped = {place for order, place in enumerate(places) if order in inserted}
         return [token for place, token in enumerate(ids) if place not in dropped]
 
     def _finder_for(self, message: Mapping[str, Any]) -> _SubstringFinder:
         return self._special if message.get("role") == ASSISTANT_ROLE else self._any_role
 
     def _split_message(self, message: Mapping[str, Any], sentinel: str) -> dict[str, Any]:
-        finder, made = self._finder_for(message), dict(message)
+        finder, result = self._finder_for(message), dict(message)
         for key in TEXT_KEYS:
-            if isinstance(made.get(key), str):
-                made[key] = finder.split(made[key], sentinel)
+            if isinstance(result.get(key), str):
+                result[key] = finder.split(result[key], sentinel)
         content = message.get("content")
         if isinstance(content, str):
-            made["content"] = finder.split(content, sentinel)
+            result["content"] = finder.split(content, sentinel)
         elif isinstance(content, list):
             texts = finder.split_across([part["text"] for part in content], sentinel)
-            made["content"] = [{**part, "text": text} for part, text in zip(content, texts, strict=True)]
-        return made
+            result["content"] = [{**part, "text": text} for part, text in zip(content, texts, strict=True)]
+        return result
 
 
 class _SubstringFinder:
@@ -132,13 +132,13 @@ class _SubstringFinder:
 
     def split_across(self, texts: Sequence[str], sentinel: str) -> list[str]:
         """Insert the sentinel into every occurrence, also into one that spans two texts."""
-        breaks, made, begin = self._break_positions("".join(texts)), [], 0
+        breaks, result, begin = self._break_positions("".join(texts)), [], 0
         for text in texts:
             end = begin + len(text)
             inside = [0, *(at - begin for at in breaks if begin < at <= end), len(text)]
-            made.append(sentinel.join(text[a:b] for a, b in pairwise(inside)))
+            result.append(sentinel.join(text[a:b] for a, b in pairwise(inside)))
             begin = end
-        return made
+        return result
 
     def _break_positions(self, text: str, *, first: bool = False) -> list[int]:
         """Return the position after the first character of each occurrence."""

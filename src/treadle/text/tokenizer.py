@@ -163,8 +163,8 @@ class TextModel(TextView):
         if sentinel is None or sentinel not in rendered:
             ids = self.encode(rendered, add_special_tokens=False, most=most)
         else:
-            text, ours, count = self.guard.to_separators(rendered, sentinel)
-            ids = self.guard.drop_separators(self.encode(text, add_special_tokens=False, most=most), ours, count)
+            text, inserted, count = self.guard.to_separators(rendered, sentinel)
+            ids = self.guard.drop_separators(self.encode(text, add_special_tokens=False, most=most), inserted, count)
         if self.prefix and tuple(ids[: len(self.prefix)]) != self.prefix:
             return [*self.prefix, *ids]
         return ids
