@@ -1,4 +1,4 @@
-"""The prefix index as a list that is searched from end to end, and its eviction order as a search for the least."""
+"""Reference implementation of the prefix index: linear search for prefixes and for the next eviction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(eq=False)
 class Entry:
-    """A block, with all tokens from the beginning to its end."""
+    """A block, with all tokens of its path."""
 
     salt: str
     path: Tokens
@@ -34,12 +34,12 @@ class Entry:
 
 
 def common(one: Tokens, other: Tokens) -> int:
-    """How many first tokens are the same."""
+    """Return the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 class Oracle:
-    """`present` is what takes memory, `held` who is held how often."""
+    """Reference index. `present`: entries that take memory. `held`: number of references by entry."""
 
     def __init__(self, block: int) -> None:
         self.block = block
@@ -64,7 +64,7 @@ class Oracle:
         return max((common(entry.path, tokens) for entry in self.linked(salt)), default=0)
 
     def matched(self, last: Entry | None, agree: int, full: Entry | None, request: str) -> None:
-        """A match ended in the first `agree` tokens of `last`, after `full`."""
+        """Record a match that ended in the first `agree` tokens of `last`, after `full`."""
         entry = last if last is not None and 2 * agree >= len(last.tokens) else full
         if entry is None:
             return
@@ -86,7 +86,7 @@ class Oracle:
         return [entry for entry in self.beside(above, salt) if entry.tokens[: len(tokens)] == tokens]
 
     def store(self, above: Entry | None, salt: str, tokens: Tokens, handle: int, size: int, user: str) -> set[int]:
-        """What nothing covers; the handles freed for it."""
+        """Store a block unless it is covered; returns the freed handles."""
         begun = [entry for entry in self.beside(above, salt) if tokens[: len(entry.tokens)] == entry.tokens]
         entry = Entry(salt, (above.path if above else ()) + tokens, tokens, above, handle, size, user)
         self.present[handle] = entry
@@ -128,7 +128,7 @@ class Oracle:
         return self.free()
 
     def free(self) -> set[int]:
-        """What has left the tree and nobody holds is gone."""
+        """Free detached entries without references."""
         pinned = self.pinned()
         gone = {entry.handle for entry in self.present.values() if not entry.linked and entry not in pinned}
         for handle in gone:

@@ -1,4 +1,4 @@
-"""What a router hears."""
+"""Events of the prefix index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order blocks go."""
+"""Eviction order of blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cache:
         self.requests = 0
 
     def serve(self, prompt: str, request: str | None = None) -> int:
-        """How much of the prompt was there; the rest is stored, in place of what goes first."""
+        """Return the cached length of the prompt, and store the rest, evicting blocks as needed."""
         self.requests += 1
         request = f"{self.requests}" if request is None else request
         tokens = [ord(letter) for letter in prompt]
@@ -39,14 +39,14 @@ class Cache:
         return match.tokens
 
     def one_offs(self, blocks: int) -> None:
-        """As many blocks that nobody will ask for again, in prompts of half the room."""
+        """Store `count` blocks that are never used again, in prompts of half the capacity."""
         while blocks > 0:
             length = min(blocks, self.room // 2)
             self.serve("".join(chr(LONG + self.requests) + "..." for _ in range(length)))
             blocks -= length
 
     def has(self, prompt: str) -> bool:
-        """Whether all of it is there, without using it."""
+        """Whether the whole prompt is cached; does not count as a use."""
         node = self.index._roots.get("")
         tokens = [ord(letter) for letter in prompt]
         for start in range(0, len(tokens), BLOCK):

@@ -1,4 +1,4 @@
-"""What the index finds, stores, keeps for rows and gives up (F6)."""
+"""Prefix index: match, insert, references and eviction (F6)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shelf:
         return self.index.insert(parent, salt, tokens, self.handle, 1)
 
     def store(self, tokens: Sequence[int], salt: str = "") -> list[Node]:
-        """All blocks of a prompt, each on its own, as handles 1, 2, ..."""
+        """Store all blocks of a prompt, one at a time, with handles 1, 2, ..."""
         nodes: list[Node] = []
         for start in range(0, len(tokens), BLOCK):
             put = self.put(tokens[start : start + BLOCK], salt, nodes[-1] if nodes else None)

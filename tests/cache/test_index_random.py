@@ -1,4 +1,4 @@
-"""Seeded random lives: the index finds, keeps and gives up exactly what a search through a list does."""
+"""Seeded random operations: the index agrees with the reference implementation in all results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Life:
     # Operations
 
     def tokens(self) -> Tokens:
-        """New ones, or a way that is stored and more."""
+        """Return new tokens, or a stored path and more."""
         more = tuple(self.chance.choices(range(self.letters), k=self.chance.randint(0, 3 * self.block + 2)))
         stored = list(self.oracle.present.values())
         if not stored or self.chance.random() < 0.3:
@@ -72,7 +72,7 @@ class Life:
         return salt, tokens, request, list(found.path), found.nodes[-1] if found.nodes else None
 
     def request(self) -> None:
-        """Find, hold, and store the rest as it is computed; others may come between."""
+        """Match, acquire, and store the rest block by block, with other requests in between."""
         salt, tokens, request, path, parent = self.match()
         row: list[Node] = []
         self.rows.append(row)
@@ -154,7 +154,7 @@ class Life:
         self.listen()
 
     def listen(self) -> None:
-        """Whoever hears the events knows what can be found."""
+        """Check that the events describe what can be found."""
         for event in self.index.drain_events():
             match event:
                 case Stored(id, parent):

@@ -1,4 +1,4 @@
-"""Payloads of kept blocks."""
+"""Store of cached blocks."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def quick(monkeypatch):
 
 
 class Notes:
-    """An observer that writes everything down."""
+    """Recording observer."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[Any, ...]] = []

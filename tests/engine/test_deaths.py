@@ -1,4 +1,4 @@
-"""Back-off, what culprits explain, and the bound of a crash loop."""
+"""Engine deaths: back-off, explained deaths, crash-loop detection."""
 
 from __future__ import annotations
 

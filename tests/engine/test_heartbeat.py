@@ -1,4 +1,4 @@
-"""Silence, pings, and a watcher that stood still."""
+"""Heartbeat: silence, pings, and a suspended supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that tells, at a death, which sequences were in a step."""
+"""Shared-memory table of the sequences in a step."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from treadle.runner.base import RunnerBroken
 
 
 class Hand:
-    """A loop, its faulty runner, and everything it has said."""
+    """A loop, its fault-injecting runner, and its messages."""
 
     def __init__(self, max_running: int = 4, can: dict[str, Any] | None = None, **faults: Any) -> None:
         self.now = 0.0
@@ -623,7 +623,7 @@ def test_a_job_finds_no_step_in_flight_and_comes_after_what_those_had_to_say():
 
 @pytest.fixture
 def greedy(monkeypatch):
-    """Few tokens are expected of rows, so that more come in than fit in the end."""
+    """Expect few tokens of each sequence, so that more are admitted than fit in the end."""
     monkeypatch.setattr(block_budget, "EXPECTED", 1)
 
 

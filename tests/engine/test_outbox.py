@@ -21,7 +21,7 @@ from treadle.engine.outbox import Outbox, merge
 
 
 def _histories() -> st.SearchStrategy[list[StepReport]]:
-    """Reports of some steps: each row is admitted once, gains tokens, and may end once."""
+    """Generate reports of steps: each sequence is admitted once, gains tokens, and may end once."""
 
     @st.composite
     def reports(draw: st.DrawFn) -> list[StepReport]:
@@ -59,7 +59,7 @@ def _histories() -> st.SearchStrategy[list[StepReport]]:
 
 
 def _seen(reports: list[StepReport]) -> dict[str, tuple[object, ...]]:
-    """What a client ends up knowing of each row."""
+    """Return the resulting state of each sequence at the client."""
     known: dict[str, list[object]] = {}
     for output in (output for report in reports for output in report.outputs):
         row = known.setdefault(output.id, [0, 0.0, (), (), None, None, [], ()])

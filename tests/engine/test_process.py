@@ -84,7 +84,7 @@ async def generate(client: EngineClient, request: Submit = REQUEST) -> list[int]
 
 @contextmanager
 def no_descriptors(but: int = 256) -> Iterator[None]:
-    """Within the block this process may open no file more."""
+    """Prevent this process from opening files within the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(but, hard), hard))
@@ -208,7 +208,7 @@ INNOCENTS = [Submit(id="", prompt=(i, 3, i), max_tokens=30) for i in range(1, 5)
 
 
 async def one(client: EngineClient, request: Submit, tenant: str = "") -> list[int]:
-    """A request of its own, as a client of its own sends it."""
+    """Return a request that differs from all others."""
     size = {"prompt_tokens": len(request.prompt), "completion_tokens": request.max_tokens}
     with client.reserve(rows=1, kind="chat", tag="t", tenant=tenant, **size) as reservation:
         (generation,) = reservation.submit([request])
@@ -216,7 +216,7 @@ async def one(client: EngineClient, request: Submit, tenant: str = "") -> list[i
 
 
 async def end_of_a_poison_in_a_crowd(client: EngineClient, tokens: int = 30) -> Any:
-    """The poison's tokens, or its error; the innocents beside it get what they would have got."""
+    """Return the harmful request's tokens or error, after checking that the others get their tokens."""
     innocents = [msgspec.structs.replace(request, max_tokens=tokens) for request in INNOCENTS]
     client.admission.limits = AdmissionLimits(8, 8, 30.0)
     await start(client)
@@ -516,7 +516,7 @@ def child_of(sock: socket.socket, entry: str, stderr: int) -> subprocess.Popen[b
 
 
 class Bare:
-    """A child with a raw socket for a parent."""
+    """An engine process driven over a raw socket."""
 
     def __init__(self, **arguments: Any) -> None:
         self.sock, theirs = socket.socketpair()
@@ -546,7 +546,7 @@ class Bare:
         self.sock.close()
 
     def code(self) -> int:
-        """Its exit status, which must come within WAIT_S."""
+        """Return its exit status, waiting up to WAIT_S seconds."""
         try:
             _, errors = self.process.communicate(timeout=WAIT_S)
             self.errors = errors.decode()

@@ -1,4 +1,4 @@
-"""Which requests are refused, for how long, and what counts as the same request."""
+"""Quarantine: fingerprints, expiry and size."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ REQUEST = Submit(id="", prompt=(1, 2), max_tokens=4)
 
 
 class Timers:
-    """An event loop's clock and its timers, moved by the test."""
+    """Event-loop clock and timers under the test's control."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -39,7 +39,7 @@ class Timers:
         self.pending.append((when, call))
 
     def fire(self, *, late_s: float = 0.0) -> float:
-        """Let the next timer go off; how long after the start that is."""
+        """Run the next timer; returns the seconds since the start."""
         when, call = self.pending.pop(0)
         self.now = when + late_s
         call()

@@ -1,4 +1,4 @@
-"""Sequences that outlive their engine, over owners that say what the test tells them."""
+"""Replay of sequences over scripted owners."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ids(owner: FakeOwner) -> list[str]:
 
 
 async def another(scene: Scene, how: str = CRASH, *, ready: bool = True) -> FakeOwner:
-    """The engine dies, and the next one is there."""
+    """Let the engine die and the next one become ready."""
     scene.owner.end(how)
     scene.owner = await scene.yard.next()
     if ready:

@@ -1,4 +1,4 @@
-"""The supervisor over owners that do what the test says, on a clock that the test moves."""
+"""Supervisor over scripted owners, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HANG_S = 0.04
 
 
 class Ear:
-    """A listener that notes everything; `owed` is what `work_since` says."""
+    """Recording receiver of engine events; `owed` is the result of `work_since`."""
 
     def __init__(self) -> None:
         self.owed: float | None = None

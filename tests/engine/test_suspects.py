@@ -22,7 +22,8 @@ def died(search: Suspects, *in_flight: str, cause: Cause = Cause.CRASH, now: flo
 
 @dataclass
 class World:
-    """Sequences on an engine that dies when `deadly` says so of the tokens of all in flight. One token each a round."""
+    """Simulated engine that dies when `deadly` is true for the tokens of the sequences in flight. One token each a
+    round."""
 
     deadly: Callable[[dict[str, int]], bool]
     cause: Cause = Cause.CRASH

@@ -1,4 +1,4 @@
-"""The owner on a real thread, with a runner that stops where the test says."""
+"""Owner on a real thread, with a runner that stops where the test says."""
 
 from __future__ import annotations
 

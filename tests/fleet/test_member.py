@@ -1,4 +1,4 @@
-"""A member of a fleet: started, started again after longer and longer pauses, stopped with all it has started."""
+"""A fleet member: start, restarts with growing back-off, stop with its children."""
 
 from __future__ import annotations
 

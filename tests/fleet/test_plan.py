@@ -1,4 +1,4 @@
-"""What a fleet runs, and who gets what of the host."""
+"""Command lines of a fleet, and the shares of the host."""
 
 from __future__ import annotations
 

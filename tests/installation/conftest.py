@@ -13,7 +13,7 @@ from tests.support.packages import Packages
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
-    """No package is installed but those that the test adds."""
+    """Installed packages, replaced by those that the test adds."""
     return Packages(tmp_path / "site", monkeypatch)
 
 
@@ -35,7 +35,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def program(path: Path) -> None:
-    """A program that a shell finds."""
+    """Write a program that is on the PATH."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\n")
     os.chmod(path, 0o755)

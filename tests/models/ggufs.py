@@ -1,4 +1,4 @@
-"""A small GGUF file in the shape of the demo's: its metadata, its vocabulary's oddities, its kinds of tensors."""
+"""Builder of a small GGUF file with the demo's metadata, special vocabulary entries and tensor types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIECES = ("th", "the", "▁t", "▁the", "cat", "at")
 
 
 def vocabulary() -> tuple[list[str], list[int]]:
-    """Tokens and their GGUF types, in id order."""
+    """Return tokens and their GGUF types, in id order."""
     entries = [
         ("<pad>", CONTROL),
         ("<eos>", CONTROL),
@@ -31,7 +31,7 @@ def vocabulary() -> tuple[list[str], list[int]]:
 
 
 def write(path: Path, seed: int = 0) -> Path:
-    """Write the file; tensors are random, norms are stored plus one as the format wants."""
+    """Write the file; tensors are random, norms are stored plus one, as in Gemma's files."""
     tokens, kinds = vocabulary()
     writer = GGUFWriter(path, "gemma3")
     writer.add_uint32("gemma3.context_length", 128)

@@ -15,7 +15,7 @@ from treadle.models import cache
 
 
 class Builder:
-    """Writes one file; counts how often it was asked to."""
+    """Builder that writes one file and counts its calls."""
 
     def __init__(self, content: bytes = b"weights") -> None:
         self.calls = 0

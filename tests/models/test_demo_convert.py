@@ -42,7 +42,7 @@ def tokenizer(converted: Path) -> Tokenizer:
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
-    """Every tensor, widened to float32."""
+    """Return all tensors as float32."""
     path = folder / "model.safetensors"
     tensors = safetensors_file.read_header(path)
     size = max(tensor.end for tensor in tensors.values())

@@ -74,7 +74,7 @@ def listed(folder: Path) -> set[str]:
 
 
 def refused(server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The message of a pull that is refused without a trace, the same as the doctor's."""
+    """Return the error of a refused pull, after checking that it wrote nothing and that the doctor reports the same."""
     cache = root / "a" / "b" / "c" / "hub"
     (root / "scratch").mkdir()
     before = listed(root)

@@ -25,7 +25,7 @@ def silent(line: object) -> None:
 
 @pytest.fixture
 def hub_cache(tmp_path: Path) -> Path:
-    """A cache with one whole model of two revisions."""
+    """A cache with one complete model of two revisions."""
     content = files_of(make_tiny(tmp_path / "source"))
     with HubServer(MODEL, content) as server:
         hub.download(MODEL, silent, cache_dir=tmp_path / "hub", endpoint=server.url)

@@ -20,7 +20,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def told(log: pytest.LogCaptureFixture) -> Lines:
-    """The message and the fields of each line so far."""
+    """Return the message and fields of each line so far."""
     return [(record.getMessage(), record.fields) for record in log.records]  # type: ignore[attr-defined]
 
 

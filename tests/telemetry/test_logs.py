@@ -22,7 +22,7 @@ MOMENT = 1_795_334_753.1239  # 2026-11-22T08:05:53.123Z
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """Where a test may send this process's log; everything is as it was afterwards."""
+    """A stream for this process's log; the logging configuration is restored afterwards."""
     saved = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in LOGGERS}
     yield io.StringIO()
     logging.captureWarnings(False)
@@ -33,7 +33,7 @@ def stream() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """`TZ` may be set; `time.tzset` makes it count."""
+    """Restore the time zone after a test that sets `TZ` and calls `time.tzset`."""
     yield monkeypatch
     monkeypatch.undo()
     time.tzset()

@@ -1,4 +1,4 @@
-"""A watchdog over the event loop, and what it tells systemd."""
+"""The event-loop watchdog, and its messages to systemd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TICK_S = 0.01
 
 
 class Bark:
-    """What the watchdog said, and that it did."""
+    """Recorder of the watchdog's callback."""
 
     def __init__(self) -> None:
         self.dump_stacks = ""

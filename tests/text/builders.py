@@ -1,4 +1,4 @@
-"""Model folders' text side, made on the spot: three kinds of tokenizer and the chat templates that go with them."""
+"""Builders of tokenizers, chat templates and model folders for tests."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def byte_level() -> Tokenizer:
 
 
 def sentence(*, strip: bool = True) -> Tokenizer:
-    """BPE with byte tokens and U+2581 for spaces: Llama 2's way with `strip` (a space put before the text and taken
-    off again), Gemma's without."""
+    """BPE with byte tokens and U+2581 for spaces: Llama 2's way with `strip` (a space is prepended to the text and
+    stripped when decoding), Gemma's without."""
     marks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence(marks if strip else marks[1:])
@@ -49,7 +49,7 @@ def sentence(*, strip: bool = True) -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """Unigram with a Metaspace decoder, as T5 and XLNet's heirs use it."""
+    """Unigram with a Metaspace decoder, as in T5 and XLNet."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -59,7 +59,7 @@ def metaspace() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """WordPiece, whose decoder looks at a token's place in the text."""
+    """WordPiece, whose decoding of a token depends on its position in the text."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -73,8 +73,8 @@ OTHER_KINDS = {"metaspace": metaspace, "word_piece": word_piece}
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer | None, **files: Any) -> Path:
-    """A model folder; `config`, `generation_config`, `tokenizer_config`, `special_tokens_map` are JSON objects and
-    `chat_template` is text. config.json has a vocabulary and a context unless it is given."""
+    """Write a model folder; `config`, `generation_config`, `tokenizer_config`, `special_tokens_map` are JSON objects
+    and `chat_template` is text. config.json has a vocabulary and a context unless it is given."""
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))

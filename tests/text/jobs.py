@@ -1,4 +1,4 @@
-"""Jobs of text workers that misbehave in every way, for tests."""
+"""Misbehaving jobs for text workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def echo(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
 
 
 def spin(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """One call into the interpreter's C code that takes for ever and never lets go of the GIL."""
+    """Run a C call of the interpreter that takes for ever and never releases the GIL."""
     enter(RENDERING)
     return str(10 ** (10**9)).encode()
 
@@ -44,7 +44,7 @@ def panic(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
 
 
 def die(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """By the signal whose number `params` holds; with a path in `payload`, only the first time."""
+    """Kill this process with signal `params`; with a path in `payload`, only the first time."""
     enter(TOKENIZING)
     path = Path(payload.decode()) if payload else None
     if path is not None and path.exists():
@@ -57,14 +57,14 @@ def die(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
 
 
 def hold(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """Until the file `payload` is there; no processor time to speak of."""
+    """Sleep until the file `payload` exists."""
     while not Path(payload.decode()).exists():
         time.sleep(0.01)
     return b"held"
 
 
 def grow(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """Keeps 80 MB."""
+    """Leak 80 MB."""
     globals().setdefault("kept", []).append(b"x" * (80 << 20))
     return str(os.getpid()).encode()
 

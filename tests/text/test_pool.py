@@ -13,7 +13,7 @@ from treadle.text import TextPool
 
 
 class Gate:
-    """Work that says when it starts and ends when it is let go."""
+    """Blocking work that signals its start and ends when it is released."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -29,7 +29,7 @@ class Gate:
 
 @asynccontextmanager
 async def pool_of(**options: int) -> AsyncIterator[tuple[TextPool, Callable[[], Any]]]:
-    """A pool, and a function that starts gated work in it and returns its gate and task once it runs."""
+    """Yield a pool and a function that starts gated work, returning its gate and task once it runs."""
     pool, gates = TextPool(**options), []
 
     async def hold() -> tuple[Gate, asyncio.Task[str]]:

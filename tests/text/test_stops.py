@@ -15,7 +15,7 @@ stop_lists = st.lists(st.text("ab", min_size=1, max_size=5), max_size=6)
 
 
 def oracle(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The definition, character by character."""
+    """Reference implementation, character by character."""
     for end in range(1, len(text) + 1):
         complete = [s for s in stops if text[:end].endswith(s)]
         if complete:
