@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..config import Settings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..fronts.connections import ConnectionLimits, Connections
     from ..fronts.models import ServedModel
     from ..fronts.rpc.server import RpcServer
+    from ..fronts.web.serving import WebServer
     from ..models.folder import ModelFolder
     from ..models.in_use import UsageLock
     from ..models.transfer import Transfer
@@ -51,6 +53,20 @@ class ServerReporter(Protocol):
     ) -> None: ...
     def draining(self, running: int, drain_s: float) -> None: ...
     def stopped(self) -> None: ...
+
+
+@dataclass
+class _Parts:
+    """The parts of a server; `rpc` once it is made."""
+
+    model: ServedModel
+    texts: TextWorkers
+    telemetry: Telemetry
+    authenticator: Authenticator
+    connections: dict[str, Connections]
+    web: WebServer
+    spare: DescriptorReserve
+    rpc: RpcServer | None = None
 
 
 class Server:
@@ -83,10 +99,6 @@ class Server:
 
     async def _run(self, shutdown: asyncio.Event) -> int:
         from ..fronts.authentication import Authenticator
-        from ..fronts.models import Models, ServedModel, model_names
-        from ..fronts.web.access import MalformedLog
-        from ..fronts.web.app import create_app
-        from ..fronts.web.serving import WebServer
         from ..telemetry import Telemetry
 
         settings = self.settings
@@ -94,51 +106,69 @@ class Server:
         check_cheaply(settings)
         authenticator = Authenticator.of(settings)
         sock = listen(settings.host, settings.port)
-        telemetry = Telemetry(log_client=settings.log_client, watchdog=self._watchdog)
-        spare = DescriptorReserve()
-        engine = self._engine = engine_for(settings, self._model_folder, [telemetry.metrics], spare)
-        texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), telemetry.metrics)
-        model = ServedModel(model_names(settings), engine, texts, settings.max_tokens)
-        telemetry.metrics.watch(model)
-        authenticator.tell(engine.gate.refuse)
-        telemetry.metrics.watch_keys(authenticator)
-        connections = self._connections(engine, telemetry)
-        app = create_app(Models(model), settings, telemetry, authenticator, connections)
-        malformed = MalformedLog(telemetry.metrics, telemetry.access)
-        web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"], malformed=malformed)
-        serving = asyncio.create_task(web.serve([sock]), name="treadle-web")
-        watching = asyncio.create_task(telemetry.run(), name="treadle-telemetry")
+        parts = self._build(authenticator, Telemetry(log_client=settings.log_client, watchdog=self._watchdog))
+        serving = asyncio.create_task(parts.web.serve([sock]), name="treadle-web")
+        watching = asyncio.create_task(parts.telemetry.run(), name="treadle-telemetry")
         reading = asyncio.create_task(authenticator.keys.watch(aside), name="treadle-keys")
-        rpc: RpcServer | None = None
         try:
-            if settings.grpc_port is not None:
-                rpc = self._rpc(model, telemetry, authenticator, connections["grpc"])
-                await rpc.start()
-            reach = await reach_of(settings, sock.getsockname()[1], None if rpc is None else rpc.port, aside)
-            self._reporter.listening(reach)
-            await until(self._prepare(model, texts, reach), shutdown, serving)
-            await until(first(engine.supervisor.failed(), texts.pool.failed()), shutdown, serving)
-            if texts.pool.is_failed:
-                raise StartFailed(texts.pool.reason)
-            if engine.supervisor.state is EngineState.FAILED:
-                raise StartFailed(f"the engine has failed: {engine.supervisor.reason}")
-            await self._drain(engine, serving)
+            await self._serve(parts, sock.getsockname()[1], shutdown, serving)
         finally:
-            await engine.stop(self._stop_grace_s(engine))
-            close_s = HURRIED_GRACE_S if self._hurried.is_set() else CLOSE_GRACE_S
-            web.stop(close_s)
-            if rpc is not None:
-                await rpc.stop(close_s)
-            await serving
-            telemetry.access.flush(time.monotonic())
+            await self._close(parts, serving)
             watching.cancel()
             reading.cancel()
-            await texts.pool.close()
-            spare.close()
+            await parts.texts.pool.close()
+            parts.spare.close()
             if self._use is not None:
                 self._use.close()
         self._reporter.stopped()
         return 0
+
+    def _build(self, authenticator: Authenticator, telemetry: Telemetry) -> _Parts:
+        """Make the engine, its text side and the HTTP front. Nothing is started."""
+        from ..fronts.models import Models, ServedModel, model_names
+        from ..fronts.web.access import MalformedLog
+        from ..fronts.web.app import create_app
+        from ..fronts.web.serving import WebServer
+
+        settings, metrics = self.settings, telemetry.metrics
+        spare = DescriptorReserve()
+        engine = self._engine = engine_for(settings, self._model_folder, [metrics], spare)
+        texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), metrics)
+        model = ServedModel(model_names(settings), engine, texts, settings.max_tokens)
+        metrics.watch(model)
+        authenticator.tell(engine.gate.refuse)
+        metrics.watch_keys(authenticator)
+        connections = self._connections(engine, telemetry)
+        app = create_app(Models(model), settings, telemetry, authenticator, connections)
+        malformed = MalformedLog(metrics, telemetry.access)
+        web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"], malformed=malformed)
+        return _Parts(model, texts, telemetry, authenticator, connections, web, spare)
+
+    async def _serve(self, parts: _Parts, port: int, shutdown: asyncio.Event, serving: asyncio.Task[None]) -> None:
+        """Load the model and serve it until `shutdown` is set or something fails for good; then drain."""
+        settings, engine, texts = self.settings, parts.model.engine, parts.texts
+        if settings.grpc_port is not None:
+            parts.rpc = self._rpc(parts)
+            await parts.rpc.start()
+        reach = await reach_of(settings, port, None if parts.rpc is None else parts.rpc.port, aside)
+        self._reporter.listening(reach)
+        await until(self._prepare(parts.model, texts, reach), shutdown, serving)
+        await until(first(engine.supervisor.failed(), texts.pool.failed()), shutdown, serving)
+        if texts.pool.is_failed:
+            raise StartFailed(texts.pool.reason)
+        if engine.supervisor.state is EngineState.FAILED:
+            raise StartFailed(f"the engine has failed: {engine.supervisor.reason}")
+        await self._drain(engine, serving)
+
+    async def _close(self, parts: _Parts, serving: asyncio.Task[None]) -> None:
+        """End the engine, then the fronts, whose clients get their last bytes."""
+        await parts.model.engine.stop(self._stop_grace_s(parts.model.engine))
+        close_s = HURRIED_GRACE_S if self._hurried.is_set() else CLOSE_GRACE_S
+        parts.web.stop(close_s)
+        if parts.rpc is not None:
+            await parts.rpc.stop(close_s)
+        await serving
+        parts.telemetry.access.flush(time.monotonic())
 
     def _connections(self, engine: EngineClient, telemetry: Telemetry) -> dict[str, Connections]:
         """Count and limit each front's connections."""
@@ -152,13 +182,17 @@ class Server:
             telemetry.metrics.watch_connections(front, connections)
         return by_front
 
-    def _rpc(
-        self, model: ServedModel, telemetry: Telemetry, authenticator: Authenticator, connections: Connections
-    ) -> RpcServer:
+    def _rpc(self, parts: _Parts) -> RpcServer:
         from ..fronts.rpc.server import RpcServer
 
-        lines = telemetry.access
-        return RpcServer(model, self.settings, telemetry.metrics, authenticator, connections=connections, lines=lines)
+        return RpcServer(
+            parts.model,
+            self.settings,
+            parts.telemetry.metrics,
+            parts.authenticator,
+            connections=parts.connections["grpc"],
+            lines=parts.telemetry.access,
+        )
 
     def hurry(self) -> None:
         """Cut the drain short: the engine is killed, every stream gets its terminal event and every request its line in
