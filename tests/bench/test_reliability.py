@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from benchmarks.scored.figures import Figure, as_seen, auc, counted, quantile
 from benchmarks.scored.page import TARGETS, anchor, written
-from benchmarks.scored.results import keep, row
+from benchmarks.scored.results import row, save
 from benchmarks.scored.supply import locked, packages
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ THEIRS = [Figure("slots left", "12", False)]
 
 def result(tmp_path: Path, *rows: dict[str, object], program: str = "reliability.py run tiny") -> dict[str, Any]:
     file = tmp_path / "result.json"
-    keep(file, f"python benchmarks/{program}", rows)
+    save(file, f"python benchmarks/{program}", rows)
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from treadle.core.refusals import Refusal
-from treadle.fronts.connections import TELL_EVERY_S, Connections, peer_of
+from treadle.fronts.connections import LOG_EVERY_S, Connections, peer_of
 
 
 def test_a_place_is_had_until_the_limit_and_again_when_one_leaves() -> None:
@@ -51,7 +51,7 @@ def test_refusals_are_counted_and_told_once_a_second(caplog: pytest.LogCaptureFi
             books.refused(Refusal.CONNECTIONS)
         books.refused(Refusal.PEER_CONNECTIONS)
         assert len(caplog.messages) == 2
-        now += TELL_EVERY_S
+        now += LOG_EVERY_S
         books.refused(Refusal.CONNECTIONS)
     assert len(told) == 52
     assert books.statistics()["refused"] == {"connections": 51, "peer_connections": 1}

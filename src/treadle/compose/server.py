@@ -136,7 +136,7 @@ class Server:
         texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), metrics)
         model = ServedModel(model_names(settings), engine, texts, settings.max_tokens)
         metrics.watch(model)
-        authenticator.tell(engine.gate.refuse)
+        authenticator.report_refusals_to(engine.gate.refuse)
         metrics.watch_keys(authenticator)
         connections = self._connections(engine, telemetry)
         app = create_app(Models(model), settings, telemetry, authenticator, connections)

@@ -1,9 +1,9 @@
-"""Use of the server by one API key, and the limits that the key has.
+"""Accounts of API keys: their use of the server, and their limits.
 
 Requests and tokens are token buckets that hold one minute's worth and refill steadily. A request is charged for its
-prompt when it has a place, and for its answer when it ends. Tokens may go below zero so: the key waits until they are
+prompt when it is admitted, and for its answer when it ends. Tokens may thus go below zero: the key waits until they are
 above again, and a prompt longer than a minute's worth is served once the bucket is full. A request that the server
-turned away before it ran gets everything back; one that its client took back is charged for what was computed.
+refused before it ran gets everything back; one that its client cancelled is charged for the tokens that were computed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..telemetry.access import RequestRecord
 
 MINUTE_S = 60.0
 SOON_S = 1.0  # until one of a key's sequences is expected to end
-TURNED_AWAY = (Busy, EngineUnavailable, Quarantined)
+REFUSALS = (Busy, EngineUnavailable, Quarantined)
 UNLIMITED = KeyLimits()
 Headers = list[tuple[bytes, bytes]]
 
 
 class Bucket:
-    """`per_minute` credits, refilled steadily. Times are seconds of one clock."""
+    """Token bucket of `per_minute` credits, refilled steadily. Times are seconds of one clock."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -34,24 +34,24 @@ class Bucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """Credits left now; below zero where more was taken than there was."""
+        """Return the credits left now; below zero after an overdraft."""
         self._level = min(float(self.per_minute), self._level + (now - self._at) * self.per_minute / MINUTE_S)
         self._at = now
         return self._level
 
     def take(self, credits: float, now: float) -> None:
-        """Take credits, also more than there are; a negative number gives some back."""
+        """Take credits, overdrawing if need be; a negative number gives some back."""
         self.level(now)
         self._level = min(float(self.per_minute), self._level - credits)
 
     def seconds_until(self, level: float, now: float) -> float:
-        """Seconds until it holds `level` credits; 0 where it does."""
+        """Return the seconds until it holds `level` credits; 0 if it does."""
         return max(0.0, level - self.level(now)) * MINUTE_S / self.per_minute
 
 
 @dataclass(frozen=True)
-class Usage:
-    """What one key has used since the start of the server, requests that have ended, and what it has running now."""
+class KeyUsage:
+    """Use of the server by one key: ended requests since the start of the server, and sequences running now."""
 
     key: str
     running: int
@@ -61,26 +61,26 @@ class Usage:
 
 
 class Account:
-    """The account of one key, or of everyone without one. Lives on the event loop."""
+    """The account of one key, or the shared one of clients without a key. Lives on the event loop."""
 
     def __init__(self, name: str = "", limits: KeyLimits = UNLIMITED, now: float = 0.0) -> None:
         self.name = name
-        self.ids: set[str] = set()  # of requests that live
+        self.ids: set[str] = set()  # of live requests
         self._running = self._requests_seen = self._tokens_seen = self._refused = 0
         self._limits = limits
         self._requests = _bucket(limits.requests_per_minute, now)
         self._tokens = _bucket(limits.tokens_per_minute, now)
 
     def limit(self, limits: KeyLimits, now: float) -> None:
-        """Take on other limits; what is used stays used."""
+        """Change the limits; the use so far stays counted."""
         if limits != self._limits:
             self._limits = limits
             self._requests = _bucket(limits.requests_per_minute, now)
             self._tokens = _bucket(limits.tokens_per_minute, now)
 
     def check(self, now: float, rows: int = 1, prompts: int = 1) -> None:
-        """Raise RateLimited where a request for `rows` sequences, of `prompts` prompts, would be over a limit, and
-        InvalidRequest where it always would be."""
+        """Raise RateLimited if a request for `rows` sequences, of `prompts` prompts, would be over a limit now,
+        InvalidRequest if it always would be."""
         limits = self._limits
         if limits.max_running is not None and rows > limits.max_running:
             raise InvalidRequest(
@@ -88,17 +88,17 @@ class Account:
                 param=param_at_fault(prompts, limits.max_running),
             )
         if limits.max_running is not None and self._running + rows > limits.max_running:
-            raise self._over(f"has {self._running} sequences, of {limits.max_running} that it may have", SOON_S)
+            raise self._refuse(f"has {self._running} sequences, of {limits.max_running} that it may have", SOON_S)
         if self._requests is not None and (wait_s := self._requests.seconds_until(1.0, now)) > 0:
-            raise self._over(f"has used its {limits.requests_per_minute} requests a minute", wait_s)
+            raise self._refuse(f"has used its {limits.requests_per_minute} requests a minute", wait_s)
         if self._tokens is not None and (wait_s := self._tokens.seconds_until(1.0, now)) > 0:
-            raise self._over(f"has used its {limits.tokens_per_minute} tokens a minute", wait_s)
+            raise self._refuse(f"has used its {limits.tokens_per_minute} tokens a minute", wait_s)
 
     @contextlib.contextmanager
     def serve(self, record: RequestRecord, *, rows: int, tokens: int, clock: Any, prompts: int = 1) -> Iterator[None]:
-        """Charge a request for as long as the block runs: one request and about `tokens` for its prompt at the
-        beginning, the rest of what it used at the end. Where the block raises that the server turned it away, and no
-        sequence of it ran (`record.ran`), it has used nothing. Raises like `check`."""
+        """Context manager that charges a request: one request and about `tokens` for its prompt at the beginning, the
+        rest of its use at the end. If the block raises one of REFUSALS, and no sequence of it ran (`record.ran`),
+        nothing is charged. Raises like `check`."""
         now = clock()
         self.check(now, rows, prompts)
         self._running += rows
@@ -107,7 +107,7 @@ class Account:
         served = 1
         try:
             yield
-        except TURNED_AWAY:
+        except REFUSALS:
             served = int(record.ran)
             raise
         finally:
@@ -119,7 +119,7 @@ class Account:
             self._charge(served - 1, used - tokens, clock())
 
     def headers(self, now: float) -> Headers:
-        """`x-ratelimit-*` as OpenAI's clients know them; none for a key without such limits."""
+        """Return `x-ratelimit-*` headers as OpenAI sends them; none for a key without such limits."""
         lines: Headers = []
         for name, bucket in ((b"requests", self._requests), (b"tokens", self._tokens)):
             if bucket is not None:
@@ -130,8 +130,8 @@ class Account:
                 lines.append((b"x-ratelimit-reset-" + name, b"%dms" % round(1000 * full_s)))
         return lines
 
-    def usage(self) -> Usage:
-        return Usage(self.name, self._running, self._requests_seen, self._tokens_seen, self._refused)
+    def usage(self) -> KeyUsage:
+        return KeyUsage(self.name, self._running, self._requests_seen, self._tokens_seen, self._refused)
 
     def _charge(self, requests: int, tokens: int, now: float) -> None:
         if self._requests is not None:
@@ -139,9 +139,9 @@ class Account:
         if self._tokens is not None:
             self._tokens.take(tokens, now)
 
-    def _over(self, what: str, wait_s: float) -> RateLimited:
+    def _refuse(self, cause: str, wait_s: float) -> RateLimited:
         self._refused += 1
-        return RateLimited(f"the API key '{self.name}' {what}: try again later", retry_after_s=wait_s)
+        return RateLimited(f"the API key '{self.name}' {cause}: try again later", retry_after_s=wait_s)
 
 
 def _bucket(per_minute: int | None, now: float) -> Bucket | None:

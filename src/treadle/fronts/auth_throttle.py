@@ -1,9 +1,8 @@
-"""Wrong API keys by the address that they come from: after MOST_WRONG in a minute an address is refused unheard, so
-that keys can't be guessed quickly. The table is bounded; where it is full, the address that was quiet longest is
-forgotten.
+"""Throttle of wrong API keys by address: after MOST_WRONG in a minute an address is refused without a check, so that
+keys can't be guessed quickly. The table is bounded; when it is full, the longest idle address is dropped.
 
-Keys that came from an address before it was refused still open: others behind the same NAT are not locked out. This
-machine's own addresses are never refused, as everybody behind a reverse proxy here has them.
+Keys that came from an address before it was refused still work: other clients behind the same NAT are not locked out.
+This machine's own addresses are never refused, as all clients behind a local reverse proxy have them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class _Peer:
 
 
 class AuthThrottle:
-    """The table of one server, for all its fronts. Times are seconds of one clock."""
+    """Table of one server, for all its fronts. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
@@ -36,7 +35,7 @@ class AuthThrottle:
         return len(self._peers)
 
     def check(self, peer: str, name: str | None, now: float) -> None:
-        """Raise TooManyWrongKeys where `peer` has sent too many wrong keys; not for the key `name`, if that came from
+        """Raise TooManyWrongKeys if `peer` has sent too many wrong keys, except for the key `name` if that came from
         there before."""
         entry = None if is_this_machine(peer) else self._peers.get(_site(peer))
         if entry is None or (name is not None and name in entry.names):
@@ -50,12 +49,12 @@ class AuthThrottle:
             )
 
     def wrong(self, peer: str, keys: int, now: float) -> None:
-        """Count wrong keys that came in one request."""
+        """Count wrong keys of one request."""
         if not is_this_machine(peer):
             self._entry(peer, now).bucket.take(keys, now)
 
     def right(self, peer: str, name: str, now: float) -> None:
-        """The key `name` came from `peer`."""
+        """Remember that the key `name` came from `peer`."""
         if not is_this_machine(peer):
             names = self._entry(peer, now).names
             if len(names) < MOST_NAMES:
@@ -73,6 +72,6 @@ class AuthThrottle:
 
 
 def _site(peer: str) -> str:
-    """Under which wrong keys of `peer` are counted."""
+    """Return the key under which wrong keys of `peer` are counted."""
     address = address_of(peer)
     return peer if address is None else str(site_of(address))

@@ -1,8 +1,8 @@
-"""Callers: on whose behalf a request comes, found from its API key, and what they may do. The key itself goes no
-further.
+"""Authentication of clients: finds the caller of a request by its API key, and the caller's permissions. The key itself
+goes no further.
 
-Without any key configured everyone may do everything, except going before others: that is for this machine alone. With
-keys, `admin` needs a key that has it, or, over gRPC, a client certificate.
+Without any configured key every client may do everything, except requests with a raised priority: those are for this
+machine alone. With keys, `admin` needs a key that has it, or, over gRPC, a client certificate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..core.refusals import Refusal
 from ..errors import InsufficientScope, NotAuthenticated, TooManyWrongKeys
 from ..hosts import is_this_machine
 from ..keys import ALL, Key, KeySource, Scope
-from .accounts import Account, Usage
+from .accounts import Account, KeyUsage
 from .auth_throttle import AuthThrottle
 from .salts import Salts
 from .tenants import peer_tenant
@@ -39,21 +39,21 @@ class Caller:
 
     @property
     def admin(self) -> bool:
-        """It may see, and take back, what is others'."""
+        """Whether it may see, and cancel, requests of other tenants."""
         return Scope.ADMIN in self.scopes
 
     @property
     def tenant(self) -> str:
-        """Whose share of the server it uses."""
+        """The name under which its share of the server is counted."""
         return f"key {self.name}" if self.name else peer_tenant(self.peer)
 
-    def check_admin(self, what: str) -> None:
-        """Raise InsufficientScope unless it may do `what`, which needs the scope admin."""
+    def check_admin(self, action: str) -> None:
+        """Raise InsufficientScope unless it may do `action`, which needs the scope admin."""
         if not self.admin:
-            raise InsufficientScope(f"{what} needs the scope 'admin': {ADMIN_CURE}")
+            raise InsufficientScope(f"{action} needs the scope 'admin': {ADMIN_CURE}")
 
     def check_priority(self, priority: int) -> None:
-        """Raise InsufficientScope for a priority that goes before others, where it may not ask for that."""
+        """Raise InsufficientScope for a raised priority, unless it may ask for that."""
         if priority < 0 and not (self.admin and (self.name or is_this_machine(self.peer))):
             raise InsufficientScope(
                 f"priority is {priority}, and below 0, which goes before others, needs the scope 'admin': leave it "
@@ -63,7 +63,8 @@ class Caller:
 
 
 class Authenticator:
-    """Finds callers, for all fronts of one server. Lives on the event loop. `on_refused` is told each refusal."""
+    """Finder of callers, for all fronts of one server. Lives on the event loop. `on_refused` is called with each
+    refusal."""
 
     def __init__(
         self,
@@ -76,66 +77,66 @@ class Authenticator:
         self.salts = salts or Salts()
         self.clock = clock
         self._on_refused = on_refused
-        self._guesses = AuthThrottle()
-        self._anyone = Account()
+        self._throttle = AuthThrottle()
+        self._shared_account = Account()
         self._accounts: dict[str, Account] = {}
 
     @classmethod
     def of(cls, settings: Settings, on_refused: Callable[[Refusal], None] = lambda reason: None) -> Authenticator:
-        """The one that the settings ask for. Raises ConfigError for a keys file that is missing or malformed."""
+        """Build it from the settings. Raises ConfigError for a keys file that is missing or malformed."""
         return cls(KeySource(settings.api_key, settings.api_keys), on_refused=on_refused)
 
     def caller(self, given: Sequence[bytes], peer: str, *, keyless: frozenset[Scope] | None = None) -> Caller:
-        """Who comes from `peer` with the keys `given`, of which one must be right where keys are configured; `keyless`
-        are the scopes of those who bring none there, None where that is refused.
+        """Return the caller at `peer` with the keys `given`, of which one must be right if keys are configured;
+        `keyless` are the scopes of clients without a key in that case, None if they are refused.
 
         Raises NotAuthenticated, and TooManyWrongKeys with `retry_after_s`.
         """
         given = [key for key in given if key]
         if not self.keys.configured:
-            return self._plain(given[0] if given else b"", peer, ALL)
+            return self._anonymous(given[0] if given else b"", peer, ALL)
         if given:
-            return self._known(given, peer)
+            return self._authenticated(given, peer)
         if keyless is not None:
-            return self._plain(b"", peer, keyless)
+            return self._anonymous(b"", peer, keyless)
         raise self._refusal()
 
-    def tell(self, on_refused: Callable[[Refusal], None]) -> None:
-        """From now on tell `on_refused` of refusals."""
+    def report_refusals_to(self, on_refused: Callable[[Refusal], None]) -> None:
+        """Replace the callback for refusals."""
         self._on_refused = on_refused
 
     def refused(self, reason: Refusal) -> None:
         """Count a refusal."""
         self._on_refused(reason)
 
-    def usage(self) -> list[Usage]:
-        """The keys' use of the server, of those that are valid now."""
+    def usage(self) -> list[KeyUsage]:
+        """Return the use of the server by each key that is valid now."""
         return [self._account(key).usage() for key in self.keys.ring]
 
-    def _plain(self, key: bytes, peer: str, scopes: frozenset[Scope]) -> Caller:
-        return Caller(self.salts.tenant(key), peer, scopes, self._anyone)
+    def _anonymous(self, key: bytes, peer: str, scopes: frozenset[Scope]) -> Caller:
+        return Caller(self.salts.tenant(key), peer, scopes, self._shared_account)
 
-    def _known(self, given: Sequence[bytes], peer: str) -> Caller:
+    def _authenticated(self, given: Sequence[bytes], peer: str) -> Caller:
         found = next(((key, entry) for key in given if (entry := self.keys.ring.find(key)) is not None), None)
         now = self.clock()
         try:
-            self._guesses.check(peer, None if found is None else found[1].name, now)
+            self._throttle.check(peer, None if found is None else found[1].name, now)
         except TooManyWrongKeys:
             self._on_refused(Refusal.TOO_MANY_WRONG_KEYS)
             raise
         if found is None:
-            self._guesses.wrong(peer, len(given), now)
+            self._throttle.wrong(peer, len(given), now)
             raise self._refusal()
         given_key, key = found
-        self._guesses.right(peer, key.name, now)
+        self._throttle.right(peer, key.name, now)
         return Caller(self.salts.tenant(given_key), peer, key.scopes, self._account(key), key.name)
 
     def _account(self, key: Key) -> Account:
-        """The key's account; those of keys that were removed are forgotten when a new one comes."""
+        """Return the key's account; accounts of removed keys are dropped when a new one is made."""
         account = self._accounts.get(key.name)
         if account is None:
             names = {known.name for known in self.keys.ring}
-            self._accounts = {name: held for name, held in self._accounts.items() if name in names}
+            self._accounts = {name: account_ for name, account_ in self._accounts.items() if name in names}
             account = self._accounts[key.name] = Account(key.name, key.limits, self.clock())
         account.limit(key.limits, self.clock())
         return account

@@ -1,8 +1,8 @@
-"""Reader of chat messages, for every front: from what a client sent to the turns that a chat template renders.
+"""Reader of chat messages, for every front: converts a client's messages to the turns that a chat template renders.
 
-Agents send back the messages they received, with the extra keys that their libraries put there. A key that this module
-does not know changes nothing about the prompt and is ignored. A key that would change the answer if it were honoured
-(tool calls, images) is refused by name until it is served, and so is a known key of the wrong type.
+Agents send back the messages they received, with the extra keys that their libraries put there. An unknown key changes
+nothing about the prompt and is ignored. A key that would change the answer if it were honoured (tool calls, images) is
+refused by name until it is served, and so is a known key of the wrong type.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ NEUTRAL_KEYS: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "images": ([],),
 }
-"""Keys of a message that are not served yet, with the values (beside null) that ask for nothing."""
+"""Keys of a message that are not served yet, with their neutral values (besides null)."""
 
 NEUTRAL_PART_KEYS = ("image_url", "input_audio", "audio_url", "video_url", "file")
 """Keys of a text part that are not served yet: only null."""
 
 
 def read_turns(messages: Any, param: str = "messages") -> list[dict[str, Any]]:
-    """The messages as templates know them: role, text or text parts, and only the optional keys that say something.
+    """Convert messages to the form of templates: role, text or text parts, and only the optional keys that have a
+    value.
 
-    Raises InvalidRequest for a malformed message and UnsupportedParameter for one that asks for something that is not
-    served; both name the message and its key.
+    Raises InvalidRequest for a malformed message and UnsupportedParameter for one that needs an unserved feature; both
+    name the message and its key.
     """
     if not isinstance(messages, (list, tuple)):
         raise InvalidRequest(f"{param} is {_kind(messages)}: it must be an array of messages", param=param)
@@ -64,76 +65,76 @@ def _turn(message: Any, at: str) -> dict[str, Any]:
     _refuse_unserved(message, NEUTRAL_KEYS, at)
     turn: dict[str, Any] = {"role": "system" if role in SYSTEM_ROLES else role, "content": _content(message, role, at)}
     for key in CONTINUE_KEYS:
-        _typed(message, key, bool, "true or false", at)
-    name = _typed(message, "name", str, "a string", at)
+        _checked(message, key, bool, "true or false", at)
+    name = _checked(message, "name", str, "a string", at)
     if name is not None:
         turn["name"] = name
-    reasoning = [_typed(message, key, str, "a string", at) for key in ("reasoning_content", "reasoning")]
+    reasoning = [_checked(message, key, str, "a string", at) for key in ("reasoning_content", "reasoning")]
     if any(reasoning):
         turn["reasoning_content"] = reasoning[0] or reasoning[1]
     return turn
 
 
 def _role(message: Mapping[str, Any], at: str) -> str:
-    where, wanted = f"{at}.role", f"it must be one of {', '.join(ROLES)}"
+    param, expected = f"{at}.role", f"it must be one of {', '.join(ROLES)}"
     role = message.get("role")
     if role is None:
-        raise InvalidRequest(f"{where} is missing: {wanted}", param=where)
+        raise InvalidRequest(f"{param} is missing: {expected}", param=param)
     if role in UNSERVED_ROLES:
-        raise UnsupportedParameter(f"{where} '{role}' is not supported here yet: tools are not served", param=where)
+        raise UnsupportedParameter(f"{param} '{role}' is not supported here yet: tools are not served", param=param)
     if role not in ROLES:
-        shown = f"'{role[:40]}'" if isinstance(role, str) else _kind(role)
-        raise InvalidRequest(f"{where} is {shown}: {wanted}", param=where)
+        text = f"'{role[:40]}'" if isinstance(role, str) else _kind(role)
+        raise InvalidRequest(f"{param} is {text}: {expected}", param=param)
     return str(role)
 
 
 def _refuse_unserved(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], at: str) -> None:
-    for key, fine in neutral.items():
+    for key, allowed in neutral.items():
         value = given.get(key)
-        if value is not None and value not in fine:
-            where = f"{at}.{key}"
-            raise UnsupportedParameter(f"{where} is not supported here: leave it out", param=where)
+        if value is not None and value not in allowed:
+            param = f"{at}.{key}"
+            raise UnsupportedParameter(f"{param} is not supported here: leave it out", param=param)
 
 
 def _content(message: Mapping[str, Any], role: str, at: str) -> str | list[dict[str, str]]:
-    """A string, or text parts: joining those is the template's business. An assistant's turn may be empty."""
-    content, where = message.get("content"), f"{at}.content"
+    """Return a string, or text parts: the template joins those. An assistant's turn may be empty."""
+    content, param = message.get("content"), f"{at}.content"
     if isinstance(content, str):
         return content
     if not content and role == "assistant" and (content is None or isinstance(content, (list, tuple))):
         return ""
     if content is None:
-        raise InvalidRequest(f"{where} is missing: give a string", param=where)
+        raise InvalidRequest(f"{param} is missing: give a string", param=param)
     if not isinstance(content, (list, tuple)):
-        raise InvalidRequest(f"{where} is {_kind(content)}: it must be a string or an array of text parts", param=where)
+        raise InvalidRequest(f"{param} is {_kind(content)}: it must be a string or an array of text parts", param=param)
     if not content:
-        raise InvalidRequest(f"{where} is empty: give at least one part", param=where)
+        raise InvalidRequest(f"{param} is empty: give at least one part", param=param)
     if len(content) > MAX_PARTS:
-        raise InvalidRequest(f"{where} has {len(content)} parts: give at most {MAX_PARTS}", param=where)
-    return [{"type": "text", "text": _part_text(part, role, f"{where}[{i}]")} for i, part in enumerate(content)]
+        raise InvalidRequest(f"{param} has {len(content)} parts: give at most {MAX_PARTS}", param=param)
+    return [{"type": "text", "text": _part_text(part, role, f"{param}[{i}]")} for i, part in enumerate(content)]
 
 
 def _part_text(part: Any, role: str, at: str) -> str:
     if not isinstance(part, Mapping):
         raise InvalidRequest(f"{at} is {_kind(part)}: it must be an object with a type", param=at)
-    kind, where = part.get("type"), f"{at}.type"
+    kind, param = part.get("type"), f"{at}.type"
     if not isinstance(kind, str):
-        raise InvalidRequest(f"{where} is {_kind(kind)}: it must be 'text'", param=where)
+        raise InvalidRequest(f"{param} is {_kind(kind)}: it must be 'text'", param=param)
     refusal = kind == REFUSAL_PART and role == "assistant"
     if not refusal and kind not in TEXT_PARTS:
-        raise UnsupportedParameter(f"{where} '{kind[:40]}' is not supported here: this model reads text", param=where)
+        raise UnsupportedParameter(f"{param} '{kind[:40]}' is not supported here: this model reads text", param=param)
     _refuse_unserved(part, dict.fromkeys(NEUTRAL_PART_KEYS, ()), at)
     key = REFUSAL_PART if refusal else "text"
-    text = _typed(part, key, str, "a string", at)
+    text = _checked(part, key, str, "a string", at)
     if text is None:
         raise InvalidRequest(f"{at}.{key} is missing: give a string", param=f"{at}.{key}")
     return str(text)
 
 
-def _typed(given: Mapping[str, Any], key: str, kind: type, wanted: str, at: str) -> Any:
+def _checked(given: Mapping[str, Any], key: str, kind: type, expected: str, at: str) -> Any:
     value = given.get(key)
     if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{at}.{key} is {_kind(value)}: it must be {wanted}", param=f"{at}.{key}")
+        raise InvalidRequest(f"{at}.{key} is {_kind(value)}: it must be {expected}", param=f"{at}.{key}")
     return value
 
 

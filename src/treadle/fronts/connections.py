@@ -1,5 +1,5 @@
-"""Connections by count: how many are open, how many each peer holds, and why others were refused. Plain bookkeeping,
-without sockets."""
+"""Counts of connections: open ones, in all and per peer, and refused ones by reason. Pure bookkeeping, without
+sockets."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..hosts import address_of, site_of
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY_S = 1.0
+LOG_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is counted, the reasons of its refusals, and their cures."""
+class ConnectionKind:
+    """A kind of counted object, the reasons of its refusals, and their cures."""
 
     name: str
     full: Refusal
     share: Refusal
-    words: Mapping[Refusal, str]
+    cures: Mapping[Refusal, str]
 
 
-CONNECTIONS = Kind(
+CONNECTIONS = ConnectionKind(
     "connections",
     Refusal.CONNECTIONS,
     Refusal.PEER_CONNECTIONS,
@@ -38,7 +38,7 @@ CONNECTIONS = Kind(
         Refusal.PEER_CONNECTIONS: "one address already has {per_peer}: let its clients reuse connections",
     },
 )
-CALLS = Kind(
+CALLS = ConnectionKind(
     "calls",
     Refusal.CALLS,
     Refusal.PEER_CALLS,
@@ -48,7 +48,7 @@ CALLS = Kind(
         Refusal.MESSAGE_TIMEOUT: "no message came in time: look for clients that open calls and send nothing",
     },
 )
-STREAMS = Kind(
+STREAMS = ConnectionKind(
     "streams of Watch and reflection",
     Refusal.STREAMS,
     Refusal.PEER_STREAMS,
@@ -61,7 +61,7 @@ STREAMS = Kind(
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Most connections of HTTP and of gRPC, and of one peer's address among them. `None` is no limit."""
+    """Limits of HTTP and gRPC connections, in all and per peer's address. `None` is no limit."""
 
     http: int | None = None
     http_per_peer: int | None = None
@@ -70,8 +70,9 @@ class ConnectionLimits:
 
 
 class Connections:
-    """The connections of one front, or what else of its `kind` it holds. `parts` are the books of what runs on them, by
-    name. The peer "" has no limit of its own: `peer_of` says that of this machine, where a proxy speaks for many."""
+    """Counter of one front's connections, or of other objects of its `kind`. `parts` are the counters of calls that run
+    on them, by name. The peer "" has no limit of its own: `peer_of` returns it for this machine, where a proxy speaks
+    for many clients."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Connections:
         per_peer: int | None = None,
         *,
         front: str = "HTTP",
-        kind: Kind = CONNECTIONS,
+        kind: ConnectionKind = CONNECTIONS,
         on_refused: Callable[[Refusal], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,10 +94,10 @@ class Connections:
         self._clock = clock
         self._peers: Counter[str] = Counter()
         self._refused: Counter[Refusal] = Counter()
-        self._told: dict[Refusal, float] = {}
+        self._logged_at: dict[Refusal, float] = {}
 
     def enter(self, peer: str) -> Refusal | None:
-        """Count one of `peer`; or the reason why there is no place for it."""
+        """Count one of `peer`, or return the reason of its refusal."""
         if self.limit is not None and self.open >= self.limit:
             return self.kind.full
         if self.per_peer is not None and peer and self._peers[peer] >= self.per_peer:
@@ -107,7 +108,7 @@ class Connections:
         return None
 
     def leave(self, peer: str) -> None:
-        """A connection that had entered has ended."""
+        """Count the end of a connection that had entered."""
         self.open -= 1
         if peer:
             self._peers[peer] -= 1
@@ -115,18 +116,18 @@ class Connections:
                 del self._peers[peer]
 
     def refused(self, reason: Refusal) -> None:
-        """Count a connection that was refused, and say so in the log, TELL_EVERY_S apart at least."""
+        """Count a refused connection, and log it at most every LOG_EVERY_S seconds."""
         self._refused[reason] += 1
         self._on_refused(reason)
         now = self._clock()
-        if now - self._told.get(reason, -TELL_EVERY_S) >= TELL_EVERY_S:
-            self._told[reason] = now
+        if now - self._logged_at.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._logged_at[reason] = now
             count = self._refused[reason]
-            words = (self._front, self.kind.name, count, self.why(reason))
-            log.warning("%s %s are refused (%d so far): %s", *words)
+            cures = (self._front, self.kind.name, count, self.explain(reason))
+            log.warning("%s %s are refused (%d so far): %s", *cures)
 
     def statistics(self) -> dict[str, Any]:
-        """Plain values for `/v1/status`."""
+        """Return plain values for `/v1/status`."""
         return {
             "open": self.open,
             "limit": self.limit,
@@ -137,13 +138,14 @@ class Connections:
             **{name: part.statistics() for name, part in self.parts.items()},
         }
 
-    def why(self, reason: Refusal) -> str:
-        """The cause and the cure of a refusal."""
-        return self.kind.words[reason].format(limit=self.limit, per_peer=self.per_peer)
+    def explain(self, reason: Refusal) -> str:
+        """Return the cause and the cure of a refusal."""
+        return self.kind.cures[reason].format(limit=self.limit, per_peer=self.per_peer)
 
 
 def peer_of(host: str) -> str:
-    """Whose connection it is: the address, or the network of an IPv6 address's host. "" for this machine."""
+    """Return the name under which a connection is counted: the address, or the network of an IPv6 address's host. ""
+    for this machine."""
     address = address_of(host.partition("%")[0])
     if address is None or address.is_loopback:
         return ""

@@ -1,4 +1,4 @@
-"""The prefix cache, as the fronts show and empty it."""
+"""Statistics and reset of the prefix cache, for the fronts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ RESET_JOB = "reset_prefix_cache"
 
 
 def hit_rate(prefix: PrefixStatistics) -> float:
-    """The part of the tokens looked up that was found; 0 before any was."""
+    """Return the part of the looked-up tokens that was found; 0 before any look-up."""
     return prefix.reused / prefix.looked_up if prefix.looked_up else 0.0
 
 
 def prefix_status(engine: EngineClient) -> dict[str, Any]:
-    """What `/v1/status` shows of it: the numbers of the engine's last report, in tokens and bytes."""
-    report, can = engine.report, engine.capabilities
+    """Return the entry of `/v1/status`: the numbers of the engine's last report, in tokens and bytes."""
+    report, capabilities = engine.report, engine.capabilities
     prefix = PrefixStatistics() if report is None else report.statistics.runner.prefix
     return {
-        "enabled": can is not None and can.prefix_cache,
+        "enabled": capabilities is not None and capabilities.prefix_cache,
         "looked_up_tokens": prefix.looked_up,
         "reused_tokens": prefix.reused,
         "hit_rate": round(hit_rate(prefix), 6),
@@ -33,8 +33,8 @@ def prefix_status(engine: EngineClient) -> dict[str, Any]:
 
 
 async def reset_prefixes(engine: EngineClient) -> int:
-    """Drop every cached prompt that no running request uses, between two steps; how many tokens that were. Raises
-    EngineUnavailable where there is no engine, EngineDied where it was lost meanwhile."""
+    """Drop every cached prompt that no running request uses, between two steps; return the dropped tokens. Raises
+    EngineUnavailable if there is no engine, EngineDied if it was lost meanwhile."""
     if engine.capabilities is not None and not engine.capabilities.prefix_cache:
         return 0
     return int(await engine.jobs.run(RESET_JOB))

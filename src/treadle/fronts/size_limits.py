@@ -1,4 +1,4 @@
-"""How large requests may be, from the model's context: what could never fit is refused before it is parsed."""
+"""Limits of request sizes, derived from the model's context: requests that can never fit are refused before parsing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNKNOWN_MESSAGE_BYTES = 16 << 20
 
 
 def body_bytes(model: TextView, context: int) -> int:
-    """The longest request body: the context full of the longest tokens, each byte escaped, and the other fields.
+    """Return the longest request body: the context full of the longest tokens, each byte escaped, and the other fields.
 
     At least LEAST_BODY_BYTES, so that a prompt which is merely too long is counted and refused by its tokens.
     """
@@ -25,8 +25,8 @@ def body_bytes(model: TextView, context: int) -> int:
 
 
 def message_bytes(context: int | None, longest_token: int = VARINT_BYTES) -> int:
-    """The longest gRPC message: the context full of token ids or, as text, of long tokens, and the other fields.
-    Without a context, as much as the transport may take before one is known."""
+    """Return the longest gRPC message: the context full of token ids or, as text, of long tokens, and the other fields.
+    Without a context, the transport's limit before one is known."""
     if context is None:
         return UNKNOWN_MESSAGE_BYTES
     return min(MOST_BODY_BYTES, context * max(VARINT_BYTES, min(TEXT_BYTES, longest_token)) + OTHER_FIELDS_BYTES)

@@ -1,5 +1,4 @@
-"""Request bodies as strict JSON, for every place that parses one: the event loop for small ones, text workers for the
-rest."""
+"""Strict JSON parser of request bodies: on the event loop for small ones, in text workers for large ones."""
 
 from __future__ import annotations
 
@@ -13,19 +12,19 @@ MAX_BRACKETS = 500_000
 MAX_VALUES = 4_000_000
 INLINE_BYTES = 64 * 1024
 INLINE_VALUES = 2048
-"""Parsing and checking so many values costs the event loop about a millisecond."""
+"""Parsing and checking this number of values takes the event loop about a millisecond."""
 
 
 def is_small(body: bytes) -> bool:
-    """Whether the event loop may parse the body: counted before anything is parsed, as a small body may hold many
-    values."""
+    """Whether the event loop may parse the body. Values are counted before parsing, as a short body may hold many."""
     if len(body) > INLINE_BYTES:
         return False
     return sum(map(body.count, (b",", b"[", b"{"))) <= INLINE_VALUES
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The body's JSON object, strictly: UTF-8, no NaN, no duplicate keys, no lone surrogates. Raises InvalidRequest."""
+    """Parse the body's JSON object strictly: UTF-8, no NaN, no duplicate keys, no lone surrogates. Raises
+    InvalidRequest."""
     if not body.strip():
         raise InvalidRequest("the request has no body: send a JSON object")
     if len(body) > MAX_BRACKETS and body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
@@ -56,7 +55,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object as a dict; what no honest client sends is refused here, before it costs more."""
+    """Build a dict of an object; too many or duplicate keys are refused here, before they cost more."""
     if len(pairs) > MAX_KEYS:
         raise InvalidRequest(f"the body's JSON has an object of {len(pairs)} keys: give at most {MAX_KEYS}")
     found = dict(pairs)

@@ -63,7 +63,7 @@ class Echoed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    """Each prompt's number of tokens, their ids (four bytes each; none where they are too many), and echoes."""
+    """Each prompt's number of tokens, their ids (four bytes each; empty for prompts over the limit), and echoes."""
 
     counts: list[int]
     ids: list[bytes]
@@ -73,7 +73,7 @@ class Tokenized(msgspec.Struct, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 
 
-# In the worker
+# Jobs in the worker
 
 
 def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -126,7 +126,7 @@ def tokenized(prompts: Sequence[Sequence[int]], context: int, echoes: Sequence[E
 JOBS = {"text": text_job, "messages": messages_job, "bundle": bundle_job}
 
 
-# On the event loop
+# Calls on the event loop
 
 
 async def tokenize_text(

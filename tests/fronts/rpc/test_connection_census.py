@@ -20,10 +20,10 @@ from treadle.fronts.rpc.connection_census import ConnectionCensus
 def test_clients_are_counted_until_they_have_gone() -> None:
     books = Connections()
     it = ConnectionCensus(books)
-    assert it.take_in([("192.0.2.1", 1), ("192.0.2.1", 2), ("127.0.0.1", 3)]) == []
-    assert it.take_in([("192.0.2.1", 2), ("127.0.0.1", 3)]) == []
+    assert it.update([("192.0.2.1", 1), ("192.0.2.1", 2), ("127.0.0.1", 3)]) == []
+    assert it.update([("192.0.2.1", 2), ("127.0.0.1", 3)]) == []
     assert (books.open, books.statistics()["most_of_a_peer"]) == (2, 1)
-    assert it.take_in([]) == []
+    assert it.update([]) == []
     assert books.open == 0
 
 
@@ -32,15 +32,15 @@ def test_the_newest_beyond_a_peers_share_are_surplus() -> None:
     books = Connections(10, 2, on_refused=told.append)
     it = ConnectionCensus(books)
     first = [("192.0.2.1", 1), ("192.0.2.1", 2)]
-    assert it.take_in(first) == []
-    assert it.take_in([("192.0.2.1", 3), *first, ("192.0.2.2", 4)]) == [("192.0.2.1", 3)]
+    assert it.update(first) == []
+    assert it.update([("192.0.2.1", 3), *first, ("192.0.2.2", 4)]) == [("192.0.2.1", 3)]
     assert told == [Refusal.PEER_CONNECTIONS]
-    assert it.take_in([*first, ("192.0.2.2", 4)]) == []
+    assert it.update([*first, ("192.0.2.2", 4)]) == []
 
 
 def test_beyond_the_limit_in_all_the_core_itself_closes() -> None:
     books = Connections(1)
-    assert ConnectionCensus(books).take_in([("192.0.2.1", 1), ("192.0.2.2", 2)]) == []
+    assert ConnectionCensus(books).update([("192.0.2.1", 1), ("192.0.2.2", 2)]) == []
     assert books.open == 1
 
 
@@ -107,8 +107,8 @@ async def test_a_crowd_of_watchers_is_bounded_and_one_task_looks_for_all(monkeyp
 
     from treadle.fronts.rpc import call_slots, health
 
-    monkeypatch.setattr(call_slots, "STREAMS_OF_A_PEER", 5)
-    monkeypatch.setattr(health, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(call_slots, "STREAMS_PER_PEER", 5)
+    monkeypatch.setattr(health, "POLL_S", 0.01)
     async with worker(start=False) as w:
         stub = health_pb2_grpc.HealthStub(w.channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(5)]

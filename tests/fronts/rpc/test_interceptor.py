@@ -17,7 +17,7 @@ from tests.support.aio import in_loop
 from treadle.core.refusals import Refusal
 from treadle.fronts.connections import Connections
 from treadle.fronts.rpc import call_slots, interceptor
-from treadle.fronts.rpc.call_slots import CALLS_BESIDE, CallSlots
+from treadle.fronts.rpc.call_slots import EXTRA_CALLS, CallSlots
 from treadle.keys import Key, digest
 from treadle.keys.file import add
 
@@ -106,7 +106,7 @@ async def test_a_stream_of_requests_may_not_fall_silent(monkeypatch: pytest.Monk
 async def test_one_address_does_not_take_the_places_of_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(call_slots, "CALLS_OF_A_PEER", -10)  # of 6: with two sequences at work and two waiting
+    monkeypatch.setattr(call_slots, "EXTRA_CALLS_PER_PEER", -10)  # of 6: with two sequences at work and two waiting
     books = Connections(front="gRPC")
     async with worker(connections=books) as w:
         calls = books.parts["calls"]
@@ -130,8 +130,8 @@ async def test_one_address_does_not_take_the_places_of_others(
 @pytest.mark.usefixtures("peers")
 @in_loop
 async def test_long_lived_streams_have_a_share_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_slots, "STREAMS_OF_A_PEER", 3)
-    monkeypatch.setattr(call_slots, "MOST_STREAMS", 4)
+    monkeypatch.setattr(call_slots, "STREAMS_PER_PEER", 3)
+    monkeypatch.setattr(call_slots, "MAX_STREAMS", 4)
     books = Connections(front="gRPC")
     async with worker(connections=books) as w:
         stub = health_pb2_grpc.HealthStub(w.channel)
@@ -171,8 +171,8 @@ async def test_a_client_that_leaves_before_its_message_writes_nothing_to_the_log
 def test_a_share_holds_all_that_one_gateway_may_want_and_is_never_all() -> None:
     for sequences in (1, 32, 512, 4096, 100_000):
         books = CallSlots(sequences).calls
-        assert books.limit == 2 * sequences + CALLS_BESIDE
+        assert books.limit == 2 * sequences + EXTRA_CALLS
         assert books.per_peer is not None
         assert books.per_peer <= books.limit * 3 / 4
         assert books.per_peer >= 2 * sequences or sequences > 4096
-    assert {*books.kind.words} == {Refusal.CALLS, Refusal.PEER_CALLS, Refusal.MESSAGE_TIMEOUT}
+    assert {*books.kind.cures} == {Refusal.CALLS, Refusal.PEER_CALLS, Refusal.MESSAGE_TIMEOUT}

@@ -78,7 +78,7 @@ async def test_a_body_counts_from_its_first_bytes_until_it_is_let_go() -> None:
     with Body(budget, "alice") as body:
         assert await read(sends(b"x" * 4, b"y" * 4), body) == b"xxxxyyyy"
         assert budget.held == 8
-        body.let_go()
+        body.release()
         assert (budget.held, body.data) == (0, b"")
     assert budget.held == 0
     with Body(budget, "alice") as body, pytest.raises(RequestTooLarge):
@@ -109,7 +109,7 @@ def test_small_bodies_always_come_in() -> None:
     assert budget.held == EXEMPT_BYTES + 1
     with pytest.raises(Busy):
         small.grow(EXEMPT_BYTES + 1)
-    large.let_go()
+    large.release()
     small.grow(EXEMPT_BYTES + 1)
-    small.let_go()
+    small.release()
     assert budget.held == 0

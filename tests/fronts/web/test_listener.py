@@ -18,7 +18,7 @@ from tests.support.aio import in_loop
 from treadle.core.refusals import Refusal
 from treadle.fronts.connections import Connections
 from treadle.fronts.web import listener, protocol
-from treadle.fronts.web.listener import Listener, Place
+from treadle.fronts.web.listener import ConnectionSlot, Listener
 from treadle.fronts.web.serving import WebServer
 
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -87,7 +87,7 @@ async def test_what_is_the_machines_own_business_is_not_answered_to_others_in_a_
 async def test_silent_connections_in_spare_places_give_way_to_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are places, and none of them waits for its own deadline."""
     monkeypatch.setattr(protocol, "SPARE_S", 60.0)
-    monkeypatch.setattr(listener, "SPARE_PLACES", 3)
+    monkeypatch.setattr(listener, "SPARE_SLOTS", 3)
     books = Connections(1)
     async with front() as f, served(f, connections=books) as (web, port):
         held = await full(web, port, 1)
@@ -159,13 +159,13 @@ class Exhausted:
 class Silent(asyncio.Protocol):
     answering = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ConnectionSlot) -> None:
         self.place = place
 
     def connection_lost(self, error: Exception | None) -> None:
         self.place.leave()
 
-    def push_out(self) -> None:
+    def evict(self) -> None:
         raise AssertionError("there is room")
 
 
@@ -200,7 +200,7 @@ async def test_a_closed_listener_accepts_nothing_and_stays_closed_when_a_place_i
     books = Connections(0)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         it = Listener([sock], Silent, books)
-        place = Place(it, "", Refusal.CONNECTIONS)
+        place = ConnectionSlot(it, "", Refusal.CONNECTIONS)
         it.close()
         place.leave()
         place.leave()
@@ -217,7 +217,7 @@ async def test_a_closed_listener_accepts_nothing_and_stays_closed_when_a_place_i
 async def test_a_connection_that_ends_while_it_is_accepted_leaves_nothing_behind() -> None:
     books = Connections(5)
 
-    def broken(place: Place) -> asyncio.Protocol:
+    def broken(place: ConnectionSlot) -> asyncio.Protocol:
         raise OSError("it has gone")
 
     with socket.create_server(("127.0.0.1", 0)) as sock:

@@ -1,1 +1,1 @@
-"""The gRPC front: Treadle as a worker of the SMG gateway."""
+"""gRPC front: Treadle as a worker of the SMG gateway."""

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder as one zip, for gateways that do not have the folder."""
+"""Zip of a model folder's tokenizer, for gateways that do not have the folder."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ FILES = (
     "generation_config.json",
     "chat_template.json",
 )
-READ = ("tokenizer.json", "config.json")
-"""Files that the server itself has read for what they are: links to them may lead anywhere."""
+PARSED = ("tokenizer.json", "config.json")
+"""Files that the server has parsed itself: links to them may lead anywhere."""
 TEMPLATE = "chat_template.jinja"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same folder gives the same bytes
 
 
 def bundle_of(folder: Path, template: ChatTemplate | None) -> bytes:
-    """A zip of what text needs: tokenizer, configuration, and the chat template in use. No weights, no code, and no
-    file elsewhere that a link in a stranger's folder names."""
+    """Build a zip of tokenizer, configuration, and the chat template in use. It holds no weights, no code, and no file
+    outside of the folder that a link in an untrusted folder names."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name in FILES:
             path = folder / name
-            if path.is_file() and (name in READ or _is_the_models(path, folder)):
+            if path.is_file() and (name in PARSED or _belongs_to_model(path, folder)):
                 archive.writestr(_entry(name), path.read_bytes())
         if template is not None:
             archive.writestr(_entry(TEMPLATE), template.source)
     return buffer.getvalue()
 
 
-def _is_the_models(path: Path, folder: Path) -> bool:
-    """Whether a file lies in the folder, or where the hub's cache keeps the files that its snapshots link to."""
+def _belongs_to_model(path: Path, folder: Path) -> bool:
+    """Whether a file lies in the folder, or among the files that the hub's cache links its snapshots to."""
     real, home = path.resolve(), folder.resolve()
     in_cache = home.parent.name == "snapshots" and real.is_relative_to(home.parent.parent / "blobs")
     return in_cache or real.is_relative_to(home)
 
 
 def chunks_of(bundle: bytes) -> Iterator[tuple[bytes, str]]:
-    """Pieces of CHUNK_BYTES; the hexadecimal sha256 of the whole comes with the last, and is empty before."""
+    """Yield pieces of CHUNK_BYTES; the hexadecimal sha256 of the whole comes with the last, and is empty before."""
     digest = hashlib.sha256(bundle).hexdigest()
     for at in range(0, len(bundle), CHUNK_BYTES):
         yield bundle[at : at + CHUNK_BYTES], digest if at + CHUNK_BYTES >= len(bundle) else ""

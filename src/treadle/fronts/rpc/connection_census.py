@@ -1,5 +1,5 @@
-"""The gRPC server's connections, counted from outside: its C core accepts them by itself, tells Python nothing of them
-and limits only how many there are in all. What one address has too many of is shut down here."""
+"""Census of the gRPC server's connections: its C core accepts them itself, reports nothing about them to Python and
+limits only their total. Connections beyond a peer's share are shut down here."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..connections import Connections, peer_of
 
 EVERY_S = 1.0
 SHARE = 0.02
-"""Most of a CPU that looking may take, however many descriptors there are to look at."""
+"""Share of a CPU that scans may take, for any number of descriptors."""
 OWN_FILES = next((path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.is_dir()), Path("/dev/fd"))
 
 Client = tuple[str, int]
 
 
 class ConnectionCensus:
-    """Counts the connections to `port` in `connections`, and ends those beyond its share per peer, the newest first.
+    """Counter of the connections to `port` in `connections`, which ends those beyond a peer's share, the newest first.
     A connection is seen up to EVERY_S after it was accepted."""
 
     def __init__(self, connections: Connections) -> None:
@@ -32,25 +32,25 @@ class ConnectionCensus:
         self._known: dict[Client, str] = {}
 
     async def run(self, port: int) -> None:
-        """Look again and again, until cancelled."""
+        """Scan periodically, until cancelled."""
         while True:
             began = time.monotonic()
-            with contextlib.suppress(OSError):  # no descriptor is left to look with: later
-                await self._look(port)
+            with contextlib.suppress(OSError):  # no descriptor is left: scan later
+                await self._scan(port)
             took_s = time.monotonic() - began
             await asyncio.sleep(max(EVERY_S, took_s / SHARE))
 
-    async def _look(self, port: int) -> None:
-        """Count, and end what is too much. Raises OSError where there is no descriptor to look with."""
-        surplus = self.take_in(await asyncio.to_thread(lambda: list(_clients(port))))
+    async def _scan(self, port: int) -> None:
+        """Count, and end the surplus. Raises OSError if no descriptor is left to scan with."""
+        surplus = self.update(await asyncio.to_thread(lambda: list(_clients(port))))
         if surplus:
             await asyncio.to_thread(_shut_down, port, frozenset(surplus))
 
-    def take_in(self, clients: Iterable[Client]) -> list[Client]:
-        """Count `clients`, all who are connected now; returns those of them for whom there is no place."""
+    def update(self, clients: Iterable[Client]) -> list[Client]:
+        """Count `clients`, which are all that are connected now; return the refused ones."""
         now = dict.fromkeys(clients)
-        for gone in [client for client in self._known if client not in now]:
-            self._connections.leave(self._known.pop(gone))
+        for closed in [client for client in self._known if client not in now]:
+            self._connections.leave(self._known.pop(closed))
         return [client for client in now if client not in self._known and not self._enter(client)]
 
     def _enter(self, client: Client) -> bool:
@@ -61,11 +61,11 @@ class ConnectionCensus:
             return False
         if reason is None:
             self._known[client] = peer
-        return True  # the core itself holds to the limit in all
+        return True  # the core itself enforces the total limit
 
 
 def _clients(port: int) -> Iterator[Client]:
-    """The other ends of this process's TCP connections to `port`."""
+    """Yield the remote ends of this process's TCP connections to `port`."""
     for sock, client in _connected(port):
         sock.close()
         yield client
@@ -80,7 +80,8 @@ def _shut_down(port: int, clients: frozenset[Client]) -> None:
 
 
 def _connected(port: int) -> Iterator[tuple[socket.socket, Client]]:
-    """Those connections, each with a descriptor of its own that the caller closes: the core's may go at any time."""
+    """Yield those connections, each with a descriptor of its own that the caller closes: the core's may close at any
+    time."""
     for name in os.listdir(OWN_FILES):
         sock = _socket_at(int(name))
         if sock is not None:
@@ -92,7 +93,7 @@ def _connected(port: int) -> Iterator[tuple[socket.socket, Client]]:
 
 
 def _socket_at(descriptor: int) -> socket.socket | None:
-    """A duplicate of the descriptor, where that is a socket."""
+    """Return a duplicate of the descriptor; None if it is no socket."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             copy = os.dup(descriptor)

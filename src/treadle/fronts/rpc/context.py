@@ -1,4 +1,4 @@
-"""A call, and how it is refused."""
+"""Interface of a gRPC call, and its refusal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..tenants import TICKET
 
 
 class Context(Protocol):
-    """One call, as grpc.aio gives it."""
+    """One call, as grpc.aio passes it to a handler."""
 
     async def read(self) -> Any:
-        """The next message, or grpc.aio.EOF after the last."""
+        """Return the next message, or grpc.aio.EOF after the last."""
         ...
 
     async def write(self, message: Any) -> None:
@@ -24,11 +24,11 @@ class Context(Protocol):
         ...
 
     def peer(self) -> str:
-        """The client's address, as a URI."""
+        """Return the client's address, as a URI."""
         ...
 
     def invocation_metadata(self) -> Any:
-        """Pairs of names and values that came with the call."""
+        """Return the pairs of names and values that came with the call."""
         ...
 
     async def abort(self, code: Any, details: str, trailing_metadata: tuple[tuple[str, str], ...]) -> NoReturn:
@@ -37,23 +37,23 @@ class Context(Protocol):
 
 
 def client_of(context: Context) -> str:
-    """The client's address with its port: gRPC says `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
+    """Return the client's address with its port: gRPC writes `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
     return unquote(context.peer()).partition(":")[2]
 
 
 def host_of(context: Context) -> str:
-    """The client's address without its port."""
+    """Return the client's address without its port."""
     return client_of(context).rpartition(":")[0].strip("[]")
 
 
-def gone() -> asyncio.CancelledError:
-    """Ends the handler of a call whose client has left: grpc.aio writes a traceback for other exceptions."""
+def client_left() -> asyncio.CancelledError:
+    """Return the exception that ends the handler of a call whose client has left: grpc.aio logs a traceback for
+    others."""
     return asyncio.CancelledError("the client has left")
 
 
 async def refuse(context: Context, error: TreadleError) -> NoReturn:
-    """End the call with the error's status; its code, when to come again and the ticket of the place that is kept go
-    along as metadata."""
+    """End the call with the error's status. Its code, the time to retry and the ticket go along as metadata."""
     metadata = [("treadle-error", error.code)]
     if error.retry_after_s is not None:
         metadata.append(("retry-after-ms", str(round(1000 * error.retry_after_s))))
@@ -62,11 +62,11 @@ async def refuse(context: Context, error: TreadleError) -> NoReturn:
     try:
         await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
     except grpc.aio.InternalError as error_of_core:
-        raise gone() from error_of_core
+        raise client_left() from error_of_core
 
 
 class NotImplementedHere(InvalidRequest):
-    """A field asks for something this worker does not do: the gateway may have another that does."""
+    """A field needs a feature that this worker lacks: the gateway may have another that has it."""
 
     code = "not_implemented"
     http_status = 501

@@ -1,9 +1,9 @@
 """Authentication of gRPC calls: the caller is found before a message is received.
 
-A key comes as metadata, `authorization: Bearer KEY` or `x-api-key: KEY`; a wrong one is refused whoever sends it. The
-SMG gateway sends none: where keys are configured, a call without one is taken from this machine, with a certificate
-that `--grpc-client-ca` signed, or from anywhere with `--grpc-no-auth`; never with `--grpc-auth`. `grpc.health.v1`
-answers everyone.
+A key comes as metadata, `authorization: Bearer KEY` or `x-api-key: KEY`; a wrong one is always refused. The SMG gateway
+sends none: where keys are configured, a call without one is accepted from this machine, with a certificate that
+`--grpc-client-ca` signed, or from anywhere with `--grpc-no-auth`; never with `--grpc-auth`. `grpc.health.v1` answers
+every client.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ _CALLER: ContextVar[Caller] = ContextVar("treadle_grpc_caller")
 
 
 def caller_of() -> Caller:
-    """Who sent the call that is being answered."""
+    """Return the caller of the current call."""
     return _CALLER.get()
 
 
 class KeyGuard:
-    """Knows who may come: whom `door` knows, and whom the settings trust without a key."""
+    """Admission of callers: those that `authenticator` knows, and those that the settings trust without a key."""
 
-    def __init__(self, door: Authenticator, settings: Settings) -> None:
-        self._door = door
-        self._ask_everyone = settings.grpc_auth
+    def __init__(self, authenticator: Authenticator, settings: Settings) -> None:
+        self._authenticator = authenticator
+        self._key_required = settings.grpc_auth
         self._certified = settings.grpc_client_ca is not None
-        self._ask_nobody = settings.grpc_no_auth
+        self._key_optional = settings.grpc_no_auth
 
     def enter(self, context: Context, details: Any) -> None:
         """Find the caller of a call by its metadata. Raises NotAuthenticated, TooManyWrongKeys, InvalidRequest."""
         if details.method not in OPEN:
             peer = host_of(context)
             keys = _keys_in(details.invocation_metadata)
-            _CALLER.set(self._door.caller(keys, peer, keyless=self._trusted(peer)))
+            _CALLER.set(self._authenticator.caller(keys, peer, keyless=self._trusted(peer)))
 
     def _trusted(self, peer: str) -> frozenset[Scope] | None:
-        """The scopes of a caller without a key, where keys are configured."""
-        if self._ask_everyone:
+        """Return the scopes of a caller without a key, where keys are configured; None if it is refused."""
+        if self._key_required:
             return None
         if self._certified:
             return ALL
-        return USE if self._ask_nobody or is_this_machine(peer) else None
+        return USE if self._key_optional or is_this_machine(peer) else None
 
 
-async def check_admin(context: Context, door: Authenticator, what: str) -> None:
-    """End the call with PERMISSION_DENIED unless its caller may do `what`, which needs the scope admin."""
+async def check_admin(context: Context, authenticator: Authenticator, action: str) -> None:
+    """End the call with PERMISSION_DENIED unless its caller may do `action`, which needs the scope admin."""
     try:
-        caller_of().check_admin(what)
+        caller_of().check_admin(action)
     except TreadleError as error:
-        door.refused(Refusal.INSUFFICIENT_SCOPE)
+        authenticator.refused(Refusal.INSUFFICIENT_SCOPE)
         await refuse(context, error)
 
 
 def _keys_in(metadata: Metadata) -> tuple[bytes, ...]:
-    """The keys in a call's metadata. Raises InvalidRequest where one kind comes twice."""
+    """Return the keys in a call's metadata. Raises InvalidRequest if one kind comes twice."""
     given: dict[str, bytes] = {}
     for name, value in metadata:
         if name in ("authorization", "x-api-key"):

@@ -1,4 +1,4 @@
-"""`grpc.health.v1`, for Kubernetes and gateways that ask it: serving while the worker takes requests."""
+"""`grpc.health.v1` for Kubernetes and gateways: SERVING while the worker takes requests."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from .context import Context
 
 SERVICE = "grpc.health.v1.Health"
-LOOK_EVERY_S = 0.25
+POLL_S = 0.25
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Asks for the truth each time. `services` are the names it knows, beside "" for the whole server."""
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Health service that reads the state at each call. `services` are the names it knows, besides "" for the whole
+    server."""
 
     def __init__(self, is_ready: Callable[[], bool], services: Collection[str]) -> None:
         self._is_ready = is_ready
         self._services = frozenset({"", *services})
         self._watchers = 0
         self._changed = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
 
     async def Check(self, request: Any, context: Context) -> Any:
         if request.service not in self._services:
@@ -35,7 +36,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
     async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        """The status now, and each time it changes."""
+        """Stream the status now, and each time it changes."""
         self._watchers += 1
         try:
             last = None
@@ -48,9 +49,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 await changed.wait()
         finally:
             self._watchers -= 1
-            if not self._watchers and self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            if not self._watchers and self._poller is not None:
+                self._poller.cancel()
+                self._poller = None
 
     async def List(self, request: Any, context: Context) -> Any:
         statuses = {name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in self._services}
@@ -62,14 +63,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return SERVING if self._is_ready() else NOT_SERVING
 
     def _next_change(self) -> asyncio.Event:
-        """An event that is set when readiness has changed after this call. One task looks, for all who watch."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look(self._is_ready()), name="treadle-health")
+        """Return an event that is set when readiness changes after this call. One task polls, for all watchers."""
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll(self._is_ready()), name="treadle-health")
         return self._changed
 
-    async def _look(self, before: bool) -> None:
+    async def _poll(self, before: bool) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
             now = self._is_ready()
             if now != before:
                 before = now

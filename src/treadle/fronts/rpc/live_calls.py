@@ -1,6 +1,7 @@
-"""Live requests by the ids that clients gave them, and requests that were taken back before they came.
+"""Live requests by the ids that clients gave them, and cancels that came before their request.
 
-Each tenant has ids of its own: one can neither abort nor block another's request by its id, nor learn that it exists.
+Each tenant has ids of its own: a client can neither abort nor block another tenant's request by its id, nor learn that
+it exists.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class Call:
         self._reservation: Reservation | None = None
 
     def hold(self, reservation: Reservation) -> None:
-        """From now on an abort cancels what `reservation` holds."""
+        """Set the reservation that an abort cancels."""
         self._reservation = reservation
 
     def abort(self) -> None:
-        """Idempotent, never blocks."""
+        """Cancel the request. Idempotent, never blocks."""
         self.aborted = True
         if self._reservation is not None:
             self._reservation.cancel(CancelReason.CLIENT)
 
 
 class LiveCalls:
-    """The live requests of one server, both wires together. Lives on the event loop."""
+    """Live requests of one server, of both wires. Lives on the event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -52,8 +53,8 @@ class LiveCalls:
 
     @contextlib.contextmanager
     def live(self, request_id: str, tenant: bytes = b"") -> Iterator[Call]:
-        """The call of `tenant` with this id for as long as the block runs. Raises InvalidRequest while another of its
-        calls has it."""
+        """Context manager of the call of `tenant` with this id. Raises InvalidRequest while another of its calls has
+        the id."""
         key = (request_id, tenant)
         if key in self._live:
             raise InvalidRequest(
@@ -67,18 +68,18 @@ class LiveCalls:
         finally:
             del self._live[key]
 
-    def abort(self, request_ids: Sequence[str], tenant: bytes = b"", *, everyones: bool = False) -> None:
-        """Take back requests of `tenant`, or with `everyones` of all. Ids that nobody has are remembered for EARLY_S
-        seconds: their request may be on its way. Raises InvalidRequest for more than MOST_ABORTED at once."""
+    def abort(self, request_ids: Sequence[str], tenant: bytes = b"", *, all_tenants: bool = False) -> None:
+        """Cancel requests of `tenant`, or with `all_tenants` of all. Unknown ids are remembered for EARLY_S seconds:
+        their request may be on its way. Raises InvalidRequest for more than MOST_ABORTED at once."""
         if len(request_ids) > MOST_ABORTED:
             raise InvalidRequest(
                 f"request_ids has {len(request_ids)} ids: give at most {MOST_ABORTED} in one call", param="request_ids"
             )
         now = self._clock()
-        others = self._others(tenant) if everyones else {}
+        foreign = self._foreign(tenant) if all_tenants else {}
         for request_id in request_ids:
             key = (request_id, tenant)
-            calls = [*others.get(request_id, ()), *([self._live[key]] if key in self._live else [])]
+            calls = [*foreign.get(request_id, ()), *([self._live[key]] if key in self._live else [])]
             for call in calls:
                 call.abort()
             if not calls and len(request_id) <= MAX_REQUEST_ID_CHARS:
@@ -86,8 +87,8 @@ class LiveCalls:
                 self._early[key] = now
         self._forget(now)
 
-    def _others(self, tenant: bytes) -> dict[str, list[Call]]:
-        """The live calls of other tenants, by id."""
+    def _foreign(self, tenant: bytes) -> dict[str, list[Call]]:
+        """Return the live calls of other tenants, by id."""
         found: dict[str, list[Call]] = {}
         for (request_id, other), call in self._live.items():
             if other != tenant:

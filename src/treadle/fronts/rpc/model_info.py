@@ -1,5 +1,5 @@
-"""What the worker says of itself, the same on both wires. Until it is ready it says nothing: a gateway that is told
-"not healthy" while it registers a worker takes it for ready, and only a call that fails keeps it away."""
+"""Facts and load of this worker for gateways, the same on both wires. Until it is ready its calls fail: a gateway that
+reads "not healthy" while it registers a worker takes it for ready, and only a failed call keeps it away."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE_OVER_S = 1.0
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model, as a gateway wants to know it."""
+    """Facts about the model for a gateway."""
 
     name: str
     path: str
@@ -41,9 +41,9 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Load:
-    """How much there is to do. Tokens are those that requests hold of the cache, or wait with: how many of the waiting
-    ones are cached is known when they run. `cache_hit_rate` is the part of all prompt tokens that was reused."""
+class WorkerLoad:
+    """Load of the worker. Tokens are those that requests hold in the cache, or wait with: cached tokens of waiting
+    requests are not known before they run. `cache_hit_rate` is the part of all prompt tokens that was reused."""
 
     running: int
     waiting: int
@@ -56,15 +56,16 @@ class Load:
 
     @property
     def token_usage(self) -> float:
-        """The part of the cache that is reserved; 0 where it has no limit."""
+        """The part of the cache that is reserved; 0 if it has no limit."""
         return self.used_tokens / self.max_tokens if self.max_tokens else 0.0
 
 
 class WorkerInfo:
-    """Answers from the front's own view alone: the engine is asked nothing, so these come also while it is busy."""
+    """Facts and load from the front's own state: the engine is not asked, so the calls are answered while it is
+    busy."""
 
     def __init__(self, served: ServedModel, own_template: bool, clock: Callable[[], float]) -> None:
-        """`own_template`: the chat template is not the model folder's, so that gateways must fetch it from here."""
+        """`own_template`: the chat template is not the model folder's, so gateways must fetch it from here."""
         self._served = served
         self._own_template = own_template
         self._clock = clock
@@ -73,8 +74,8 @@ class WorkerInfo:
         self._rate = _Rate()
 
     @property
-    def trouble(self) -> EngineUnavailable | None:
-        """Why the worker takes nothing now; None while it does."""
+    def unavailable(self) -> EngineUnavailable | None:
+        """The reason why the worker takes no requests now; None while it does."""
         health = self._served.health()
         if health.ready:
             return None
@@ -82,31 +83,31 @@ class WorkerInfo:
         return EngineUnavailable(f"not ready: {health.reason or health.state}", retry_after_s=wait_s)
 
     async def check_ready(self, context: Context) -> None:
-        """End the call with UNAVAILABLE while the worker takes nothing."""
-        trouble = self.trouble
-        if trouble is not None:
-            await refuse(context, trouble)
+        """End the call with UNAVAILABLE while the worker takes no requests."""
+        unavailable = self.unavailable
+        if unavailable is not None:
+            await refuse(context, unavailable)
 
     def uptime_s(self) -> float:
         return self._clock() - self._started
 
     def model(self) -> ModelFacts:
-        """The model. Only while `trouble` is None."""
+        """Return the model's facts. Only while `unavailable` is None."""
         if self._model is None:
             self._model = self._read()
         return self._model
 
     def _read(self) -> ModelFacts:
-        text, can = self._served.text(), self._served.engine.capabilities
-        assert can is not None
+        text, capabilities = self._served.text(), self._served.engine.capabilities
+        assert capabilities is not None
         return ModelFacts(
             name=self._served.name,
             path=self._served.name if self._own_template else str(text.folder),
-            context=min(text.context, can.context),
-            vocabulary=min(text.vocabulary, can.vocabulary),
-            dtype=can.dtype,
-            kv_dtype=can.kv_dtype,
-            kv_block=can.kv_block,
+            context=min(text.context, capabilities.context),
+            vocabulary=min(text.vocabulary, capabilities.vocabulary),
+            dtype=capabilities.dtype,
+            kv_dtype=capabilities.kv_dtype,
+            kv_block=capabilities.kv_block,
             model_type=text.model_type,
             architectures=text.architectures,
             eos_token_ids=text.eos_token_ids,
@@ -115,11 +116,11 @@ class WorkerInfo:
             default_sampling=text.default_sampling,
         )
 
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         status = status_of(self._served.engine)
         admission = status["admission"]
         waiting = [request for request in status["requests"] if request["phase"] == "waiting"]
-        return Load(
+        return WorkerLoad(
             running=admission["running"],
             waiting=admission["waiting"],
             max_running=admission["capacity"],
@@ -141,7 +142,7 @@ class WorkerInfo:
 
 
 class _Rate:
-    """Tokens a second between one look and the next, at least RATE_OVER_S apart."""
+    """Tokens a second between one call and the next, at least RATE_OVER_S apart."""
 
     def __init__(self) -> None:
         self._count: int | None = None

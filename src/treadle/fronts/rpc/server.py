@@ -1,4 +1,4 @@
-"""The gRPC server: both wires, health and reflection on one port, over the same gate and engine as HTTP."""
+"""gRPC server: both wires, health and reflection on one port, over the same gate and engine as HTTP."""
 
 from __future__ import annotations
 
@@ -36,54 +36,54 @@ from .model_info import WorkerInfo
 LEAST_PING_S = 10.0
 HANDSHAKE_S = 20.0
 IDLE_S = 600.0
-STREAMS = 1024  # of one connection, where the server holds fewer sequences: more wait in the client
-METADATA_BYTES = 16 * 1024  # a call's; what is open holds its own
-READ_BYTES = 64 * 1024  # of a connection at once: what one that is thrown out leaves behind, not the core's 4 MiB
+STREAMS = 1024  # per connection, at least: further calls wait in the client
+METADATA_BYTES = 16 * 1024  # per call; each open call holds its own
+READ_BYTES = 64 * 1024  # per connection: memory that an evicted one leaves behind; the core's default is 4 MiB
 
 
 class RpcServer:
-    """Serves until stopped. Calls before the engine is ready, and while it drains, end with UNAVAILABLE."""
+    """The gRPC front, until stopped. Calls before the engine is ready, and while it drains, end with UNAVAILABLE."""
 
     def __init__(
         self,
         model: ServedModel,
         settings: Settings,
         metrics: Metrics,
-        door: Authenticator | None = None,
+        authenticator: Authenticator | None = None,
         *,
         connections: Connections | None = None,
         lines: AccessLogWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`door` and the access log's `lines` are shared with the server's other fronts, where it has some.
-        `connections` counts and limits the clients; without it there is no limit."""
+        """`authenticator` and the access log's `lines` are shared with the server's other fronts, if any. `connections`
+        counts and limits the clients; without it there is no limit."""
         self.calls = LiveCalls(clock)
-        self.port = 0  # known once it is started
+        self.port = 0  # known after `start`
         self._settings = settings
-        facts = WorkerInfo(model, settings.chat_template is not None, clock)
-        door = door or Authenticator.of(settings, model.engine.gate.refuse)
+        info = WorkerInfo(model, settings.chat_template is not None, clock)
+        authenticator = authenticator or Authenticator.of(settings, model.engine.gate.refuse)
         lines = lines or AccessLogWriter(show_client=settings.log_client)
-        worker = Worker(model, settings, self.calls, metrics, clock, door, lines)
+        worker = Worker(model, settings, self.calls, metrics, clock, authenticator, lines)
         self._connections = connections or Connections(front="gRPC")
         self._lines = LogFilter()
-        self._counting: asyncio.Task[None] | None = None
+        self._census: asyncio.Task[None] | None = None
         sequences = model.engine.gate.limits.places
-        places = CallSlots(sequences, model.engine.gate.refuse)
-        self._connections.parts = {"calls": places.calls, "streams": places.streams}
-        guard = KeyGuard(door, settings)
+        slots = CallSlots(sequences, model.engine.gate.refuse)
+        self._connections.parts = {"calls": slots.calls, "streams": slots.streams}
+        guard = KeyGuard(authenticator, settings)
         longest = {"Generate": worker.message_bytes, "Abort": lambda: ABORT_BYTES}
         self._server = grpc.aio.server(
-            interceptors=[Interceptor(guard, places, longest, settings.stall_s)],
+            interceptors=[Interceptor(guard, slots, longest, settings.stall_s)],
             options=_options(settings, self._connections.limit, 2 * sequences),
         )
-        services = _add_wires(self._server, settings.grpc_wire, worker, facts)
+        services = _add_wires(self._server, settings.grpc_wire, worker, info)
         health_pb2_grpc.add_HealthServicer_to_server(
-            health.Health(lambda: facts.trouble is None, services), self._server
+            health.HealthService(lambda: info.unavailable is None, services), self._server
         )
         reflection.enable_server_reflection([*services, health.SERVICE, reflection.SERVICE_NAME], self._server)
 
     async def start(self) -> str:
-        """Listen; returns the URL. Raises ConfigError when the address can't be had or a TLS file not be read."""
+        """Listen, and return the URL. Raises ConfigError if the address can't be bound or a TLS file can't be read."""
         settings = self._settings
         host, port = settings.grpc_host or settings.host, settings.grpc_port or 0
         await asyncio.to_thread(_check_address, host, port)
@@ -91,7 +91,7 @@ class RpcServer:
         tls = _credentials(settings)
         self.port = self._bind(host, port, tls)
         await self._server.start()
-        self._counting = asyncio.create_task(ConnectionCensus(self._connections).run(self.port), name="treadle-census")
+        self._census = asyncio.create_task(ConnectionCensus(self._connections).run(self.port), name="treadle-census")
         return url_of("grpc" if tls is None else "grpcs", host, self.port)
 
     def _bind(self, host: str, port: int, tls: Any) -> int:
@@ -104,15 +104,15 @@ class RpcServer:
             raise _no_address(host, port, str(error)) from error
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Take no more calls, let open ones end for up to `grace_s`, then end them."""
+        """Take no more calls, let open ones end for up to `grace_s` seconds, then end them."""
         await self._server.stop(grace_s)
         LOGGER.removeFilter(self._lines)
-        if self._counting is not None:
-            self._counting.cancel()
+        if self._census is not None:
+            self._census.cancel()
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise ConfigError where no address of `host` can be bound: gRPC's C core would write a line of its own."""
+    """Raise ConfigError if no address of `host` can be bound: gRPC's C core would log a line of its own."""
     reason = "it has no address"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -130,29 +130,32 @@ def _check_address(host: str, port: int) -> None:
 
 
 def _no_address(host: str, port: int, reason: str) -> ConfigError:
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return ConfigError(f"can't listen for gRPC on {where}: {reason}; choose another with `grpc_port` or `grpc_host`")
+    address_text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConfigError(
+        f"can't listen for gRPC on {address_text}: {reason}; choose another with `grpc_port` or `grpc_host`"
+    )
 
 
-def _add_wires(server: Any, wire: str, worker: Worker, facts: WorkerInfo) -> list[str]:
+def _add_wires(server: Any, wire: str, worker: Worker, info: WorkerInfo) -> list[str]:
     services = []
     if wire in ("mlx", "both"):
-        mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(mlx.MlxEngine(worker, facts), server)
+        mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(mlx.MlxEngine(worker, info), server)
         services.append(mlx.SERVICE)
     if wire in ("vllm", "both"):
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(vllm.VllmEngine(worker, facts), server)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(vllm.VllmEngine(worker, info), server)
         services.append(vllm.SERVICE)
     return services
 
 
-def _options(settings: Settings, most_connections: int | None, calls: int) -> Sequence[tuple[str, Any]]:
-    """The gateway pings every 30 s, also on idle and silent streams; others may do so as often as LEAST_PING_S. It
-    keeps one connection for ever, which therefore has no greatest age: one without calls ends after IDLE_S. `calls` is
-    how many of one client must not wait in line: those of all sequences that the server holds, and as many refusals."""
+def _options(settings: Settings, max_connections: int | None, calls: int) -> Sequence[tuple[str, Any]]:
+    """Return the channel's options. The gateway pings every 30 s, also on idle and silent streams; other clients may do
+    so every LEAST_PING_S. It keeps one connection for ever, which therefore has no greatest age: one without calls ends
+    after IDLE_S. `calls` is the number of one client's calls that must not queue: those of all sequences that the
+    server holds, and as many refusals."""
     limited: list[tuple[str, Any]] = []
-    if most_connections is not None:
+    if max_connections is not None:
         listeners = 1 if address_of(settings.grpc_host or settings.host) else 2  # a name's IPv4 and IPv6 address
-        limited = [("grpc.max_allowed_incoming_connections", max(1, most_connections // listeners))]
+        limited = [("grpc.max_allowed_incoming_connections", max(1, max_connections // listeners))]
     return (
         *limited,
         ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
@@ -172,7 +175,8 @@ def _options(settings: Settings, most_connections: int | None, calls: int) -> Se
 
 
 def _credentials(settings: Settings) -> Any:
-    """TLS with the settings' PEM files; None where they name none. Raises ConfigError for files that can't be read."""
+    """Return TLS credentials from the settings' PEM files; None if they name none. Raises ConfigError for files that
+    can't be read."""
     if settings.grpc_cert is None or settings.grpc_key is None:
         return None
     roots = None if settings.grpc_client_ca is None else _read("grpc_client_ca", settings.grpc_client_ca)

@@ -43,7 +43,7 @@ class EngineService:
         """Abort requests by their ids. Served in every state: sequences outlive a drain or a restart of the engine."""
         caller = caller_of()
         try:
-            self._worker.calls.abort(request.request_ids, caller.tenant_digest, everyones=caller.admin)
+            self._worker.calls.abort(request.request_ids, caller.tenant_digest, all_tenants=caller.admin)
         except InvalidRequest as error:
             await refuse(context, error)
         return self.messages.AbortResponse()

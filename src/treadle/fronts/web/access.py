@@ -1,4 +1,4 @@
-"""Outermost: gives each request an id, counts and times it, and writes its one access line."""
+"""Outermost middleware: gives each request an id, counts and times it, and writes its access line."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ...telemetry.metrics import Metrics
 RECORD = "treadle.record"
 PROTOCOL_ERROR = "treadle.protocol_error"
 OTHER = "other"  # the route of paths that do not exist
-GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
-LEFT = 499
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+CLIENT_LEFT_STATUS = 499
 
 
 class AccessLog:
-    """Echoes `x-request-id`, or makes one. Handlers find the request's record in `scope[RECORD]`. The protocol leaves
-    the status and the code of its own answer to a request that runs in `scope[PROTOCOL_ERROR]`."""
+    """Middleware that echoes `x-request-id`, or makes one. Handlers find the request's record in `scope[RECORD]`. The
+    protocol leaves the status and the code of its own answer to a running request in `scope[PROTOCOL_ERROR]`."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class AccessLog:
             client=address(*client) if client else "",
         )
 
-        async def noted(message: Message) -> None:
+        async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
-        except asyncio.CancelledError:  # the server's end is what cancels requests that do not end by themselves
-            note_error(scope, ServerStopping.code)
+            await self._app(scope, receive, send_recorded)
+        except asyncio.CancelledError:  # the server's stop cancels requests that do not end by themselves
+            record_error(scope, ServerStopping.code)
             raise
         finally:
             record.status, record.error = scope.get(PROTOCOL_ERROR, (record.status, record.error))
@@ -70,14 +70,15 @@ class AccessLog:
 
     def _finish(self, record: RequestRecord) -> None:
         now = self._clock()
-        record.status = record.status or LEFT
+        record.status = record.status or CLIENT_LEFT_STATUS
         route = record.path if record.path in self._routes else OTHER
         self._metrics.http(route, record.status, now - record.started)
         self._lines.write(record, now)
 
 
 class MalformedLog:
-    """Counts the requests that the protocol refuses as they are not HTTP, and writes their access lines."""
+    """Log of the requests that the protocol refuses because they are not HTTP: counts them, and writes their access
+    lines."""
 
     def __init__(self, metrics: Metrics, lines: AccessLogWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
@@ -85,7 +86,7 @@ class MalformedLog:
         self._clock = clock
 
     def write(self, client: tuple[str, int] | None, status: int, code: str) -> str:
-        """Return the id of a refused request."""
+        """Write the line of a refused request; return its id."""
         now = self._clock()
         where = address(*client) if client else ""
         record = RequestRecord(_new_id(), UNPARSED, UNPARSED, now, where, status, error=code)
@@ -95,21 +96,21 @@ class MalformedLog:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record that the access log keeps of this request."""
+    """Return the access log's record of this request."""
     record = scope[RECORD]
     assert isinstance(record, RequestRecord)
     return record
 
 
-def note_error(scope: Scope, code: str) -> None:
-    """Why the request failed, for its access line; the first reason is the cause."""
+def record_error(scope: Scope, code: str) -> None:
+    """Record the code of a failure for the access line; the first one counts, as the cause."""
     record = scope.get(RECORD)
     if isinstance(record, RequestRecord):
         record.error = record.error or code
 
 
-def note_caller(scope: Scope, key: str) -> None:
-    """The name of the API key that a request came with, for its access line."""
+def record_key(scope: Scope, key: str) -> None:
+    """Record the name of the request's API key for the access line."""
     record = scope.get(RECORD)
     if isinstance(record, RequestRecord):
         record.key = key
@@ -117,7 +118,7 @@ def note_caller(scope: Scope, key: str) -> None:
 
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and GOOD_ID.fullmatch(value):
+        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return str(value.decode("ascii"))
     return _new_id()
 

@@ -1,4 +1,4 @@
-"""The HTTP application: routes and middleware, put together from what it is given."""
+"""Assembly of the HTTP application: routes and middleware."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .guard import Guard, HostNames
 from .openai.answer import Answer, Server
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
-from .openai.schema_limits import Facts
+from .openai.schema_limits import ServerFacts
 from .openapi import openapi_schema, request_body
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
-from .sse import Exchange
-from .status import ModelRoutes, Probes
+from .sse import AsgiResponse
+from .status import ModelRoutes, StatusRoutes
 
 VERSION = version()
 GENERATION: dict[str, tuple[Shape, str, str]] = {
@@ -48,20 +48,20 @@ def create_app(
     models: Models,
     settings: Settings,
     telemetry: Telemetry,
-    door: Authenticator | None = None,
+    authenticator: Authenticator | None = None,
     connections: Mapping[str, Connections] | None = None,
 ) -> FastAPI:
-    """Build the whole HTTP front. `door` is shared with the server's other fronts, where it has some. `connections` of
-    each front are shown in the status. Nothing is started: serve it with `serving.WebServer`."""
+    """Build the whole HTTP front. `authenticator` is shared with the server's other fronts, where it has some.
+    `connections` of each front are shown in the status. Nothing is started: serve it with `serving.WebServer`."""
     model = models.default
     refuse = model.engine.gate.refuse
-    door = door or Authenticator.of(settings, refuse)
+    authenticator = authenticator or Authenticator.of(settings, refuse)
     bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), refuse)
-    server = Server(models, settings, _fingerprint, door, bodies=bodies)
+    server = Server(models, settings, _fingerprint, authenticator, bodies=bodies)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
     home = Home(model, VERSION, key_needed=settings.has_keys)
-    probes = Probes(model, telemetry, door, connections or {}, bodies)
+    probes = StatusRoutes(model, telemetry, authenticator, connections or {}, bodies)
     routers = (ModelRoutes(models).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)
@@ -70,11 +70,15 @@ def create_app(
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
     app.add_middleware(
-        EarlyReject, door=door, check_room=model.engine.check_room, arrival_of=server.arrival_of, paths=GENERATION
+        EarlyReject,
+        authenticator=authenticator,
+        check_room=model.engine.check_room,
+        arrival_of=server.arrival_of,
+        paths=GENERATION,
     )
     hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)
-    app.add_middleware(Guard, door=door, hosts=hosts, origins=origins)
+    app.add_middleware(Guard, authenticator=authenticator, hosts=hosts, origins=origins)
     app.add_middleware(ErrorEnvelope)
     app.add_middleware(Cors, origins=origins)
     app.add_middleware(AccessLog, metrics=telemetry.metrics, lines=telemetry.access, routes=paths)
@@ -96,27 +100,27 @@ def _add_generation(app: FastAPI, server: Server) -> None:
 
 def _endpoint(answer: Answer) -> Callable[[], Any]:
     async def endpoint() -> Response:
-        return Exchange(answer)
+        return AsgiResponse(answer)
 
     return endpoint
 
 
-def _add_docs(app: FastAPI, home: Home, facts: Callable[[], Facts]) -> None:
+def _add_docs(app: FastAPI, home: Home, facts: Callable[[], ServerFacts]) -> None:
     app.state.facts = facts
     app.openapi = lambda: openapi_schema(app)  # type: ignore[method-assign]
 
     async def docs(request: Request) -> HTMLResponse:
-        return HTMLResponse(Docs(app.openapi(), home.caller(root_of(request.scope))).html(), headers=HEADERS)
+        return HTMLResponse(Docs(app.openapi(), home.snippets(root_of(request.scope))).html(), headers=HEADERS)
 
-    async def beside(request: Request) -> Response:
+    async def docs_with_slash(request: Request) -> Response:
         return RedirectResponse("../docs", headers=HEADERS)  # relative: a proxy may have put a prefix before it
 
     app.add_api_route("/docs", docs, methods=["GET", "HEAD"], include_in_schema=False)
-    app.add_api_route("/docs/", beside, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/docs/", docs_with_slash, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: no such route, not with this method."""
+    """Convert Starlette's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     path, method = request.scope["path"][:200], request.scope["method"]
     refusal: TreadleError
@@ -130,32 +134,39 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await send_error(send, refusal, error.headers)
 
-    return Exchange(answer)
+    return AsgiResponse(answer)
 
 
 def _route_cure(path: str) -> str:
-    """What to call instead of `path`: clients append endpoints to a base URL that may lack /v1, or have it twice."""
+    """Return the path to call instead of `path`: clients append endpoints to a base URL that may lack /v1, or have it
+    twice."""
     below = path
     while below.startswith("/v1/"):
         below = below.removeprefix("/v1")
-    meant = f"/v1{below}"
-    if meant != path and (meant in GENERATION or meant == "/v1/models" or meant.startswith("/v1/models/")):
-        return f"the base URL ends in /v1, call {meant}"
+    intended = f"/v1{below}"
+    if intended != path and (intended in GENERATION or intended == "/v1/models" or intended.startswith("/v1/models/")):
+        return f"the base URL ends in /v1, call {intended}"
     return "/docs lists what there is"
 
 
-def _facts(model: ServedModel, settings: Settings) -> Facts:
+def _facts(model: ServedModel, settings: Settings) -> ServerFacts:
     """Facts about this server for the OpenAPI document."""
-    can, limits = model.engine.capabilities, model.engine.gate.limits
+    capabilities, limits = model.engine.capabilities, model.engine.gate.limits
     needs_key = settings.has_keys
-    if can is None:
-        return Facts(model.names, limits.places, model.max_tokens, needs_key)
-    return Facts(model.names, limits.places, model.max_tokens, needs_key, can.vocabulary, can.context)
+    if capabilities is None:
+        return ServerFacts(model.names, limits.places, model.max_tokens, needs_key)
+    return ServerFacts(
+        model.names, limits.places, model.max_tokens, needs_key, capabilities.vocabulary, capabilities.context
+    )
 
 
 def _fingerprint(model: ServedModel) -> str:
     """The `system_fingerprint` of answers. It changes when the same seed may give another answer: with the model, its
     number formats or this software."""
-    can = model.engine.capabilities
-    formats = () if can is None else (can.architecture, can.dtype, can.device, can.kv_dtype)
+    capabilities = model.engine.capabilities
+    formats = (
+        ()
+        if capabilities is None
+        else (capabilities.architecture, capabilities.dtype, capabilities.device, capabilities.kv_dtype)
+    )
     return "fp_" + hashlib.sha256("|".join((VERSION, model.name, *formats)).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Request bodies: read within bounds of bytes and time, and counted until they are tokenized."""
+"""Reader of request bodies, with limits of bytes and time, and a budget of bytes until they are tokenized."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SHARES = 4
 
 
 class BodyBudget:
-    """Bytes of request bodies from their arrival until they are tokenized: `limit` for all tenants together, and a
-    quarter of that for each."""
+    """Budget of bytes of request bodies from their arrival until they are tokenized: `limit` for all tenants together,
+    and a quarter of that for each."""
 
     def __init__(self, limit: int, on_refused: Callable[[Refusal], None] = lambda reason: None) -> None:
         self._limit = limit
@@ -37,7 +37,7 @@ class BodyBudget:
         self.held = 0
 
     def take(self, tenant: str, size: int) -> None:
-        """Raises Busy when that is too much, for the tenant or for all."""
+        """Count bytes. Raises Busy if they exceed the tenant's part or the limit."""
         if self._by_tenant[tenant] + size > self._limit // SHARES:
             raise self._refused("it holds too many of your large requests at once")
         if self.held + size > self._limit:
@@ -52,16 +52,16 @@ class BodyBudget:
             del self._by_tenant[tenant]
 
     def statistics(self) -> dict[str, Any]:
-        """Plain values for `/v1/status`."""
+        """Return plain values for `/v1/status`."""
         return {"held_bytes": self.held, "limit_bytes": self._limit, "sharers": len(self._by_tenant)}
 
-    def _refused(self, why: str) -> Busy:
+    def _refused(self, cause: str) -> Busy:
         self._on_refused(Refusal.BODY_BYTES)
-        return Busy(f"the server is busy: {why}", retry_after_s=1.0)
+        return Busy(f"the server is busy: {cause}", retry_after_s=1.0)
 
 
 class Body:
-    """One request's body. It counts in `budget` until it is let go, when the context ends at the latest. Several frames
+    """One request's body, counted in `budget` until it is released, at the latest when the context ends. Several frames
     wait while an answer is made and would each keep the bytes, so they share this holder."""
 
     def __init__(self, budget: BodyBudget, tenant: str) -> None:
@@ -76,8 +76,8 @@ class Body:
             self._budget.take(self._tenant, size - self._counted)
             self._counted = size
 
-    def let_go(self) -> None:
-        """Forget the bytes. Idempotent."""
+    def release(self) -> None:
+        """Drop the bytes. Idempotent."""
         self.data = b""
         if self._counted:
             self._budget.give_back(self._tenant, self._counted)
@@ -89,7 +89,7 @@ class Body:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.let_go()
+        self.release()
 
 
 async def read_body(
@@ -105,7 +105,7 @@ async def read_body(
     """Read the whole body.
 
     Raises RequestTooLarge as soon as it is known to be over `limit` bytes, BodyTimeout when `idle_s` pass without a
-    byte or `total_s` in all, InvalidRequest when it is compressed, Busy when its budget is used up, and ClientLeft when
+    byte or `total_s` in all, InvalidRequest if it is compressed, Busy when its budget is used up, and ClientLeft when
     the client leaves.
     """
     _check_headers(headers, limit)
@@ -121,7 +121,7 @@ async def read_body(
 
 
 async def _part(receive: Receive, timeout_s: float, so_far: int) -> tuple[bytes, bool]:
-    """The next piece of the body, and whether more follows."""
+    """Return the next piece of the body, and whether more follows."""
     try:
         async with asyncio.timeout(max(0.0, timeout_s)):
             message = await receive()

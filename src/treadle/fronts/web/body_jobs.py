@@ -138,7 +138,7 @@ class BodyPrompts:
         found = decode_tokenized(data)
         prompts = prompts_of(found, params, limits, self.param)
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts, strict=False)]
-        self.body.let_go()
+        self.body.release()
         return prompts
 
 

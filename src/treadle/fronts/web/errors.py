@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}` with an honest status."""
+"""Errors as OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with a truthful status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
 from ..tenants import TICKET
-from .access import note_error
+from .access import record_error
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ DEFAULT_RETRY_S = 1.0
 
 
 class RouteNotFound(InvalidRequest):
-    """No such path."""
+    """Unknown path."""
 
     code = "not_found"
     http_status = 404
@@ -53,13 +53,13 @@ class BodyTimeout(InvalidRequest):
 
 
 class ClientLeft(RequestCancelled):
-    """The client closed its connection: nobody is there to be told."""
+    """The client closed its connection: no answer can reach it."""
 
     code = "client_left"
 
 
 def envelope(error: TreadleError) -> dict[str, Any]:
-    """The error as the body that clients parse. Messages may quote what a client sent, half surrogate pairs too."""
+    """Return the body that clients parse. Messages may quote a client's text, half surrogate pairs too."""
     return {
         "error": {
             "message": _encodable(error.message),
@@ -75,8 +75,8 @@ def _encodable(text: str) -> str:
 
 
 def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
-    """Retry-After (whole seconds, at least 1), retry-after-ms and the ticket of the place that is kept, where trying
-    again can help; the header with which the official SDKs don't try again; a 401's challenge."""
+    """Return Retry-After (whole seconds, at least 1), retry-after-ms and the ticket, if a retry can help; the header
+    that stops the official SDKs' retries; a 401's challenge."""
     headers: list[tuple[bytes, bytes]] = []
     if error.retryable:
         wait_s = DEFAULT_RETRY_S if error.retry_after_s is None else max(0.0, error.retry_after_s)
@@ -92,27 +92,28 @@ def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
 
 
 def internal_error() -> TreadleError:
-    """What a client learns of our own bugs: that there was one."""
+    """Return the error that hides our own bugs from clients."""
     return TreadleError("internal error: the request failed and nothing else did; the server's log says why")
 
 
 async def send_json(
     send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None, content_type: bytes = JSON
 ) -> None:
-    """One whole response."""
+    """Send one complete response."""
     lines = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def send_error(send: Send, error: TreadleError, headers: Mapping[str, str] | None = None) -> None:
-    """The error as a whole response."""
+    """Send the error as a complete response."""
     extra = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()]
     await send_json(send, error.http_status, msgspec.json.encode(envelope(error)), [*headers_of(error), *extra])
 
 
 class ErrorEnvelope:
-    """Outermost but one: what nobody else answered becomes an envelope; our own bugs are logged, once, and hidden."""
+    """Middleware, outermost but for two: unhandled errors become envelopes; our own bugs are logged, once, and
+    hidden."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -123,19 +124,19 @@ class ErrorEnvelope:
             return
         started = False
 
-        async def watched(message: Message) -> None:
+        async def send_watched(message: Message) -> None:
             nonlocal started
             started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_watched)
         except TreadleError as error:
-            note_error(scope, error.code)
+            record_error(scope, error.code)
             if not started and not isinstance(error, ClientLeft):
                 await send_error(send, error)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
-            note_error(scope, TreadleError.code)
+            record_error(scope, TreadleError.code)
             if not started:
                 await send_error(send, internal_error())

@@ -1,8 +1,9 @@
-"""Who may come in: host names against DNS rebinding, origins against pages of other sites (CSRF), and the API key.
+"""Access control of HTTP: host names against DNS rebinding, origins against pages of other sites (CSRF), and the API
+key.
 
-A browser that was lured to a name which now points here sends that name as Host: only names that the server expects
-are answered, and addresses, which no page can take over. With an API key any name is answered unless `--allowed-host`
-lists some, as such a page has no key. The raw path decides, never a URL rebuilt from the Host header.
+A browser that was lured to a name which now points here sends that name as Host: only expected names are answered, and
+addresses, which no page can take over. With an API key any name is answered unless `--allowed-host` lists some, as such
+a page has no key. The raw path decides, never a URL rebuilt from the Host header.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...errors import InvalidRequest, TreadleError
 from ...hosts import ANY, CONTAINER_HOSTS, address_of, host_of, is_program, is_this_machine, matches, origin_of
 from ..authentication import NOTHING, Authenticator, Caller
-from .access import note_caller, note_error
+from .access import record_error, record_key
 from .cors import Origins, header_of, is_preflight, origin_in, send_permission
 from .errors import ForeignSite
 from .site.key import refuse
@@ -24,15 +25,16 @@ log = logging.getLogger(__name__)
 
 OPEN_PATH = b"/health/live"
 READING = ("GET", "HEAD")
-MOST_TOLD = 32
+MAX_LOGGED = 32
 CALLER = "treadle.caller"
 
 
 class HostNames:
-    """The host names that the server answers to. `any_name` turns the check off."""
+    """Host names that the server answers to. `any_name` turns the check off."""
 
     def __init__(self, allowed: Sequence[str] = (), *, host: str = "", any_name: bool = False) -> None:
-        """`allowed` are names and `*.` patterns; `host` is what the server binds: a name there is answered too."""
+        """`allowed` are names and `*.` patterns; `host` is the server's bind address: if it is a name, it is answered
+        too."""
         self._any = ANY in allowed or (any_name and not allowed)
         self._patterns = [name.lower() for name in allowed]
         self._names = CONTAINER_HOSTS | {host.lower()}
@@ -43,18 +45,19 @@ class HostNames:
 
 
 class Guard:
-    """Checks each request's Host, then its Origin, then its key, and answers the preflights of allowed origins.
+    """Middleware that checks each request's Host, then its Origin, then its key, and answers the preflights of allowed
+    origins.
 
-    Where `door` has keys, everything but `GET /health/live` needs one, as `Authorization: Bearer KEY` or `x-api-key:
-    KEY`. Handlers find in `scope[CALLER]` who it is: the key itself goes no further.
+    If `authenticator` has keys, every route but `GET /health/live` needs one, as `Authorization: Bearer KEY` or
+    `x-api-key: KEY`. Handlers find the caller in `scope[CALLER]`: the key itself goes no further.
     """
 
-    def __init__(self, app: ASGIApp, *, door: Authenticator, hosts: HostNames, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, *, authenticator: Authenticator, hosts: HostNames, origins: Origins) -> None:
         self._app = app
-        self._door = door
+        self._authenticator = authenticator
         self._hosts = hosts
         self._origins = origins
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,13 +70,13 @@ class Guard:
                 return
             scope[CALLER] = self._caller(scope)
         except TreadleError as error:
-            note_error(scope, error.code)
+            record_error(scope, error.code)
             await refuse(scope, send, error)
             return
         await self._app(scope, receive, send)
 
     def _check_host(self, scope: Scope) -> str:
-        """The one host that the request names. A client of HTTP/1.0, which no browser is, may name none: ""."""
+        """Return the one host that the request names. A client of HTTP/1.0, which no browser is, may name none: ""."""
         given = [value for name, value in scope["headers"] if name == b"host"]
         if not given and scope["http_version"] == "1.0":
             return ""
@@ -97,31 +100,31 @@ class Guard:
     def _caller(self, scope: Scope) -> Caller:
         client = scope.get("client")
         peer = client[0] if client else ""
-        caller = self._door.caller(self._keys_of(scope), peer, keyless=NOTHING if _is_open(scope) else None)
-        note_caller(scope, caller.name)
+        caller = self._authenticator.caller(self._keys_of(scope), peer, keyless=NOTHING if _is_open(scope) else None)
+        record_key(scope, caller.name)
         return caller
 
     def _keys_of(self, scope: Scope) -> tuple[bytes, ...]:
-        """The keys that the client came with; none for the open path, which says nothing about a key."""
-        if self._door.keys.configured and _is_open(scope):
+        """Return the keys of the request; none for the open path, which reveals nothing about a key."""
+        if self._authenticator.keys.configured and _is_open(scope):
             return ()
         for name in (b"authorization", b"x-api-key"):
-            if self._door.keys.configured and sum(key == name for key, _ in scope["headers"]) > 1:
+            if self._authenticator.keys.configured and sum(key == name for key, _ in scope["headers"]) > 1:
                 raise InvalidRequest(f"a request may have one {name.decode()} header: send one")
         scheme, _, token = (header_of(scope, b"authorization") or b"").partition(b" ")
         bearer = token.strip() if scheme.lower() == b"bearer" else b""
         return bearer, header_of(scope, b"x-api-key") or b""
 
     def _refusal(self, text: str) -> ForeignSite:
-        """The error for the client; also logged, once, as a browser shows its user nothing of it."""
-        if text not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(text)
+        """Return the error for the client, logged once, as a browser does not show it to its user."""
+        if text not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(text)
             log.warning("refused a request: %s", text)
         return ForeignSite(text)
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who sent this request, as the guard found."""
+    """Return the caller that the guard found."""
     caller = scope[CALLER]
     assert isinstance(caller, Caller)
     return caller
@@ -133,8 +136,8 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _is_foreign(origin: str, host: str) -> bool:
-    """A web site that is neither this server's host nor this machine. Pages of programs (app://, tauri://) are not
-    web sites; an opaque origin can be anyone's, and so can a scheme that is not known."""
+    """Whether it is a web site that is neither this server's host nor this machine. Pages of programs (app://,
+    tauri://) are not web sites; an opaque origin can be anyone's, and so can an unknown scheme."""
     if is_program(origin):
         return False
     scheme, separator, rest = origin.lower().partition("://")

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what this server accepts and answers, with the limits of the model that it serves.
+"""OpenAPI document of this server's requests and answers, with the limits of the model that it serves.
 
-A request that the document allows is answered, and one that it does not allow is refused; what JSON Schema can't say
-(a prompt's length in tokens, what a model's template refuses) is in the descriptions of status 400.
+A request that the document allows is answered, and one that it does not allow is refused; conditions beyond JSON Schema
+(a prompt's length in tokens, refusals of a model's template) are in the descriptions of status 400.
 `benchmarks/conformance.py` holds a server to it.
 """
 
@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 
 from ...errors import TreadleError
 from .openai.answer_schemas import ANSWERS, COUNT, MESSAGES, STRING, Schema, either, listed, ref, shape
-from .openai.schema_limits import Facts, request_schemas
+from .openai.schema_limits import ServerFacts, request_schemas
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -40,23 +40,25 @@ BODY_FAILURES = ("400", "404", "408", "413", "422", "503")
 
 
 def openapi_schema(app: FastAPI) -> Schema:
-    """The document of `app`, made anew when the facts in `app.state.facts()` have changed."""
-    facts: Facts = app.state.facts()
+    """Return the document of `app`, rebuilt when the facts in `app.state.facts()` have changed."""
+    facts: ServerFacts = app.state.facts()
     if app.openapi_schema is None or getattr(app.state, "documented", None) != facts:
         app.openapi_schema, app.state.documented = _document(app, facts), facts
     return app.openapi_schema
 
 
 def request_body(schema: str) -> Schema:
-    """The OpenAPI parts of a route that reads its body itself."""
+    """Return the OpenAPI parts of a route that reads its body itself."""
     return {"requestBody": {"required": True, "content": {JSON: {"schema": ref(schema)}}}}
 
 
-def _document(app: FastAPI, facts: Facts) -> Schema:
+def _document(app: FastAPI, facts: ServerFacts) -> Schema:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     components = document.setdefault("components", {})
-    kept = {name: made for name, made in components.get("schemas", {}).items() if name not in VALIDATION}
-    components["schemas"] = kept | request_schemas(facts) | MESSAGES | ANSWERS | SERVER
+    components_kept = {
+        name: definition for name, definition in components.get("schemas", {}).items() if name not in VALIDATION
+    }
+    components["schemas"] = components_kept | request_schemas(facts) | MESSAGES | ANSWERS | SERVER
     paths = document["paths"]
     paths |= {path: _get_and_head(path, summary) for path, summary in (HOME | HEALTH).items()}
     for path in READABLE:
@@ -107,8 +109,8 @@ SHORT_POEM = [{"role": "user", "content": "Write a short poem about weaving."}]
 
 
 def _events(chunk: str) -> Schema:
-    """A stream's events. OpenAPI 3.1 has no word for the shape of one; 3.2 calls it `itemSchema`. Tools take `schema`
-    for that of the whole body or of each event: it allows both."""
+    """Describe a stream's events. OpenAPI 3.1 cannot describe the shape of one; 3.2 calls it `itemSchema`. Tools read
+    `schema` as that of the whole body or of each event: it allows both."""
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": either(ref(chunk), ref("Error"))}
     done = {"type": "string", "const": "[DONE]"}
     return {
@@ -138,7 +140,7 @@ MORE_FAILURES: dict[str, tuple[str, ...]] = {
 
 
 def _get_and_head(path: str, summary: str) -> Schema:
-    """The two operations of a path that one route answers."""
+    """Return the two operations of a path that one route answers."""
     name = path.strip("/").replace("/", "_") or "home"
     return {
         method: {"tags": ["server"], "summary": summary, "operationId": f"{name}_{method}", "responses": {}}
@@ -147,7 +149,7 @@ def _get_and_head(path: str, summary: str) -> Schema:
 
 
 def _complete(path: str, operation: Schema, *, bodies: bool) -> None:
-    """Put in what the route's code does not tell: answers and failures."""
+    """Add answers and failures, which the route's code does not declare."""
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own
     if path in GOOD:
@@ -172,7 +174,7 @@ def _failure(status: str, name: str) -> Schema:
 TITLES = {"answer": "A whole answer", "stream": "The same as a stream"}
 
 
-def _add_examples(paths: Schema, facts: Facts) -> None:
+def _add_examples(paths: Schema, facts: ServerFacts) -> None:
     shared = {"model": facts.names[0], "max_tokens": min(64, facts.max_tokens or 64)}
     examples = {
         CHAT: {
@@ -186,7 +188,7 @@ def _add_examples(paths: Schema, facts: Facts) -> None:
         content["examples"] = {name: {"summary": TITLES[name], "value": body} for name, body in bodies.items()}
 
 
-def _add_model_names(paths: Schema, facts: Facts) -> None:
+def _add_model_names(paths: Schema, facts: ServerFacts) -> None:
     for operation in paths["/v1/models/{model}"].values():
         (parameter,) = operation["parameters"]
         parameter["schema"] = {"type": "string", "enum": list(facts.names)}

@@ -1,10 +1,9 @@
-"""One HTTP connection: uvicorn's protocol, with deadlines and limits.
+"""Protocol of one HTTP connection: uvicorn's, with deadlines and limits.
 
-A connection has one deadline whenever no request of its runs: for its headers, for the rest of a body that was
-answered before it came, for its next request. Bytes that arrive do not extend it. While a request runs, its body has
-the limits of `body.py` and its reader those of `sse.py`. A connection is also dropped when its headers are too large,
-or when the client's machine has vanished. A client that closes its sending side has left: what runs for it is
-cancelled.
+A connection has one deadline while it runs no request: for its headers, for the rest of a body that was answered early,
+for its next request. Arriving bytes do not extend it. While a request runs, its body has the limits of `body.py` and
+its reader those of `sse.py`. A connection is also dropped when its headers are too large, or when the client's machine
+has vanished. A client that closes its sending side has left: its running request is cancelled.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
 from .access import PROTOCOL_ERROR, MalformedLog
 from .errors import envelope, headers_of, send_error
-from .listener import Place
+from .listener import ConnectionSlot
 from .sse import ABORT
-from .uvicorn_cycles import LateClose, Unframed
+from .uvicorn_cycles import DeferredClose, Http10Send
 
 HEADER_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
@@ -33,7 +32,7 @@ MAX_PIPELINED = 4
 REFUSED_BODY_S = 30.0
 LINGER_S = 5.0
 KEEP_ALIVE_S = 75
-SPARE_S = 1.0  # for the request of a connection in a spare place
+SPARE_S = 1.0  # for the request of a connection in a spare slot
 SEND_BUFFER_BYTES = 128 * 1024
 PROBE_S = 15
 PROBES = frozenset({b"/health", b"/health/live", b"/health/ready"})
@@ -41,56 +40,56 @@ LOCAL_PROBES = PROBES | {b"/v1/status", b"/metrics"}
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. Handlers find `scope[ABORT]`, which drops it with all that is buffered."""
+    """One connection. Handlers find `scope[ABORT]`, which drops it with all buffered data."""
 
     stall_s = 30.0
     malformed: MalformedLog | None = None
-    place: Place
+    slot: ConnectionSlot
     _running: RequestResponseCycle | None = None
     _deadline: asyncio.TimerHandle | None = None
-    _unparsed_bytes = 0  # of headers that are not complete yet
+    _unparsed_bytes = 0  # of incomplete headers
     _field_bytes = 0  # of the headers and trailers of the current message
     _discarded_bytes = 0
     _in_headers = False
     _body_done = True
     _lingering = False
     _oversized = False
-    _deaf = False  # refused: what still comes is read and forgotten
+    _discarding = False  # refused: further input is discarded
 
     # The connection -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.place.visitor = self
+        self.slot.connection = self
         _tune(transport.get_extra_info("socket"), self.stall_s)
-        if self.place.refusal is None:
-            self._expect(HEADER_S, transport.abort)
+        if self.slot.refusal is None:
+            self._set_deadline(HEADER_S, transport.abort)
         else:
-            self._expect(SPARE_S, self.push_out)
+            self._set_deadline(SPARE_S, self.evict)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.place.leave()
-        self._expect_nothing()
-        self._give_up()
+        self.slot.leave()
+        self._clear_deadline()
+        self._disconnect_running()
 
     @property
     def answering(self) -> bool:
-        """A request of this connection is being answered."""
+        """Whether a request of this connection is being answered."""
         return self._running is not None and not self._running.response_complete
 
-    def push_out(self) -> None:
-        """Refuse a connection in a spare place, unless it has its answer, and close it."""
+    def evict(self) -> None:
+        """Refuse a connection in a spare slot, unless it has its answer, and close it."""
         if self._closing:
             return
-        if self._running is None and not self._deaf:
-            self._refuse(_no_place(self.place.refusal))
+        if self._running is None and not self._discarding:
+            self._refuse(_no_slot(self.slot.refusal))
             self.transport.close()
         else:
             self.transport.abort()
 
-    def _give_up(self) -> None:
-        """Tell the request that runs that nobody reads its answer any more."""
+    def _disconnect_running(self) -> None:
+        """Notify the running request that its client has left."""
         cycle = self._running
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -98,39 +97,39 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # The deadline -------------------------------------------------------------------------------------------------
 
-    def _expect(self, seconds: float, then: Callable[[], None]) -> None:
-        self._expect_nothing()
+    def _set_deadline(self, seconds: float, then: Callable[[], None]) -> None:
+        self._clear_deadline()
         self._deadline = self.loop.call_later(seconds, then)
 
-    def _expect_nothing(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _expect_next(self) -> None:
-        """No request runs any more: what must come, and by when."""
+    def _set_idle_deadline(self) -> None:
+        """Set the deadline of an idle connection, by the part of a message that it waits for."""
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None  # ours: uvicorn lets bytes cancel it
         if self._in_headers or not self._body_done:
             if timer is not None:
                 timer.cancel()
-            self._expect(HEADER_S if self._in_headers else REFUSED_BODY_S, self.transport.abort)
+            self._set_deadline(HEADER_S if self._in_headers else REFUSED_BODY_S, self.transport.abort)
         elif timer is not None:
-            self._expect_nothing()
+            self._clear_deadline()
             self._deadline = timer
         else:
-            self._expect(KEEP_ALIVE_S, self.timeout_keep_alive_handler)
+            self._set_deadline(KEEP_ALIVE_S, self.timeout_keep_alive_handler)
 
-    # What arrives -------------------------------------------------------------------------------------------------
+    # Input ------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._discarding:
             return
         if self._in_headers or self._body_done:
             self._unparsed_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # answered as if it had not asked for another protocol
+            return  # answered as without the request for another protocol
         except httptools.HttpParserError:
             self._bad_request()
             return
@@ -144,7 +143,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._field_bytes = self._discarded_bytes = 0
         self._in_headers, self._body_done = True, False
         if self._running is not None and not self.answering:
-            self._expect(HEADER_S, self.transport.abort)
+            self._set_deadline(HEADER_S, self.transport.abort)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -155,21 +154,21 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._expect_nothing()
+        self._clear_deadline()
         self._in_headers, self._unparsed_bytes = False, 0
         self._check_codings()
         self._take_authority()
-        if self.place.refusal is not None:
-            self._choose_answer(self.place.refusal)
+        if self.slot.refusal is not None:
+            self._choose_answer(self.slot.refusal)
         super().on_headers_complete()
         if self.flow.read_paused and len(self.pipeline) < MAX_PIPELINED:
-            self.flow.resume_reading()  # a paused connection would not show that its client has left
+            self.flow.resume_reading()  # a paused connection would not show a disconnect
 
-        self.cycle.transport = cast("asyncio.Transport", LateClose(self.transport, self.close_late))
-        if self.place.refusal is not None:
+        self.cycle.transport = cast("asyncio.Transport", DeferredClose(self.transport, self.close_late))
+        if self.slot.refusal is not None:
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
-            self.cycle.send = Unframed(self.cycle)  # type: ignore[method-assign]
+            self.cycle.send = Http10Send(self.cycle)  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -184,12 +183,12 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._lingering:
             self.transport.close()
         elif not self.answering and not self._closing:
-            self._expect_next()
+            self._set_idle_deadline()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.answering and not self._closing and not self._lingering:
-            self._expect_next()
+            self._set_idle_deadline()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -204,13 +203,13 @@ class GuardedProtocol(HttpToolsProtocol):
             raise ValueError("headers too large")  # ends the parsing
 
     def _check_codings(self) -> None:
-        """End the parsing where a body has other transfer codings than chunks: proxies disagree on where it ends."""
+        """End the parsing if a body has other transfer codings than chunks: proxies disagree on its end."""
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
             raise ValueError("unknown transfer coding")
 
     def _take_authority(self) -> None:
-        """Put the host of a target in absolute form in place of the Host header, which then does not count (RFC 9112,
+        """Replace the Host header by the host of a target in absolute form, which takes precedence (RFC 9112,
         3.2.2)."""
         if self.url.startswith((b"/", b"*")) or b"://" not in self.url:
             return
@@ -218,18 +217,18 @@ class GuardedProtocol(HttpToolsProtocol):
         if target.userinfo:
             raise ValueError("a user in the target")
         host = b"[%s]" % target.host if b":" in target.host else target.host
-        places = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
-        if len(places) == 1:
-            self.headers[places[0]] = (b"host", host)
-        elif not places:
+        positions = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
+        if len(positions) == 1:
+            self.headers[positions[0]] = (b"host", host)
+        elif not positions:
             self.headers.append((b"host", host))
 
     def _choose_answer(self, refusal: Refusal) -> None:
-        """In a spare place only probes are answered; a refusal reads like one of the application."""
+        """Answer only probes in a spare slot; a refusal looks like one of the application."""
         path = httptools.parse_url(self.url).path
-        known = PROBES if self.place.peer else LOCAL_PROBES
+        known = PROBES if self.slot.peer else LOCAL_PROBES
         if self.parser.get_method() not in (b"GET", b"HEAD") or path not in known:
-            self.app = _Refusing(_no_place(refusal))
+            self.app = _RefusalApp(_no_slot(refusal))
 
     def _bad_request(self) -> None:
         if self._closing:
@@ -242,14 +241,14 @@ class GuardedProtocol(HttpToolsProtocol):
             status, message = 431, f"the request's headers are over {MAX_HEADER_BYTES} bytes: send less"
         error = InvalidRequest(message)
         self._refuse(error, status, self._log(status, error.code))
-        self._give_up()
-        self._deaf = True
+        self._disconnect_running()
+        self._discarding = True
         self.transport.write_eof()
-        self._expect(LINGER_S, self.transport.abort)  # closing now would make the client lose the answer
+        self._set_deadline(LINGER_S, self.transport.abort)  # closing now would make the client lose the answer
 
     def _log(self, status: int, code: str) -> list[tuple[bytes, bytes]]:
-        """Log what the protocol refuses, on the line of the request that runs, where one does. Returns the headers
-        that name the request."""
+        """Log a refusal of the protocol, on the line of the running request, if there is one. Returns the headers that
+        name the request."""
         if self.answering and self._running is not None:
             cast("dict[str, Any]", self._running.scope)[PROTOCOL_ERROR] = (status, code)
             return []
@@ -260,28 +259,28 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(
         self, error: TreadleError, status: int | None = None, headers: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
-        """Answer where there is no request to answer."""
+        """Send an error without a request to answer."""
         body = msgspec.json.encode(envelope(error))
         retry = b"".join(b"%s: %s\r\n" % line for line in (*headers_of(error), *headers))
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         self.transport.write(STATUS_LINE[status or error.http_status] + head + retry + b"\r\n" + body)
 
     def close_late(self) -> None:
-        """Close once the client has sent the body it began: closing earlier would make it lose the answer."""
+        """Close after the client has sent the body it began: closing earlier would make it lose the answer."""
         if self._body_done:
             self.transport.close()
         elif not self._lingering:
             self._lingering = True
             self.transport.write_eof()
-            self._expect(REFUSED_BODY_S, self.transport.abort)
+            self._set_deadline(REFUSED_BODY_S, self.transport.abort)
 
     @property
     def _closing(self) -> bool:
         return bool(self.transport.is_closing())
 
 
-class _Refusing:
-    """An application that refuses whatever it is asked."""
+class _RefusalApp:
+    """Application that refuses every request."""
 
     def __init__(self, error: TreadleError) -> None:
         self._error = error
@@ -290,13 +289,14 @@ class _Refusing:
         await send_error(send, self._error)
 
 
-def _no_place(refusal: Refusal | None) -> Busy:
+def _no_slot(refusal: Refusal | None) -> Busy:
     whose = "your address has" if refusal is Refusal.PEER_CONNECTIONS else "it has"
     return Busy(f"the server is busy: {whose} as many connections as it can hold", retry_after_s=1.0)
 
 
 def _tune(sock: socket.socket, stall_s: float) -> None:
-    """A small buffer, so that a reader who stalls is noticed soon, and an end to connections whose peer vanished."""
+    """Set a small send buffer, so that a stalled reader is noticed soon, and keep-alive, which ends connections to
+    vanished peers."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

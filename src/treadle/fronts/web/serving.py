@@ -1,5 +1,5 @@
-"""The HTTP server on sockets that are already listening: uvicorn, with our listener, protocol and limits, and none of
-its signal handlers."""
+"""HTTP server on sockets that are already listening: uvicorn, with our listener, protocol and limits, and without its
+signal handlers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import uvicorn
 
 from ..connections import Connections
 from .access import MalformedLog
-from .listener import Listener, Place
+from .listener import ConnectionSlot, Listener
 from .protocol import KEEP_ALIVE_S, GuardedProtocol
 
 
 class WebServer:
-    """Serves one application until told to stop. The sockets stay open until then, also while the server drains."""
+    """Server of one application, until stopped. The sockets stay open until then, also while the server drains."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class WebServer:
         connections: Connections | None = None,
         malformed: MalformedLog | None = None,
     ) -> None:
-        """`connections` counts and limits the clients; without it there is no limit. `malformed` logs what is not
-        HTTP."""
-        logging.getLogger("asyncio").addFilter(_is_of_use)
-        logging.getLogger("uvicorn.error").addFilter(_is_a_fault)
+        """`connections` counts and limits the clients; without it there is no limit. `malformed` logs requests that are
+        not HTTP."""
+        logging.getLogger("asyncio").addFilter(_is_not_failed_send)
+        logging.getLogger("uvicorn.error").addFilter(_is_not_cut_off)
         config = uvicorn.Config(
             app,
             http=type("Protocol", (GuardedProtocol,), {"stall_s": stall_s, "malformed": malformed}),
@@ -48,12 +48,12 @@ class WebServer:
 
     @property
     def started(self) -> bool:
-        """The sockets are being listened to."""
+        """Whether the sockets are being listened to."""
         return self._server.started
 
     @property
     def connections(self) -> int:
-        """Connections open now, those in spare places included."""
+        """Connections open now, those in spare slots included."""
         return len(self._server.server_state.connections)
 
     async def serve(self, sockets: Sequence[socket.socket]) -> None:
@@ -61,26 +61,26 @@ class WebServer:
         await self._server.serve(sockets=list(sockets))
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Close the listener, let open requests end for up to `grace_s`, then end them."""
+        """Close the listener, let open requests end for up to `grace_s` seconds, then end them."""
         self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
         self._server.should_exit = True
 
 
-def _is_of_use(record: logging.LogRecord) -> bool:
-    """Not the line that asyncio writes for each write to a connection whose client has just left. Looking before each
-    write would cost every token."""
+def _is_not_failed_send(record: logging.LogRecord) -> bool:
+    """Whether it is another line than the one that asyncio logs for each write to a connection whose client has just
+    left. A check before each write would cost every token."""
     return record.msg != "socket.send() raised exception."
 
 
-def _is_a_fault(record: logging.LogRecord) -> bool:
-    """Not what uvicorn says of requests that it cuts off at the end of the grace, one traceback each: their lines in
-    the access log say so."""
+def _is_not_cut_off(record: logging.LogRecord) -> bool:
+    """Whether it is another line than uvicorn's about requests that it cuts off at the end of the grace, one traceback
+    each: the access log has a line of each."""
     cut = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
     return not cut and "graceful shutdown exceeded" not in record.msg
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's life of a server around our listener."""
+    """uvicorn's server with our listener."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -94,8 +94,8 @@ class _Uvicorn(uvicorn.Server):
         self.servers = [cast("Any", Listener(sockets or (), self._protocol, self._connections))]
         self.started = True
 
-    def _protocol(self, place: Place) -> asyncio.Protocol:
+    def _protocol(self, slot: ConnectionSlot) -> asyncio.Protocol:
         make = cast("type[GuardedProtocol]", self.config.http_protocol_class)
         protocol = make(config=self.config, server_state=self.server_state, app_state={})
-        protocol.place = place
+        protocol.slot = slot
         return protocol

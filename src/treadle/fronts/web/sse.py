@@ -1,9 +1,8 @@
-"""Answers whose headers, chunks, silences and ends are in our own hands: raw ASGI, no framework in between.
+"""Responses in raw ASGI, with control over headers, chunks, pauses and the end.
 
-`Exchange` is the response object a route returns; all of the request's life happens inside it. `while_connected` runs
-work for as long as the client is there, whatever the work is waiting for. `EventStream` writes server-sent events: a
-client that reads gets a sign of life at least every `keepalive_s`, and one that does not read is given up after
-`stall_s`.
+`AsgiResponse` is the response object a route returns; the whole request is handled inside it. `while_connected` runs
+work until the client leaves, even if the work is blocked. `EventStream` writes server-sent events: a client that reads
+gets a comment at least every `keepalive_s`, and one that does not read is dropped after `stall_s`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-class Exchange(Response):
-    """A response that is a whole raw ASGI application."""
+class AsgiResponse(Response):
+    """Response that is a complete ASGI application."""
 
     def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         super().__init__()
@@ -41,9 +40,9 @@ class Exchange(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, None]) -> None:
-    """Run `work` to its end. Raises what it raises, or ClientLeft once it has unwound after the client left.
+    """Run `work` to its end. Raises its exception, or ClientLeft once it has unwound after the client left.
 
-    The request's body must have been read: the next thing to come is the disconnect.
+    The request's body must have been read: the next message is the disconnect.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
@@ -64,7 +63,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:
-    """Cancel what still runs and return when it has really unwound, however often we are cancelled meanwhile."""
+    """Cancel the tasks and return when they have really unwound, even if this task is cancelled meanwhile."""
     interrupted: asyncio.CancelledError | None = None
     for task in tasks:
         task.cancel()
@@ -78,9 +77,9 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
 
 
 class EventStream:
-    """Server-sent events to one client. `write` may be called by several tasks: each event goes out whole.
+    """Server-sent events to one client. `write` may be called by several tasks: each event is sent whole.
 
-    `on_stall` is called at once when the client is found not to read, before its connection is dropped.
+    `on_stall` is called as soon as the client is found not to read, before its connection is dropped.
     """
 
     def __init__(
@@ -121,16 +120,16 @@ class EventStream:
             await _end(pulse)
 
     async def write(self, events: bytes) -> None:
-        """Send whole events. Raises ReaderStalled when the client does not read for `stall_s`."""
+        """Send whole events. Raises ReaderStalled if the client does not read for `stall_s`."""
         await self._timed({"type": "http.response.body", "body": events, "more_body": True})
         self._quiet_since = asyncio.get_running_loop().time()
 
     async def done(self, events: bytes = b"") -> None:
-        """The good end, after the last `events`."""
+        """End the stream well, after the last `events`."""
         await self._timed({"type": "http.response.body", "body": events + DONE, "more_body": False})
 
     async def fail(self, error: TreadleError) -> None:
-        """The bad end: one error event, and no [DONE] after it."""
+        """End the stream with one error event, and no [DONE] after it."""
         event = b"data: " + msgspec.json.encode(envelope(error)) + b"\n\n"
         await self._timed({"type": "http.response.body", "body": event, "more_body": False})
 
@@ -144,13 +143,13 @@ class EventStream:
             raise ReaderStalled(f"the client has not read for {self._stall_s:g} s") from None
 
     def _abort(self) -> None:
-        """Drop the connection with what is buffered for it: nobody reads it."""
+        """Drop the connection with the data buffered for it."""
         abort = self._scope.get(ABORT)
         if abort is not None:
             abort()
 
     async def _pulse(self) -> None:
-        """Runs until cancelled, or until the client is found not to read."""
+        """Send comments until cancelled, or until the client is found not to read."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(max(0.0, self._quiet_since + self._keepalive_s - loop.time()))

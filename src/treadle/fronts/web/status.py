@@ -1,5 +1,5 @@
-"""Routes about the server: health, status, metrics and the models it serves, none of which asks the engine; and the
-order to drop the cached prompts."""
+"""Routes about the server: health, status, metrics and the served models, none of which asks the engine; and the reset
+of the prefix cache."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GET_AND_HEAD = ["GET", "HEAD"]
 
 
-class Probes:
+class StatusRoutes:
     """Liveness, readiness, status and metrics of one server."""
 
     def __init__(
         self,
         model: ServedModel,
         telemetry: Telemetry,
-        door: Authenticator,
+        authenticator: Authenticator,
         connections: Mapping[str, Connections],
         bodies: BodyBudget,
     ) -> None:
         """`connections` are those of each front."""
         self._bodies = bodies
-        self._door = door
+        self._authenticator = authenticator
         self._connections = connections
         self._scrape = asyncio.Lock()
         self._telemetry = telemetry
@@ -83,16 +83,16 @@ class Probes:
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["bodies"] = self._bodies.statistics()
         status["log"] = dataclasses.asdict(log_statistics())
-        status["keys"] = [dataclasses.asdict(usage) for usage in self._door.usage()]
+        status["keys"] = [dataclasses.asdict(usage) for usage in self._authenticator.usage()]
         caller = caller_of(request.scope)
-        return _json(status if caller.admin else _own_part(status, caller))
+        return _json(status if caller.admin else _redacted(status, caller))
 
     async def reset_prefixes(self, request: Request) -> Response:
         self._check_admin(request, "emptying the prefix cache")
         return _json({"dropped_tokens": await reset_prefixes(self._model.engine)})
 
     async def metrics(self, request: Request) -> Response:
-        """One scrape at a time, and of that a part at a time: the whole takes the event loop milliseconds."""
+        """Send one scrape at a time, in parts: the whole takes the event loop milliseconds."""
         self._check_admin(request, "reading metrics")
         parts = []
         async with self._scrape:
@@ -101,11 +101,11 @@ class Probes:
                 await asyncio.sleep(0)
         return Response(b"".join(parts), media_type=METRICS_TYPE)
 
-    def _check_admin(self, request: Request, what: str) -> None:
+    def _check_admin(self, request: Request, action: str) -> None:
         try:
-            caller_of(request.scope).check_admin(what)
+            caller_of(request.scope).check_admin(action)
         except InsufficientScope:
-            self._door.refused(Refusal.INSUFFICIENT_SCOPE)
+            self._authenticator.refused(Refusal.INSUFFICIENT_SCOPE)
             raise
 
 
@@ -130,13 +130,17 @@ class ModelRoutes:
 
     def _card(self, model: ServedModel, name: str) -> dict[str, Any]:
         card: dict[str, Any] = {"id": name, "object": "model", "created": self._created, "owned_by": "treadle"}
-        can = model.engine.capabilities
-        return card if can is None else card | {"context_length": can.context, "max_model_len": can.context}
+        capabilities = model.engine.capabilities
+        return (
+            card
+            if capabilities is None
+            else card | {"context_length": capabilities.context, "max_model_len": capabilities.context}
+        )
 
 
-def _own_part(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """The status as a caller without the scope admin sees it: nobody else's requests, and no counters by which others'
-    prompts could be measured."""
+def _redacted(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """Return the status for a caller without the scope admin: without other tenants' requests and without counters that
+    would reveal their prompts."""
     own = {
         "requests": [request for request in status["requests"] if request["id"] in caller.account.ids],
         "engine": {**status["engine"], "pid": None, "statistics": None},
@@ -148,8 +152,8 @@ def _own_part(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
 
 
 def _add_readable(router: APIRouter, path: str, answer: Callable[..., Any], summary: str) -> None:
-    """A route for GET and HEAD. OpenAPI's names of operations must differ: the second route is there for its GET, and
-    `openapi` derives the HEAD."""
+    """Add a route for GET and HEAD. OpenAPI's names of operations must differ: the second route is there for its GET,
+    and `openapi` derives the HEAD."""
     router.add_api_route(path, answer, methods=GET_AND_HEAD, include_in_schema=False)
     router.add_api_route(path, answer, summary=summary)
 

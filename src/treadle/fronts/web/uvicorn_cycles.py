@@ -1,4 +1,4 @@
-"""Changes to uvicorn's cycle of one request: how it closes its connection, and how it frames an answer to HTTP/1.0."""
+"""Changes to uvicorn's cycle of one request: the close of its connection, and the framing of answers to HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
-class LateClose:
-    """The transport as a request's cycle uses it. `close` is called in place of the transport's own."""
+class DeferredClose:
+    """Transport of a request's cycle. `close` is called in place of the transport's own."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.close = close
@@ -18,8 +18,9 @@ class LateClose:
         self.write = transport.write
 
 
-class Unframed:
-    """`cycle.send` for an HTTP/1.0 client, which knows no chunks: a body of unknown length ends with the connection."""
+class Http10Send:
+    """Replacement of `cycle.send` for an HTTP/1.0 client, which knows no chunks: a body of unknown length ends with the
+    connection."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle

@@ -14,10 +14,10 @@ from treadle.fronts.web.errors import ClientLeft
 from treadle.fronts.web.site.docs import ERRORS, Docs, examples_of, operations_of
 from treadle.fronts.web.site.examples import ANSWERS, FIELDS, REQUESTS
 from treadle.fronts.web.site.fields import GROUPS, Fields
-from treadle.fronts.web.site.snippets import Caller
+from treadle.fronts.web.site.snippets import Snippets
 
 LEADS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
-CALLER = Caller("m", key_needed=False, chats=True, root="http://h")
+CALLER = Snippets("m", key_needed=False, chats=True, root="http://h")
 
 
 async def docs(f: Front, **headers: str) -> Page:

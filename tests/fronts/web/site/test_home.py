@@ -14,7 +14,7 @@ from tests.support.asgi import Client, post
 from treadle.fronts.web.site.home import root_of
 from treadle.fronts.web.site.negotiate import wants_html
 from treadle.fronts.web.site.shell import POLICY, STYLE
-from treadle.fronts.web.site.snippets import Caller, pretty
+from treadle.fronts.web.site.snippets import Snippets, pretty
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 HOSTILE = "a'b\"<script>alert(1)</script>&$(id)`\\n"
@@ -155,7 +155,7 @@ def test_the_address_is_the_clients_where_it_is_one(host: bytes, root: str) -> N
 @pytest.mark.parametrize("chats", [True, False])
 @pytest.mark.parametrize("key_needed", [True, False])
 def test_snippets_quote_the_model_for_their_language(model: str, chats: bool, key_needed: bool) -> None:
-    caller = Caller(model, key_needed, chats, "http://h:1")
+    caller = Snippets(model, key_needed, chats, "http://h:1")
     code = {name: Page(f"<pre>{html}</pre>").code[0] for name, html in caller.all().items()}
     words = shlex.split(code["curl"])
     assert words[:2] == ["curl", f"http://h:1/v1/{'chat/completions' if chats else 'completions'}"]

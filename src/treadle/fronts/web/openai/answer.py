@@ -32,7 +32,7 @@ from ...models import Models, ServedModel
 from ...size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
 from ...strict_json import is_small, parse_json
 from ...tenants import web_arrival
-from ..access import note_error, record_of
+from ..access import record_error, record_of
 from ..body import BODIES_BYTES, Body, BodyBudget, read_body
 from ..body_jobs import BodyPrompts, Shape, read_in_worker
 from ..errors import internal_error, send_error, send_json
@@ -89,7 +89,7 @@ class Answer:
                 await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
         except (RateLimited, InsufficientScope) as error:
             server.authenticator.refused(Refusal(error.code))
-            note_error(scope, error.code)
+            record_error(scope, error.code)
             await send_error(send, error)
 
     async def _answer(self, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:

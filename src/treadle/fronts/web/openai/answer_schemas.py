@@ -1,5 +1,5 @@
-"""JSON schemas of messages and of answers, for the OpenAPI document. `fronts.turns` reads the first, `wire` and its
-users write the second."""
+"""JSON schemas of messages and of answers, for the OpenAPI document. `fronts.chat_messages` reads the first, `wire` and
+its users write the second."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ LOGPROB: Schema = {"type": "number", "maximum": 0}
 
 
 def ref(name: str) -> Schema:
-    """A reference to a named schema of the document."""
+    """Return a reference to a named schema of the document."""
     return {"$ref": REF + name}
 
 
 def listed(items: Schema, **limits: Any) -> Schema:
-    """An array of `items`."""
+    """Return the schema of an array of `items`."""
     return {"type": "array", "items": items, **limits}
 
 
 def shape(description: str, needed: Schema, **optional: Any) -> Schema:
-    """An object with the properties `needed`, and `optional` ones."""
+    """Return the schema of an object with the properties `needed`, and `optional` ones."""
     return {
         "type": "object",
         "description": description,
@@ -45,7 +45,7 @@ def shape(description: str, needed: Schema, **optional: Any) -> Schema:
 
 
 def either(*schemas: Schema) -> Schema:
-    """Any of `schemas`."""
+    """Return the schema of a value that fits any of `schemas`."""
     return {"anyOf": list(schemas)}
 
 

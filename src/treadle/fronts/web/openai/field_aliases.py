@@ -1,4 +1,4 @@
-"""Other servers' names of fields: Ollama's `options` and its like, put under the names that the validator knows."""
+"""Aliases of fields in other servers, such as Ollama's `options`, mapped to the names that the validator knows."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("max_new_tokens", "num_predict", "n_predict", "options.num_predict"),
     "num_ctx": ("options.num_ctx",),
 }
-"""The first name that is given counts: a field's own, then other servers' for it, then those in `options`."""
+"""Precedence of names: a field's own, then other servers', then those in `options`."""
 
 LIMITS_THAT_MAY_BE_OFF = ("num_predict", "n_predict", "options.num_predict")
 
 
 class Renamed:
-    """The values of a request's shared fields. `names` has the name that the request used for a field, where it is
-    another; `unused` the values that others win over, as (field, name, value): they must be in range all the same.
+    """Values of a request's shared fields. `names` maps a field to the name that the request used for it, if that
+    differs; `unused` holds overridden values, as (field, name, value): they must be in range all the same.
 
-    Raises InvalidRequest for a limit of zero under a name that has other words for it, UnsupportedParameter for a
-    sampler in `options` that is not served.
+    Raises InvalidRequest for a limit of zero under a name that has other values for no limit, UnsupportedParameter for
+    an unserved sampler in `options`.
     """
 
     def __init__(self, body: Generate) -> None:
@@ -47,16 +47,16 @@ class Renamed:
         return self._values[field]
 
     def _chosen(self, field: str) -> Any:
-        (name, value), *others = [*self._given(field), (field, None)]
+        (name, value), *rest = [*self._values_given(field), (field, None)]
         if name != field:
             self.names[field] = name
-        self.unused += [(field, name, value) for name, value in others if value is not None]
+        self.unused += [(field, name, value) for name, value in rest if value is not None]
         return value
 
-    def _given(self, field: str) -> Iterator[tuple[str, Any]]:
+    def _values_given(self, field: str) -> Iterator[tuple[str, Any]]:
         for name in (field, *OTHER_NAMES[field]):
-            within, _, key = name.rpartition(".")
-            holder = getattr(self._body, within) if within else self._body
+            parent, _, key = name.rpartition(".")
+            holder = getattr(self._body, parent) if parent else self._body
             value = getattr(holder, key, None)
             if name in LIMITS_THAT_MAY_BE_OFF:
                 value = _limit(name, value)

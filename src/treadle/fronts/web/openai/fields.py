@@ -32,23 +32,23 @@ class Documented:
 
 
 def span(low: float | None = None, high: float | None = None, *, above: bool = False) -> Documented:
-    """A number from `low` (not itself, with `above`) to `high`."""
+    """Document a number from `low` (exclusive, with `above`) to `high`."""
     bounds = {"exclusiveMinimum" if above else "minimum": low, "maximum": high}
     return Documented({name: bound for name, bound in bounds.items() if bound is not None})
 
 
 def size(**keywords: Any) -> Documented:
-    """Limits on a string, an array or an object, by their JSON Schema names."""
+    """Document limits of a string, an array or an object, by their JSON Schema names."""
     return Documented(keywords)
 
 
 def whole(value: Any) -> Any:
-    """2.0 as 2, as JSON does not tell them apart; anything else as it is."""
+    """Return 2.0 as 2, as JSON does not distinguish them, and other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def all_whole(values: Any) -> Any:
-    """The list with its whole floats as ints; the same list where it has none."""
+    """Return the list with its integral floats as ints; the same list if it has none."""
     if isinstance(values, list) and float in set(map(type, values)):
         return [whole(value) for value in values]
     return values
@@ -78,11 +78,11 @@ LogitBias = Annotated[
 CacheSalt = Annotated[str, size(minLength=1, maxLength=MAX_SALT_CHARS, pattern=f"^[^{CONTROLS}]+$")]
 
 
-def only(description: str, *fine: Any) -> Any:
-    """A field that is accepted at null and at `fine` alone."""
+def neutral_only(description: str, *fine: Any) -> Any:
+    """Define a field that accepts only null and the values `fine`."""
     return Field(None, description=description, json_schema_extra={"enum": [None, *fine]})
 
 
-def about(description: str, **extra: Any) -> Any:
-    """An optional field; `extra` are keywords of its JSON schema (`examples`)."""
+def optional(description: str, **extra: Any) -> Any:
+    """Define an optional field; `extra` are keywords of its JSON schema (`examples`)."""
     return Field(None, description=description, json_schema_extra=extra or None)

@@ -1,7 +1,7 @@
 """Fields that OpenAI, its imitators and their clients know and this server does not act on.
 
-A field is taken at its neutral value, where leaving it out means the same, and refused by name otherwise: nothing a
-client asks for is silently dropped. Harmless fields change nothing about an answer and may hold any value.
+A field is accepted at its neutral value, which means the same as no value, and refused by name otherwise: no wish of a
+client is silently dropped. Harmless fields change nothing about an answer and may hold any value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HARMLESS = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
-    "keep_alive",  # Ollama: how long the model stays loaded; here it always does
+    "keep_alive",  # Ollama: time that the model stays loaded; here always
     "ttl",  # LM Studio: the same
     "cache_prompt",  # llama.cpp: prompts are always cached, and answers do not depend on it
     "id_slot",  # llama.cpp: its slot to use
@@ -89,7 +89,7 @@ OPTIONS_HARMLESS = (
     "mirostat_tau",
     "mirostat_eta",
 )
-"""Keys of Ollama's `options` about how a server runs, or about samplers that are refused unless they are off."""
+"""Keys of Ollama's `options` that tune a server, or samplers that are refused unless they are off."""
 
 NOT_THINKING = ("reasoning_effort", "reasoning", "think", "thinking")
 """Fields whose neutral value asks for an answer without reasoning."""
@@ -105,16 +105,16 @@ HINTS = {
 
 
 def refuse_beyond_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], within: str = "") -> None:
-    """Raises UnsupportedParameter for the first field that asks for something. `within` is put before its name."""
-    for name, fine in neutral.items():
+    """Raise UnsupportedParameter for the first field that is not neutral. `within` is put before its name."""
+    for name, allowed_values in neutral.items():
         value = given.get(name)
-        if value is not None and not any(_same(value, allowed) for allowed in fine):
-            hint = HINTS.get(name, f"leave it out{_or_neutral(fine)}")
+        if value is not None and not any(_same(value, allowed) for allowed in allowed_values):
+            hint = HINTS.get(name, f"leave it out{_or_neutral(allowed_values)}")
             raise UnsupportedParameter(f"{within}{name} is not supported here: {hint}", param=within + name)
 
 
 def _same(value: Any, allowed: Any) -> bool:
-    """JSON's equality: 1 is 1.0 and not true, also inside of arrays and objects."""
+    """Compare as JSON does: 1 is 1.0 and not true, also inside of arrays and objects."""
     if isinstance(value, dict) and isinstance(allowed, dict):
         return value.keys() == allowed.keys() and all(_same(value[key], allowed[key]) for key in value)
     if isinstance(value, list) and isinstance(allowed, list):
@@ -122,9 +122,9 @@ def _same(value: Any, allowed: Any) -> bool:
     return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)
 
 
-def _or_neutral(fine: tuple[Any, ...]) -> str:
-    return f" or send {' or '.join(map(_json, fine))}" if fine else ""
+def _or_neutral(allowed_values: tuple[Any, ...]) -> str:
+    return f" or send {' or '.join(map(_as_json, allowed_values))}" if allowed_values else ""
 
 
-def _json(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""A JSON object as a request's shape, and the refusal that names the first field at fault."""
+"""Parser of a JSON object into a request's shape, with a refusal that names the first field at fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .schema import Strict
 
 Body = TypeVar("Body", bound=Strict)
 
-WISHES = {
+EXPECTED = {
     "string_type": "a string",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -24,7 +24,7 @@ WISHES = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-ELSEWHERE = {
+REPLACEMENTS = {
     "max_length": "max_tokens, for the answer alone",
     "num_return_sequences": "n",
     "stop_sequences": "stop",
@@ -32,11 +32,11 @@ ELSEWHERE = {
     "system": "messages, with a first one of role 'system'",
     "format": "nothing: structured output is not served yet",
 }
-"""Other servers' fields that have no one meaning here, with what to use instead."""
+"""Other servers' fields without a direct equivalent, with their replacements."""
 
 
 def read(shape: type[Body], value: dict[str, Any]) -> Body:
-    """The body as `shape`. Raises InvalidRequest that names the first field at fault."""
+    """Validate the body as `shape`. Raises InvalidRequest that names the first field at fault."""
     try:
         return shape.model_validate(value)
     except ValidationError as error:
@@ -44,7 +44,8 @@ def read(shape: type[Body], value: dict[str, Any]) -> Body:
 
 
 def _refusal(shape: type[BaseModel], value: dict[str, Any], details: list[ErrorDetails]) -> InvalidRequest:
-    """The deepest complaint is about the alternative that was meant; `loc` also holds the names of alternatives."""
+    """Build the refusal from the deepest complaint, which is about the intended alternative; `loc` also holds the names
+    of alternatives."""
     first = [d for d in details if d["loc"][:1] == details[0]["loc"][:1]]
     worst = max(first, key=lambda d: len(_path(d, value)))
     path = _path(worst, value)
@@ -52,12 +53,12 @@ def _refusal(shape: type[BaseModel], value: dict[str, Any], details: list[ErrorD
         return InvalidRequest(f"unknown field '{path}'{_instead(shape, path)}", param=path)
     if worst["type"] == "missing":
         return InvalidRequest(f"{path} is missing: it must be given", param=path)
-    wanted = " or ".join(dict.fromkeys(_wish(d) for d in first if _path(d, value) == path))
-    return InvalidRequest(f"{path} is {_shown(worst['input'])}: it must be {wanted}", param=path)
+    expected = " or ".join(dict.fromkeys(_expected(d) for d in first if _path(d, value) == path))
+    return InvalidRequest(f"{path} is {_describe(worst['input'])}: it must be {expected}", param=path)
 
 
 def _path(detail: ErrorDetails, value: Any) -> str:
-    """The field at fault, found by following `loc` into `value`: other parts of `loc` name alternatives."""
+    """Return the field at fault, found by following `loc` into `value`: other parts of `loc` name alternatives."""
     path = ""
     for part in detail["loc"]:
         if isinstance(part, int) and isinstance(value, list):
@@ -68,26 +69,26 @@ def _path(detail: ErrorDetails, value: Any) -> str:
 
 
 def _instead(shape: type[BaseModel], path: str) -> str:
-    within, _, name = path.rpartition(".")
-    if not within and name in ELSEWHERE:
-        return f": use {ELSEWHERE[name]}"
-    near = difflib.get_close_matches(name, list(_within(shape, within).model_fields), n=1)
+    parent, _, name = path.rpartition(".")
+    if not parent and name in REPLACEMENTS:
+        return f": use {REPLACEMENTS[name]}"
+    near = difflib.get_close_matches(name, list(_within(shape, parent).model_fields), n=1)
     return f"; did you mean '{near[0]}'?" if near else ": leave it out"
 
 
 def _within(shape: type[BaseModel], name: str) -> type[BaseModel]:
-    """The shape of an object field (`options`, `stream_options`); the request's own where `name` is empty."""
+    """Return the shape of an object field (`options`, `stream_options`); the request's own if `name` is empty."""
     if name not in shape.model_fields:
         return shape
     kinds = getattr(shape.model_fields[name].annotation, "__args__", ())
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), shape)
 
 
-def _wish(detail: ErrorDetails) -> str:
-    return WISHES.get(detail["type"], detail["msg"].lower())
+def _expected(detail: ErrorDetails) -> str:
+    return EXPECTED.get(detail["type"], detail["msg"].lower())
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, str):
         return f"the string '{value[:40]}'" + ("" if len(value) <= 40 else " (cut)")
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""The requests' shapes: which fields there are, of which type, and how the OpenAPI document describes them.
+"""Shapes of the requests: fields, their types, and their descriptions in the OpenAPI document.
 
 Strict: a number is no string, true is no number, and an unknown field is refused with the nearest known name. Only a
-whole number may be written as 2.0. Messages are read by `fronts.turns`, which is lenient about unknown keys.
+whole number may be written as 2.0. Messages are read by `fronts.chat_messages`, which is lenient about unknown keys.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .fields import (
     TopP,
     Unit,
     Whole,
-    about,
-    only,
+    neutral_only,
+    optional,
     size,
     span,
 )
@@ -81,85 +81,87 @@ class Strict(BaseModel):
 class StreamOptions(Strict):
     """Ignored without `stream: true`."""
 
-    include_usage: bool | None = about("End the stream with a chunk that holds the usage.")
-    include_obfuscation: Any = only("Only false: this server adds no padding.", False)
-    continuous_usage_stats: Any = only("Only false.", False)
+    include_usage: bool | None = optional("End the stream with a chunk that holds the usage.")
+    include_obfuscation: Any = neutral_only("Only false: this server adds no padding.", False)
+    continuous_usage_stats: Any = neutral_only("Only false.", False)
 
 
 class OptionFields(Strict):
     """Ollama's names for sampling. A field of the request itself wins over its namesake here."""
 
-    temperature: Temperature | None = about("As `temperature`.")
-    top_p: TopP | None = about("As `top_p`.")
-    top_k: TopK | None = about("As `top_k`.")
-    min_p: Unit | None = about("As `min_p`.")
-    repeat_penalty: RepetitionPenalty | None = about("As `repetition_penalty`.")
-    presence_penalty: Penalty | None = about("As `presence_penalty`.")
-    frequency_penalty: Penalty | None = about("As `frequency_penalty`.")
-    seed: Seed | None = about("As `seed`.")
-    stop: StopString | StopStrings | None = about("As `stop`.")
-    num_predict: Predict | None = about("As `max_tokens`; -1 and -2 are no limit.")
-    num_ctx: ContextSize | None = about("As `num_ctx`.")
+    temperature: Temperature | None = optional("As `temperature`.")
+    top_p: TopP | None = optional("As `top_p`.")
+    top_k: TopK | None = optional("As `top_k`.")
+    min_p: Unit | None = optional("As `min_p`.")
+    repeat_penalty: RepetitionPenalty | None = optional("As `repetition_penalty`.")
+    presence_penalty: Penalty | None = optional("As `presence_penalty`.")
+    frequency_penalty: Penalty | None = optional("As `frequency_penalty`.")
+    seed: Seed | None = optional("As `seed`.")
+    stop: StopString | StopStrings | None = optional("As `stop`.")
+    num_predict: Predict | None = optional("As `max_tokens`; -1 and -2 are no limit.")
+    num_ctx: ContextSize | None = optional("As `num_ctx`.")
 
 
 class Generate(Strict):
-    """What chat and completions share."""
+    """Fields that chat and completions share."""
 
-    model: str | None = about("The served model's name; left out, it is the served model.")
-    stream: bool | None = about("Answer with server-sent events while the text is generated.")
-    stream_options: StreamOptions | None = about("What a stream adds; ignored without `stream: true`.")
-    max_tokens: TokenCount | None = about(
+    model: str | None = optional("The served model's name; left out, it is the served model.")
+    stream: bool | None = optional("Answer with server-sent events while the text is generated.")
+    stream_options: StreamOptions | None = optional("What a stream adds; ignored without `stream: true`.")
+    max_tokens: TokenCount | None = optional(
         "The most tokens to generate; never more than the context and the server's cap leave: the default."
     )
-    temperature: Temperature | None = about("0 (greedy) to 2. Default: the model's, else 1.")
-    top_p: TopP | None = about(
+    temperature: Temperature | None = optional("0 (greedy) to 2. Default: the model's, else 1.")
+    top_p: TopP | None = optional(
         "Sample from the likeliest tokens of this total probability. Default: the model's, else 1."
     )
-    top_k: TopK | None = about("Sample from the likeliest k tokens; 0 or -1 is off.")
-    min_p: Unit | None = about("Sample from tokens at least this likely, relative to the likeliest; 0 is off.")
-    stop: StopString | StopStrings | None = about("Up to 16 strings that end the answer; they are not shown.")
-    seed: Seed | None = about("64 bits, signed. The same seed gives the same choice.")
-    n: Annotated[Whole, span(1, MAX_N)] | None = about(
+    top_k: TopK | None = optional("Sample from the likeliest k tokens; 0 or -1 is off.")
+    min_p: Unit | None = optional("Sample from tokens at least this likely, relative to the likeliest; 0 is off.")
+    stop: StopString | StopStrings | None = optional("Up to 16 strings that end the answer; they are not shown.")
+    seed: Seed | None = optional("64 bits, signed. The same seed gives the same choice.")
+    n: Annotated[Whole, span(1, MAX_N)] | None = optional(
         "How many choices; times the prompts, no more than the server has places. Default: 1."
     )
-    presence_penalty: Penalty | None = about("-2 to 2; 0 is off.")
-    frequency_penalty: Penalty | None = about("-2 to 2; 0 is off.")
-    repetition_penalty: RepetitionPenalty | None = about("Above 0, at most 10; 1 is off. Looks at prompt and answer.")
-    logit_bias: LogitBias | None = about("Token id to bias, -100 to 100.")
-    min_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = about(
+    presence_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
+    frequency_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
+    repetition_penalty: RepetitionPenalty | None = optional(
+        "Above 0, at most 10; 1 is off. Looks at prompt and answer."
+    )
+    logit_bias: LogitBias | None = optional("Token id to bias, -100 to 100.")
+    min_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = optional(
         "The model's end tokens and stop strings do not end the answer before so many tokens; its limit does."
     )
-    stop_token_ids: StopTokenIds | None = about("Token ids that end the answer; they are not shown.")
-    ignore_eos: bool | None = about("True: the model's own end tokens and stop strings do not end the answer.")
-    skip_special_tokens: bool | None = about("False shows special tokens in the text.")
-    return_token_ids: bool | None = about("True adds `token_ids` to every choice.")
-    priority: Priority | None = about("Lower goes first; 0 is normal.")
-    cache_salt: CacheSalt | None = about(
+    stop_token_ids: StopTokenIds | None = optional("Token ids that end the answer; they are not shown.")
+    ignore_eos: bool | None = optional("True: the model's own end tokens and stop strings do not end the answer.")
+    skip_special_tokens: bool | None = optional("False shows special tokens in the text.")
+    return_token_ids: bool | None = optional("True adds `token_ids` to every choice.")
+    priority: Priority | None = optional("Lower goes first; 0 is normal.")
+    cache_salt: CacheSalt | None = optional(
         "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
     )
     options: OptionFields | None = None
-    num_ctx: ContextSize | None = about("Ollama's context size: refused above the served context, else not used.")
-    num_predict: Predict | None = about("Ollama's name of `max_tokens`; -1 and -2 are no limit.")
-    n_predict: Predict | None = about("llama.cpp's name of `max_tokens`; -1 and -2 are no limit.")
-    max_new_tokens: TokenCount | None = about("TGI's name of `max_tokens`.")
-    repeat_penalty: RepetitionPenalty | None = about("Ollama's and llama.cpp's name of `repetition_penalty`.")
+    num_ctx: ContextSize | None = optional("Ollama's context size: refused above the served context, else not used.")
+    num_predict: Predict | None = optional("Ollama's name of `max_tokens`; -1 and -2 are no limit.")
+    n_predict: Predict | None = optional("llama.cpp's name of `max_tokens`; -1 and -2 are no limit.")
+    max_new_tokens: TokenCount | None = optional("TGI's name of `max_tokens`.")
+    repeat_penalty: RepetitionPenalty | None = optional("Ollama's and llama.cpp's name of `repetition_penalty`.")
 
 
 class ChatFields(Generate):
     """Body of a chat request."""
 
     messages: Messages = Field(description="The conversation, oldest message first.")
-    max_completion_tokens: TokenCount | None = about("The same as `max_tokens`; of both, the smaller counts.")
-    logprobs: bool | None = about("True adds the log-probabilities of the answer's tokens.")
-    top_logprobs: TopLogprobs | None = about(
+    max_completion_tokens: TokenCount | None = optional("The same as `max_tokens`; of both, the smaller counts.")
+    logprobs: bool | None = optional("True adds the log-probabilities of the answer's tokens.")
+    top_logprobs: TopLogprobs | None = optional(
         "How many likely tokens to list with each token; above 0 it asks for `logprobs` too, unless those are false."
     )
-    add_generation_prompt: bool | None = about("False leaves the assistant's turn unopened. Default: true.")
-    continue_final_message: bool | None = about(
+    add_generation_prompt: bool | None = optional("False leaves the assistant's turn unopened. Default: true.")
+    continue_final_message: bool | None = optional(
         "True: the answer continues the last message, which is left open. Not with `add_generation_prompt: true`."
     )
-    enable_thinking: bool | None = about("Handed to the model's template, as in `chat_template_kwargs`.")
-    chat_template_kwargs: TemplateKwargs | None = about("Plain values for the model's template, by its names.")
+    enable_thinking: bool | None = optional("Handed to the model's template, as in `chat_template_kwargs`.")
+    chat_template_kwargs: TemplateKwargs | None = optional("Plain values for the model's template, by its names.")
 
 
 class CompletionFields(Generate):
@@ -168,31 +170,35 @@ class CompletionFields(Generate):
     prompt: Text | Prompts | PromptIds | PromptLists = Field(
         description="A string, strings, token ids, or lists of token ids."
     )
-    max_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = about(
+    max_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = optional(
         "The most tokens to generate; 0 computes the prompt alone. Never more than the context and the server's cap "
         "leave, which is also the default."
     )
-    max_new_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = about("TGI's name of `max_tokens`.")
-    logprobs: TopLogprobs | None = about("Log-probabilities of the answer's tokens, and of so many likely ones each.")
-    echo: bool | None = about("True repeats the prompt before the answer, with its log-probabilities.")
-    add_special_tokens: bool | None = about("False tokenizes the prompt without BOS and the like.")
+    max_new_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = optional("TGI's name of `max_tokens`.")
+    logprobs: TopLogprobs | None = optional(
+        "Log-probabilities of the answer's tokens, and of so many likely ones each."
+    )
+    echo: bool | None = optional("True repeats the prompt before the answer, with its log-probabilities.")
+    add_special_tokens: bool | None = optional("False tokenizes the prompt without BOS and the like.")
 
 
 def _extended(
     name: str, base: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]], free: tuple[str, ...], **more: Any
 ) -> type[Any]:
-    """`base` with the fields that are known and not acted on, and with `more`."""
-    fields: dict[str, Any] = {key: (Any, only(_accepted(fine), *fine)) for key, fine in neutral.items()}
-    fields |= {key: (Any, about("Accepted and not used.")) for key in free}
+    """Return `base` with the fields that are known and not acted on, and with `more`."""
+    fields: dict[str, Any] = {
+        key: (Any, neutral_only(_accepted(allowed), *allowed)) for key, allowed in neutral.items()
+    }
+    fields |= {key: (Any, optional("Accepted and not used.")) for key in free}
     return create_model(name, __base__=base, __doc__=base.__doc__, **fields, **more)
 
 
-def _accepted(fine: tuple[Any, ...]) -> str:
-    return "Accepted only at a value that asks for nothing." if fine else "Accepted only at null."
+def _accepted(allowed: tuple[Any, ...]) -> str:
+    return "Accepted only at a value that asks for nothing." if allowed else "Accepted only at null."
 
 
 Options: type[OptionFields] = _extended("Options", OptionFields, SAMPLERS_OFF, OPTIONS_HARMLESS)
-OPTIONS: Any = (Options | None, about("Ollama's `options`: sampling by its names."))
+OPTIONS: Any = (Options | None, optional("Ollama's `options`: sampling by its names."))
 ChatRequest: type[ChatFields] = _extended("ChatRequest", ChatFields, CHAT_NEUTRAL, HARMLESS, options=OPTIONS)
 CompletionRequest: type[CompletionFields] = _extended(
     "CompletionRequest", CompletionFields, COMPLETION_NEUTRAL, HARMLESS, options=OPTIONS

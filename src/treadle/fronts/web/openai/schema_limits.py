@@ -18,9 +18,9 @@ BOTH: Schema = {
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the document takes from the running server. `vocabulary` and `context` are None until the model is loaded;
-    `places` is how many sequences one request may ask for, `max_tokens` the operator's cap."""
+class ServerFacts:
+    """Facts of the running server for the document. `vocabulary` and `context` are None until the model is loaded;
+    `places` is the most sequences that one request may ask for, `max_tokens` the operator's cap."""
 
     names: tuple[str, ...]
     places: int
@@ -30,34 +30,34 @@ class Facts:
     context: int | None = None
 
 
-def request_schemas(facts: Facts) -> dict[str, Schema]:
-    """The requests' schemas, and those of the objects in them but for messages."""
+def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
+    """Return the requests' schemas, and those of the objects in them except messages."""
     shapes = [(ChatRequest, "validation"), (CompletionRequest, "validation")]
     _, defined = models_json_schema(shapes, ref_template=REF + "{model}")  # type: ignore[arg-type]
     requests: dict[str, Schema] = defined["$defs"]
-    for made in requests.values():
-        properties = made["properties"]
-        made["properties"] = {name: _tidy(properties[name]) for name in sorted(properties, key=_place)}
+    for schema in requests.values():
+        properties = schema["properties"]
+        schema["properties"] = {name: _tidy(properties[name]) for name in sorted(properties, key=_sort_key)}
     for name in ("ChatRequest", "CompletionRequest"):
         _limit(requests[name]["properties"], facts)
-    for made in requests.values():
-        _limit_lengths(made["properties"], facts)
+    for schema in requests.values():
+        _limit_lengths(schema["properties"], facts)
     requests["ChatRequest"]["properties"]["messages"]["items"] = ref("Message")
     requests["ChatRequest"]["not"] = BOTH
     return requests
 
 
-def _place(name: str) -> bool:
+def _sort_key(name: str) -> bool:
     return name not in FIRST_FIELDS
 
 
 def _tidy(field: Schema) -> Schema:
-    """The field without what says nothing: its name again, and null where it is left out."""
+    """Return the field without redundant keywords: its title, and the default null."""
     return {key: value for key, value in field.items() if key != "title" and (key, value) != ("default", None)}
 
 
-def _limit(fields: Schema, facts: Facts) -> None:
-    """The limits of this server and its model."""
+def _limit(fields: Schema, facts: ServerFacts) -> None:
+    """Set the limits of this server and its model."""
     _kind(fields["model"], "string")["enum"] = list(facts.names)
     _kind(fields["n"], "integer")["maximum"] = min(_kind(fields["n"], "integer")["maximum"], facts.places)
     if facts.vocabulary is not None:
@@ -67,14 +67,14 @@ def _limit(fields: Schema, facts: Facts) -> None:
             kind["maxItems"] = min(kind["maxItems"], facts.places)
 
 
-def _limit_lengths(fields: Schema, facts: Facts) -> None:
-    """The operator's cap and the context, under all names that requests have for them."""
+def _limit_lengths(fields: Schema, facts: ServerFacts) -> None:
+    """Set the operator's cap and the context, under all names that requests have for them."""
     highest = dict.fromkeys(LIMITS, facts.max_tokens) | {"num_ctx": facts.context}
-    for name, most in highest.items():
-        if most is not None and name in fields:
+    for name, limit in highest.items():
+        if limit is not None and name in fields:
             kind = _kind(fields[name], "integer")
             for bounded in kind.get("anyOf", [kind])[:1]:
-                bounded["maximum"] = most
+                bounded["maximum"] = limit
 
 
 def _limit_tokens(fields: Schema, last: int) -> None:
@@ -89,13 +89,13 @@ def _limit_tokens(fields: Schema, last: int) -> None:
 
 
 def _kind(field: Schema, kind: str) -> Schema:
-    """The alternative of this type."""
+    """Return the alternative of this type."""
     found: Schema = next(one for one in field.get("anyOf", [field]) if one.get("type") == kind)
     return found
 
 
 def at_most(last: int) -> str:
-    """Regular expression of the whole numbers from 0 to `last`, without leading zeros."""
+    """Return a regular expression of the whole numbers from 0 to `last`, without leading zeros."""
     digits = str(last)
     shorter = ["[0-9]"] if len(digits) > 1 else []
     shorter += [f"[1-9][0-9]{{{n}}}" for n in range(1, len(digits) - 1)]

@@ -60,7 +60,7 @@ class ChunkWriter:
 
 
 def chat_logprobs(entries: Sequence[TokenEntry], model: TextView) -> dict[str, Any]:
-    """The chat format: one object per token, with its bytes."""
+    """Return the chat format: one object per token, with its bytes."""
     return {"content": [_chat_entry(entry, model) for entry in entries], "refusal": None}
 
 
@@ -78,7 +78,7 @@ def _token(token: int, logprob: float, model: TextView) -> dict[str, Any]:
 
 
 def legacy_logprobs(entries: Sequence[TokenEntry], model: TextView, *, top: bool, offset: int = 0) -> dict[str, Any]:
-    """The completions format: four parallel lists; `offset` is where the answer begins in the text."""
+    """Return the completions format: four parallel lists; `offset` is the answer's offset in the text."""
     return {
         "tokens": [model.token_text(entry.token) for entry in entries],
         "token_logprobs": [max(entry.logprob.logprob, LOWEST_LOGPROB) for entry in entries],
@@ -88,7 +88,7 @@ def legacy_logprobs(entries: Sequence[TokenEntry], model: TextView, *, top: bool
 
 
 def _legacy_top(entry: TokenEntry, model: TextView) -> dict[str, float]:
-    """Best first; the chosen token is always in it."""
+    """Return the likeliest tokens, best first; the chosen token is always in it."""
     found: dict[str, float] = {}
     for token, logprob in (*entry.logprob.top, (entry.token, entry.logprob.logprob)):
         found.setdefault(model.token_text(token), max(logprob, LOWEST_LOGPROB))

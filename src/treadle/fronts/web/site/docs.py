@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI document as one page for people, with examples that run as they stand."""
+"""`/docs`: the OpenAPI document as one page for people, with examples that run unchanged."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .examples import ANSWERS, FIELDS, REQUESTS, STREAM
 from .fields import Fields, prose, row, slug
 from .shapes import REF, Schema
 from .shell import MARK, block, fill, page, snippet
-from .snippets import ROOT, Caller, pretty
+from .snippets import ROOT, Snippets, pretty
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
-HALF = 44  # characters beside an answer
+HALF = 44  # characters of a code block's line, beside an answer
 ERRORS: dict[type[TreadleError], str] = {
     InvalidRequest: "The request is malformed, or a value is out of range: `param` names the field.",
     UnsupportedParameter: "A known field asks for something that this server does not do.",
@@ -65,7 +65,7 @@ EXAMPLE_ERROR = Busy("every slot and every place in the queue is taken: try agai
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one path, with what the document says about it."""
+    """One method of one path, with its description in the document."""
 
     method: str
     path: str
@@ -84,17 +84,17 @@ class Operation:
         return "example" in media or bool(media.get("examples"))
 
     def answer(self, kind: str) -> Mapping[str, Any]:
-        """The media type object of a good answer."""
+        """Return the media type object of a good answer."""
         found: Mapping[str, Any] = self.about.get("responses", {}).get("200", {}).get("content", {}).get(kind, {})
         return found
 
 
 class Docs:
-    """The page of one OpenAPI `document`; `caller` says how its examples are to be called."""
+    """Page of one OpenAPI `document`; `snippets` formats its examples."""
 
-    def __init__(self, document: Mapping[str, Any], caller: Caller) -> None:
+    def __init__(self, document: Mapping[str, Any], snippets: Snippets) -> None:
         self._document = document
-        self._caller = replace(caller, width=HALF)
+        self._snippets = replace(snippets, width=HALF)
         self._schemas: Mapping[str, Schema] = document.get("components", {}).get("schemas", {})
         operations = list(operations_of(document))
         self._calls = [operation for operation in operations if operation.body is not None]
@@ -110,8 +110,8 @@ class Docs:
             routes="".join(map(self._route, self._routes)),
             errors=self._errors(),
             contents=self._contents(),
-            url=snippet(self._caller.html(f"{ROOT}/v1"), label="the base URL"),
-            key=KEY_NEEDED if self._caller.key_needed else KEY_FREE,
+            url=snippet(self._snippets.html(f"{ROOT}/v1"), label="the base URL"),
+            key=KEY_NEEDED if self._snippets.key_needed else KEY_FREE,
         )
         return page(f"{info['title']} HTTP API", body, scripts=("common",))
 
@@ -129,27 +129,27 @@ class Docs:
 
     def _parts(self, call: Operation) -> str:
         fields = self._fields(call)
-        places = [(fields.anchor(name), name) for name in fields.leads()]
-        places += [(f"{slug(call.path)}-{slug(title)}", title) for title in fields.groups()]
-        return "".join(f'<li><a href="#{place}">{escape(name)}</a></li>' for place, name in places)
+        anchors = [(fields.anchor(name), name) for name in fields.leads()]
+        anchors += [(f"{slug(call.path)}-{slug(title)}", title) for title in fields.groups()]
+        return "".join(f'<li><a href="#{place}">{escape(name)}</a></li>' for place, name in anchors)
 
     def _call(self, call: Operation) -> str:
-        request, answer, others = self._examples(call)
-        pair = self._pair(self._caller.post(call.path, request), answer)
+        request, answer, further = self._examples(call)
+        pair = self._pair(self._snippets.post(call.path, request), answer)
         more = "".join(
             f"<details><summary>{escape(title)}</summary>{snippet(self._html(call, value))}</details>"
-            for title, value in others
+            for title, value in further
         )
         return (
-            f'<section class="card" id="{slug(call.path)}"><h2>{heading(call)}</h2>{said(call)}'
+            f'<section class="card" id="{slug(call.path)}"><h2>{heading(call)}</h2>{paragraphs(call)}'
             f"{pair}{more}{self._stream(call)}{self._fields(call).html()}</section>"
         )
 
     def _html(self, call: Operation, value: Mapping[str, Any]) -> str:
-        return self._caller.html(self._caller.post(call.path, value))
+        return self._snippets.html(self._snippets.post(call.path, value))
 
     def _route(self, route: Operation) -> str:
-        path = route.path.replace("{model}", quote(self._caller.model, safe="/"))
+        path = route.path.replace("{model}", quote(self._snippets.model, safe="/"))
         parameters = "".join(
             row(
                 one["name"],
@@ -161,15 +161,14 @@ class Docs:
         )
         table = f'<table class="fields"><tbody>{parameters}</tbody></table>' if parameters else ""
         return (
-            f'<div class="route" id="{anchor(route)}"><h3>{heading(route)}</h3>{said(route)}{table}'
-            f"{self._pair(self._caller.plain(path, route.method.upper()), self._example_answer(route))}</div>"
+            f'<div class="route" id="{anchor(route)}"><h3>{heading(route)}</h3>{paragraphs(route)}{table}'
+            f"{self._pair(self._snippets.without_body(path, route.method.upper()), self._example_answer(route))}</div>"
         )
 
     def _pair(self, request: str, answer: str) -> str:
-        asked = f"<div><h4>Request</h4>{snippet(self._caller.html(request))}</div>"
-        return (
-            f'<div class="pair">{asked}{f"<div><h4>Answer</h4>{block(escape(answer))}</div>" if answer else ""}</div>'
-        )
+        request_html = f"<div><h4>Request</h4>{snippet(self._snippets.html(request))}</div>"
+        answer_html = f"<div><h4>Answer</h4>{block(escape(answer))}</div>" if answer else ""
+        return f'<div class="pair">{request_html}{answer_html}</div>'
 
     def _stream(self, call: Operation) -> str:
         given = next(examples_of(call.answer(EVENTS), self._schemas), None)
@@ -199,7 +198,7 @@ class Docs:
             f"<th scope='col'>meaning</th></tr></thead><tbody>{rows}</tbody></table>"
         )
 
-    # What the document holds ---------------------------------------------------------------------------------------
+    # Contents of the document --------------------------------------------------------------------------------------
 
     def _fields(self, call: Operation) -> Fields:
         assert call.body is not None
@@ -208,24 +207,24 @@ class Docs:
         return Fields(call.path, body, self._schemas, request | FIELDS)
 
     def _examples(self, call: Operation) -> tuple[dict[str, Any], str, list[tuple[str, dict[str, Any]]]]:
-        """A request with its answer, and further requests with their titles. The pair is the document's where it has an
-        answer: one of the document's requests beside an answer to another one would mislead."""
+        """Return a request with its answer, and further requests with their titles. The pair is the document's if it
+        has an answer: a request beside an answer to another one would mislead."""
         given = [one for one in examples_of(call.body or {}, self._schemas) if isinstance(one[1], dict)]
         if not call.has_answer and call.path in REQUESTS:
             given.insert(0, ("", REQUESTS[call.path]))
-        requests = [(title, self._ours(value)) for title, value in given]
+        requests = [(title, self._with_served_model(value)) for title, value in given]
         return (requests[0][1] if requests else {}), self._example_answer(call), requests[1:]
 
     def _example_answer(self, operation: Operation) -> str:
         found = next(examples_of(operation.answer(JSON), self._schemas), None)
         value = found[1] if found else ANSWERS.get((operation.method, operation.path), "")
         if isinstance(value, Mapping):
-            value = self._ours(value)
+            value = self._with_served_model(value)
         return value if isinstance(value, str) else pretty(value, width=HALF)
 
-    def _ours(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """An example as the server would have it: with the served model's name."""
-        return {**value, "model": self._caller.model} if "model" in value else dict(value)
+    def _with_served_model(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an example with the served model's name."""
+        return {**value, "model": self._snippets.model} if "model" in value else dict(value)
 
 
 KEY_FREE = "<p>No API key is needed.</p>"
@@ -236,7 +235,7 @@ KEY_NEEDED = (
 
 
 def operations_of(document: Mapping[str, Any]) -> Iterator[Operation]:
-    """Every operation, in the document's order; a HEAD beside a GET adds nothing."""
+    """Yield every operation, in the document's order, without a HEAD beside a GET."""
     for path, methods in document["paths"].items():
         for method, about in methods.items():
             if method != "head" or "get" not in methods:
@@ -244,12 +243,12 @@ def operations_of(document: Mapping[str, Any]) -> Iterator[Operation]:
 
 
 def resolved(schema: Schema, schemas: Mapping[str, Schema]) -> Schema:
-    """The schema that a reference names, or `schema` itself."""
+    """Return the schema that a reference names, or `schema` itself."""
     return schemas.get(schema["$ref"].removeprefix(REF), {}) if "$ref" in schema else schema
 
 
 def examples_of(media: Mapping[str, Any], schemas: Mapping[str, Schema]) -> Iterator[tuple[str, Any]]:
-    """Examples of a media type object with their titles: its own, else those of its schema."""
+    """Yield examples of a media type object with their titles: its own, else those of its schema."""
     if "example" in media:
         yield "", media["example"]
     elif media.get("examples"):
@@ -262,19 +261,19 @@ def examples_of(media: Mapping[str, Any], schemas: Mapping[str, Schema]) -> Iter
 
 
 def heading(operation: Operation) -> str:
-    """Method and path."""
+    """Format method and path."""
     method = escape(operation.method)
     return f'<span class="verb {method}">{method.upper()}</span><code>{escape(operation.path)}</code>'
 
 
-def said(operation: Operation) -> str:
-    """Summary and description, as paragraphs."""
+def paragraphs(operation: Operation) -> str:
+    """Format summary and description as paragraphs."""
     found = (operation.about.get(key, "") for key in ("summary", "description"))
     return "".join(f"<p>{prose(text)}</p>" for text in found if text)
 
 
 def anchor(route: Operation) -> str:
-    """The id of a route's place on the page."""
+    """Return the id of a route on the page."""
     return f"{route.method}-{slug(route.path)}"
 
 

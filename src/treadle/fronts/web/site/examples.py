@@ -1,4 +1,4 @@
-"""Requests and answers that `/docs` shows where the OpenAPI document holds no example: those of the demo model."""
+"""Requests and answers that `/docs` shows if the OpenAPI document holds no example: those of the demo model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of a request body as HTML tables: the needed ones first, the others grouped by purpose."""
+"""HTML tables of the fields of a request body: needed ones first, further ones grouped by purpose."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .shapes import Schema, default_of, is_empty, limits_of, refs_in, type_of
 from .shell import snippet
 from .snippets import pretty
 
-LEADS = ("messages", "prompt")
-"""Fields that say what the request is about, whether or not its schema requires them."""
+MAIN_FIELDS = ("messages", "prompt")
+"""Main fields of a request, whether or not its schema requires them."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model and limits": ("model", "max_completion_tokens", "max_tokens", "stop", "n", "best_of"),
     "Sampling": (
@@ -58,12 +58,12 @@ IDLE_FIELDS: Mapping[str, Collection[str]] = {
     "/v1/chat/completions": {*HARMLESS, *CHAT_NEUTRAL},
     "/v1/completions": {*HARMLESS, *COMPLETION_NEUTRAL},
 }
-"""Fields that change nothing: they are not used, or taken only at the value that asks for nothing."""
+"""Fields without effect: they are ignored, or accepted only at their neutral value."""
 HEADS = '<thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">meaning</th></tr></thead>'
 
 
 class Fields:
-    """The tables of one request body. `schemas` are the document's named shapes, `examples` values of single fields."""
+    """Tables of one request body. `schemas` are the document's named shapes, `examples` values of single fields."""
 
     def __init__(self, path: str, body: Schema, schemas: Mapping[str, Schema], examples: Mapping[str, Any]) -> None:
         self._path = path
@@ -71,38 +71,39 @@ class Fields:
         self._fields: Mapping[str, Schema] = body.get("properties", {})
         self._schemas = schemas
         self._examples = examples
-        self._shown: set[str] = set()
+        self._shapes_done: set[str] = set()
 
     def html(self) -> str:
-        """All tables."""
+        """Return all tables."""
         return "".join([*map(self._lead, self.leads()), *map(self._group, self.groups())])
 
     def leads(self) -> list[str]:
-        """The fields that get a part of their own, in front."""
-        return [name for name in dict.fromkeys((*LEADS, *self._needed)) if name in self._fields]
+        """Return the fields that get a part of their own, in front."""
+        return [name for name in dict.fromkeys((*MAIN_FIELDS, *self._needed)) if name in self._fields]
 
     def groups(self) -> dict[str, list[str]]:
-        """All other fields by the title of their group, each in exactly one; groups without fields are left out."""
-        left = dict.fromkeys(name for name in self._fields if name not in self.leads())
-        idle = [name for name in left if name in IDLE_FIELDS.get(self._path, ())]
-        listed = {title: [n for n in names if n in left and n not in idle] for title, names in GROUPS.items()}
+        """Return all other fields by the title of their group, each in exactly one; groups without fields are left
+        out."""
+        remaining = dict.fromkeys(name for name in self._fields if name not in self.leads())
+        idle = [name for name in remaining if name in IDLE_FIELDS.get(self._path, ())]
+        listed = {title: [n for n in names if n in remaining and n not in idle] for title, names in GROUPS.items()}
         taken = {name for names in (*listed.values(), idle) for name in names}
-        groups = {**listed, OTHERS: [name for name in left if name not in taken], IDLE: idle}
+        groups = {**listed, OTHERS: [name for name in remaining if name not in taken], IDLE: idle}
         return {title: names for title, names in groups.items() if names}
 
     def anchor(self, name: str) -> str:
-        """The id of a field's place on the page."""
+        """Return the id of a field on the page."""
         return f"{slug(self._path)}-{slug(name)}"
 
     def _lead(self, name: str) -> str:
-        about = self._fields[name]
-        words = [type_of(about), *limits_of(about), *(["needed"] if name in self._needed else [])]
-        shown = [*about.get("examples", ()), *([self._examples[name]] if name in self._examples else [])]
-        example = "" if not shown else f"<h4>Example</h4>{snippet(escape(pretty({name: shown[0]})))}"
+        schema = self._fields[name]
+        words = [type_of(schema), *limits_of(schema), *(["needed"] if name in self._needed else [])]
+        examples = [*schema.get("examples", ()), *([self._examples[name]] if name in self._examples else [])]
+        example = "" if not examples else f"<h4>Example</h4>{snippet(escape(pretty({name: examples[0]})))}"
         return (
             f'<h3 id="{self.anchor(name)}"><code>{escape(name)}</code></h3>'
-            f"<p>{prose(about.get('description', ''))} <small>{escape('; '.join(words))}</small></p>"
-            f"{example}{self._shapes_of([about])}"
+            f"<p>{prose(schema.get('description', ''))} <small>{escape('; '.join(words))}</small></p>"
+            f"{example}{self._shapes_of([schema])}"
         )
 
     def _group(self, title: str) -> str:
@@ -119,49 +120,49 @@ class Fields:
         return f'<div class="scroll"><table class="fields">{HEADS}<tbody>{rows}</tbody></table></div>'
 
     def _shapes_of(self, schemas: Any) -> str:
-        """The named shapes within `schemas`, and those within them, each once on the page."""
+        """Return the named shapes within `schemas`, and those within them, each once on the page."""
         return "".join(self._shape(name) for schema in schemas for name in self._new_refs(schema))
 
     def _new_refs(self, schema: Schema) -> Iterator[str]:
         for name in refs_in(schema):
-            if name in self._schemas and name not in self._shown:
-                self._shown.add(name)
+            if name in self._schemas and name not in self._shapes_done:
+                self._shapes_done.add(name)
                 yield name
 
     def _shape(self, name: str) -> str:
         shape = self._schemas[name]
         fields = shape.get("properties", {})
-        empty = [field for field, about in fields.items() if is_empty(about)]
+        empty = [field for field, schema in fields.items() if is_empty(schema)]
         full = [field for field in fields if field not in empty]
         table = self._table(full, fields, shape.get("required", ()), lambda field: f"{slug(self._path)}-{name}-{field}")
         if empty:
             table += f"<p>Only null or empty: {', '.join(f'<code>{escape(field)}</code>' for field in empty)}.</p>"
-        said = f"<p>{prose(shape['description'])}</p>" if shape.get("description") else ""
+        description = f"<p>{prose(shape['description'])}</p>" if shape.get("description") else ""
         if not fields:
             table = f"<p>{escape(type_of({**shape, 'description': ''}))}</p>"
         inner = self._shapes_of([shape, *fields.values()])
-        return f'<div class="shape"><h4><code>{escape(name)}</code></h4>{said}{table}</div>{inner}'
+        return f'<div class="shape"><h4><code>{escape(name)}</code></h4>{description}{table}</div>{inner}'
 
 
-def row(name: str, about: Schema, *, needed: bool, anchor: str) -> str:
-    """One line of a table of fields."""
-    limits = "".join(f"<small><br>{escape(limit)}</small>" for limit in limits_of(about))
-    default = default_of(about)
-    said = prose(about.get("description", ""))
+def row(name: str, schema: Schema, *, needed: bool, anchor: str) -> str:
+    """Return one line of a table of fields."""
+    limits = "".join(f"<small><br>{escape(limit)}</small>" for limit in limits_of(schema))
+    default = default_of(schema)
+    description = prose(schema.get("description", ""))
     if default:
-        said += f" <small>Default: <code>{escape(default)}</code>.</small>"
+        description += f" <small>Default: <code>{escape(default)}</code>.</small>"
     need = '<span class="need">needed</span>' if needed else ""
     return (
         f'<tr id="{escape(anchor)}"><td><code>{escape(name)}</code>{need}</td>'
-        f"<td>{escape(type_of(about))}{limits}</td><td>{said}</td></tr>"
+        f"<td>{escape(type_of(schema))}{limits}</td><td>{description}</td></tr>"
     )
 
 
 def prose(text: str) -> str:
-    """A description as HTML: what stands in backticks is code."""
+    """Convert a description to HTML: text in backticks is code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def slug(text: str) -> str:
-    """`text` as an id: `/v1/chat/completions` is `chat-completions`."""
+    """Return `text` as an id: `/v1/chat/completions` is `chat-completions`."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", text.removeprefix("/v1")).strip("-") or "root"

@@ -1,4 +1,4 @@
-"""`/`: what runs here and how to call it. A page for browsers, JSON for programs; neither asks the engine anything."""
+"""`/`: model, state and first calls. A page for browsers, JSON for programs; neither asks the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ....units import size
 from ...models import ServedModel
 from .negotiate import wants_html
 from .shell import HEADERS, MARK, fill, page, snippet
-from .snippets import ROOT, Caller
+from .snippets import ROOT, Snippets
 
 LINKS = {
     "docs": ("docs", "API docs", "every route and field, with examples"),
@@ -30,7 +30,7 @@ LINKS = {
     "metrics": ("metrics", "Metrics", "for Prometheus"),
     "ready": ("health/ready", "Readiness", "200 while new requests are taken"),
 }
-"""By name: the path, a title and what is there."""
+"""Path, title and description, by name."""
 UNREADY = ("starting", "restarting", "draining", "stopping")
 PLAIN = {name: HEADERS[name] for name in ("cache-control", "vary")}
 
@@ -58,7 +58,7 @@ class Home:
         return Response(body, media_type="application/json", headers=PLAIN)
 
     def facts(self, root: str) -> dict[str, Any]:
-        """What programs get. `root` is the server's address as the client wrote it."""
+        """Return the JSON form. `root` is the server's address as the client wrote it."""
         health = self._served.health()
         return {
             "name": "treadle",
@@ -72,7 +72,7 @@ class Home:
         }
 
     def html(self, root: str) -> str:
-        """The page, with everything that is known now; its script keeps it true."""
+        """Return the page with all facts known now; its script updates them."""
         health = self._served.health()
         body = fill(
             "home.html",
@@ -90,12 +90,12 @@ class Home:
         )
         return page(f"{self._model} · Treadle", body, scripts=("common", "live"))
 
-    def caller(self, root: str) -> Caller:
-        """What snippets need to know."""
-        return Caller(self._model, self._key_needed, self._chats(), root)
+    def snippets(self, root: str) -> Snippets:
+        """Return the snippets for this server."""
+        return Snippets(self._model, self._key_needed, self._chats(), root)
 
     def _chats(self) -> bool:
-        """False for a model that is known to have no chat template."""
+        """Whether the model can chat: False if it is known to have no chat template."""
         try:
             return self._served.text().has_template
         except EngineUnavailable:
@@ -103,18 +103,18 @@ class Home:
 
     def _about(self, *, known: bool) -> str:
         engine = self._served.engine
-        can = engine.capabilities
-        facts = "" if can is None else f'<dl class="facts">{_definitions(_facts(can, engine))}</dl>'
+        capabilities = engine.capabilities
+        facts = "" if capabilities is None else f'<dl class="facts">{_definitions(_facts(capabilities, engine))}</dl>'
         return (
             f'<div id="about" data-model="{escape(self._model)}" data-known="{"yes" if known else "no"}">{facts}</div>'
         )
 
     def _connect(self, root: str) -> str:
-        caller = self.caller(root)
-        url = snippet(caller.html(f"{ROOT}/v1"), label="the base URL")
+        snippets = self.snippets(root)
+        url = snippet(snippets.html(f"{ROOT}/v1"), label="the base URL")
         key = "<p class='soft'>Calls need this server's API key, here in <code>$TREADLE_API_KEY</code>.</p>"
         free = "<p class='soft'>No API key is needed: any value will do where a client wants one.</p>"
-        tabs = "".join(_tab(i, name, code) for i, (name, code) in enumerate(caller.all().items()))
+        tabs = "".join(_tab(i, name, code) for i, (name, code) in enumerate(snippets.all().items()))
         return (
             '<section class="card" id="connect" aria-labelledby="call"><h2 id="call">Connect</h2>'
             f'<div class="url">{url}</div>{key if self._key_needed else free}'
@@ -123,7 +123,7 @@ class Home:
 
 
 def root_of(scope: Scope) -> str:
-    """The address of this server as the client wrote it, without a slash at its end: `http://127.0.0.1:8000`."""
+    """Return the address of this server as the client wrote it, without a slash at its end: `http://127.0.0.1:8000`."""
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
     if host_of(given) is None:
         host, port = scope.get("server") or ("127.0.0.1", 8000)
@@ -150,16 +150,20 @@ def _definitions(facts: Iterable[tuple[str, str, str]]) -> str:
     )
 
 
-def _facts(can: Capabilities, engine: EngineClient) -> Iterable[tuple[str, str, str]]:
-    """What a person wants to know of the model and the machine: name, value, details."""
-    parameters = f"{_count(can.parameters)} parameters, " if can.parameters else ""
-    yield "Architecture", can.architecture, f"{parameters}{can.dtype}"
-    yield "Context", f"{can.context:,} tokens", "prompt plus answer"
-    details = can.details
+def _facts(capabilities: Capabilities, engine: EngineClient) -> Iterable[tuple[str, str, str]]:
+    """Yield facts about the model and the machine for a person: name, value, details."""
+    parameters = f"{_count(capabilities.parameters)} parameters, " if capabilities.parameters else ""
+    yield "Architecture", capabilities.architecture, f"{parameters}{capabilities.dtype}"
+    yield "Context", f"{capabilities.context:,} tokens", "prompt plus answer"
+    details = capabilities.details
     software = f"mlx {details['mlx']}" if "mlx" in details else ""
-    yield "Device", details.get("device", can.device), ", ".join(filter(None, (can.device, software)))
-    cache = f"KV cache up to {size(can.kv_budget_bytes)}" if can.kv_budget_bytes else "KV cache not limited"
-    yield "Memory", f"{size(can.weight_bytes)} of weights", cache
+    yield "Device", details.get("device", capabilities.device), ", ".join(filter(None, (capabilities.device, software)))
+    cache = (
+        f"KV cache up to {size(capabilities.kv_budget_bytes)}"
+        if capabilities.kv_budget_bytes
+        else "KV cache not limited"
+    )
+    yield "Memory", f"{size(capabilities.weight_bytes)} of weights", cache
     admission = engine.admission.limits
     waiting = f"{admission.max_waiting} more wait up to {admission.max_wait_s:g} s"
     yield "Capacity", f"{admission.max_running} at once", waiting if admission.max_waiting else "others are refused"

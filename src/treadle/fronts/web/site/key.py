@@ -1,6 +1,6 @@
-"""The answer to a request that may not come in; to a person with a browser, a page that asks for the API key.
+"""Response to an unauthenticated request; for a browser, a page that asks for the API key.
 
-The page holds nothing of the server but its name. It keeps the key in the tab's sessionStorage, asks for the same
+The page holds nothing of the server but its name. It keeps the key in the tab's sessionStorage, requests the same
 address with `Authorization: Bearer KEY`, and shows the answer in its place.
 """
 
@@ -18,7 +18,7 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 async def refuse(scope: Scope, send: Send, error: TreadleError) -> None:
-    """Send `error`: as the key page where a browser opens an address without a valid key, else as the envelope."""
+    """Send `error`: as the key page if a browser opens an address without a valid key, else as the envelope."""
     if isinstance(error, NotAuthenticated) and scope["method"] == "GET" and wants_html(scope):
         headers = [*headers_of(error), *_HEADERS]
         await send_json(send, error.http_status, KEY_PAGE, headers, content_type=HTML_TYPE.encode())

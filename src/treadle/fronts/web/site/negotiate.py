@@ -1,4 +1,4 @@
-"""HTML or JSON: the choice that a request's Accept header makes."""
+"""Content negotiation: HTML or JSON, by the request's Accept header."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ JSON = ("application/json",)
 
 
 def wants_html(scope: Scope) -> bool:
-    """True where the request names HTML and does not rank JSON above it, as browsers do. Wildcards name nothing: a
-    program that takes anything gets JSON."""
+    """Whether the request names HTML and does not rank JSON above it, as browsers do. Wildcards name nothing: a program
+    that accepts everything gets JSON."""
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"]
     ranked = _ranked(",".join(values))
     html = max(ranked.get(kind, 0.0) for kind in HTML)
@@ -18,7 +18,7 @@ def wants_html(scope: Scope) -> bool:
 
 
 def _ranked(accept: str) -> dict[str, float]:
-    """Media types with their weights; a weight that can't be read is 0."""
+    """Return media types with their weights; a weight that can't be read is 0."""
     ranked: dict[str, float] = {}
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))

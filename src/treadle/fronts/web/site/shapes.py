@@ -13,7 +13,7 @@ PLURALS = {"string": "strings", "integer": "integers", "number": "numbers", "boo
 
 
 def alternatives(schema: Schema) -> list[Schema]:
-    """The schemas of which a value fits one, without null: null is the same as leaving a field out."""
+    """Return the schemas of which a value fits one, without null: null is the same as leaving a field out."""
     joined = [inner for join in JOINS for inner in schema.get(join, ())]
     if joined:
         shared = {key: value for key, value in schema.items() if key in ("type", "enum")}
@@ -25,7 +25,7 @@ def alternatives(schema: Schema) -> list[Schema]:
 
 
 def type_of(schema: Schema) -> str:
-    """The type in words: `string or array of strings`."""
+    """Describe the type: `string or array of strings`."""
     return " or ".join(dict.fromkeys(_type(one) for one in alternatives(schema))) or "null"
 
 
@@ -52,7 +52,7 @@ def _plural(words: str) -> str:
 
 
 def limits_of(schema: Schema) -> list[str]:
-    """Each limit on a value in words, those of items and of the values of keys with `each` before them."""
+    """Describe each limit on a value; those of items and of the values of keys begin with `each`."""
     found: list[str] = []
     for one in alternatives(schema):
         found += _limits(one)
@@ -87,7 +87,7 @@ def _range(one: Schema) -> Iterator[str]:
 
 
 def _number(value: float) -> str:
-    """Powers of two from 2³¹ on as such: nobody reads them otherwise."""
+    """Format a number; powers of two from 2³¹ on as such, which are unreadable otherwise."""
     whole = int(value)
     for off, words in ((0, ""), (1, " − 1")):
         power = (abs(whole) + off).bit_length() - 1
@@ -98,19 +98,19 @@ def _number(value: float) -> str:
 
 
 def default_of(schema: Schema) -> str:
-    """The default, as JSON; empty where there is none, or where it is null."""
+    """Return the default as JSON; empty if there is none, or if it is null."""
     default = schema.get("default")
     return "" if default is None else _value(default)
 
 
 def is_empty(schema: Schema) -> bool:
-    """Whether only null and empty values fit: a field that can't ask for anything."""
+    """Whether only null and empty values fit, so that the field has no effect."""
     values = [value for one in alternatives(schema) for value in one.get("enum", [one.get("const", ...)])]
     return all(value is None or value in ("", [], {}) for value in values)
 
 
 def refs_in(schema: Schema) -> Iterator[str]:
-    """Names of the shapes that a value may hold, directly, as an item, or as a value of a key."""
+    """Yield the names of the shapes that a value may hold, directly, as an item, or as a value of a key."""
     for one in alternatives(schema):
         if "$ref" in one:
             yield _name(one["$ref"])

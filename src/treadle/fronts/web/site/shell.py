@@ -1,4 +1,4 @@
-"""The frame of every HTML page: one style sheet, inline scripts, and a policy under which nothing else runs."""
+"""Frame of every HTML page: one style sheet, inline scripts, and a policy under which nothing else runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ICON = (
 
 
 def asset(name: str) -> str:
-    """The text of a file under `assets/`."""
+    """Return the text of a file under `assets/`."""
     return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def source_hash(text: str) -> str:
-    """The CSP source expression that allows an inline script or style with exactly this text."""
+    """Return the CSP source expression that allows an inline script or style with exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -52,7 +52,7 @@ HEADERS = {
 
 
 def page(title: str, body: str, *, scripts: tuple[str, ...]) -> str:
-    """A whole document. `body` is HTML; `scripts` run in this order at its end."""
+    """Return a whole document. `body` is HTML; `scripts` run in this order at its end."""
     run = "".join(f"<script>{SCRIPTS[name]}</script>" for name in scripts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -64,16 +64,16 @@ def page(title: str, body: str, *, scripts: tuple[str, ...]) -> str:
 
 
 def fill(name: str, **parts: str) -> str:
-    """The asset `name` with its `$placeholders` replaced by `parts`, which are HTML already."""
+    """Return the asset `name` with its `$placeholders` replaced by `parts`, which are HTML already."""
     return Template(asset(name)).substitute(parts)
 
 
 def block(code: str) -> str:
-    """A block of code, given as HTML."""
+    """Return a block of code, given as HTML."""
     return f'<div class="code"><pre tabindex="0"><code>{code}</code></pre></div>'
 
 
 def snippet(code: str, *, label: str = "") -> str:
-    """A block of code, given as HTML, with a button that copies it."""
+    """Return a block of code, given as HTML, with a button that copies it."""
     named = f' aria-label="Copy {escape(label)}"' if label else ""
     return block(code).removesuffix("</div>") + f'<button type="button" class="copy"{named}>Copy</button></div>'

@@ -1,4 +1,5 @@
-"""First calls to copy: curl, the official SDKs, environment variables. Model names are quoted for each language."""
+"""Snippets of first calls to copy: curl, the official SDKs, environment variables. Model names are quoted for each
+language."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from typing import Any
 QUESTION = "What is the capital of France?"
 BEGINNING = "The capital of France is"
 ROOT = "\0"
-"""Stands for the server's address until the text is escaped: the page replaces it with what the browser sees."""
+"""Placeholder of the server's address until the text is escaped: the page replaces it with the browser's view."""
 
 
 @dataclass(frozen=True)
-class Caller:
-    """What a snippet needs to know: the model's name, whether an API key is needed, whether the model can chat, and the
+class Snippets:
+    """Snippets for one server: the model's name, whether an API key is needed, whether the model can chat, and the
     server's `root` address, without a slash at its end. JSON is broken into lines of `width` characters."""
 
     model: str
@@ -27,11 +28,11 @@ class Caller:
     width: int = 80
 
     def html(self, code: str) -> str:
-        """`code` as HTML, in which the page's script can set the address."""
+        """Return `code` as HTML, in which the page's script can set the address."""
         return escape(code).replace(ROOT, f"<span data-root>{escape(self.root)}</span>")
 
     def all(self) -> dict[str, str]:
-        """Each snippet as HTML, by the name of its tab."""
+        """Return each snippet as HTML, by the name of its tab."""
         code = {
             "curl": self._curl(),
             "Python": self._python(),
@@ -41,13 +42,13 @@ class Caller:
         return {name: self.html(text) for name, text in code.items()}
 
     def post(self, path: str, body: Mapping[str, Any]) -> str:
-        """A curl command that sends `body` to `path`."""
+        """Return a curl command that sends `body` to `path`."""
         lines = [f"curl {ROOT}{path}", "-H 'Content-Type: application/json'", *self._auth()]
         data = shlex.quote(pretty(body, "  ", self.width))
         return " \\\n  ".join([*lines, f"-d {data}"])
 
-    def plain(self, path: str, method: str = "GET") -> str:
-        """A curl command that sends no body to `path`."""
+    def without_body(self, path: str, method: str = "GET") -> str:
+        """Return a curl command that sends no body to `path`."""
         options = [] if method == "GET" else [f"-X {method}"]
         return " \\\n  ".join([f"curl {ROOT}{path}", *options, *self._auth()])
 
@@ -114,12 +115,13 @@ class Caller:
 
 
 def literal(text: str) -> str:
-    """`text` as a string literal of both Python and JavaScript."""
+    """Return `text` as a string literal of both Python and JavaScript."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def pretty(value: Any, indent: str = "", width: int = 80) -> str:
-    """JSON for people: values wider than `width` characters are broken over more lines, which begin with `indent`."""
+    """Format JSON for people: values wider than `width` characters are broken over more lines, which begin with
+    `indent`."""
     flat = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or not value or len(flat) + len(indent) <= width:
         return flat
