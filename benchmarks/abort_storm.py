@@ -1,10 +1,10 @@
-"""Abort many gRPC requests at random phases, and count what is left of them.
+"""Abort many gRPC requests at random phases, and count the resources still held afterwards.
 
     python benchmarks/abort_storm.py [--grpc HOST:PORT] [--http URL] [--count 500] [--seed 0]
 
 Against a running `treadle serve --grpc-port 50051`. A third of the requests is aborted by an Abort, a third by
-cancelling the call, a third by an Abort that comes first; both wires take turns. Prints how each ended, how long an
-Abort took, and what `/v1/status` says is still held when all are over: that must be 0.
+cancelling the call, a third by an Abort that comes first; both wires take turns. Prints the ends, the times of Aborts,
+and the rows that `/v1/status` still holds when all are over: these must be 0.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Storm:
             (mlx_engine_pb2, mlx_engine_pb2_grpc.MlxEngineStub(channel)),
             (vllm_engine_pb2, vllm_engine_pb2_grpc.VllmEngineStub(channel)),
         ]
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._open = asyncio.Semaphore(AT_ONCE)
         self.ends: Counter[str] = Counter()
         self.abort_s: list[float] = []
 
     async def one(self, index: int) -> None:
         pb, stub = self._wires[index % 2]
-        way = ("abort", "cancel", "early")[index % 3]
+        kind = ("abort", "cancel", "early")[index % 3]
         request_id = f"storm-{index}"
-        prompt = [self._chance.randrange(3, 200) for _ in range(self._chance.choice((4, 40, 400)))]
-        delay_s = self._chance.random() * 1.5
+        prompt = [self._rng.randrange(3, 200) for _ in range(self._rng.choice((4, 40, 400)))]
+        delay_s = self._rng.random() * 1.5
         async with self._open:
-            if way == "early":
+            if kind == "early":
                 await self._abort(pb, stub, request_id)
             call = stub.Generate(
                 pb.GenerateRequest(
@@ -55,11 +55,11 @@ class Storm:
             )
             reading = asyncio.ensure_future(self._read(call))
             await asyncio.wait([reading], timeout=delay_s)
-            if way == "cancel":
+            if kind == "cancel":
                 call.cancel()
-            elif way == "abort":
+            elif kind == "abort":
                 await self._abort(pb, stub, request_id)
-            self.ends[f"{way}: {await reading}"] += 1
+            self.ends[f"{kind}: {await reading}"] += 1
 
     async def _abort(self, pb: Any, stub: Any, request_id: str) -> None:
         began = time.perf_counter()

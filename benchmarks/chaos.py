@@ -1,10 +1,10 @@
-"""Attack a server with thousands of clients, good and bad, while its processes fail, and judge every answer.
+"""Attack a server with thousands of correct and faulty clients, while its processes fail, and check every answer.
 
     python benchmarks/chaos.py [--requests 2000] [--minutes M] [--seed 0] [--only SEGMENT...] [--out FOLDER]
 
-Starts `treadle serve` on a tiny random model, in processes of its own, and needs what the tests need (`make dev`). HTTP
-and both gRPC wires are used at once. Everything that is sent and every fault follows from the seed; a problem names
-its segment, which `--only` runs again by itself. Exit code 1 where there were problems.
+Starts `treadle serve` on a tiny random model, in processes of its own, and needs the tests' requirements (`make dev`).
+HTTP and both gRPC wires are used at once. All requests and faults follow from the seed; a problem names its segment,
+which `--only` runs again by itself. Exit code 1 if there were problems.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scored.chaos import figures
-from scored.results import keep, row
+from scored.results import row, save
 from tests.support.chaos.plan import Fault, Plan
 from tests.support.chaos.report import told
 from tests.support.chaos.run import OPTIONS, Chaos
@@ -33,31 +33,35 @@ CONTEXT = 4096
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--requests", type=int, default=2000, help="stop after that many (default 2000)")
-    found.add_argument("--minutes", type=float, help="stop after that long instead")
-    found.add_argument("--segment", type=int, default=400, help="clients from one quiet point to the next")
-    found.add_argument("--only", type=int, nargs="+", metavar="SEGMENT", help="these segments alone")
-    found.add_argument("--faults", type=Fault, nargs="+", choices=list(Fault), metavar="FAULT", help="these alone")
-    found.add_argument("--without", type=Fault, nargs="+", choices=list(Fault), default=[], metavar="FAULT")
-    found.add_argument("--http-only", action="store_true")
-    found.add_argument("--grpc-only", action="store_true")
-    found.add_argument("--ulimit", type=int, default=512, help="descriptors of the server (default 512)")
-    found.add_argument("--survives-death", action=argparse.BooleanOptionalAction, help="by default, as the server says")
-    found.add_argument("--out", type=Path, help="keep the server's log there, and the figures for reliability.py page")
-    return found
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--requests", type=int, default=2000, help="stop after that many (default 2000)")
+    arguments.add_argument("--minutes", type=float, help="stop after that long instead")
+    arguments.add_argument("--segment", type=int, default=400, help="clients from one quiet point to the next")
+    arguments.add_argument("--only", type=int, nargs="+", metavar="SEGMENT", help="these segments alone")
+    arguments.add_argument("--faults", type=Fault, nargs="+", choices=list(Fault), metavar="FAULT", help="these alone")
+    arguments.add_argument("--without", type=Fault, nargs="+", choices=list(Fault), default=[], metavar="FAULT")
+    arguments.add_argument("--http-only", action="store_true")
+    arguments.add_argument("--grpc-only", action="store_true")
+    arguments.add_argument("--ulimit", type=int, default=512, help="descriptors of the server (default 512)")
+    arguments.add_argument(
+        "--survives-death", action=argparse.BooleanOptionalAction, help="by default, as the server says"
+    )
+    arguments.add_argument(
+        "--out", type=Path, help="keep the server's log there, and the figures for reliability.py page"
+    )
+    return arguments
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
     wires = {"http": ("http",), "grpc": ("mlx", "vllm"), "both": ("http", "http", "http", "mlx", "vllm")}
-    which = "http" if options.http_only else "grpc" if options.grpc_only else "both"
+    wire = "http" if options.http_only else "grpc" if options.grpc_only else "both"
     faults = frozenset(options.faults or Fault) - frozenset(options.without)
-    return Plan(options.seed, size=options.segment, wires=wires[which], faults=faults)
+    return Plan(options.seed, size=options.segment, wires=wires[wire], faults=faults)
 
 
 def replay_of(options: argparse.Namespace) -> str:
-    """The command, but for the segment, that plans the same."""
+    """Return the command that plans the same, without its segment."""
     words = [f"python benchmarks/chaos.py --seed {options.seed} --segment {options.segment} --ulimit {options.ulimit}"]
     words += ["--http-only"] * options.http_only + ["--grpc-only"] * options.grpc_only
     for name in ("faults", "without"):
@@ -87,7 +91,7 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         command = f"{replay_of(options)} --requests {chaos.requests}"
-        keep(options.out / "reliability.json", command, [row("R8", "treadle", figures(chaos, took_s))])
+        save(options.out / "reliability.json", command, [row("R8", "treadle", figures(chaos, took_s))])
     return 1 if chaos.problems else 0
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for load: one connection a request, no library between the socket and the clock."""
+"""Small HTTP/1.1 client for load: one connection a request, no library between the socket and the clock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """One request as the client saw it. Times are seconds from the moment it was sent; `finished` says that a stream
-    came to its `[DONE]`."""
+    """One request as the client saw it. Times are seconds from the moment it was sent; `finished`: a stream came to its
+    `[DONE]`."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class Target:
     ) -> Reply:
         """Send `body`; with `leave_after`, drop the connection after that many seconds (float) or events (int)."""
         data = json.dumps(body).encode()
-        more = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
-        return await self._request(self._head("POST", path, more) + data, leave_after)
+        all_headers = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
+        return await self._request(self._head("POST", path, all_headers) + data, leave_after)
 
     def _head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}", "Connection: close"]

@@ -1,10 +1,10 @@
-"""Three-turn chats through the clients that people use, against one server: a table of those that work.
+"""Three-turn chats through popular clients, against one server: a table of their outcomes.
 
     python benchmarks/clients.py --url http://127.0.0.1:8000/v1 [--model NAME] [--key KEY] [--only WORD] [--json FILE]
 
 Each client sends back the whole messages it received, with every key that its library put there, as agents do. A case
 is one client with one way to call it; it passes when all turns were answered. Clients that are not installed are named
-and count as skipped. Exit code 1 when a case failed. To install them, in an environment of their own:
+and count as skipped. Exit code 1 if a case failed. To install them, in an environment of their own:
 
     python -m venv clients && clients/bin/pip install openai litellm langchain-openai llm
     npm install openai ai @ai-sdk/openai-compatible     # node is looked for in PATH, packages in --node-modules
@@ -194,15 +194,15 @@ def langchain_chat(*, stream: bool) -> Chat:
 
 
 def llm_chat(*, stream: bool) -> Chat:
-    """In a process of its own, as `llm` reads its folder when it is imported."""
+    """Run the chat in a process of its own, as `llm` reads its folder when it is imported."""
 
     def chat(server: Server) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             entry = {"model_id": "treadle", "model_name": server.model, "api_base": server.url, "can_stream": True}
             Path(folder, "extra-openai-models.yaml").write_text(json.dumps([entry]), encoding="utf-8")
             Path(folder, "keys.json").write_text(json.dumps({"openai": server.key}), encoding="utf-8")
-            asked = json.dumps([QUESTIONS, stream, server.max_tokens])
-            yield from _lines([sys.executable, "-c", LLM_PROGRAM, asked], {"LLM_USER_PATH": folder})
+            arguments = json.dumps([QUESTIONS, stream, server.max_tokens])
+            yield from _lines([sys.executable, "-c", LLM_PROGRAM, arguments], {"LLM_USER_PATH": folder})
 
     return chat
 
@@ -221,17 +221,18 @@ for question in questions:
 
 def node_chat(package: str, way: str, modules: Path) -> Chat:
     def chat(server: Server) -> Iterator[str]:
-        asked = json.dumps({**asdict(server), "questions": QUESTIONS, "package": package, "way": way})
-        with tempfile.TemporaryDirectory() as folder:  # node finds packages beside the script alone
+        arguments = json.dumps({**asdict(server), "questions": QUESTIONS, "package": package, "way": way})
+        with tempfile.TemporaryDirectory() as folder:  # node finds packages only next to the script
             script = shutil.copy(NODE_SCRIPT, folder)
             Path(folder, "node_modules").symlink_to(modules.resolve())
-            yield from _lines(["node", script, asked], {})
+            yield from _lines(["node", script, arguments], {})
 
     return chat
 
 
 def _lines(command: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """Each line that the program writes, a JSON string. Raises RuntimeError with its last words when it fails."""
+    """Yield each line that the program writes, a JSON string. Raises RuntimeError with the end of its output if it
+    fails."""
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -244,7 +245,7 @@ def _lines(command: list[str], environment: dict[str, str]) -> Iterator[str]:
 
 
 def cases(modules: Path) -> Iterator[tuple[str, str, str | Path, Chat]]:
-    """Client, way to call it, what must be installed (a Python package, a folder of a JavaScript one), and the chat."""
+    """Yield client, way to call it, requirement (a Python package, a folder of a JavaScript one), and the chat."""
     for way, chat in (
         ("create", openai_sync),
         ("stream", openai_stream),
@@ -281,12 +282,12 @@ def version(need: str | Path) -> str:
 
 
 def run(outcome: Outcome, chat: Chat, server: Server) -> None:
-    """Hold the chat, and note how far it came."""
+    """Hold the chat, and record its progress."""
     began = time.perf_counter()
     try:
         for _ in chat(server):
             outcome.turns += 1
-    except Exception as error:  # whatever a client raises is its result
+    except Exception as error:  # any error of a client is its result
         outcome.error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     outcome.seconds = time.perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""Copy a model so that servers which differ in what they make of it have the same work to do.
+"""Copy a model so that servers which treat it differently have the same work to do.
 
     python benchmarks/comparable.py MODEL OUT [--endless] [--float32]
 
@@ -6,7 +6,7 @@
 shorter than Treadle's. The end token is replaced by one that the model has no use for (named "unused" or "reserved" in
 its tokenizer, else its last one), and texts that end an answer are left out.
 `--float32`: bfloat16 weights as float32, which every bfloat16 number is exactly. On a CPU, Treadle computes in float32
-with OpenBLAS, and the peers in the dtype of the weights, for which no BLAS is asked: with this copy and
+with OpenBLAS, and the peers in the dtype of the weights, without any BLAS: with this copy and
 `peers.py command --openblas` they do the same arithmetic.
 
 Give the copy to all servers, Treadle too. Needs nothing but Python 3.11 or newer.
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 BLOCK = 1 << 24
-LEFT_OUT = ("treadle-manifest.json", "model.safetensors.index.json")  # they say what the files were
-NO_USE = re.compile(r"unused|reserved", re.IGNORECASE)
+OMITTED = ("treadle-manifest.json", "model.safetensors.index.json")  # they describe the original files
+UNUSED = re.compile(r"unused|reserved", re.IGNORECASE)
 
 
 def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
@@ -37,19 +37,19 @@ def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def no_use(folder: Path) -> tuple[int, str]:
-    """A token that the model has no use for: its id and its text."""
+def unused_token(folder: Path) -> tuple[int, str]:
+    """Return the id and the text of a token that the model has no use for."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokens = {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens", ())}
-    named = [id_ for id_ in sorted(tokens) if NO_USE.search(tokens[id_])]
+    named = [id_ for id_ in sorted(tokens) if UNUSED.search(tokens[id_])]
     tokens = {int(id_): str(text) for text, id_ in tokenizer["model"]["vocab"].items()} | tokens
     chosen = named[0] if named else max(tokens)
     return chosen, tokens[chosen]
 
 
 def endless(folder: Path) -> None:
-    """Let nothing but a limit end an answer."""
-    id_, text = no_use(folder)
+    """Let only the limit of tokens end an answer."""
+    id_, text = unused_token(folder)
 
     def config(value: dict[str, Any]) -> None:
         value["eos_token_id"] = id_
@@ -67,18 +67,18 @@ def as_float32(source: Path, target: Path) -> None:
         length = int.from_bytes(file.read(8), "little")
         tensors = json.loads(file.read(length))
         tensors.pop("__metadata__", None)
-        header = json.dumps(widened(tensors)).encode()
+        header = json.dumps(float32_header(tensors)).encode()
         header += b" " * (-len(header) % 8)
         out.write(len(header).to_bytes(8, "little") + header)
         for entry in tensors.values():
             start, end = entry["data_offsets"]
             file.seek(8 + length + start)
             for block in blocks(file, end - start):
-                out.write(wider(block) if entry["dtype"] == "BF16" else block)
+                out.write(to_float32(block) if entry["dtype"] == "BF16" else block)
 
 
-def widened(tensors: dict[str, Any]) -> dict[str, Any]:
-    """The header of the same tensors, in the same order, with float32 for bfloat16."""
+def float32_header(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the header of the same tensors, in the same order, with float32 for bfloat16."""
     header, at = {}, 0
     for name, entry in tensors.items():
         start, end = entry["data_offsets"]
@@ -90,7 +90,7 @@ def widened(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The next `size` bytes of `file`, in pieces."""
+    """Yield the next `size` bytes of `file`, in pieces."""
     while size:
         block = file.read(min(size, BLOCK))
         if not block:
@@ -99,18 +99,18 @@ def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield block
 
 
-def wider(block: bytes) -> bytes:
-    """bfloat16 numbers as float32: the same upper half, and zeros."""
+def to_float32(block: bytes) -> bytes:
+    """Convert bfloat16 numbers to float32: the same upper half, and zeros."""
     wide = bytearray(2 * len(block))
     wide[2::4], wide[3::4] = block[0::2], block[1::2]
     return bytes(wide)
 
 
 def copy(model: Path, out: Path, float32: bool) -> None:
-    """All files of `model`; weights that stay as they are become links to them."""
+    """Copy all files of `model`; unchanged weights become links."""
     out.mkdir(parents=True)
     for path in sorted(model.iterdir()):
-        if path.name in LEFT_OUT or not path.is_file():
+        if path.name in OMITTED or not path.is_file():
             continue
         if path.suffix != ".safetensors":
             shutil.copyfile(path, out / path.name)

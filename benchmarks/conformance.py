@@ -5,12 +5,12 @@ answer as documented.
     python benchmarks/conformance.py --schemathesis st/bin/schemathesis [--seconds 300] [--seed N] [--key KEY]
 
 Makes a tiny random model, serves it, runs all checks in all phases, and stops the server. Exit code 1 when schemathesis
-found a failure of any kind. Two choices keep out what a schema can't say:
+found a failure of any kind. Two choices avoid conditions that a schema can't express:
 
 - The model's chat template writes the last turns only, so that a list of 8,192 messages is a test of the list and not
   of the context (a prompt longer than the context is a documented 400).
-- The queue is long enough for `n` times the prompts of one request (a request for more is a documented 400), and may be
-  waited in for as long as it takes (a full one is a documented 503).
+- The queue is long enough for `n` times the prompts of one request (a request for more is a documented 400), and waits
+  there are long enough (a full queue is a documented 503).
 
 Needs the Python that Treadle is installed in.
 """
@@ -53,7 +53,7 @@ START_S = 120
 
 @contextmanager
 def serving(folder: Path, port: int, key: str | None) -> Iterator[str]:
-    """The base URL of a server of `folder`, which is stopped in the end."""
+    """Context manager of a server of `folder`; yields its base URL."""
     options = [str(word) for pair in SETTINGS.items() for word in pair]
     command = [sys.executable, "-m", "treadle", "serve", str(folder), "--port", str(port), *options]
     environment = os.environ | ({"TREADLE_API_KEY": key} if key else {})

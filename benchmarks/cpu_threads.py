@@ -1,12 +1,12 @@
-"""How many BLAS threads a decode step wants on this CPU, alone and beside what a server has running.
+"""Times of a decode step on this CPU by number of BLAS threads, alone and beside a server's other processes.
 
     python benchmarks/cpu_threads.py [--threads 1 2] [--seconds 6] [--json]
 
 One step is a chain of float32 products in the demo model's shapes (18 layers of 640 to 2048 and back, a head of 65,536
-rows), for M rows at once. Beside it runs nothing, an event loop that works 30 % of the time (the front of a busy
+rows), for M rows at once. Its neighbours are nothing, an event loop that works 30 % of the time (the front of a busy
 server, in its own process), or one or two processes that never rest. Times are a step's median and its longest; the
-ratio is between medians, to the first number of threads. The cores that all others used meanwhile are shown: where
-nothing ran beside it, that must be near 0.
+ratio is between medians, to the first number of threads. Shown as well: the cores used by other processes; without a
+neighbour they must be near 0.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BESIDE: dict[str, list[str]] = {
 
 @dataclass
 class Line:
-    """What one neighbour did to a step: `others` are the cores that all others used; median and longest, in ms."""
+    """Effect of one neighbour on a step: `others` are the cores used by other processes; median and longest, in ms."""
 
     others: float
     step_ms: dict[int, float]
@@ -62,19 +62,19 @@ class Line:
 
 @contextlib.contextmanager
 def beside(codes: list[str]) -> Iterator[None]:
-    """Run each of `codes` in a process of its own meanwhile."""
+    """Context manager that runs each of `codes` in a process of its own."""
     with contextlib.ExitStack() as stack:
         for code in codes:
             process = subprocess.Popen([sys.executable, "-c", ENDING + code], stdin=subprocess.PIPE)
             stack.enter_context(process)
             stack.callback(process.communicate, timeout=10)
         if codes:
-            time.sleep(0.5)  # they start up
+            time.sleep(0.5)  # for their start
         yield
 
 
 def chain(rows: int) -> Callable[[], None]:
-    """One decode-like step of `rows` rows."""
+    """Return a decode-like step of `rows` rows."""
     import mlx.core as mx
 
     up = [mx.random.normal((INTERMEDIATE, HIDDEN)) * 0.05 for _ in range(LAYERS)]
@@ -92,12 +92,13 @@ def chain(rows: int) -> Callable[[], None]:
 
 
 def others_cpu_s() -> float:
-    """CPU seconds that everything but this process has used."""
+    """Return the CPU seconds that other processes have used."""
     return (machine_busy_s() or 0.0) - time.process_time()
 
 
 def measure(step: Callable[[], None], counts: list[int], seconds: float, set_threads: Callable[[int], None]) -> Line:
-    """Steps with each number of threads in turn, over and over, so that a change beside it meets all of them alike."""
+    """Time steps with each number of threads in turn, repeatedly, so that a change of the neighbours affects all
+    alike."""
     times: dict[int, list[float]] = {count: [] for count in counts}
     began, others = time.perf_counter(), others_cpu_s()
     for _ in range(ROUNDS):
@@ -115,7 +116,7 @@ def measure(step: Callable[[], None], counts: list[int], seconds: float, set_thr
 
 
 def table(counts: list[int], seconds: float, set_threads: Callable[[int], None]) -> list[Line]:
-    """One line for each number of rows and neighbour."""
+    """Measure one line for each number of rows and neighbour."""
     lines = []
     for rows in ROWS:
         step = chain(rows)
@@ -126,7 +127,7 @@ def table(counts: list[int], seconds: float, set_threads: Callable[[int], None])
     return lines
 
 
-def shown(line: Line, counts: list[int]) -> str:
+def formatted(line: Line, counts: list[int]) -> str:
     base = line.step_ms[counts[0]]
     cells = [
         f"{line.step_ms[count]:7.1f} max {line.longest_ms[count]:6.0f} ms ({base / line.step_ms[count]:4.2f}x)"
@@ -153,7 +154,7 @@ def main() -> None:
         return
     print(f"{report.name}; {default} threads by default here; tried {counts}, gain over {counts[0]} in brackets")
     for line in lines:
-        print(shown(line, counts))
+        print(formatted(line, counts))
 
 
 if __name__ == "__main__":

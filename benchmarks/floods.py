@@ -1,9 +1,8 @@
-"""Floods of connections against a real `treadle serve` with few descriptors: what still answers, and what it costs.
+"""Floods of connections against a real `treadle serve` with few descriptors: answers to other clients, and costs.
 
     python benchmarks/floods.py MODEL [--only NAME ...] [--patience SECONDS]
 
-Each attack starts a server of its own under a limit of open files (`ulimit -n`) and holds its connections until the
-figures are taken:
+Each attack starts a server with a limit of open files (`ulimit -n`) and holds its connections while it measures:
 
 connects    600 silent HTTP connections at a limit of 512
 bursts      4,020 silent HTTP connections at a limit of 4,096, then bursts of 500 for five seconds
@@ -12,15 +11,13 @@ watch       5,000 `grpc.health.v1` Watch streams on one connection
 unfinished  one connection whose request was answered before its body came, then one byte every two seconds
 crlf        one connection that was answered, then an empty line every two seconds
 keyless, wrong key, right key
-            gRPC calls that are opened and never send their message, 1,000 on one connection, by one peer
-five of KEY the same on five connections
+            1,000 open gRPC calls of one peer on one connection that never send their message; `five`: on five
 others      each further attack of `raw_grpc.py`: resets, pings, settings, metadata, windows of zero...
 
-Where another peer's calls are measured beside an attack over gRPC, the note says how many of 100 GetModelInfo and 20
-Generate calls with a deadline of 5 s were done, and their p50 and p99 in ms.
-
-`live` is how many of 40 probes of /health/live were answered within 2 s; `restart` is the time from a kill of the
-engine's process until the server was ready again; `log` is what the attack added to standard error.
+Attacks over gRPC also measure another peer's calls: the note has the number of 100 GetModelInfo and 20 Generate calls
+that were done within 5 s, and their p50 and p99 in ms. `live` is the number of 40 probes of /health/live that were
+answered within 2 s; `restart` is the time from a kill of the engine's process until the server was ready again; `log`
+are the bytes that the attack added to standard error.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ STREAMS = 5000
 KEY = "a-key-for-the-floods"
 ATTACKER = "127.0.0.2"
 ATTACK_S = 5.0
-OTHERS_S = 5.0
+OTHER_CALL_S = 5.0
 HTTP_URL = re.compile(r"listens on http://([\d.]+):(\d+)")
 GRPC_URL = re.compile(r"grpc://([\d.]+):(\d+)")
 CURL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -64,7 +61,7 @@ CURL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass
 class Figures:
-    """What one attack did. `held` is how many of its connections the server kept open."""
+    """Figures of one attack. `held` is the number of its connections that the server kept open."""
 
     name: str
     sent: int = 0
@@ -100,7 +97,7 @@ class Served:
     """A server in a process of its own, with a limit of `open_files`."""
 
     def __init__(self, model: str, open_files: int, folder: Path, key: str = "") -> None:
-        """With a `key` gRPC asks everyone for it."""
+        """With a `key`, gRPC requires it of every client."""
         self._log = folder / "stderr.log"
         command = [sys.executable, "-m", "treadle", "serve", model, "--port", "0", "--grpc-port", "0", "--threads", "1"]
         self.key = key
@@ -117,9 +114,9 @@ class Served:
 
     def __enter__(self) -> Served:
         end = time.monotonic() + START_S
-        while not (HTTP_URL.search(self.said) and self.get("/health/ready") == 200):
+        while not (HTTP_URL.search(self.output) and self.get("/health/ready") == 200):
             if self.process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"the server did not start:\n{self.said}")
+                raise SystemExit(f"the server did not start:\n{self.output}")
             time.sleep(0.05)
         return self
 
@@ -131,7 +128,7 @@ class Served:
         self.process.wait()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text(errors="replace")
 
     @property
@@ -139,17 +136,17 @@ class Served:
         return self._log.stat().st_size
 
     def address(self, url: re.Pattern[str] = HTTP_URL) -> tuple[str, int]:
-        found = url.search(self.said)
+        found = url.search(self.output)
         assert found is not None
         return found[1], int(found[2])
 
     def get(self, path: str) -> int | None:
-        """The status of a GET on a new connection, or None where none came within PROBE_S."""
+        """Return the status of a GET on a new connection; None if none came within PROBE_S."""
         host, port = self.address()
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            asked = urllib.request.Request(f"http://{host}:{port}{path}", headers=headers)
-            with CURL.open(asked, timeout=PROBE_S) as answer:
+            request = urllib.request.Request(f"http://{host}:{port}{path}", headers=headers)
+            with CURL.open(request, timeout=PROBE_S) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             with error:
@@ -158,7 +155,7 @@ class Served:
             return None
 
     def restart(self) -> float | None:
-        """Kill the engine; seconds until the server is ready again, or None."""
+        """Kill the engine; return the seconds until the server is ready again, or None."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children():
                 os.kill(child.pid, signal.SIGKILL)
@@ -203,7 +200,7 @@ def crlf(server: Served, figures: Figures, patience_s: float) -> list[Any]:
 
 
 def watch(server: Served, figures: Figures, patience_s: float) -> list[Any]:
-    """The streams are held by a process of their own, as they would slow the probes down here."""
+    """Hold the streams in a process of their own, as they would slow the probes down here."""
     host, port = server.address(GRPC_URL)
     holder = subprocess.Popen(
         [sys.executable, __file__, "--hold-watches", f"{host}:{port}"], stdout=subprocess.PIPE, stdin=subprocess.PIPE
@@ -215,15 +212,15 @@ def watch(server: Served, figures: Figures, patience_s: float) -> list[Any]:
 
 
 def raw(attack: str, key: str = KEY) -> Attack:
-    """An attack of `raw_grpc.py` from ATTACKER with `key`, and what another peer's calls meet beside it."""
+    """Return an attack of `raw_grpc.py` from ATTACKER with `key`, which also measures another peer's calls."""
 
     def run(server: Served, figures: Figures, patience_s: float) -> list[Any]:
         host, port = server.address(GRPC_URL)
-        where = f"{host}:{port}"
-        command = [sys.executable, str(Path(__file__).with_name("raw_grpc.py")), attack, where, ATTACKER, key]
+        address = f"{host}:{port}"
+        command = [sys.executable, str(Path(__file__).with_name("raw_grpc.py")), attack, address, ATTACKER, key]
         holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         time.sleep(ATTACK_S)
-        figures.note = asyncio.run(_others(where))
+        figures.note = asyncio.run(_other_calls(address))
         return [holder]
 
     return run
@@ -248,7 +245,7 @@ NAMED = ["connects", "bursts", "grpc", "watch", "unfinished", "crlf"]
 
 
 def _connect(address: tuple[str, int], count: int) -> list[socket.socket]:
-    """That many connections, silent; without waiting for a server whose queue of new ones is full."""
+    """Open silent connections, without waiting for a server whose queue is full."""
     found = []
     for _ in range(count):
         sock = socket.socket()
@@ -260,7 +257,7 @@ def _connect(address: tuple[str, int], count: int) -> list[socket.socket]:
 
 
 def _trickle(server: Served, figures: Figures, head: bytes, drop: bytes, patience_s: float) -> list[Any]:
-    """Send `head`, read the answer, then `drop` again and again; notes when the connection ended."""
+    """Send `head`, read the answer, then send `drop` repeatedly; note the end of the connection."""
     figures.sent = 1
     sock = socket.create_connection(server.address())
     sock.sendall(head)
@@ -282,7 +279,7 @@ def _trickle(server: Served, figures: Figures, head: bytes, drop: bytes, patienc
 
 
 def _open(held: list[Any]) -> int:
-    """How many of these connections the server has not closed."""
+    """Count the connections that the server has not closed."""
     count = 0
     for sock in held:
         if isinstance(sock, socket.socket):
@@ -296,7 +293,7 @@ def _open(held: list[Any]) -> int:
     return count
 
 
-def run(name: str, model: str, patience_s: float, say: Callable[[str], None]) -> None:
+def run(name: str, model: str, patience_s: float, print_row: Callable[[str], None]) -> None:
     """Run one attack and print its row."""
     limit, attack = ATTACKS[name]
     figures = Figures(name)
@@ -312,7 +309,7 @@ def run(name: str, model: str, patience_s: float, say: Callable[[str], None]) ->
                 one.kill() if isinstance(one, subprocess.Popen) else one.close()
         figures.ended = server.process.poll()
         figures.log_bytes = server.log_bytes - before
-    say(figures.row)
+    print_row(figures.row)
 
 
 def _measure(server: Served, figures: Figures) -> None:
@@ -322,13 +319,13 @@ def _measure(server: Served, figures: Figures) -> None:
         if server.get("/health/live") == 200:
             figures.live.append(time.monotonic() - began)
         elif figures.probes - len(figures.live) >= 5:
-            break  # five without an answer say enough
+            break  # five without an answer suffice
         time.sleep(0.02)
     figures.restart_s = server.restart()
 
 
-async def _others(address: str) -> str:
-    """What calls of another peer come to, with the right key."""
+async def _other_calls(address: str) -> str:
+    """Measure calls of another peer, with the right key."""
     import grpc
     from smg_grpc_proto import vllm_engine_pb2 as pb
     from smg_grpc_proto import vllm_engine_pb2_grpc
@@ -336,18 +333,18 @@ async def _others(address: str) -> str:
     metadata = (("authorization", f"Bearer {KEY}"),)
 
     async def info(stub: Any, number: int) -> None:
-        await stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata, timeout=OTHERS_S)
+        await stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata, timeout=OTHER_CALL_S)
 
     async def generate(stub: Any, number: int) -> None:
-        asked = pb.GenerateRequest(
+        request = pb.GenerateRequest(
             request_id=f"other-{number}",
             tokenized=pb.TokenizedInput(input_ids=[5, 6, 7]),
             sampling_params=pb.SamplingParams(max_tokens=1),
         )
-        async for _ in stub.Generate(asked, metadata=metadata, timeout=OTHERS_S):
+        async for _ in stub.Generate(request, metadata=metadata, timeout=OTHER_CALL_S):
             pass
 
-    said = []
+    output = []
     async with grpc.aio.insecure_channel(address) as channel:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         for name, call, count in (("info", info, 100), ("generate", generate, 20)):
@@ -363,12 +360,12 @@ async def _others(address: str) -> str:
                         break
             times.sort()
             late = f" p50 {statistics.median(times):.1f} p99 {times[int(0.99 * len(times))]:.1f}" if times else ""
-            said.append(f"{name} {len(times)}/{count}{late} {' '.join(sorted(codes))}".strip())
-    return "; ".join(said)
+            output.append(f"{name} {len(times)}/{count}{late} {' '.join(sorted(codes))}".strip())
+    return "; ".join(output)
 
 
 async def _hold_watches(address: str) -> None:
-    """Open STREAMS Watch streams on one connection, say how many were answered, and hold them."""
+    """Open STREAMS Watch streams on one connection, print the number answered, and hold them."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

@@ -1,9 +1,9 @@
-"""Serve every hostile model folder of the corpus, and say which one is not answered as its file says.
+"""Serve every hostile model folder of the corpus, and report the ones not answered as their files require.
 
     python benchmarks/folders.py [NAME ...] [--at-once 2]
 
 Each folder is served by a `treadle serve` of its own. It has to refuse to start in one line that names the cause, or to
-serve where that is harmless; /health/live has to answer meanwhile. The exit status is 1 where one does not.
+serve if that is harmless; /health/live has to answer meanwhile. The exit status is 1 if one does not.
 """
 
 from __future__ import annotations

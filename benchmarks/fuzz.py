@@ -4,8 +4,8 @@
 
 json, http, http2 and grpc go to a server of a tiny model, beside a client whose greedy answer must stay the same;
 template, safetensors, gguf, config and tokenizer are read in a process with limits. Each kind takes `--seconds`. A case
-is made from kind, seed and number alone, so `--seed 1 --case 17` sends that one again. The exit status is 1 where a
-case was answered otherwise than with a typed error or an answer, or the server was not what it had been before.
+is made from kind, seed and number alone, so `--seed 1 --case 17` sends that one again. The exit status is 1 if
+a case got neither a typed error nor an answer, or if the server's state changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def one(kind: str, options: argparse.Namespace) -> Run:
-    """All cases of one kind, shown as they end."""
+    """Run all cases of one kind, and print the result."""
     end = time.monotonic() + options.seconds
     first, count = (0, ENDLESS) if options.case is None else (options.case, 1)
     if kind in files.KINDS:

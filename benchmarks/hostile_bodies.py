@@ -1,11 +1,11 @@
-"""How late a server answers a probe while clients send large hostile requests (R7: p99 of at most 20 ms).
+"""Latency of a probe while clients send large hostile requests (R7: p99 of at most 20 ms).
 
     python benchmarks/hostile_bodies.py URL [--grpc HOST:PORT] [--clients 4] [--seconds 10] [--megabytes 8]
 
 Each shape is sent by `--clients` processes without a pause for `--seconds`, over HTTP or gRPC, while a prober in a
-process of its own asks for /health/live fifty times a second. "nothing, busy clients" are as many processes that only
-compute, to compare with on a machine of few cores. The figures are the prober's, and the server's own event
-loop lag from /v1/status. Needs the Python that Treadle is installed in; start the server with `--max-running 4`.
+process of its own asks for /health/live fifty times a second. "nothing, busy clients" is the same number of processes
+that only compute, a baseline on a machine of few cores. The figures are the prober's, and the server's own event loop
+lag from /v1/status. Needs the Python that Treadle is installed in; start the server with `--max-running 4`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHAPES: dict[str, Callable[[int], bytes]] = {
 
 
 def prober(host: str, port: int, stop: Any, results: Any) -> None:
-    """Times probes until told to stop, on the clock and not one after the other: a late answer delays no probe but
+    """Time probes until `stop` is set, at fixed times and not one after the other: a late answer delays no probe but
     its own."""
     times: list[float] = []
     connection = HTTPConnection(host, port, timeout=20)
@@ -81,7 +81,7 @@ def sender(host: str, port: int, body: bytes, stop: Any, results: Any) -> None:
 
 
 def burner(stop: Any, results: Any) -> None:
-    """A client that only computes: how late answers are for want of a CPU alone."""
+    """Compute only, as a baseline of latency caused by a lack of CPU alone."""
     counted = 0
     while not stop.is_set():
         counted += len(bytes(8_000_000))
@@ -116,7 +116,7 @@ def rpc_sender(address: str, shape: str, size: int, stop: Any, results: Any) -> 
 
 
 def measured(host: str, port: int, seconds: float, clients: list[tuple[Any, tuple[Any, ...]]]) -> dict[str, Any]:
-    """The prober's figures while `clients` run, and their counts."""
+    """Return the prober's figures while `clients` run, and their counts."""
     context = multiprocessing.get_context("spawn")
     stop, times, counts = context.Event(), context.Queue(), context.Queue()
     senders = [context.Process(target=work, args=(*args, stop, counts)) for work, args in clients]
@@ -146,8 +146,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=8.0)
     parser.add_argument("--shape", action="append", help="only shapes whose name begins so; may be repeated")
     options = parser.parse_args()
-    where = urllib.parse.urlsplit(options.url)
-    host, port = where.hostname or "127.0.0.1", where.port or 80
+    parts = urllib.parse.urlsplit(options.url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
     size = int(options.megabytes * 1_000_000) - 1000
     runs: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {
         "nothing": [],
@@ -155,11 +155,11 @@ def main() -> None:
     }
     for name, make in SHAPES.items():
         runs[name] = [(sender, (host, port, make(size)))] * options.clients
-    for shape, what in (("ids", "gRPC Generate, ids"), ("abort", "gRPC Abort, ids")) if options.grpc else ():
-        runs[what] = [(rpc_sender, (options.grpc, shape, size))] * options.clients
+    for shape, label in (("ids", "gRPC Generate, ids"), ("abort", "gRPC Abort, ids")) if options.grpc else ():
+        runs[label] = [(rpc_sender, (options.grpc, shape, size))] * options.clients
     print(f"{'shape':24} {'probes':>6} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8}  answers")
     for name, clients in runs.items():
-        if options.shape and not any(name.startswith(wanted) for wanted in options.shape):
+        if options.shape and not any(name.startswith(prefix) for prefix in options.shape):
             continue
         found = measured(host, port, options.seconds, clients)
         figures = " ".join(f"{1000 * found[key]:8.1f}" for key in ("p50", "p99", "max"))

@@ -1,10 +1,10 @@
-"""What keys and values of fewer bits do to what a model says, on any machine, without kernels for them.
+"""Effect of quantized keys and values on a model's predictions, on any machine, without kernels for them.
 
     python benchmarks/kv_bits.py MODEL [--tokens 1024] [--text FILE]
 
 Runs a text through the model in chunks with a cache that rounds keys and values: 8 bits as the pages keep them
 (`--kv-bits 8`: one factor for each token and head), 4 bits the same way and with a factor and an offset for every 32
-dimensions. Prints, against exact ones, how often the likeliest next token is the same, the mean divergence (KL) of the
+dimensions. Prints, against exact ones, the rate of equal likeliest next tokens, the mean divergence (KL) of the
 distributions, and the text's perplexity.
 """
 
@@ -32,25 +32,25 @@ Round = Callable[[Any], Any]
 def by_head(bits: int) -> Round:
     most = (1 << (bits - 1)) - 1
 
-    def rounded(some: Any) -> Any:
-        factor = mx.maximum(mx.abs(some).max(axis=-1, keepdims=True) / most, 1e-12)
-        return mx.round(some / factor) * factor
+    def rounded(values_in: Any) -> Any:
+        factor = mx.maximum(mx.abs(values_in).max(axis=-1, keepdims=True) / most, 1e-12)
+        return mx.round(values_in / factor) * factor
 
     return rounded
 
 
 def by_group(bits: int, group: int) -> Round:
-    def rounded(some: Any) -> Any:
-        parts = some.reshape(*some.shape[:-1], -1, group)
+    def rounded(values_in: Any) -> Any:
+        parts = values_in.reshape(*values_in.shape[:-1], -1, group)
         low, high = parts.min(axis=-1, keepdims=True), parts.max(axis=-1, keepdims=True)
         factor = mx.maximum((high - low) / ((1 << bits) - 1), 1e-12)
-        return (mx.round((parts - low) / factor) * factor + low).reshape(some.shape)
+        return (mx.round((parts - low) / factor) * factor + low).reshape(values_in.shape)
 
     return rounded
 
 
 class Rounding:
-    """A cache that keeps less of keys and values than it is given."""
+    """Cache that rounds keys and values before it stores them."""
 
     def __init__(self, inner: Any, rounded: Round) -> None:
         self._inner = inner
@@ -64,7 +64,7 @@ class Rounding:
 
 
 def distributions(library: Any, module: Any, tokens: list[int], rounded: Round) -> Any:
-    """Log-probabilities (T, V) of each next token."""
+    """Return log-probabilities (T, V) of each next token."""
     caches = [Rounding(cache, rounded) for cache in library.new_caches(module)]
     parts = []
     for start in range(0, len(tokens), CHUNK):
@@ -85,10 +85,10 @@ def main() -> None:
     module, _ = library.load(folder)
     module.set_dtype(mx.float32)
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(options.text.read_text()).ids[: options.tokens]
-    exact = distributions(library, module, tokens, lambda some: some)
+    exact = distributions(library, module, tokens, lambda values_in: values_in)
     following = mx.array(tokens[1:])[:, None]
     for name, rounded in (
-        ("exact", lambda some: some),
+        ("exact", lambda values_in: values_in),
         ("8 bits, a factor a head", by_head(8)),
         ("4 bits, a factor a head", by_head(4)),
         ("4 bits, groups of 32", by_group(4, 32)),

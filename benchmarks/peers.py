@@ -18,8 +18,8 @@ computes bfloat16, float16 and quantized layers on the CPU without any BLAS, and
 where Treadle turns them to float32. `benchmarks/comparable.py` makes a float32 copy, which leaves that difference out.
 
 The peers do not know `ignore_eos`, so their answers may be shorter than Treadle's: `comparable.py --endless` makes a
-copy whose answers end at their limit alone. mlx_lm.server remembers the last ten prompts: a prompt that comes again is
-not read again, so give it others in every round.
+copy whose answers end at their limit alone. mlx_lm.server caches the last ten prompts: a repeated prompt is not read
+again, so each round needs new ones.
 
 Needs nothing but Python 3.11 or newer; `--openblas` asks the Python that Treadle is installed in (.venv, else the one
 that runs this).
@@ -56,8 +56,8 @@ print(blas.default_threads())
 
 @dataclass(frozen=True)
 class Peer:
-    """`folder` is the environment's in `.peers/`, `requirement` what goes into it, `program` the one in it, or a script
-    beside this one; `arguments` come before the model's folder and `options` behind it."""
+    """A server to install. `folder` is the environment's in `.peers/`, `requirement` its packages, `program` the one in
+    it, or a script in this folder; `arguments` come before the model's folder and `options` behind it."""
 
     folder: str
     requirement: str
@@ -68,8 +68,8 @@ class Peer:
 
 
 # Batch sizes, prefill steps and caches stay as each server has them by default.
-# vllm-mlx's default mode also keeps its `fail_fast`: a request that comes while another runs is refused. That is how
-# it comes, and its refusals are counted; `VLLM_MLX_SIMPLE_ENGINE_LOCK_ADMISSION=wait` before the command queues them.
+# vllm-mlx's default mode also keeps its `fail_fast`: a request that comes while another runs is refused. That is its
+# default, and its refusals are counted; `VLLM_MLX_SIMPLE_ENGINE_LOCK_ADMISSION=wait` before the command queues them.
 # With continuous batching it writes its prefix cache below HOME as it ends and reads it at the next start, where the
 # prompts of the last benchmark would be found: it gets a HOME that nothing can be written to.
 _HOME = ("HOME=/dev/null",)
@@ -85,49 +85,58 @@ PEERS_BY_NAME = {
 
 
 def backend() -> tuple[str, ...]:
-    """What MLX needs beside itself: on Linux its wheel has no backend."""
+    """Return MLX's additional requirement: on Linux its wheel has no backend."""
     if sys.platform != "linux":
         return ()
     return ("mlx[cuda13]",) if shutil.which("nvidia-smi") else ("mlx[cpu]",)
 
 
 def install(peer: Peer) -> None:
-    """Make the peer's environment, unless it is there and whole."""
+    """Make the peer's environment, unless it is complete."""
     folder = PEERS / peer.folder
-    wanted = "\n".join((*peer.requirement.split(), *backend()))
-    mark = folder / "installed.txt"
-    if mark.is_file() and mark.read_text() == wanted:
+    requirements = "\n".join((*peer.requirement.split(), *backend()))
+    stamp = folder / "installed.txt"
+    if stamp.is_file() and stamp.read_text() == requirements:
         print(f"{peer.folder}: is there")
         return
-    print(f"{peer.folder}: installing {wanted.replace(chr(10), ' ')} into {folder}", flush=True)
+    print(f"{peer.folder}: installing {requirements.replace(chr(10), ' ')} into {folder}", flush=True)
     venv.create(folder, with_pip=True, clear=True)
     python = folder / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted.split("\n")]
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements.split("\n")]
     if subprocess.run(command, check=False).returncode:
         sys.exit(f"{peer.requirement} could not be installed: see above")
-    mark.write_text(wanted)
+    stamp.write_text(requirements)
 
 
 def command(peer: Peer, model: Path, preload: Sequence[str]) -> str:
-    """The line that serves `model`, with the variables `preload` first."""
+    """Return the line that serves `model`, with the variables `preload` first."""
     program = PEERS / peer.folder / "bin" / ("python" if peer.program.endswith(".py") else peer.program)
     if not program.is_file():
         sys.exit(f"{peer.folder} is not installed: python benchmarks/peers.py install {peer.folder}")
     if not (model / "config.json").is_file():
         sys.exit(f"{model} is not a model folder: name one that holds config.json, weights and a tokenizer")
     if peer.program.endswith(".py"):
-        words = [sys.executable, str(Path(__file__).with_name(peer.program)), str(model.resolve()), "--port"]
+        arguments = [sys.executable, str(Path(__file__).with_name(peer.program)), str(model.resolve()), "--port"]
     else:
-        words = [str(program), *peer.arguments, str(model.resolve()), *peer.options, "--host", "127.0.0.1", "--port"]
+        arguments = [
+            str(program),
+            *peer.arguments,
+            str(model.resolve()),
+            *peer.options,
+            "--host",
+            "127.0.0.1",
+            "--port",
+        ]
     # mlx_lm.server lists what is in the hub's cache before its own model, and nothing at all where there is no cache.
     hub = PEERS / "hub"
     hub.mkdir(parents=True, exist_ok=True)
     variables = [*peer.variables, f"HF_HUB_CACHE={shlex.quote(str(hub))}", "HF_HUB_OFFLINE=1"]
-    return " ".join([*preload, *variables, shlex.join(words), "{port}"])
+    return " ".join([*preload, *variables, shlex.join(arguments), "{port}"])
 
 
 def preloaded(threads: int | None) -> list[str]:
-    """The variables that put Treadle's OpenBLAS before MLX's own BLAS (None: with Treadle's number of threads)."""
+    """Return the variables that put Treadle's OpenBLAS before MLX's own BLAS (None: with Treadle's number of
+    threads)."""
     if sys.platform != "linux" or backend() != ("mlx[cpu]",):
         sys.exit("--openblas is for Linux without a GPU: elsewhere MLX has its own")
     python = ROOT / ".venv" / "bin" / "python"
@@ -141,10 +150,10 @@ def preloaded(threads: int | None) -> list[str]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         sys.exit(f"Treadle's OpenBLAS was not found ({last}): install Treadle with its cpu extra (make install)")
-    library, most = done.stdout.splitlines()
+    library, default_threads = done.stdout.splitlines()
     if not Path(library).is_file():
         sys.exit(f"there is no {library}: Treadle could not keep its copy of OpenBLAS in that folder; make it writable")
-    return [f"LD_PRELOAD={shlex.quote(library)}", f"OPENBLAS_NUM_THREADS={threads or most}"]
+    return [f"LD_PRELOAD={shlex.quote(library)}", f"OPENBLAS_NUM_THREADS={threads or default_threads}"]
 
 
 def main() -> None:

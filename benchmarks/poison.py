@@ -1,4 +1,4 @@
-"""Send the corpus of hostile requests (R4) to a server, and count what they get.
+"""Send the corpus of hostile requests (R4) to a server, and count the answers.
 
     python benchmarks/poison.py MODEL [--server treadle --server mlx-lm] [--out FILE.json]
     python benchmarks/poison.py MODEL --key
@@ -27,7 +27,7 @@ import grpc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from reliability import keep
+from reliability import save
 from scored.figures import Figure, ms, quantile
 from scored.server import PEERS, Server, peer, treadle
 from tests.poison.corpus import ANSWER_S, Answer, Poison, corpus
@@ -39,10 +39,10 @@ OPEN = "/health/live"
 
 
 async def attack(server: Server, poisons: list[Poison]) -> list[Figure]:
-    """Each request in turn; a server that has ended is started again."""
+    """Send each request in turn; a server that has ended is started again."""
     kinds, wrong, deaths, times, slow = Counter[str](), list[str](), 0, list[float](), list[str]()
     for poison in poisons:
-        if not server.lives:
+        if not server.is_running:
             await server.start()
         began = time.perf_counter()
         answer = await asyncio.to_thread(sent, poison, server)
@@ -55,10 +55,10 @@ async def attack(server: Server, poisons: list[Poison]) -> list[Figure]:
         await asyncio.sleep(0)
         if not await alive(server):
             deaths += 1
-    answers = ", ".join(f"{count} {what}" for what, count in sorted(kinds.items()))
+    answers = ", ".join(f"{count} {label}" for label, count in sorted(kinds.items()))
     figures = [
         Figure("requests", str(len(poisons))),
-        Figure("answers", answers, not any(kinds[what] for what in ("5xx", "none"))),
+        Figure("answers", answers, not any(kinds[label] for label in ("5xx", "none"))),
         Figure("the server had to be started again", str(deaths), deaths == 0),
         Figure("answer p50, p99", f"{ms(quantile(times, 0.5))}, {ms(quantile(times, 0.99))}"),
         Figure("later than 1 s", ", ".join(slow) or "none", not slow),
@@ -71,7 +71,7 @@ async def attack(server: Server, poisons: list[Poison]) -> list[Figure]:
 
 
 def sent(poison: Poison, server: Server) -> Answer | None:
-    """What came back; None where nothing came in time."""
+    """Return the answer; None if none came in time."""
     try:
         if poison.front == "http":
             return poison.send("127.0.0.1", server.port)
@@ -83,7 +83,7 @@ def sent(poison: Poison, server: Server) -> Answer | None:
 
 
 def kind(answer: Answer | None) -> str:
-    """The class of an answer: of an HTTP status, or of what a gRPC status blames."""
+    """Return the class of an answer: of an HTTP status, or of the side that a gRPC status blames."""
     if answer is None or answer.status == 0:
         return "none" if answer is None else "closed"
     if isinstance(answer.status, str):
@@ -93,15 +93,15 @@ def kind(answer: Answer | None) -> str:
 
 
 async def alive(server: Server) -> bool:
-    """Whether it still answers; one that does not is ended."""
-    if server.lives and (await server.get(server.probe, within_s=ANSWER_S)).status == 200:
+    """Whether it still answers; if not, it is stopped."""
+    if server.is_running and (await server.get(server.probe, within_s=ANSWER_S)).status == 200:
         return True
     await server.stop()
     return False
 
 
 def with_key(model: Path, log: Path) -> list[Figure]:
-    """A server that asks for a key over HTTP, without and with it."""
+    """Send the corpus over HTTP to a server that requires a key, without and with it."""
     poisons = corpus(("http",))
     with Serve(model, log=log, env={"TREADLE_API_KEY": KEY}) as serve:
         serve.http.headers["Authorization"] = f"Bearer {KEY}"
@@ -144,9 +144,9 @@ def main() -> None:
             log = Path(folder) / f"{name}.log"
             figures = with_key(options.model, log) if options.key else asyncio.run(measure(name, options.model, log))
             rows.append({"row": "R4", "server": name, "figures": [asdict(figure) for figure in figures]})
-            print(f"R4 {name}", *(f"  {figure.what}: {figure.value}" for figure in figures), sep="\n", flush=True)
+            print(f"R4 {name}", *(f"  {figure.label}: {figure.value}" for figure in figures), sep="\n", flush=True)
     if options.out is not None:
-        keep(options.out, f"python benchmarks/poison.py {options.model.name}", rows)
+        save(options.out, f"python benchmarks/poison.py {options.model.name}", rows)
 
 
 if __name__ == "__main__":

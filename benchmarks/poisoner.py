@@ -1,12 +1,12 @@
-"""One poisoner beside innocents: what a request that kills the engine costs the others.
+"""One poisoner beside innocents: the cost of a request that kills the engine for other clients.
 
     python benchmarks/poisoner.py MODEL_FOLDER [--seconds 60] [--innocents 8] [--at 0] [--how SIGABRT] [--kill]
 
-Starts `treadle serve` with a runner that dies of one token (tests/support/poison.py), sends that token again and again
-from one client, as an SDK at its defaults would, and streams answers to innocents at the same time. Each innocent's
+Starts `treadle serve` with a runner that dies of one token (tests/support/poison.py), sends that token repeatedly from
+one client, as an SDK at its defaults would, and streams answers to innocents at the same time. Each innocent's
 answer is held against a calm run's. `--kill` sends no poison: instead the engine gets SIGKILL every few seconds.
 
-Prints requests and how they ended, the share of time not ready, the longest pauses in streams, and the engine's deaths.
+Prints requests by their ends, the share of time not ready, the longest pauses in streams, and the engine's deaths.
 Run it with PYTHONPATH on another checkout's `src` to compare.
 """
 
@@ -34,9 +34,9 @@ READY_S = 120.0
 
 
 def start(args: argparse.Namespace, log: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A server on a port of the system's choice; returns once it is ready."""
+    """Start a server on the given port; returns once it is ready."""
     token = -1 if args.kill else POISON
-    poison = {"token": token, "at": args.at, "how": args.how, "beside": args.beside}
+    poison = {"token": token, "at": args.at, "how": args.end_kind, "beside": args.beside}
     command = [sys.executable, "-m", "tests.support.poison", "serve", str(args.model), "--port", str(args.port)]
     command += ["--threads", "1", "--hang-after", str(args.hang_after), *args.option]
     process = subprocess.Popen(
@@ -60,7 +60,7 @@ def start(args: argparse.Namespace, log: Path) -> tuple[subprocess.Popen[bytes],
 
 
 def body(number: int, tokens: int) -> dict[str, Any]:
-    """An innocent's request: the same number asks the same."""
+    """Return an innocent's request: the same for the same number."""
     prompt = [5 + (number * 7 + i) % 60 for i in range(40)]
     return {
         "prompt": prompt,
@@ -74,17 +74,17 @@ def body(number: int, tokens: int) -> dict[str, Any]:
 
 
 class Counts:
-    """How requests ended."""
+    """Counts of requests by their ends."""
 
     def __init__(self) -> None:
         self.innocent: Counter[str] = Counter()
         self.poison: Counter[str] = Counter()
         self.pauses: list[float] = []
-        self.looks = self.unready = 0
+        self.probes = self.unready = 0
 
 
 async def stream(client: httpx.AsyncClient, url: str, request: dict[str, Any], counts: Counts) -> tuple[str, list[int]]:
-    """One streamed answer: how it ended, and its tokens."""
+    """Read one streamed answer. Returns its end, and its tokens."""
     tokens: list[int] = []
     last = time.monotonic()
     try:
@@ -116,19 +116,19 @@ async def _refused(response: httpx.Response) -> str:
 
 
 async def innocent(args: argparse.Namespace, url: str, number: int, calm: dict[int, list[int]], counts: Counts) -> None:
-    """Streams one answer after the other, and compares each with the calm run's."""
+    """Stream one answer after the other, and compare each with the calm run's."""
     async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
         end = time.monotonic() + args.seconds
         while time.monotonic() < end:
-            how, tokens = await stream(client, url, body(number, args.tokens), counts)
-            if how == "done" and tokens != calm[number]:
-                how = "WRONG TOKENS"
+            end_kind, tokens = await stream(client, url, body(number, args.tokens), counts)
+            if end_kind == "done" and tokens != calm[number]:
+                end_kind = "WRONG TOKENS"
                 print(f"innocent {number}: {difference(tokens, calm[number])}")
-            counts.innocent[how] += 1
+            counts.innocent[end_kind] += 1
 
 
 def difference(tokens: list[int], calm: list[int]) -> str:
-    """Where an answer parts from the calm run's."""
+    """Describe the first difference from the calm run."""
     at = next((i for i, (a, b) in enumerate(zip(tokens, calm, strict=False)) if a != b), min(len(tokens), len(calm)))
     return (
         f"{len(tokens)} tokens, {len(calm)} in the calm run, apart at {at}: {tokens[at : at + 6]}, {calm[at : at + 6]}"
@@ -136,20 +136,20 @@ def difference(tokens: list[int], calm: list[int]) -> str:
 
 
 async def poisoner(args: argparse.Namespace, url: str, counts: Counts) -> None:
-    """Sends the poison again and again, whatever it is told; with --vary another prompt each time."""
+    """Send the poison repeatedly, ignoring refusals; with --vary another prompt each time."""
     async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
         end, number = time.monotonic() + args.seconds, 0
         while time.monotonic() < end:
             number += 1
             prompt = [5, POISON, 9] + [6 + number % 50] * (number % 400 if args.vary else 0)
             request = body(0, args.at + 50) | {"prompt": prompt, "seed": None}
-            how, _ = await stream(client, url, request, counts)
-            counts.poison[how] += 1
+            end_kind, _ = await stream(client, url, request, counts)
+            counts.poison[end_kind] += 1
             await asyncio.sleep(args.every)
 
 
 async def killer(args: argparse.Namespace, process: subprocess.Popen[bytes], counts: Counts, url: str) -> None:
-    """SIGKILL for the engine's process, some seconds after it became ready, while it streams."""
+    """Send SIGKILL to the engine's process, some seconds after it became ready, while it streams."""
     end = time.monotonic() + args.seconds - 5
     while time.monotonic() < end:
         await asyncio.sleep(args.kill)
@@ -165,11 +165,11 @@ def _ready(url: str) -> bool:
 
 
 async def prober(args: argparse.Namespace, url: str, counts: Counts) -> None:
-    """Ready or not, twenty times a second."""
+    """Check readiness twenty times a second."""
     async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
         end = time.monotonic() + args.seconds
         while time.monotonic() < end:
-            counts.looks += 1
+            counts.probes += 1
             try:
                 counts.unready += (await client.get(f"{url}/health/ready")).status_code != 200
             except httpx.HTTPError:
@@ -181,16 +181,16 @@ async def attack(args: argparse.Namespace, process: subprocess.Popen[bytes], url
     counts, calm = Counts(), {}
     async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
         for number in range(args.innocents):
-            how, calm[number] = await stream(client, url, body(number, args.tokens), Counts())
-            assert how == "done", how
+            end_kind, calm[number] = await stream(client, url, body(number, args.tokens), Counts())
+            assert end_kind == "done", end_kind
     crowd = [innocent(args, url, number, calm, counts) for number in range(args.innocents)]
-    foe = killer(args, process, counts, url) if args.kill else poisoner(args, url, counts)
-    await asyncio.gather(*crowd, foe, prober(args, url, counts))
+    attacker = killer(args, process, counts, url) if args.kill else poisoner(args, url, counts)
+    await asyncio.gather(*crowd, attacker, prober(args, url, counts))
     print(f"innocents: {dict(counts.innocent)}")
     done = counts.innocent["done"] / max(1, counts.innocent.total())
     print(f"innocents done: {100 * done:.1f} %")
     print(f"poisoner: {dict(counts.poison)}")
-    print(f"not ready: {100 * counts.unready / max(1, counts.looks):.1f} % of {counts.looks} looks")
+    print(f"not ready: {100 * counts.unready / max(1, counts.probes):.1f} % of {counts.probes} looks")
     print(f"longest pauses in streams, s: {[round(s, 2) for s in sorted(counts.pauses)[-5:]]}")
     if process.poll() is None:
         engine = (await asyncio.to_thread(httpx.get, f"{url}/v1/status", trust_env=False)).json()["engine"]

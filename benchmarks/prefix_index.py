@@ -1,10 +1,10 @@
-"""What the prefix index costs on this CPU: looking up, holding, storing and evicting one long prompt.
+"""Cost of the prefix index on this CPU: looking up, holding, storing and evicting one long prompt.
 
     python benchmarks/prefix_index.py [--tokens 32768] [--block 16 64] [--others 1000] [--rounds 9]
 
-Beside it the index holds `others` prompts of 512 tokens that begin with the same 8, and as many more each round. Times
-are medians in microseconds. `miss` parts from the others within the first block, `half` in the middle of the long
-prompt, `hit` finds all of it. `hold` holds every block of it, `hold last` the last one, which keeps the others too.
+The index also holds `--others` prompts of 512 tokens that begin with the same 8, and that number more after each round.
+Times are medians in microseconds. `miss` differs from all of them within the first block, `half` in the middle of the
+long prompt, `hit` finds all of it. `hold` holds every block of it, `hold last` the last one, which keeps the rest too.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Times:
         return result
 
 
-def prompt(chance: random.Random, tokens: int) -> Tokens:
-    return BEGINNING + tuple(chance.randrange(8, VOCABULARY) for _ in range(tokens - len(BEGINNING)))
+def prompt(rng: random.Random, tokens: int) -> Tokens:
+    return BEGINNING + tuple(rng.randrange(8, VOCABULARY) for _ in range(tokens - len(BEGINNING)))
 
 
 def again(tokens: Tokens) -> Tokens:
-    """The same numbers in other objects, as the next request brings them."""
+    """Return the same numbers in new objects, as the next request brings them."""
     return tuple(int(str(token)) for token in tokens)
 
 
@@ -56,12 +56,12 @@ def store(index: PrefixIndex, tokens: Tokens) -> Node | None:
 
 
 def measure(block: int, length: int, others: int, rounds: int) -> Times:
-    chance, times = random.Random(0), Times()
+    rng, times = random.Random(0), Times()
     index = PrefixIndex(block)
     for _ in range(others):
-        store(index, prompt(chance, SHORT))
+        store(index, prompt(rng, SHORT))
     for _ in range(rounds):
-        long = prompt(chance, length)
+        long = prompt(rng, length)
         times.of("miss", index.match, "", long)
         times.of("insert", store, index, long)
         times.of("half", index.match, "", again(long[: length // 2]) + long[: length // 2])
@@ -73,7 +73,7 @@ def measure(block: int, length: int, others: int, rounds: int) -> Times:
         freed = times.of("evict", index.evict, len(match.path))
         assert len(freed) == len(match.path)
         for _ in range(others):
-            store(index, prompt(chance, SHORT))
+            store(index, prompt(rng, SHORT))
     return times
 
 
@@ -86,8 +86,8 @@ def main() -> None:
     args = parser.parse_args()
     for block in args.block:
         times = measure(block, args.tokens, args.others, args.rounds)
-        shown = "  ".join(f"{name} {statistics.median(taken):.0f}" for name, taken in times.taken.items())
-        print(f"block {block:3}: {shown}")
+        line = "  ".join(f"{name} {statistics.median(taken):.0f}" for name, taken in times.taken.items())
+        print(f"block {block:3}: {line}")
 
 
 if __name__ == "__main__":

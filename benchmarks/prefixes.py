@@ -1,14 +1,14 @@
-"""The prefix cache under the loads it is for (P9), in this process.
+"""Prefix cache under its intended loads (P9), in this process.
 
     python benchmarks/prefixes.py [agents] [shared] [miss] [--model demo] [--agents 20] [--turns 8] ...
 
-agents   agents that share a system prompt talk in turns, all at once: what part of the tokens that an earlier request
-         had computed was reused, and the time to first token by turn, beside an engine without the cache
+agents   agents that share a system prompt talk in turns, all at once: the reused part of the tokens that an earlier
+         request had computed, and the time to first token by turn, beside an engine without the cache
 shared   two requests with one long system prompt: the second's time to first token over the first's
-miss     prompts that share nothing, with the cache and without, in turn: what looking up and keeping costs
+miss     prompts that share nothing, with the cache and without, in turn: the cost of looking up and storing
 
-Reusable is what a prompt has in common with the longest of what has ended before it was sent: all tokens of an earlier
-prompt and its answer, but the last, which was never computed.
+Reusable is the longest common prefix of a prompt with the sequences that had ended before it was sent: all tokens of an
+earlier prompt and its answer, without the last, which was never computed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from treadle import Engine
 
 
 @dataclass
-class Seen:
-    """What has been computed and could be reused."""
+class EndedSequences:
+    """Prompts and answers computed so far, which later ones could reuse."""
 
     ended: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -61,14 +61,14 @@ async def ask(engine: Engine, prompt: Sequence[int], tokens: int) -> Answer:
         return Answer(tuple(found), choice.cached_tokens, first)
 
 
-def words(chance: random.Random, count: int) -> tuple[int, ...]:
-    return tuple(chance.randrange(10, 250) for _ in range(count))
+def words(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(10, 250) for _ in range(count))
 
 
 async def agents(engine: Engine, options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Each agent's next turn begins when its last one is answered."""
-    chance = random.Random(seed)
-    system, seen = words(chance, options.system), Seen()
+    """Run agents, each of whose turns begins when its last one is answered."""
+    rng = random.Random(seed)
+    system, ended_sequences = words(rng, options.system), EndedSequences()
     totals = {"prompt": 0, "reusable": 0, "reused": 0}
     ttft: dict[int, list[float]] = {}
 
@@ -76,10 +76,10 @@ async def agents(engine: Engine, options: argparse.Namespace, seed: int) -> dict
         history = system
         for turn in range(options.turns):
             prompt = (*history, *words(own, options.user))
-            reusable = seen.reusable(prompt)
+            reusable = ended_sequences.reusable(prompt)
             answer = await ask(engine, prompt, options.answer)
             history = (*prompt, *answer.tokens)
-            seen.ended.append(history[:-1])
+            ended_sequences.ended.append(history[:-1])
             totals["prompt"] += len(prompt)
             totals["reusable"] += reusable
             totals["reused"] += min(answer.cached, reusable)
@@ -115,13 +115,13 @@ async def show_agents(options: argparse.Namespace) -> None:
 
 async def show_shared(options: argparse.Namespace) -> None:
     async with engine(options) as one:
-        chance = random.Random(3)
-        await ask(one, words(chance, 40), 2)
+        rng = random.Random(3)
+        await ask(one, words(rng, 40), 2)
         ratios = []
         for _ in range(options.rounds):
-            system = words(chance, options.long)
-            first = await ask(one, (*system, *words(chance, 20)), 4)
-            second = await ask(one, (*system, *words(chance, 20)), 4)
+            system = words(rng, options.long)
+            first = await ask(one, (*system, *words(rng, 20)), 4)
+            second = await ask(one, (*system, *words(rng, 20)), 4)
             ratios.append(second.ttft_s / first.ttft_s)
             print(
                 f"a system prompt of {options.long} tokens: TTFT {first.ttft_s:.3f} s, then {second.ttft_s:.3f} s "
@@ -131,17 +131,17 @@ async def show_shared(options: argparse.Namespace) -> None:
 
 
 async def show_miss(options: argparse.Namespace) -> None:
-    chance = random.Random(5)
+    rng = random.Random(5)
     times: dict[bool, list[float]] = {True: [], False: []}
     async with engine(options, prefix_cache=True) as on, engine(options, prefix_cache=False) as off:
         for one in (on, off):
-            await ask(one, words(chance, 40), 2)
+            await ask(one, words(rng, 40), 2)
         for round_ in range(2 * options.rounds):
-            for kept in (True, False) if round_ % 2 else (False, True):
+            for cached_run in (True, False) if round_ % 2 else (False, True):
                 began = time.perf_counter()
                 for _ in range(options.misses):
-                    await ask(on if kept else off, words(chance, options.length), options.answer)
-                times[kept].append(time.perf_counter() - began)
+                    await ask(on if cached_run else off, words(rng, options.length), options.answer)
+                times[cached_run].append(time.perf_counter() - began)
     ratio = statistics.median(a / b for a, b in zip(times[True], times[False], strict=True))
     print(
         f"{options.misses} prompts of {options.length} tokens that share nothing, answers of {options.answer}: with the"

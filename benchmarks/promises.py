@@ -1,14 +1,14 @@
-"""Overload as users meet it, and whether what `Retry-After` promises is kept.
+"""Overload with real clients, and the accuracy of `Retry-After`.
 
     python benchmarks/promises.py crowd    [--url http://127.0.0.1:8000/v1] [--clients 48 160 320] [--tokens 32] [--n 1]
     python benchmarks/promises.py defaults [--clients 48]      the official SDK at its defaults, as sdk_overload.py
     python benchmarks/promises.py load     [--rate 10] [--seconds 60]
     python benchmarks/promises.py flood    [--connections 100] [--seconds 30]
 
-`crowd`: so many clients of the official SDK at once, each with one request, that obey `Retry-After` as often as it
-takes. `load`: requests at `--rate` times what the server can do, in an open loop, that come back when told: the part
-of the slots' time that was used, and how long refusals took. `flood`: clients of one tenant that come back at once
-whatever they are told, beside one request every `--pause` seconds of another. Tenants are addresses: the flood comes
+`crowd`: clients of the official SDK at once, each with one request, that obey `Retry-After` until they are answered.
+`load`: requests at `--rate` times the server's capacity, in an open loop, that obey `Retry-After`: the used part of the
+slots' time, and the times of refusals. `flood`: clients of one tenant that retry at once against `Retry-After`, beside
+one request every `--pause` seconds of another. Tenants are addresses: the flood comes
 from an address of this machine's network (`--flood-url`, as http://192.0.2.7:8000/v1, which the server has to listen on
 too) and the others from loopback; with API keys give both (`--flood-key`, `--key`). On a busy machine measure
 `python -m tests.support.paced`, whose steps take a set time and no CPU.
@@ -36,7 +36,7 @@ MANY_RETRIES = 1000
 
 @dataclass
 class Client:
-    """One request's attempts: (when, status, promised seconds, seconds until the answer's first byte)."""
+    """One request's attempts: (time, status, promised seconds, seconds until the answer's first byte)."""
 
     attempts: list[tuple[float, int, float | None, float]] = field(default_factory=list)
     began: float = 0.0
@@ -45,35 +45,39 @@ class Client:
     error: str = ""
 
     def pairs(self) -> list[tuple[float, float]]:
-        """For each promise, the seconds told and those until the attempt that was taken."""
+        """Return, for each promise, the promised seconds and those until the attempt that was admitted."""
         if not self.answered:
             return []
-        taken = self.attempts[-1][0]
-        return [(told, taken - at) for at, status, told, _ in self.attempts if status == 503 and told is not None]
+        admitted = self.attempts[-1][0]
+        return [
+            (promised, admitted - at)
+            for at, status, promised, _ in self.attempts
+            if status == 503 and promised is not None
+        ]
 
-    def note(self, sent: float, response: httpx.Response) -> None:
-        told = response.headers.get("retry-after-ms")
+    def record(self, sent: float, response: httpx.Response) -> None:
+        promised = response.headers.get("retry-after-ms")
         now = time.perf_counter()
-        self.attempts.append((sent, response.status_code, float(told) / 1000 if told else None, now - sent))
+        self.attempts.append((sent, response.status_code, float(promised) / 1000 if promised else None, now - sent))
 
 
-def _noted(client: Client) -> httpx.AsyncClient:
+def _recording_client(client: Client) -> httpx.AsyncClient:
     async def sends(request: httpx.Request) -> None:
         request.extensions["sent"] = time.perf_counter()
 
     async def came(response: httpx.Response) -> None:
-        client.note(response.request.extensions["sent"], response)
+        client.record(response.request.extensions["sent"], response)
 
     hooks: dict[str, Any] = {"request": [sends], "response": [came]}
     return httpx.AsyncClient(event_hooks=hooks, timeout=httpx.Timeout(3600))
 
 
 async def ask(options: argparse.Namespace, model: str, index: int, retries: int | None, *, n: int = 1) -> Client:
-    """One request of the official SDK; `retries` None: its default."""
+    """Send one request of the official SDK; `retries` None: its default."""
     client = Client(began=time.perf_counter())
-    more: dict[str, Any] = {} if retries is None else {"max_retries": retries}
+    options_given: dict[str, Any] = {} if retries is None else {"max_retries": retries}
     async with AsyncOpenAI(
-        base_url=options.url, api_key=options.key, http_client=_noted(client), timeout=3600, **more
+        base_url=options.url, api_key=options.key, http_client=_recording_client(client), timeout=3600, **options_given
     ) as sdk:
         try:
             answer = await sdk.chat.completions.create(
@@ -90,8 +94,8 @@ async def ask(options: argparse.Namespace, model: str, index: int, retries: int 
     return client
 
 
-async def about(url: str, key: str) -> tuple[str, dict[str, Any]]:
-    """The model's name and /v1/status."""
+async def server_state(url: str, key: str) -> tuple[str, dict[str, Any]]:
+    """Return the model's name and /v1/status."""
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as http:
         model = (await http.get(f"{url}/models")).json()["data"][0]["id"]
         return model, (await http.get(f"{url}/status")).json()
@@ -101,8 +105,8 @@ async def about(url: str, key: str) -> tuple[str, dict[str, Any]]:
 
 
 async def crowd(options: argparse.Namespace, clients: int, retries: int | None) -> None:
-    """`clients` requests at once; every `--several`th asks for `--n` answers."""
-    model, status = await about(options.url, options.key)
+    """Send `clients` requests at once; every `--several`th asks for `--n` answers."""
+    model, status = await server_state(options.url, options.key)
     began = time.perf_counter()
     found = await asyncio.gather(
         *(
@@ -112,23 +116,23 @@ async def crowd(options: argparse.Namespace, clients: int, retries: int | None) 
     )
     wall_s = time.perf_counter() - began
     print(f"{clients} clients, {status['admission']['capacity']} slots: {_answers(found)} in {wall_s:.1f} s")
-    _tell(found)
+    _print_promises(found)
 
 
 async def load(options: argparse.Namespace) -> None:
-    """An open loop at `--rate` times the measured capacity."""
-    model, status = await about(options.url, options.key)
+    """Run an open loop at `--rate` times the measured capacity."""
+    model, status = await server_state(options.url, options.key)
     slots = status["admission"]["capacity"]
     warm = await asyncio.gather(*(ask(options, model, i, MANY_RETRIES) for i in range(4 * slots)))
     capacity = len(warm) / (max(c.ended for c in warm) - min(c.began for c in warm))
     print(f"capacity {capacity:.2f} answers a second with {slots} slots; {options.rate:g} times that follows")
-    before = (await about(options.url, options.key))[1]["admission"]["ended"]
-    chance, tasks, began = random.Random(0), [], time.perf_counter()
+    before = (await server_state(options.url, options.key))[1]["admission"]["ended"]
+    rng, tasks, began = random.Random(0), [], time.perf_counter()
     at = began
-    while (at := at + chance.expovariate(options.rate * capacity)) < began + options.seconds:
+    while (at := at + rng.expovariate(options.rate * capacity)) < began + options.seconds:
         await asyncio.sleep(max(0.0, at - time.perf_counter()))
         tasks.append(asyncio.create_task(_light(options, model, len(tasks))))
-    status = (await about(options.url, options.key))[1]
+    status = (await server_state(options.url, options.key))[1]
     ended = sum(status["admission"]["ended"].values()) - sum(before.values())
     took_s = time.perf_counter() - began
     for task in tasks:
@@ -140,7 +144,7 @@ async def load(options: argparse.Namespace) -> None:
     print(f"{len(tasks)} requests in {took_s:.1f} s, statuses {dict(codes)}; {ended} answers")
     print(f"goodput {ended / took_s / capacity:.1%} of capacity")
     print(f"refusals p50 {_ms(refusals, 0.5)}, p99 {_ms(refusals, 0.99)}")
-    _tell([client for client in found if client.answered])
+    _print_promises([client for client in found if client.answered])
     print(f"  admission: {status['admission']['refused']}, promises {status['admission']['promises']}")
 
 
@@ -148,7 +152,7 @@ _LIGHT: list[Client] = []
 
 
 async def _light(options: argparse.Namespace, model: str, index: int) -> None:
-    """A client without the SDK, which costs less: it obeys `retry-after-ms` and counts its repeats."""
+    """Run a client without the SDK, which costs less: it obeys `retry-after-ms` and counts its attempts."""
     client = Client(began=time.perf_counter())
     _LIGHT.append(client)
     body = {"model": model, "prompt": f"number {index:05d}", "max_tokens": options.tokens, "ignore_eos": True}
@@ -156,7 +160,7 @@ async def _light(options: argparse.Namespace, model: str, index: int) -> None:
         sent = time.perf_counter()
         repeats = {"x-stainless-retry-count": str(len(client.attempts)), "authorization": f"Bearer {options.key}"}
         response = await _pool().post(f"{options.url}/completions", json=body, headers=repeats)
-        client.note(sent, response)
+        client.record(sent, response)
         client.answered = response.status_code == 200
         if response.status_code != 503:
             return
@@ -174,8 +178,8 @@ def _pool() -> httpx.AsyncClient:
 
 
 async def flood(options: argparse.Namespace) -> None:
-    """One request a second beside a flood."""
-    model, _ = await about(options.url, options.key)
+    """Send one request every `--pause` seconds beside a flood."""
+    model, _ = await server_state(options.url, options.key)
     alone = await ask(options, model, 0, 2)
     print(f"alone: {alone.ended - alone.began:.2f} s")
     flooding = [asyncio.create_task(_disobey(options, model, i)) for i in range(options.connections)]
@@ -207,25 +211,25 @@ async def _disobey(options: argparse.Namespace, model: str, index: int) -> None:
             await asyncio.sleep(options.flood_pause)
 
 
-# What is told --------------------------------------------------------------------------------------------------------
+# Output --------------------------------------------------------------------------------------------------------------
 
 
 def _answers(found: Sequence[Client]) -> str:
     return f"{sum(client.answered for client in found)} of {len(found)} answered"
 
 
-def _tell(found: Sequence[Client]) -> None:
+def _print_promises(found: Sequence[Client]) -> None:
     sent = sorted(len(client.attempts) for client in found)
     print(f"  requests per client: median {statistics.median(sent):g}, max {sent[-1]}; {dict(Counter(sent))}")
     first = [client.pairs()[0] for client in found if client.pairs()]
     every = [pair for client in found for pair in client.pairs()]
     for name, some in (("first promises", first), ("all promises", every)):
         if some:
-            close = sum(abs(told - true) <= 0.5 * true for told, true in some) / len(some)
-            told, true = zip(*some, strict=True)
+            close = sum(abs(promised - true) <= 0.5 * true for promised, true in some) / len(some)
+            promised, true = zip(*some, strict=True)
             print(
-                f"  {name}: {len(some)}, {close:.0%} within 50 %; told p50 {statistics.median(told):.1f} s "
-                f"(max {max(told):.1f}), true p50 {statistics.median(true):.1f} s (max {max(true):.1f})"
+                f"  {name}: {len(some)}, {close:.0%} within 50 %; told p50 {statistics.median(promised):.1f} s "
+                f"(max {max(promised):.1f}), true p50 {statistics.median(true):.1f} s (max {max(true):.1f})"
             )
     for error, count in Counter(client.error for client in found if client.error).items():
         print(f"  {count} x {error}")

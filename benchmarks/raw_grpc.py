@@ -1,5 +1,5 @@
-"""A gRPC client of bare HTTP/2 frames, for what no library sends: calls without their message, streams that are reset
-at once, windows of zero, floods of frames. Header blocks are literals: nothing is compressed.
+"""gRPC client of bare HTTP/2 frames, for input that no library sends: calls without their message, streams reset at
+once, windows of zero, floods of frames. Header blocks are literals: nothing is compressed.
 
 Run as a program it holds one attack of ATTACKS until it is killed: `raw_grpc.py ATTACK HOST:PORT [SOURCE [KEY]]`.
 """
@@ -46,7 +46,7 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 
 def head(path: str, more: Pairs = ()) -> bytes:
-    """The header block of a call."""
+    """Return the header block of a call."""
     pairs = [
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -68,7 +68,7 @@ def bearer(key: str) -> Pairs:
 
 
 class Raw:
-    """One connection from `source`. What arrives is read by a thread of its own (`reads`) or never."""
+    """One connection from `source`. A thread of its own reads the input (`reads`), or nothing does."""
 
     def __init__(
         self, address: tuple[str, int], source: str = "", *, settings: bytes = b"", reads: bool = True, buffer: int = 0
@@ -88,7 +88,7 @@ class Raw:
             threading.Thread(target=self._read, daemon=True).start()
 
     def open(self, path: str, more: Pairs = (), *, flags: int = END_HEADERS) -> bytes:
-        """The frame that opens another call."""
+        """Return the frame that opens another call."""
         self.stream += 2
         return frame(HEADERS, flags, self.stream, head(path, more))
 
@@ -215,7 +215,7 @@ def continuations(address: tuple[str, int], source: str, key: str) -> None:
 
 
 def streams(address: tuple[str, int], source: str, key: str) -> None:
-    """10,000 streams on one connection, whatever the server's SETTINGS allow."""
+    """10,000 streams on one connection, beyond the server's SETTINGS."""
     raw = Raw(address, source)
     for _ in range(100):
         raw.send(b"".join(raw.open(GENERATE, bearer(key)) for _ in range(100)))
@@ -228,13 +228,13 @@ def unread(address: tuple[str, int], source: str, key: str) -> None:
 
     raw = Raw(address, source, settings=struct.pack(">HI", INITIAL_WINDOW, 0))
     for i in range(1000):
-        asked = pb.GenerateRequest(
+        request = pb.GenerateRequest(
             request_id=f"{source}-{i}",
             stream=True,
             tokenized=pb.TokenizedInput(input_ids=[5, 6, 7]),
             sampling_params=pb.SamplingParams(max_tokens=50, ignore_eos=True),
         )
-        body = message(asked.SerializeToString())
+        body = message(request.SerializeToString())
         raw.send(raw.open(GENERATE, bearer(key)) + frame(DATA, END_STREAM, raw.stream, body))
     hold()
 
@@ -251,7 +251,7 @@ def deaf(address: tuple[str, int], source: str, key: str) -> None:
 
 
 def again(address: tuple[str, int], source: str, make: Callable[[Raw], bytes], *, reads: bool = True) -> None:
-    """Send what `make` makes without an end, on a new connection whenever the server ends one."""
+    """Send the output of `make` without an end, on a new connection whenever the server ends one."""
     raw = Raw(address, source, reads=reads)
     while True:
         if not raw.send(make(raw)) or raw.stream > 2_000_000_000:
@@ -262,7 +262,7 @@ def again(address: tuple[str, int], source: str, make: Callable[[Raw], bytes], *
 
 
 def continued(raw: Raw, block: bytes, size: int = 16_000) -> bytes:
-    """A call whose header block takes several frames."""
+    """Return a call whose header block takes several frames."""
     raw.stream += 2
     parts = [block[at : at + size] for at in range(0, len(block), size)]
     frames = [frame(HEADERS if i == 0 else CONTINUATION, 0, raw.stream, part) for i, part in enumerate(parts[:-1])]
@@ -300,8 +300,8 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main() -> None:
-    name, where, *rest = sys.argv[1:]
-    host, _, port = where.rpartition(":")
+    name, address, *rest = sys.argv[1:]
+    host, _, port = address.rpartition(":")
     source, key = (*rest, "", "")[:2]
     ATTACKS[name]((host, int(port)), source, key)
 

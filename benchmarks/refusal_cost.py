@@ -1,9 +1,9 @@
-"""What a refusal costs on the event loop, by the number of tickets in line and of tenants that they belong to.
+"""Cost of a refusal on the event loop, by the number of tickets in line and of their tenants.
 
     python benchmarks/refusal_cost.py [--tickets 4096] [--tenants 4096 400 64 1] [--slots 16]
 
-`again`: ticket holders that come back too early. `newcomer`: others, while the table is full. Median and p99 in
-milliseconds. `entries`: of the list by which tickets lapse, beside the tickets that there are.
+`again`: ticket holders that return too early. `newcomer`: other clients, while the table is full. Median and p99 in
+milliseconds. `entries`: length of the list by which tickets expire, and the number of tickets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def full_gate(slots: int) -> Gate:
 
 
 def refusals(gate: Gate, numbers: Iterable[int], tenants: int, began: float, *, repeat: bool) -> list[float]:
-    """Milliseconds of each refusal; those who are let in are left out."""
+    """Return the milliseconds of each refusal, without admitted requests."""
     took, now = [], began
     for number in numbers:
         now += 0.0005
@@ -54,12 +54,12 @@ def measure(tickets: int, tenants: int, slots: int) -> None:
     new = refusals(gate, range(tickets, tickets + ROUNDS), tenants, 3.5, repeat=False)
     line = gate._line
     print(
-        f"{tickets} tickets, {tenants} tenants, {slots} slots: again {_told(again)}, newcomer {_told(new)}; "
+        f"{tickets} tickets, {tenants} tenants, {slots} slots: again {_formatted(again)}, newcomer {_formatted(new)}; "
         f"entries {len(line._ends)} of {len(line._tickets)}"
     )
 
 
-def _told(took: list[float]) -> str:
+def _formatted(took: list[float]) -> str:
     return f"{statistics.median(took):.3f} / {statistics.quantiles(took, n=100)[98]:.3f} ms" if took else "none"
 
 

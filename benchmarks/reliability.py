@@ -5,7 +5,7 @@
 
 MODEL is a folder: `benchmarks/tiny_model.py` writes one that makes the server the slow part. Each row starts a server
 of its own, as users do, and attacks it over its sockets. Peers (`benchmarks/peers.py install`) are measured by the rows
-that any server can be measured by. R4 and R8 have programs of their own: `benchmarks/poison.py` and
+that apply to any server. R4 and R8 have programs of their own: `benchmarks/poison.py` and
 `benchmarks/chaos.py`; each writes a file that `page` takes too. Of a row and server that several files hold, the last
 file's figures are shown.
 """
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scored import browser, ending, faults, lag, leaving, memory, overload, routes, supply, tenants
 from scored.figures import Figure
 from scored.page import written
-from scored.results import keep, row
+from scored.results import row, save
 from scored.server import PEERS, Server, peer, treadle
 
 Portable = Callable[[Server, float], Awaitable[list[Figure]]]
@@ -58,7 +58,7 @@ OPTIONS = {
 
 
 async def measure(name: str, server: str, model: Path, folder: Path, seconds: float) -> list[Figure]:
-    """The figures of one row of one server: the portable part, then that which is Treadle's alone."""
+    """Measure the figures of one row of one server: the portable part, then that of Treadle alone."""
     figures = []
     if name in PORTABLE:
         log = folder / f"{name}-{server}.log"
@@ -78,8 +78,8 @@ async def portable(name: str, own: Server, server: str, seconds: float, model: P
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the rows of each server, and keep what was found so far after each. A row that can't be measured is told
-    of at the end, and does not keep the others from being measured."""
+    """Measure the rows of each server, and write the results so far after each. A row that can't be measured is
+    reported at the end; the remaining ones are measured all the same."""
     found, failed = [], []
     command = command_of(options)
     options.logs.mkdir(parents=True, exist_ok=True)
@@ -95,21 +95,21 @@ def run(options: argparse.Namespace) -> None:
                 print(failed[-1], flush=True)
                 continue
             found.append(row(name, server, figures))
-            tell(f"{name} {server} ({time.perf_counter() - began:.0f} s)", figures, judged=server == "treadle")
-            keep(options.out, command, found)
+            print_figures(f"{name} {server} ({time.perf_counter() - began:.0f} s)", figures, judged=server == "treadle")
+            save(options.out, command, found)
     if failed:
         sys.exit("\n".join(["could not be measured:", *failed]))
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """The command line that measures the same."""
-    words = ["python benchmarks/reliability.py run", options.model.name]
-    words += [f"--seconds {options.seconds:g}"] if options.seconds != SECONDS else []
-    return " ".join(words)
+    """Return the command line that measures the same."""
+    arguments = ["python benchmarks/reliability.py run", options.model.name]
+    arguments += [f"--seconds {options.seconds:g}"] if options.seconds != SECONDS else []
+    return " ".join(arguments)
 
 
-def tell(head: str, figures: list[Figure], *, judged: bool) -> None:
-    """Peers have promised none of it."""
+def print_figures(head: str, figures: list[Figure], *, judged: bool) -> None:
+    """Print the figures. Peers are not judged: they have promised none of it."""
     print(head)
     for figure in figures:
         print(f"  {figure.what}: {figure.value}{'  NOT MET' if judged and figure.met is False else ''}")

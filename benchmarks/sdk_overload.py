@@ -1,10 +1,10 @@
-"""Overload as users of the official SDK meet it: N clients at its defaults, with one request each, all at once.
+"""Overload through the official SDK: N clients at its defaults, with one request each, all at once.
 
     python benchmarks/sdk_overload.py [--url http://127.0.0.1:8000/v1] [--clients 48 96] [--tokens 32] [--stream]
 
-For each number of clients: how many were answered and how many failed, attempts per client, and for every refusal
-the wait that `Retry-After` promised beside the wait that was true: the time until the client's request was at last
-taken. Start the server afresh for the first figure: a server that has answered before knows how long answers take.
+For each number of clients: the numbers of answered and failed ones, attempts per client, and for every refusal the wait
+that `Retry-After` promised beside the true one: the time until the client's request was admitted. Start the server
+afresh for the first figure: after some answers a server can estimate their times.
 """
 
 from __future__ import annotations
@@ -22,30 +22,36 @@ from openai import APIError, AsyncOpenAI
 
 @dataclass
 class Client:
-    """One client's attempts: (when, status, promised seconds); `taken` is when its answer began to be computed."""
+    """One client's attempts: (time, status, promised seconds)."""
 
     attempts: list[tuple[float, int, float | None]] = field(default_factory=list)
     answered: bool = False
     error: str = ""
     took_s: float = 0.0
 
-    def told_and_true(self) -> list[tuple[float, float]]:
-        """For each promise, the seconds told and those until the attempt that was taken."""
+    def promised_and_true(self) -> list[tuple[float, float]]:
+        """Return, for each promise, the promised seconds and those until the attempt that was admitted."""
         if not self.answered:
             return []
-        taken = self.attempts[-1][0]
-        return [(told, taken - at) for at, status, told in self.attempts if status == 503 and told is not None]
+        admitted = self.attempts[-1][0]
+        return [
+            (promised, admitted - at)
+            for at, status, promised in self.attempts
+            if status == 503 and promised is not None
+        ]
 
 
 async def one(url: str, model: str, index: int, tokens: int, stream: bool) -> Client:
     client = Client()
     began = time.perf_counter()
 
-    async def note(response: httpx.Response) -> None:
-        told = response.headers.get("retry-after-ms")
-        client.attempts.append((time.perf_counter(), response.status_code, float(told) / 1000 if told else None))
+    async def record(response: httpx.Response) -> None:
+        promised = response.headers.get("retry-after-ms")
+        client.attempts.append(
+            (time.perf_counter(), response.status_code, float(promised) / 1000 if promised else None)
+        )
 
-    http = httpx.AsyncClient(event_hooks={"response": [note]}, timeout=httpx.Timeout(600))
+    http = httpx.AsyncClient(event_hooks={"response": [record]}, timeout=httpx.Timeout(600))
     async with AsyncOpenAI(base_url=url, api_key="none", http_client=http) as sdk:
         prompt = f"Write a few sentences about the number {index}, and why it matters."
         messages = [{"role": "user", "content": prompt}]
@@ -75,7 +81,7 @@ async def crowd(url: str, clients: int, tokens: int, stream: bool) -> None:
     wall_s = time.perf_counter() - began
     failed = [client for client in found if not client.answered]
     attempts = Counter(len(client.attempts) for client in found)
-    pairs = [client.told_and_true() for client in found]
+    pairs = [client.promised_and_true() for client in found]
     first = [pair[0] for pair in pairs if pair]
     every = [one for pair in pairs for one in pair]
     print(
@@ -84,11 +90,11 @@ async def crowd(url: str, clients: int, tokens: int, stream: bool) -> None:
     )
     for name, some in (("first promise", first), ("all promises", every)):
         if some:
-            told, true = zip(*some, strict=True)
+            promised, true = zip(*some, strict=True)
             close = sum(abs(t - w) <= 0.5 * w for t, w in some) / len(some)
             print(
-                f"  {name}: {len(some)} told p50 {statistics.median(told):.1f} s (max {max(told):.1f}), true p50 "
-                f"{statistics.median(true):.1f} s (max {max(true):.1f}), {close:.0%} within 50 %"
+                f"  {name}: {len(some)} told p50 {statistics.median(promised):.1f} s (max {max(promised):.1f}), "
+                f"true p50 {statistics.median(true):.1f} s (max {max(true):.1f}), {close:.0%} within 50 %"
             )
     for error, count in Counter(client.error for client in failed).items():
         print(f"  {count} x {error}")

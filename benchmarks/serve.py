@@ -1,4 +1,4 @@
-"""What a running server does under the loads that the contract names.
+"""Figures of a running server under the loads that the contract names.
 
     python benchmarks/serve.py SCENARIO... [--url http://127.0.0.1:8000]
 
@@ -50,8 +50,8 @@ def ms(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
 
 
-async def generate(target: Target, body: dict[str, Any], **how: Any) -> Reply:
-    return await target.post("/v1/completions", body, **how)
+async def generate(target: Target, body: dict[str, Any], **arguments: Any) -> Reply:
+    return await target.post("/v1/completions", body, **arguments)
 
 
 async def status(target: Target) -> dict[str, Any]:
@@ -60,7 +60,7 @@ async def status(target: Target) -> dict[str, Any]:
 
 
 async def idle(target: Target, within_s: float = 120.0) -> float:
-    """Seconds until nothing is admitted any more."""
+    """Return the seconds until no request is admitted any more."""
     began = time.perf_counter()
     while (await status(target))["admission"]["rows"]:
         if time.perf_counter() - began > within_s:
@@ -90,11 +90,11 @@ async def burst(target: Target) -> None:
 
         replies = await asyncio.gather(*(one(i) for i in range(total)))
         ttft = [r.ttft_s for r in replies if r.token_s]
-        middle, most = statistics.median(ttft), max(ttft)
+        middle, largest = statistics.median(ttft), max(ttft)
         gaps = [gap for r in replies for gap in gaps_of(r)]
         print(
-            f"burst {total} at c={at_once}: {len(ttft)} complete, TTFT median {ms(middle)} max {ms(most)}, max/median "
-            f"{most / middle:.2f}; gap p50 {ms(quantile(gaps, 0.5))} p99 {ms(quantile(gaps, 0.99))}"
+            f"burst {total} at c={at_once}: {len(ttft)} complete, TTFT median {ms(middle)} max {ms(largest)}, "
+            f"max/median {largest / middle:.2f}; gap p50 {ms(quantile(gaps, 0.5))} p99 {ms(quantile(gaps, 0.99))}"
         )
 
 
@@ -114,7 +114,7 @@ async def cancel_at(target: Target, words: int) -> None:
 
 
 async def stall(target: Target, words: int = 1800) -> None:
-    """Four decoders; then a long prompt joins, and a short request comes while it prefills."""
+    """Run four decoders; then a long prompt joins, and a short request comes while it prefills."""
 
     async def run(with_long: bool) -> tuple[list[float], float, float]:
         decoders = [asyncio.create_task(generate(target, ask(10 + i, 160))) for i in range(4)]
@@ -199,9 +199,9 @@ async def overload(target: Target, seconds: float = 60.0) -> None:
                 continue
             (waited if reply.header_s > 0.9 * limits["max_wait_s"] else refused).append(reply.header_s)
             wait = int(reply.headers["retry-after-ms"]) / 1e3
-            told = time.perf_counter()
+            refused_at = time.perf_counter()
             await asyncio.sleep(min(wait, max(0.0, until - time.perf_counter())))
-            if told + wait < until:
+            if refused_at + wait < until:
                 again = await generate(target, ask(10, 16))
                 seen[f"after waiting {again.error or again.status}"] += 1
                 truth.append(float(again.status == 200))

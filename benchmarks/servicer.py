@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).resolve().parent.parent / ".peers" / "smg-servicer" / 
 
 
 def free_ports(besides: int) -> tuple[int, int]:
-    """Two different ports that nobody listens on now."""
+    """Return two different ports that no program listens on now."""
     with socket.socket() as one, socket.socket() as other, socket.socket() as spare:
         ports = []
         for sock in (one, other, spare):
@@ -33,7 +33,7 @@ def free_ports(besides: int) -> tuple[int, int]:
 
 
 def answers(port: int) -> bool:
-    """Something listens there."""
+    """Whether a program listens there."""
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 

@@ -55,37 +55,42 @@ SIZES = {
 }
 
 
-def said(*words: str | Path) -> str:
-    """The last line of what a script of this folder prints."""
-    done = subprocess.run([sys.executable, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True)
+def last_line_of(*arguments: str | Path) -> str:
+    """Run a script of this folder; return the last line of its output."""
+    done = subprocess.run([sys.executable, *map(str, arguments)], check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.strip().splitlines()[-1]
 
 
 def model_folder(model: str, blas: str) -> Path:
-    """The folder that all servers get; made at the first call."""
+    """Return the folder for all servers; made at the first call."""
     folder = MODELS / f"{model}-{blas}"
     if folder.exists():
         return folder
     if model == "tiny":
-        said(HERE / "tiny_model.py", folder)
+        last_line_of(HERE / "tiny_model.py", folder)
         return folder
     find = "from treadle.config import Settings; from treadle.models.resolve import resolve; "
     find += "print(resolve(Settings(model='demo'), lambda _: None).path)"
     python = ROOT / ".venv" / "bin" / "python"
     demo = subprocess.run([python, "-c", find], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    wider = ["--float32"] if blas == "same" else []
-    said(HERE / "comparable.py", demo.splitlines()[-1], folder, "--endless", *wider)
+    float32 = ["--float32"] if blas == "same" else []
+    last_line_of(HERE / "comparable.py", demo.splitlines()[-1], folder, "--endless", *float32)
     return folder
 
 
 def targets(folder: Path, blas: str, peers: list[str]) -> list[str]:
-    """Treadle first: the others are compared with it."""
+    """Return the targets' options; Treadle is the first, as the reference of the ratios."""
     program = ROOT / ".venv" / "bin" / "treadle"
-    words = ["--start", f"{program} serve {folder}", "--name", "treadle"]
+    arguments = ["--start", f"{program} serve {folder}", "--name", "treadle"]
     same = ["--openblas"] if blas == "same" else []
     for peer in peers:
-        words += ["--start", said(HERE / "peers.py", "command", peer, "--model", folder, *same), "--name", peer]
-    return words
+        arguments += [
+            "--start",
+            last_line_of(HERE / "peers.py", "command", peer, "--model", folder, *same),
+            "--name",
+            peer,
+        ]
+    return arguments
 
 
 def main() -> None:
@@ -101,11 +106,11 @@ def main() -> None:
     options = parser.parse_args()
     folder = model_folder(options.model, options.blas)
     loads = options.workload or SIZES["tiny" if options.model == "tiny" else options.blas]
-    words = [word for load in loads for word in ("--workload", load)]
-    words += targets(folder, options.blas, options.peer or list(PEERS))
+    arguments = [word for load in loads for word in ("--workload", load)]
+    arguments += targets(folder, options.blas, options.peer or list(PEERS))
     base = options.out / f"{options.model}-{options.blas}"
-    words += ["--rounds", str(options.rounds), "--json", f"{base}.json", "--html", f"{base}.html"]
-    sys.exit(subprocess.run([ROOT / ".venv" / "bin" / "treadle", "bench", "run", *words], check=False).returncode)
+    arguments += ["--rounds", str(options.rounds), "--json", f"{base}.json", "--html", f"{base}.html"]
+    sys.exit(subprocess.run([ROOT / ".venv" / "bin" / "treadle", "bench", "run", *arguments], check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Load a server for hours with the clients of the chaos, and plot what its processes hold.
+"""Load a server for hours with the clients of the chaos tests, and plot the resources that its processes hold.
 
     python benchmarks/soak.py OUT [--minutes 60] [--seed 0] [--segment 3000] [--faults FAULT...]
 
-Starts `treadle serve` on a tiny random model, in processes of its own, and needs what the tests need (`make dev`).
-After each `--segment` clients comes a quiet point: nobody is connected, every place must be free, all counters must add
-up, and what both processes hold is a row of OUT/soak.csv. OUT/soak.html has the plots, each of which is an SVG too;
-OUT/reliability.json has the figures for `benchmarks/reliability.py page`. No faults by default. Exit code 1 where an
-answer was wrong or a figure drifted by more than 2 % after the warm-up, the first quarter of the quiet points; memory
-is compared over one process's life.
+Starts `treadle serve` on a tiny random model, in processes of its own, and needs the tests' requirements (`make dev`).
+After each `--segment` clients comes a quiet point: no client is connected, every slot must be free, all counters must
+add up, and the resources of both processes are a row of OUT/soak.csv. OUT/soak.html has the plots, each of which is an
+SVG too; OUT/reliability.json has the figures for `benchmarks/reliability.py page`. No faults by default. Exit code 1 if
+an answer was wrong or a figure drifted by more than 2 % after the warm-up, the first quarter of the quiet points;
+memory is compared over one process's life.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scored.chaos import figures
-from scored.results import keep, row
+from scored.results import row, save
 from tests.support.chaos.plan import Fault, Plan
 from tests.support.chaos.points import Quiet
 from tests.support.chaos.report import told
@@ -60,8 +60,8 @@ Row = dict[str, float]
 
 
 @dataclass
-class Table:
-    """The quiet points as rows, written as they come."""
+class QuietTable:
+    """Table of the quiet points, written row by row."""
 
     path: Path
     rows: list[Row]
@@ -78,12 +78,12 @@ class Table:
             "latency_p50_ms": 1000 * quantile(sorted(point.latencies), 0.5) if point.latencies else 0.0,
             "latency_p99_ms": 1000 * quantile(sorted(point.latencies), 0.99) if point.latencies else 0.0,
         }
-        for who, usage in (("server", point.server), ("engine", point.engine)):
+        for process, usage in (("server", point.server), ("engine", point.engine)):
             row |= {
-                f"{who}_rss_mib": usage.rss / MIB if usage else 0.0,
-                f"{who}_pss_mib": usage.pss / MIB if usage else 0.0,
-                f"{who}_fds": float(usage.fds) if usage else 0.0,
-                f"{who}_threads": float(usage.threads) if usage else 0.0,
+                f"{process}_rss_mib": usage.rss / MIB if usage else 0.0,
+                f"{process}_pss_mib": usage.pss / MIB if usage else 0.0,
+                f"{process}_fds": float(usage.fds) if usage else 0.0,
+                f"{process}_threads": float(usage.threads) if usage else 0.0,
             }
         self.rows.append(row)
         with self.path.open("a", newline="") as file:
@@ -94,7 +94,7 @@ class Table:
 
 
 def plot(name: str, rows: Sequence[Row]) -> str:
-    """One plot over the run's minutes, as an SVG's text."""
+    """Return one plot over the run's minutes, as an SVG's text."""
     unit, columns = PLOTS[name]
     longest, highest = rows[-1]["minutes"], max(row[column] for row in rows for column in columns)
     across, upwards = even_ticks(longest), even_ticks(highest)
@@ -109,12 +109,12 @@ def plot(name: str, rows: Sequence[Row]) -> str:
     for i, column in enumerate(columns):
         line = "L".join(f"{number(x.at(row['minutes']))} {number(y.at(row[column]))}" for row in rows)
         parts.append(f'<path class="line {shade(i)}" d="M{line}"/>')
-    said = "; ".join(f"{column}: {rows[0][column]:,.1f} to {rows[-1][column]:,.1f}" for column in columns)
-    return drawing(name, HEIGHT, name, said, parts)
+    description = "; ".join(f"{column}: {rows[0][column]:,.1f} to {rows[-1][column]:,.1f}" for column in columns)
+    return drawing(name, HEIGHT, name, description, parts)
 
 
 def write_plots(out: Path, rows: Sequence[Row], words: str) -> None:
-    """The page, and each plot as a file of its own."""
+    """Write the page, and each plot as a file of its own."""
     figures = []
     for name, (_, columns) in PLOTS.items():
         svg = plot(name, rows)
@@ -133,14 +133,14 @@ def _legend(shade_: str, name: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("out", type=Path, metavar="OUT")
-    found.add_argument("--minutes", type=float, default=60.0)
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--segment", type=int, default=3000, help="clients from one quiet point to the next")
-    found.add_argument("--faults", type=Fault, nargs="+", choices=list(Fault), default=[], metavar="FAULT")
-    found.add_argument("--ulimit", type=int, default=512, help="descriptors of the server (default 512)")
-    return found
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("out", type=Path, metavar="OUT")
+    arguments.add_argument("--minutes", type=float, default=60.0)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--segment", type=int, default=3000, help="clients from one quiet point to the next")
+    arguments.add_argument("--faults", type=Fault, nargs="+", choices=list(Fault), default=[], metavar="FAULT")
+    arguments.add_argument("--ulimit", type=int, default=512, help="descriptors of the server (default 512)")
+    return arguments
 
 
 async def run(options: argparse.Namespace, folder: Path) -> int:
@@ -148,7 +148,7 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
     server = Server(make_tiny(folder / "tiny", context=CONTEXT), folder, OPTIONS, options.ulimit)
     plan = Plan(options.seed, size=options.segment, faults=frozenset(options.faults))
     began = time.monotonic()
-    table = Table(options.out / "soak.csv", [], began)
+    table = QuietTable(options.out / "soak.csv", [], began)
 
     def enough(chaos: Chaos) -> bool:
         if chaos.quiet:
@@ -166,7 +166,7 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
     words = told(chaos, took_s, f"{replay} --faults {faults}")
     print(words)
     command = f"python benchmarks/soak.py OUT --minutes {options.minutes:g} --seed {options.seed} --faults {faults}"
-    keep(options.out / "reliability.json", command, [row("R8", "treadle", figures(chaos, took_s, "soak"))])
+    save(options.out / "reliability.json", command, [row("R8", "treadle", figures(chaos, took_s, "soak"))])
     write_plots(options.out, table.rows, words)
     return 1 if chaos.problems else 0
 

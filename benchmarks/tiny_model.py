@@ -2,9 +2,9 @@
 
     python benchmarks/tiny_model.py OUT [--context 8192] [--layers 2] [--seed 0]
 
-The llama that the tests use (float32, one token a byte, a chat template), made to say printable ASCII only: each token
-is a piece of text at once, also where a server holds back half characters, and none is an end token, so that an
-answer is as long as the request allows on servers that do not know `ignore_eos` too. The same seed writes the same
+The llama that the tests use (float32, one token a byte, a chat template), changed to generate printable ASCII only:
+each token is a piece of text at once, also on servers that hold back half characters, and none is an end token, so that
+an answer is as long as the request allows on servers that do not know `ignore_eos` too. The same seed writes the same
 files. Needs the Python that Treadle is installed in.
 """
 
@@ -24,7 +24,7 @@ PRINTABLE = range(0x20, 0x7F)
 
 
 def only_printable(weights: Path) -> None:
-    """Give every token but PRINTABLE a logit of 0, which is never the highest of many random ones."""
+    """Give every token outside of PRINTABLE a logit of 0, which is never the highest of many random ones."""
     head = read_header(weights)["lm_head.weight"]
     row_bytes = (head.end - head.start) // head.shape[0]
     with weights.open("r+b") as file:

@@ -1,10 +1,10 @@
-"""Everything that is measured on a GPU, in one call: first what must be right, then how long it takes.
+"""All measurements on a GPU in one call: first correctness, then times.
 
     python benchmarks/gpu/all.py OUT [PART ...] [--model FOLDER] [--list]
 
-Runs the named parts (all of them by default: about half an hour on an H200), each with a time limit; what they print is
-shown without comments and kept whole in OUT. A part that fails is told, and the next one runs. The model that is served
-is made in FOLDER by `served`, and found there by what comes after it.
+Runs the named parts (all of them by default: about half an hour on an H200), each with a time limit; their output is
+shown without comments and written to OUT. A part that fails is reported, and the next one runs. The part `served` makes
+its model in FOLDER, and later parts find it there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STOPPING_S = 30
 
 
 def run(name: str, out: Path, model: Path) -> bool:
-    """Run a part; whether it came to its end well."""
+    """Run a part. Returns whether it succeeded."""
     limit_s, words = PARTS[name]
     command = [sys.executable, str(HERE / words[0]), *(word.format(out=out, model=model) for word in words[1:])]
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -62,14 +62,14 @@ def run(name: str, out: Path, model: Path) -> bool:
         except subprocess.TimeoutExpired:
             ended = f"stopped after {limit_s} s"
             stop(part)
-    shown = [line for line in log.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    print("\n".join(shown[-60:]), flush=True)
+    lines = [line for line in log.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    print("\n".join(lines[-60:]), flush=True)
     print(f"== {name}: {ended or 'done'}, {time.perf_counter() - began:.0f} s", flush=True)
     return not ended
 
 
 def stop(part: subprocess.Popen[bytes]) -> None:
-    """As a terminal does, so that it stops the servers that it has started."""
+    """Send SIGINT, as a terminal does, so that it stops the servers that it has started."""
     os.killpg(part.pid, signal.SIGINT)
     try:
         part.wait(STOPPING_S)

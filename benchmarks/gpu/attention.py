@@ -1,4 +1,4 @@
-"""The paged attention kernels on a GPU: are they right, and how much of the memory's bandwidth do they reach?
+"""Paged attention kernels on a GPU: correctness, and the share of the memory's bandwidth that they reach.
 
     python benchmarks/gpu/attention.py [--cases 60] [--no-times]
 
@@ -86,10 +86,10 @@ class Case:
         return float(self.kernels.dim**-0.5)
 
     def tiles(self, window: int) -> Tiles:
-        few = is_short(int(self.segments[:, COUNT].max()), self.kernels.rep)
+        for_decode = is_short(int(self.segments[:, COUNT].max()), self.kernels.rep)
         heads = {"rep": self.kernels.rep, "heads": self.kernels.heads, "window": window}
         dim = self.kernels.dim
-        made = decode_tiles(self.segments, **heads) if few else prefill_tiles(self.segments, **heads, dim=dim)
+        made = decode_tiles(self.segments, **heads) if for_decode else prefill_tiles(self.segments, **heads, dim=dim)
         return replace(made, items=Staging().put(made.items)[0])
 
     def attend(self, tiles: Tiles, written: Any, pool: int = 0, window: int = 0) -> Any:
@@ -98,19 +98,19 @@ class Case:
         )
 
     def row(self, line: npt.NDArray[np.int32]) -> tuple[Any, Any]:
-        """Keys and values (kv heads, tokens, D) of a segment's row, float32."""
+        """Return keys and values (kv heads, tokens, D) of a segment's row, float32."""
         end = int(line[POSITION] + line[COUNT])
         pages = self.tables[line[PAGES] : line[PAGES] + -(-end // self.kernels.page)]
         pool = self.pools[0]
-        kept = pool.data[mx.array(pages)].astype(mx.float32)
+        stored = pool.data[mx.array(pages)].astype(mx.float32)
         if pool.scales is not None:
-            kept = (kept - 128) * pool.scales[mx.array(pages)][..., None]
-        both = kept.transpose(1, 2, 0, 3, 4).reshape(2, self.kernels.heads, -1, self.kernels.dim)
+            stored = (stored - 128) * pool.scales[mx.array(pages)][..., None]
+        both = stored.transpose(1, 2, 0, 3, 4).reshape(2, self.kernels.heads, -1, self.kernels.dim)
         return both[0, :, :end], both[1, :, :end]
 
 
 def _pool(kernels: Kernels, pages: int) -> Pool:
-    """One that is full."""
+    """Return a full pool."""
     pool = kernels.new_pool(pages)
     if pool.scales is None:
         pool.data = _random(pool.data.shape, kernels.dtype)
@@ -125,11 +125,11 @@ def _random(shape: tuple[int, ...], dtype: Any) -> Any:
     return mx.random.normal(shape).astype(dtype)
 
 
-# Right? ------------------------------------------------------------------------------------------------------------
+# Correctness ---------------------------------------------------------------------------------------------------------
 
 
-def plain(case: Case, window: int) -> Any:
-    """The same attention in float32, row by row."""
+def reference(case: Case, window: int) -> Any:
+    """Compute the same attention in float32, row by row."""
     parts = []
     for line in case.segments:
         keys, values = (mx.repeat(array, case.kernels.rep, axis=0) for array in case.row(line))
@@ -144,7 +144,8 @@ def plain(case: Case, window: int) -> Any:
 
 
 def write(case: Case) -> tuple[Any, bool]:
-    """Write new keys and values for all queries; what `attend` waits for, and whether they went where they belong."""
+    """Write new keys and values for all queries. Returns the array that `attend` depends on, and whether they are in
+    the right slots."""
     total, heads, dim = case.queries.shape[0], case.kernels.heads, case.kernels.dim
     keys, values = (_random((total, heads, 1, dim), case.kernels.dtype) for _ in range(2))
     slots = []
@@ -158,27 +159,27 @@ def write(case: Case) -> tuple[Any, bool]:
     for line in case.segments:
         own = slice(int(line[FIRST]), int(line[FIRST] + line[COUNT]))
         for found, new in zip(case.row(line), (keys, values), strict=True):
-            wanted = new[own, :, 0].transpose(1, 0, 2).astype(mx.float32)
-            slack = 0 if case.kernels.bits == 16 else mx.abs(wanted).max(axis=-1, keepdims=True) / 240
-            right = right and (mx.abs(found[:, int(line[POSITION]) :] - wanted) <= slack).all().item()
+            expected = new[own, :, 0].transpose(1, 0, 2).astype(mx.float32)
+            slack = 0 if case.kernels.bits == 16 else mx.abs(expected).max(axis=-1, keepdims=True) / 240
+            right = right and (mx.abs(found[:, int(line[POSITION]) :] - expected) <= slack).all().item()
     return written, right
 
 
 def check(cases: int, new: type[Kernels] = Kernels, longest: int = 2500) -> bool:
-    """Random cases; prints those that are wrong, and a summary."""
-    dice, worst, wrong = random.Random(0), 0.0, 0
+    """Run random cases; print the wrong ones, and a summary."""
+    rng, worst, wrong = random.Random(0), 0.0, 0
     for _ in range(cases):
-        heads, rep = dice.choice([1, 2, 4, 8]), dice.choice([1, 2, 4, 5, 8, 16])
-        dim, window = dice.choice([64, 128, 128, 256]), dice.choice([0, 0, 48, 512])
-        most = 300 if dice.random() < 0.5 else DECODE_ROWS[-1] // rep
+        heads, rep = rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 4, 5, 8, 16])
+        dim, window = rng.choice([64, 128, 128, 256]), rng.choice([0, 0, 48, 512])
+        most = 300 if rng.random() < 0.5 else DECODE_ROWS[-1] // rep
         least = 1 if most * rep <= DECODE_ROWS[-1] else DECODE_ROWS[-1] // rep + 1
-        positions = (0, dice.randint(0, 100), dice.randint(0, longest))
-        rows = [(dice.randint(least, most), dice.choice(positions)) for _ in range(dice.randint(1, 5))]
-        case = Case.of(new(heads, dim, PAGE, dice.choice(new.dtypes), dice.choice([16, 16, 8]), rep=rep), rows)
+        positions = (0, rng.randint(0, 100), rng.randint(0, longest))
+        rows = [(rng.randint(least, most), rng.choice(positions)) for _ in range(rng.randint(1, 5))]
+        case = Case.of(new(heads, dim, PAGE, rng.choice(new.dtypes), rng.choice([16, 16, 8]), rep=rep), rows)
         written, right = write(case)
         found = case.attend(case.tiles(window), written, window=window).astype(mx.float32)
-        wanted = plain(case, window)
-        error = (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item()
+        expected = reference(case, window)
+        error = (mx.abs(found - expected).max() / mx.abs(expected).max()).item()
         clean = mx.abs(case.counters).max().item() == 0
         worst = max(worst, error)
         if not (right and clean and error < TOLERANCE):
@@ -188,17 +189,18 @@ def check(cases: int, new: type[Kernels] = Kernels, longest: int = 2500) -> bool
     return wrong == 0
 
 
-# Fast? -------------------------------------------------------------------------------------------------------------
+# Speed ---------------------------------------------------------------------------------------------------------------
 
 
 def decode_times(new: type[Kernels], lengths: Sequence[int], bits: int) -> None:
-    """One token a row: every byte of keys and values is read once. Several pools, so that no cache holds them."""
+    """Time decode steps of one token a row: every byte of keys and values is read once. Several pools, so that no cache
+    holds them."""
     kernels = new(8, 128, PAGE, mx.bfloat16, bits, rep=4)
     size = sum(lengths) * kernels.page_bytes // PAGE
     case = Case.of(kernels, [(1, length - 1) for length in lengths], pools=max(1, min(4, int(2e9 // size))))
     tiles, written = case.tiles(0), mx.zeros(1, mx.int32)
     mx.eval(tiles.items, written)
-    took = {"paged": seconds(lambda i: case.attend(tiles, written, i % len(case.pools)), 40)}
+    times = {"paged": seconds(lambda i: case.attend(tiles, written, i % len(case.pools)), 40)}
     rows, longest = len(lengths), max(lengths)
     del case.pools[1:]
     dense = _random((rows, kernels.heads, longest, kernels.dim), kernels.dtype)
@@ -207,12 +209,12 @@ def decode_times(new: type[Kernels], lengths: Sequence[int], bits: int) -> None:
     mask = mask[:, None, None]
     mx.eval(dense, queries, mask)
     for name, one in (("mx.fast", None), ("masked", mask)):
-        took[name] = seconds(
+        times[name] = seconds(
             lambda _, one=one: mx.fast.scaled_dot_product_attention(queries, dense, dense, scale=case.scale, mask=one),
             20,
         )
     name = f"decode {rows} x {longest}" if len(set(lengths)) == 1 else f"decode {longest} + {rows - 1} x {lengths[-1]}"
-    shares = (f"{way} {t * 1e6:.0f} us = {size / t / BANDWIDTH:.0%}" for way, t in took.items())
+    shares = (f"{way} {t * 1e6:.0f} us = {size / t / BANDWIDTH:.0%}" for way, t in times.items())
     print(f"{name}: {'; '.join(shares)} ({tiles.blocks} blocks)", flush=True)
 
 
@@ -221,15 +223,15 @@ def prompt_times(new: type[Kernels], count: int, position: int, bits: int) -> No
     case = Case.of(kernels, [(count, position)])
     tiles, written = case.tiles(0), mx.zeros(1, mx.int32)
     mx.eval(tiles.items, written)
-    took = {"paged": seconds(lambda _: case.attend(tiles, written), 10)}
+    times = {"paged": seconds(lambda _: case.attend(tiles, written), 10)}
     queries = case.queries[:, :, 0].transpose(1, 0, 2)[None]
     dense = _random((1, kernels.heads, position + count, kernels.dim), kernels.dtype)
     mx.eval(queries, dense)
-    took["mx.fast"] = seconds(
+    times["mx.fast"] = seconds(
         lambda _: mx.fast.scaled_dot_product_attention(queries, dense, dense, scale=case.scale, mask="causal"), 10
     )
     work = 4 * kernels.heads * kernels.rep * kernels.dim * (count * position + count * (count + 1) / 2)
-    rates = (f"{way} {t * 1e6:.0f} us = {work / t / 1e12:.0f} TFLOP/s" for way, t in took.items())
+    rates = (f"{way} {t * 1e6:.0f} us = {work / t / 1e12:.0f} TFLOP/s" for way, t in times.items())
     print(f"prompt {count} at {position}: {'; '.join(rates)} ({tiles.blocks} blocks)", flush=True)
 
 

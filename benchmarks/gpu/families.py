@@ -1,11 +1,11 @@
-"""Models of many families on a GPU: how are their rows kept, and are the tokens mlx-lm's own?
+"""Models of many families on a GPU: their KV backends, and a comparison of their tokens with mlx-lm's.
 
     python benchmarks/gpu/families.py [--family llama ...] [--bits 16] [--kv-bits 8] [--small]
 
 Each is made with random weights in bfloat16 (the router of a mixture of experts and the head louder, so that the best
-are not all but equal), loaded from its folder as `treadle serve` does, and runs rows of many lengths at once, prompts
-in chunks beside rows that decode, greedy. Where a row's tokens part from what mlx-lm generates of it alone, it says how
-far apart the two best logits were there: one step of bfloat16 is a tie. Then the same rows draw, together and alone.
+are not nearly equal), loaded from its folder as `treadle serve` does, and runs rows of many lengths at once, prompts
+in chunks beside rows that decode, greedy. Where a row's tokens differ from mlx-lm's for it alone, the gap between the
+two best logits there is printed: one step of bfloat16 is a tie. Then the same rows are sampled, in a batch and alone.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SMALL = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
 
 
-def made(folder: Path, config: dict[str, Any], bits: int) -> Path:
-    """A folder with `config` and random weights."""
+def make_model(folder: Path, config: dict[str, Any], bits: int) -> Path:
+    """Make a folder with `config` and random weights."""
     mx.random.seed(0)
     kind, arguments = _get_classes(config)
     module = kind(arguments.from_dict(config))
@@ -108,7 +108,8 @@ def _loudness(name: str, config: dict[str, Any]) -> float:
 
 
 def greedy(model: LoadedModel, count: int) -> str:
-    """How many rows' tokens are mlx-lm's own, and of the others how far apart the two best logits were at most."""
+    """Count the rows whose tokens are mlx-lm's own, and measure the gap of the two best logits where others differ, at
+    most."""
     runner = ModelRunner(model)
     rows = Rows(runner, LENGTHS, 200, vocabulary=model.vocabulary)
     rows.run(count)
@@ -124,7 +125,7 @@ def greedy(model: LoadedModel, count: int) -> str:
 
 
 def sampled(model: LoadedModel, count: int) -> str:
-    """How many rows that draw pick alone what they pick together."""
+    """Count the rows whose samples are the same alone as in a batch."""
     runner = ModelRunner(model)
     rows = Rows(runner, LENGTHS, 4096, USUAL, vocabulary=model.vocabulary)
     rows.run(count)
@@ -153,7 +154,9 @@ def main() -> None:
             began = time.perf_counter()
             config = {**COMMON, **FAMILIES[family], **(SMALL if options.small else {})}
             with tempfile.TemporaryDirectory() as folder:
-                model = load(made(Path(folder), config, bits), memory=1 << 30, max_running=8, kv_bits=options.kv_bits)
+                model = load(
+                    make_model(Path(folder), config, bits), memory=1 << 30, max_running=8, kv_bits=options.kv_bits
+                )
                 backend = model.choice.config.name + (", fused layers" if model.choice.config.fused else "")
                 found = [greedy(model, options.tokens), sampled(model, options.tokens)]
             seconds = time.perf_counter() - began

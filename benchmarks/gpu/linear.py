@@ -1,11 +1,11 @@
-"""Matrix products of few rows with quantized weights on a GPU: right? And how long beside MLX and the floor?
+"""Matrix products of few rows with quantized weights on a GPU: correctness, and times beside MLX and the floor.
 
     python benchmarks/gpu/linear.py [--bits 4 8] [--rows 1 8 16 32 64] [--no-times]
 
 First random shapes, rows, types and ways of quantizing against a product in float32. Then times for the layers of an
 8B shape in bfloat16, weights in turn from several arrays so that no cache holds them. The floor is the weights' bytes
-at 4.3 TB/s. What is faster than the host puts a call together shows the host's time, so a call that computes next to
-nothing is measured first; a decoder's compiled pass puts nothing together.
+at 4.3 TB/s. Calls faster than the host's own work show the host's time, so a call that computes next to nothing is
+measured first; a decoder's compiled pass has no such work.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ Weights = tuple[Any, Any, Any]
 
 
 def weights(outputs: int, inputs: int, bits: int, dtype: Any, group: int = GROUP) -> Weights:
-    """Random ones, with their scales and biases."""
-    plain = (mx.random.normal((outputs, inputs)) * 0.05).astype(dtype)
-    weight, scales, biases = mx.quantize(plain, group_size=group, bits=bits)
+    """Return random weights, with their scales and biases."""
+    dense = (mx.random.normal((outputs, inputs)) * 0.05).astype(dtype)
+    weight, scales, biases = mx.quantize(dense, group_size=group, bits=bits)
     mx.eval(weight, scales, biases)
     return weight, scales, biases
 
 
-def exact(x: Any, some: Weights, bits: int, group: int = GROUP) -> Any:
-    """The product in float32."""
-    weight = mx.dequantize(*some, group_size=group, bits=bits)
+def exact(x: Any, quantized: Weights, bits: int, group: int = GROUP) -> Any:
+    """Compute the product in float32."""
+    weight = mx.dequantize(*quantized, group_size=group, bits=bits)
     return x.astype(mx.float32) @ weight.astype(mx.float32).T
 
 
 def check(cases: int, kernel: NewKernel = CudaKernel, dtypes: Sequence[Any] = (mx.bfloat16, mx.float16)) -> bool:
-    """Random cases, each twice, as a launch leaves its counters for the next; prints those that are wrong."""
-    dice, worst, wrong = random.Random(0), 0.0, 0
+    """Run random cases, each twice, as a launch leaves its counters for the next; print the wrong ones."""
+    rng, worst, wrong = random.Random(0), 0.0, 0
     for _ in range(cases):
-        bits, group, dtype = dice.choice([8, 4]), dice.choice([64, 128]), dice.choice(dtypes)
-        outputs, inputs, rows = dice.randint(16, 6000), 8 * group * dice.randint(1, 9), dice.randint(1, MOST_ROWS)
-        some = weights(outputs, inputs, bits, dtype, group)
-        few = SkinnyGemm(*some, bits, group, kernel)
+        bits, group, dtype = rng.choice([8, 4]), rng.choice([64, 128]), rng.choice(dtypes)
+        outputs, inputs, rows = rng.randint(16, 6000), 8 * group * rng.randint(1, 9), rng.randint(1, MOST_ROWS)
+        quantized = weights(outputs, inputs, bits, dtype, group)
+        few = SkinnyGemm(*quantized, bits, group, kernel)
         for _ in range(2):
             x = mx.random.normal((rows, inputs)).astype(dtype)
-            wanted = exact(x, some, bits, group)
-            error = (mx.abs(few(x).astype(mx.float32) - wanted).max() / mx.abs(wanted).max()).item()
+            expected = exact(x, quantized, bits, group)
+            error = (mx.abs(few(x).astype(mx.float32) - expected).max() / mx.abs(expected).max()).item()
             worst = max(worst, error)
             if not error < TOLERANCE:
                 wrong += 1
@@ -71,24 +71,24 @@ def check(cases: int, kernel: NewKernel = CudaKernel, dtypes: Sequence[Any] = (m
 
 
 def times(outputs: int, inputs: int, bits: int, rows: Sequence[int], kernel: NewKernel = CudaKernel) -> None:
-    """A line for each number of rows."""
+    """Print a line for each number of rows."""
     size = outputs * inputs * (bits / 8 + 4 / GROUP)
     copies = max(2, min(12, int(3e8 // size)))
-    some = [weights(outputs, inputs, bits, mx.bfloat16) for _ in range(copies)]
-    ours = [SkinnyGemm(*one, bits, GROUP, kernel) for one in some]
+    quantized = [weights(outputs, inputs, bits, mx.bfloat16) for _ in range(copies)]
+    ours = [SkinnyGemm(*one, bits, GROUP, kernel) for one in quantized]
 
     def theirs(x: Any, i: int) -> Any:
-        return mx.quantized_matmul(x, *some[i % copies], transpose=True, group_size=GROUP, bits=bits)
+        return mx.quantized_matmul(x, *quantized[i % copies], transpose=True, group_size=GROUP, bits=bits)
 
     floor = size / BANDWIDTH
     for count in rows:
         x = mx.random.normal((count, inputs)).astype(mx.bfloat16)
         mx.eval(x)
-        took = {
+        call_s = {
             "few rows": seconds(lambda i, x=x: ours[i % copies](x)),
             "mlx": seconds(lambda i, x=x: theirs(x, i)),
         }
-        shares = (f"{way} {t * 1e6:.0f} us = {floor / t:.0%}" for way, t in took.items())
+        shares = (f"{way} {t * 1e6:.0f} us = {floor / t:.0%}" for way, t in call_s.items())
         print(f"{outputs} x {inputs}, {bits} bits, {count} rows: floor {floor * 1e6:.0f} us; {'; '.join(shares)}")
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--no-times", action="store_true")
     options = parser.parse_args()
     if not all(0 < count <= MOST_ROWS for count in options.rows):
-        parser.error(f"--rows are 1 to {MOST_ROWS}: that is what the kernel is for")
+        parser.error(f"--rows are 1 to {MOST_ROWS}: the kernel's range")
     print(f"# {mx.device_info()}", flush=True)
     right = check(options.cases)
     if not options.no_times:

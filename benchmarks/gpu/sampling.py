@@ -1,10 +1,10 @@
-"""Picking tokens on a GPU: is the kernel right, and how long does it take beside MLX's operations?
+"""Sampling on a GPU: correctness of the kernel, and its time beside MLX's operations.
 
     python benchmarks/gpu/sampling.py [--vocabulary 151936] [--draws 4096] [--no-times]
 
 First many draws of one row of logits are counted and compared with the distribution that temperature, min_p, top_k and
 top_p leave of it, computed in float64: chi-square over its degrees of freedom, which is about 1, and hardly a token
-outside of it, as the kernel computes in float32. The same rows must pick the same tokens again, and alone as together.
+outside of it, as the kernel computes in float32. The same rows must get the same tokens again, and alone as batched.
 Then times for B rows: by the kernel, and by MLX's operations.
 """
 
@@ -37,8 +37,8 @@ CASES = {
 }
 
 
-def made(vocabulary: int, spread: float, seed: int) -> npt.NDArray[np.float32]:
-    """Logits (V,), a few of them far above the others, with the equals that bfloat16 makes."""
+def make_logits(vocabulary: int, spread: float, seed: int) -> npt.NDArray[np.float32]:
+    """Return logits (V,), a few of them far above the rest, with the ties that bfloat16 makes."""
     logits = np.random.default_rng(seed).normal(0, spread, vocabulary).astype(np.float32)
     logits[:: vocabulary // 30] += 4 * spread
     return np.array(mx.array(logits).astype(mx.bfloat16).astype(mx.float32))
@@ -49,9 +49,9 @@ def rows_of(sampling: Sampling, vocabulary: int, count: int) -> list[SamplingRow
 
 
 def check(kernel: SamplingKernel, vocabulary: int, draws: int, dtype: Any = mx.bfloat16) -> bool:
-    """Whether what it draws is what it should be, in every case; says what it found."""
-    some = [made(vocabulary, spread, 1) for spread in (1.0, 3.0)]
-    found = [_check(kernel, name, logits, draws, dtype) for name in CASES for logits in some]
+    """Whether the kernel's samples are right in every case; prints the findings."""
+    all_logits = [make_logits(vocabulary, spread, 1) for spread in (1.0, 3.0)]
+    found = [_check(kernel, name, logits, draws, dtype) for name in CASES for logits in all_logits]
     return all(found)
 
 
@@ -65,33 +65,33 @@ def _check(kernel: SamplingKernel, name: str, logits: npt.NDArray[np.float32], d
         tokens += found
     repeated = draw(same, rows, range(batch), kernel).settle()[0] == tokens[:batch]
     alone = [draw(same[:1], rows[:1], [i], kernel).settle()[0][0] for i in range(4)] == tokens[:4]
-    p, seen = expected(logits, sampling), np.bincount(tokens, minlength=len(logits))
-    chi, most = chi_square(p * draws, seen)
-    right = repeated and alone and chi < most and seen[p == 0].sum() <= draws / 1000
+    p, counts = expected(logits, sampling), np.bincount(tokens, minlength=len(logits))
+    chi, most = chi_square(p * draws, counts)
+    right = repeated and alone and chi < most and counts[p == 0].sum() <= draws / 1000
     print(
         f"{name:26} spread {logits.std():.1f}: {'right' if right else 'WRONG'}, chi-square {chi:.2f} (< {most:.2f}), "
-        f"{seen[p == 0].sum()} outside, the same again {repeated}, alone {alone}, drawn again by sorting {again}",
+        f"{counts[p == 0].sum()} outside, the same again {repeated}, alone {alone}, drawn again by sorting {again}",
         flush=True,
     )
     return right
 
 
-def chi_square(wanted: npt.NDArray[np.float64], seen: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Over its degrees of freedom, and the most that chance makes of it; what is rare is counted as one."""
-    likely = wanted >= 5
-    wanted = np.append(wanted[likely], wanted[~likely].sum())
-    seen = np.append(seen[likely], seen[~likely].sum())
-    chi = ((seen - wanted) ** 2 / np.maximum(wanted, 1)).sum() / len(wanted)
-    return float(chi), 1 + 5 * float(np.sqrt(2 / len(wanted)))
+def chi_square(expected_counts: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Return chi-square over its degrees of freedom, and its bound by chance; rare tokens are counted as one."""
+    likely = expected_counts >= 5
+    expected_counts = np.append(expected_counts[likely], expected_counts[~likely].sum())
+    counts = np.append(counts[likely], counts[~likely].sum())
+    chi = ((counts - expected_counts) ** 2 / np.maximum(expected_counts, 1)).sum() / len(expected_counts)
+    return float(chi), 1 + 5 * float(np.sqrt(2 / len(expected_counts)))
 
 
 def time_ms(sampling: Sampling, kernel: SamplingKernel | None, vocabulary: int, count: int) -> float:
-    logits = mx.array(np.stack([made(vocabulary, 2.0, i) for i in range(count)])).astype(mx.bfloat16)
-    rows, places = rows_of(sampling, vocabulary, count), list(range(count))
+    logits = mx.array(np.stack([make_logits(vocabulary, 2.0, i) for i in range(count)])).astype(mx.bfloat16)
+    rows, positions = rows_of(sampling, vocabulary, count), list(range(count))
     mx.eval(logits)
 
     def once(_: int) -> list[Any]:
-        return draw(logits, rows, places, kernel).arrays
+        return draw(logits, rows, positions, kernel).arrays
 
     return seconds(once, 20) * 1e3
 

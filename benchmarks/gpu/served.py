@@ -34,7 +34,7 @@ CONTEXT = 40_960
 
 
 def make_model(folder: Path, layers: int, hidden: int) -> None:
-    """A model folder of real size: the tests' tokenizer, and weights made here."""
+    """Make a model folder of real size: the tests' tokenizer, and random weights."""
     make_tiny(folder, architecture="qwen3", context=CONTEXT, eos=False)
     config = json.loads((folder / "config.json").read_text())
     config |= {
@@ -52,18 +52,18 @@ def make_model(folder: Path, layers: int, hidden: int) -> None:
     mx.random.seed(0)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     weights = {name: value.astype(mx.bfloat16) for name, value in tree_flatten(model.parameters())}
-    shown = mx.zeros((VOCABULARY, 1), dtype=mx.bfloat16)
-    shown[PRINTABLE.start : PRINTABLE.stop] = 1
-    weights["lm_head.weight"] = weights["lm_head.weight"] * shown
+    mask = mx.zeros((VOCABULARY, 1), dtype=mx.bfloat16)
+    mask[PRINTABLE.start : PRINTABLE.stop] = 1
+    weights["lm_head.weight"] = weights["lm_head.weight"] * mask
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
-def treadle(*words: str) -> None:
-    """Run a command of this checkout's Treadle; its failure is told, and the next one runs."""
+def treadle(*arguments: str) -> None:
+    """Run a command of this checkout's Treadle; a failure is reported, and the next command runs."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-m", "treadle", *words], env=env, check=False)
+    done = subprocess.run([sys.executable, "-m", "treadle", *arguments], env=env, check=False)
     if done.returncode:
-        print(f"treadle {' '.join(words)}: exit code {done.returncode}", flush=True)
+        print(f"treadle {' '.join(arguments)}: exit code {done.returncode}", flush=True)
 
 
 def main() -> None:
@@ -92,16 +92,16 @@ def main() -> None:
     loads = [f"sweep:most={most},prompt=82,tokens=128,each=2"]
     if not options.quick:
         loads += ["burst:c=16", "burst:c=64", "stall:prompt=5000,tokens=8192", "interactive:prompt=5000,tokens=8192"]
-    words = [word for load in options.workload or loads for word in ("--workload", load)]
+    arguments = [word for load in options.workload or loads for word in ("--workload", load)]
     serve = f"treadle serve {folder} --max-running {options.max_running} --memory {options.memory}"
-    words += ["--start", f"{sys.executable} -m {serve}"]
-    words += ["--name", "treadle"]
-    words += ["--model", folder.name, "--rounds", rounds, "--max-lag", "1"]
+    arguments += ["--start", f"{sys.executable} -m {serve}"]
+    arguments += ["--name", "treadle"]
+    arguments += ["--model", folder.name, "--rounds", rounds, "--max-lag", "1"]
     if not options.alone:
-        words += ["--start", f"{sys.executable} -m mlx_lm server --model {folder}", "--name", "mlx-lm"]
-        words += ["--model", str(folder)]
-    left = options.out / options.name
-    treadle("bench", "run", *words, "--json", f"{left}.json", "--html", f"{left}.html")
+        arguments += ["--start", f"{sys.executable} -m mlx_lm server --model {folder}", "--name", "mlx-lm"]
+        arguments += ["--model", str(folder)]
+    base = options.out / options.name
+    treadle("bench", "run", *arguments, "--json", f"{base}.json", "--html", f"{base}.html")
 
 
 if __name__ == "__main__":

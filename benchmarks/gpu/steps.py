@@ -1,11 +1,11 @@
-"""Decode steps on a GPU: are the tokens right, and how long is a step beside mlx-lm's BatchGenerator and the floor?
+"""Decode steps on a GPU: correctness of the tokens, and times beside mlx-lm's BatchGenerator and the floor.
 
     python benchmarks/gpu/steps.py [--shape 8B] [--bits 16] [--rows 1 8 32 128] [--length 640] [--long] [--ways ...]
         [--kv-bits 8] [--sampled]
 
 Makes a Qwen3 shape with random weights in memory. First greedy tokens of rows of many lengths at once, prompts beside
-decoding, are compared with mlx-lm's own generation of each alone; where they part for the first time, it says how far
-apart the two best logits were. Then step times: medians of pipelined steps of both engines, in one run. The floor is
+decoding, are compared with mlx-lm's own generation of each alone; at the first difference the gap between the two best
+logits is printed. Then step times: medians of pipelined steps of both engines, in one run. The floor is
 the bytes of weights and of the rows' keys and values at 4.3 TB/s.
 """
 
@@ -39,7 +39,7 @@ from treadle.runner.sampling.sampling_kernel import sampling_kernel
 BANDWIDTH = 4.3e12
 GREEDY = Sampling()
 USUAL = Sampling(temperature=0.6, top_p=0.95, top_k=20, seed=1)
-"""What Qwen3 asks for by itself."""
+"""Qwen3's own defaults."""
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4},
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28},
@@ -48,7 +48,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make(shape: str, bits: int) -> Any:
-    """The module, random and in memory; a louder head, so that the best tokens are not all but equal."""
+    """Return the module, random and in memory; with a louder head, so that the best tokens are not nearly equal."""
     mx.random.seed(0)
     config = {
         "model_type": "qwen3",
@@ -70,7 +70,7 @@ def make(shape: str, bits: int) -> Any:
 
 
 def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedModel:
-    """`module` as the loader would hand it over, with cache memory for `tokens` tokens in 16 bits."""
+    """Return `module` as the loader would, with cache memory for `tokens` tokens in 16 bits."""
     library = connect()
     args = module.args
     token_bytes = args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * 2
@@ -101,8 +101,8 @@ def prompt(i: int, length: int, vocabulary: int = 150_005) -> tuple[int, ...]:
 
 
 class Rows:
-    """Rows of a runner, driven as the engine drives them: each step is started before the last one is finished, where
-    it may be. `first` is the number of the first one's prompt."""
+    """Rows of a runner, driven as the engine does: each step is started before the last one is finished, where
+    possible. `first` is the number of the first one's prompt."""
 
     def __init__(
         self,
@@ -129,7 +129,8 @@ class Rows:
         self._last = 0.0
 
     def start(self, limit: int) -> None:
-        """One more step; prompts in turn, a chunk a step, beside the rows that decode (no more than `limit` tokens)."""
+        """Start one more step; prompts in turn, a chunk a step, beside the rows that decode (no more than `limit`
+        tokens)."""
         admit: tuple[Admit, ...] = ()
         if not self.admitted:
             some = {"max_tokens": 9999, "sampling": self.sampling}
@@ -178,7 +179,7 @@ class Rows:
             self.finish()
 
     def decode_ms(self) -> float:
-        """The median of the steps in which all rows decode and no prompt is read, but for the first four."""
+        """Return the median of the steps in which all rows decode and no prompt is read, without the first four."""
         whole = [seconds for seconds, whole in zip(self.seconds, self.whole, strict=True) if whole]
         return statistics.median(whole[4:]) * 1e3
 
@@ -188,7 +189,8 @@ class Rows:
 
 
 def alone(module: Any, tokens: tuple[int, ...], count: int) -> tuple[list[int], list[float]]:
-    """mlx-lm's caches, one row, greedy: its tokens, and how far apart the two best logits were each time."""
+    """Generate with mlx-lm's caches, one row, greedy. Returns its tokens, and the gap of the two best logits each
+    time."""
     caches = cache.make_prompt_cache(module)
     logits = module(mx.array([tokens]), cache=caches)[:, -1]
     found, gaps = [], []
@@ -202,7 +204,7 @@ def alone(module: Any, tokens: tuple[int, ...], count: int) -> tuple[list[int], 
 
 
 def first_difference(found: Sequence[int], expected: Sequence[int]) -> int:
-    """Where the tokens part; how many there are, where they don't."""
+    """Return the first position at which the tokens differ; their number if they don't."""
     return next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), len(expected))
 
 

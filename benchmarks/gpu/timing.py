@@ -1,4 +1,4 @@
-"""How long calls take, one after the other."""
+"""Timer of consecutive calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import mlx.core as mx
 
 
 def seconds(run: Callable[[int], Any], times: int = 40) -> float:
-    """Of one run, the best of three tries of `times` runs each, put together by the host while the device computes
-    those before: where the host takes longer than the device, this is the host's time."""
+    """Return the seconds of one run, the best of three tries of `times` runs each, enqueued by the host while the
+    device computes earlier ones: if the host is slower than the device, this is the host's time."""
     mx.eval([run(i) for i in range(4)])
     tries = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""S2: what pages of other sites get from a server with its default options."""
+"""S2: access of other sites' pages to a server with its default options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import json
 from .figures import Figure
 from .server import Server
 
-SIMPLE, OWN = "text/plain", "application/json"  # what a browser sends elsewhere without asking; and to its own site
+SIMPLE, OWN = (
+    "text/plain",
+    "application/json",
+)  # type that a browser sends to other sites without a preflight; and to its own
 PAGES = {
     "a page of another site": ("127.0.0.1", "https://evil.example", SIMPLE),
     "a page without an origin": ("127.0.0.1", "null", SIMPLE),
@@ -19,17 +22,17 @@ WITHIN_S = 30.0
 
 
 async def browser(server: Server) -> list[Figure]:
-    """Each kind of page asks for a completion with a request that browsers send without asking first."""
+    """Send a completion from each kind of page, with a request that browsers send without a preflight."""
     figures = []
-    for what, page in PAGES.items():
+    for label, page in PAGES.items():
         status, cors = await as_page(server, *page)
         value = f"{status or 'closed'}" + (", and may read the answer" if cors else "")
-        figures.append(Figure(f"{what} asks for a completion", value, status != 200 and not cors))
+        figures.append(Figure(f"{label} asks for a completion", value, status != 200 and not cors))
     return figures
 
 
 async def as_page(server: Server, host: str, origin: str, kind: str) -> tuple[int, bool]:
-    """The status of a page's request, and whether it may read the answer."""
+    """Return the status of a page's request, and whether it may read the answer."""
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\nContent-Type: {kind}\r\n"
     body = json.dumps({"model": server.model, "prompt": "hi", "max_tokens": 1}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

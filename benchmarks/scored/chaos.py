@@ -1,4 +1,4 @@
-"""R8: what a run of `benchmarks/chaos.py` or `benchmarks/soak.py` found."""
+"""R8: figures of a run of `benchmarks/chaos.py` or `benchmarks/soak.py`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def figures(chaos: Chaos, took_s: float, run: str = "chaos") -> list[Figure]:
-    """The run's figures; `problems` has everything that was wrong, a drift beyond the bound included."""
-    found = told(chaos, took_s)
+    """Return the run's figures; `problems` counts all faults found, a drift beyond the bound included."""
+    found = _figures(chaos, took_s)
     return [Figure(f"{run}: {figure.what}", figure.value, figure.met) for figure in found]
 
 
-def told(chaos: Chaos, took_s: float) -> list[Figure]:
+def _figures(chaos: Chaos, took_s: float) -> list[Figure]:
     problems = ", ".join(sorted({problem.kind for problem in chaos.problems}))
     return [
         Figure("requests over HTTP and gRPC", f"{chaos.requests:,} in {took_s / 60:.0f} min"),
@@ -36,7 +36,7 @@ def told(chaos: Chaos, took_s: float) -> list[Figure]:
 
 
 def drifted(one: Drift) -> Figure:
-    """Medians over the first and the second half of the quiet points; memory in MB."""
+    """Return medians over the first and the second half of the quiet points; memory in MB."""
     unit = 1e6 if one.name.endswith("rss") else 1
     value = f"{one.before / unit:,.0f}, {one.after / unit:,.0f} ({one.part:+.1%} over {one.points} quiet points)"
     return Figure(f"{one.name}, first and second half", value, not one.bad if one.points >= LEAST_POINTS else None)

@@ -19,7 +19,7 @@ TOKENS = 1500
 
 
 async def drain(server: Server) -> list[Figure]:
-    """One signal; then, with the server started again, two."""
+    """Send one signal; then, with the server started again, two."""
     figures = await once(server)
     await server.start()
     return [*figures, *await twice(server)]
@@ -53,15 +53,15 @@ async def twice(server: Server) -> list[Figure]:
     code = await exit_code(process)
     took_s = time.perf_counter() - began
     replies = await asyncio.gather(*streams)
-    told = sum(reply.finished or reply.error == "server_stopping" for reply in replies)
+    informed = sum(reply.finished or reply.error == "server_stopping" for reply in replies)
     return [
         Figure("a second signal: exit code, after", f"{code}, {took_s:.2f} s", code == "143" and took_s <= 2.0),
-        Figure("a second signal: streams that were told", f"{told} of 4", told == 4),
+        Figure("a second signal: streams that were told", f"{informed} of 4", informed == 4),
     ]
 
 
 async def begun(server: Server) -> list[asyncio.Task[Reply]]:
-    """Four streams that have some of their tokens."""
+    """Return four streams that have some of their tokens."""
     streams = [asyncio.create_task(server.generate(prompt_of(i), TOKENS, within_s=120.0)) for i in range(4)]
     await asyncio.sleep(0.5)
     return streams
@@ -74,14 +74,14 @@ def signalled(server: Server) -> subprocess.Popen[bytes]:
 
 
 async def serving(server: Server) -> Figure:
-    """What `grpc.health.v1` says while the server drains."""
+    """Return the answer of `grpc.health.v1` while the server drains."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
-            said = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+            answer_name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         except grpc.aio.AioRpcError as error:
-            said = str(error.code().name)
-    return Figure("gRPC health meanwhile", said, said == "NOT_SERVING")
+            answer_name = str(error.code().name)
+    return Figure("gRPC health meanwhile", answer_name, answer_name == "NOT_SERVING")
 
 
 async def exit_code(process: subprocess.Popen[bytes]) -> str:

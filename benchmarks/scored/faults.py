@@ -23,7 +23,7 @@ BACK_S = 10.0
 
 
 async def faults(model: Path, log: Path) -> list[Figure]:
-    """Each signal strikes other prompts than the last, so that no request is suspected for an earlier death."""
+    """Send each signal to other prompts than the last, so that no request is suspected for an earlier death."""
     server = treadle(model, log, OPTIONS)
     await server.start()
     try:
@@ -55,11 +55,11 @@ async def struck(server: Server, fault: signal.Signals, bound_s: float, prompts:
 
 
 def ends(name: str, replies: list[Reply], calm: list[Reply]) -> list[Figure]:
-    heard = sum(bool(reply.finished or reply.error or reply.status >= 400) for reply in replies)
+    informed = sum(bool(reply.finished or reply.error or reply.status >= 400) for reply in replies)
     same = sum(reply.finished and reply.text == other.text for reply, other in zip(replies, calm, strict=True))
     pause = max(longest_pause(reply) for reply in replies)
     return [
-        Figure(f"{name}: streams that heard their end", f"{heard} of {STREAMS}", heard == STREAMS),
+        Figure(f"{name}: streams that heard their end", f"{informed} of {STREAMS}", informed == STREAMS),
         Figure(
             f"{name}: streams that came to it, with the tokens of a calm run", f"{same} of {STREAMS}", same == STREAMS
         ),
@@ -73,7 +73,7 @@ def longest_pause(reply: Reply) -> float:
 
 
 async def all_run(server: Server) -> None:
-    """Until all streams are in the engine, and have some of their tokens."""
+    """Wait until all streams are in the engine, and have some of their tokens."""
     until = time.perf_counter() + BEGUN_S
     while time.perf_counter() < until:
         await asyncio.sleep(0.2)
@@ -82,7 +82,7 @@ async def all_run(server: Server) -> None:
 
 
 async def until_ready(server: Server, *, ready: bool, within_s: float) -> float:
-    """The time when `/health/ready` first said so."""
+    """Return the time when `/health/ready` first answered so."""
     until = time.perf_counter() + within_s
     while time.perf_counter() < until:
         if ((await server.get("/health/ready")).status == 200) == ready:
@@ -92,7 +92,7 @@ async def until_ready(server: Server, *, ready: bool, within_s: float) -> float:
 
 
 async def settled(server: Server) -> None:
-    """Wait until the server answers and nothing of before is left."""
+    """Wait until the server answers and no earlier request is left."""
     until = time.perf_counter() + 60
     while time.perf_counter() < until:
         await asyncio.sleep(0.1)

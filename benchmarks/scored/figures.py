@@ -1,4 +1,4 @@
-"""Figures of a row, and the small statistics that they are made of."""
+"""Figures of a row, and the statistics that they use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured thing as text; `met` says whether it meets its target, None where there is no target."""
+    """One measured value as text; `met`: it meets its target, None if there is no target."""
 
     what: str
     value: str
@@ -17,7 +17,7 @@ class Figure:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """NaN of no values."""
+    """Return the quantile; NaN without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] if ordered else float("nan")
 
@@ -31,19 +31,19 @@ def mb(size: float) -> str:
 
 
 def counted(counts: Counter[str]) -> str:
-    """`12 503, 3 left`; "none" of nothing."""
+    """Format `12 503, 3 left`; "none" without counts."""
     return ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items())) or "none"
 
 
 def auc(some: Sequence[float], others: Sequence[float]) -> float:
-    """The chance that one of `some` is larger than one of `others`: 0.5 where they can't be told apart."""
+    """Return the probability that one of `some` is larger than one of `others`: 0.5 if they can't be told apart."""
     wins = sum((a > b) + 0.5 * (a == b) for a in some for b in others)
     return wins / (len(some) * len(others))
 
 
 def as_seen(took: Sequence[float], every_s: float) -> list[float]:
-    """The waits of somebody who asks `every_s` seconds, from those of a prober that asks again only once it has its
-    answer: each wait that is longer than `every_s` stands for the requests that were not sent meanwhile as well."""
+    """Return the waits of a client that asks every `every_s` seconds, from those of a prober that asks again only after
+    an answer: each wait longer than `every_s` also stands for the requests that were not sent meanwhile."""
     found = []
     for seconds in took:
         found.append(seconds)

@@ -1,4 +1,4 @@
-"""R7: how late the cheapest route answers while clients send what is dear."""
+"""R7: latency of the cheapest route while clients send expensive requests."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ OPTIONS = (*RUNNING, "--max-body-bytes", "16MiB")  # so that bodies are read and
 
 
 async def event_loop(server: Server, seconds: float = 8.0) -> list[Figure]:
-    """Honest long prompts, then each hostile body, from four clients at a time. A server that ends is started again."""
+    """Send honest long prompts, then each hostile body, from four clients at a time. A server that ends is started
+    again."""
     idle = lag("nothing else: the machine's own share", await probed(server, server.probe, seconds, EVERY_S))
     figures = [replace(idle, met=None)]
     figures.append(lag("four clients with long prompts", await honestly(server, seconds)))
     for shape, make in SHAPES.items():
         clients = [(sender, ("127.0.0.1", server.port, make(BYTES)))] * CLIENTS
         figures.append(lag(f"four clients with 8 MB: {shape}", await pressed(server, seconds, clients)))
-        if not server.lives:
+        if not server.is_running:
             figures.append(Figure(f"after 8 MB: {shape}", "the server had ended", False))
             await server.start()
     return figures
 
 
 async def floods(model: Path, log: Path, seconds: float = 8.0) -> list[Figure]:
-    """The same over gRPC, with the limits that follow from the context; and the lag that the server itself tells."""
+    """Do the same over gRPC, with the limits that follow from the context; and return the server's own event-loop
+    lag."""
     server = treadle(model, log, (*RUNNING, "--grpc-port", "0"))
     await server.start()
     try:
@@ -58,7 +60,7 @@ async def floods(model: Path, log: Path, seconds: float = 8.0) -> list[Figure]:
 
 
 async def honestly(server: Server, seconds: float) -> Answers:
-    """While four clients generate from prompts of 6,000 characters, each a new one."""
+    """Probe while four clients generate from prompts of 6,000 characters, each a new one."""
     numbers = iter(range(10**9))
 
     async def client() -> None:
@@ -75,8 +77,8 @@ async def honestly(server: Server, seconds: float) -> Answers:
 
 
 async def pressed(server: Server, seconds: float, clients: list[tuple[Callable[..., None], Any]]) -> Answers:
-    """While processes of their own send without a pause. They run at a low priority, as attackers bring processors of
-    their own: on this machine they would hold the server's."""
+    """Probe while processes of their own send without a pause. They run at a low priority, as attackers have their own
+    processors: on this machine they would take the server's."""
     context = multiprocessing.get_context("spawn")
     stop, counts = context.Event(), context.SimpleQueue()
     senders = [context.Process(target=work, args=(*args, stop, counts), daemon=True) for work, args in clients]
@@ -91,7 +93,7 @@ async def pressed(server: Server, seconds: float, clients: list[tuple[Callable[.
 
 
 def finish(senders: list[Any]) -> None:
-    """A sender that waits for an answer is not waited for."""
+    """End the senders without waiting for their answers."""
     for process in senders:
         process.join(2.0)
         with contextlib.suppress(ValueError):

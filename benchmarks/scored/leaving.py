@@ -15,7 +15,7 @@ from client import Reply
 
 from .figures import Figure, counted, mb, ms, quantile
 from .load import prompt_of
-from .server import Held, Server, treadle
+from .server import Resources, Server, treadle
 
 REST_S = 15.0  # pools of memory go back to the system some seconds after the last request
 STAYERS = 16
@@ -24,22 +24,22 @@ ENDS = {"abort", "call cancelled", "CANCELLED", "RESOURCE_EXHAUSTED", "length"}
 
 
 async def leavers(server: Server, count: int = 1000, at_once: int = 16, within_s: float = 240.0) -> list[Figure]:
-    """`count` streams, or as many as come to it `within_s`, each left at a random moment, beside streams that nobody
-    leaves."""
-    chance, seen, todo = random.Random(1), Counter[str](), iter(range(2, 4 * count))
+    """Run `count` streams, or fewer if `within_s` passes, each left at a random moment, beside streams that are read to
+    their end."""
+    rng, outcomes, todo = random.Random(1), Counter[str](), iter(range(2, 4 * count))
     until = time.perf_counter() + within_s
     calm = (await server.generate(prompt_of(0), 48)).text
     idle = statistics.median([(await server.generate(prompt_of(1), 2)).total_s for _ in range(5)])
-    before = server.held()
+    before = server.resources()
 
     async def leave() -> None:
-        """Refused ones did not leave: another comes in their place."""
+        """Leave streams; a refused one did not leave, so another comes in its place."""
         for index in todo:
-            after: float | int = chance.randint(1, 30) if chance.random() < 0.5 else chance.random() * 0.3
-            prompt = prompt_of(index, chance.choice((10, 400, 2000)))
+            after: float | int = rng.randint(1, 30) if rng.random() < 0.5 else rng.random() * 0.3
+            prompt = prompt_of(index, rng.choice((10, 400, 2000)))
             reply = await server.generate(prompt, 400, leave_after=after)
-            seen[reply.error or str(reply.status)] += 1
-            if seen["left"] >= count - at_once + 1 or time.perf_counter() > until:
+            outcomes[reply.error or str(reply.status)] += 1
+            if outcomes["left"] >= count - at_once + 1 or time.perf_counter() > until:
                 return
 
     async def stay() -> list[Reply]:
@@ -56,16 +56,16 @@ async def leavers(server: Server, count: int = 1000, at_once: int = 16, within_s
     value = f"{same} of {STAYERS}" + (f", {refused} refused" if refused else "")
     await asyncio.sleep(REST_S)
     return [
-        Figure("answers of those who left", counted(seen)),
+        Figure("answers of those who left", counted(outcomes)),
         *left,
         Figure("the next request, beside one to an idle server", f"{ms(follow.total_s)}, {ms(idle)}"),
         Figure("untouched streams with the tokens of a calm run", value, same + refused == STAYERS),
-        *leaked(before, server.held()),
+        *leaked(before, server.resources()),
     ]
 
 
 async def emptied(server: Server, began: float, within_s: float = 60.0) -> list[Figure]:
-    """How long after `began` Treadle holds nothing any more; peers do not tell."""
+    """Return the time after `began` at which Treadle holds nothing any more; peers do not report it."""
     if not server.own:
         return []
     rows = -1
@@ -77,7 +77,7 @@ async def emptied(server: Server, began: float, within_s: float = 60.0) -> list[
     return [Figure("slots and tokens held afterwards", f"{rows} after {took}", rows == 0)]
 
 
-def leaked(before: Held, after: Held) -> list[Figure]:
+def leaked(before: Resources, after: Resources) -> list[Figure]:
     descriptors = after.descriptors <= before.descriptors + SLACK_FDS
     threads = after.threads <= before.threads + SLACK_THREADS
     return [
@@ -91,7 +91,7 @@ def leaked(before: Held, after: Held) -> list[Figure]:
 
 
 async def work_for_nobody(model: Path, log: Path) -> list[Figure]:
-    """Tokens computed for those who have left; and gRPC calls that are aborted before, at and after their start."""
+    """Count tokens computed for clients that have left; and abort gRPC calls before, at and after their start."""
     server = treadle(model, log, ("--grpc-port", "0"))
     await server.start()
     try:
@@ -101,11 +101,11 @@ async def work_for_nobody(model: Path, log: Path) -> list[Figure]:
 
 
 async def wasted(server: Server, count: int = 100) -> list[Figure]:
-    """Tokens that were computed beyond the last one that a leaver had read, one leaver after the other."""
-    chance, beyond = random.Random(2), []
+    """Count tokens computed beyond the last one that a leaver had read, one leaver after the other."""
+    rng, beyond = random.Random(2), []
     for index in range(count):
         before = await computed(server)
-        reply = await server.generate(prompt_of(index), 2000, leave_after=chance.randint(1, 30))
+        reply = await server.generate(prompt_of(index), 2000, leave_after=rng.randint(1, 30))
         await emptied(server, time.perf_counter())
         beyond.append(await settled(server) - before - len(reply.token_s))
     value = f"p50 {quantile(beyond, 0.5):.0f}, p99 {quantile(beyond, 0.99):.0f}, max {max(beyond):.0f}"
@@ -113,13 +113,13 @@ async def wasted(server: Server, count: int = 100) -> list[Figure]:
 
 
 async def computed(server: Server) -> int:
-    """Tokens of answers, as the engine counts them."""
-    told = (await server.status())["engine"]["statistics"] or {}
-    return int(told.get("completion_tokens", 0))
+    """Return the engine's count of completion tokens."""
+    statistics_ = (await server.status())["engine"]["statistics"] or {}
+    return int(statistics_.get("completion_tokens", 0))
 
 
 async def settled(server: Server) -> int:
-    """The same once it stands still."""
+    """Return the same once it stands still."""
     found = -1
     while (now := await computed(server)) != found:
         found = now
@@ -128,7 +128,7 @@ async def settled(server: Server) -> int:
 
 
 async def storm(server: Server, count: int = 400) -> list[Figure]:
-    """`benchmarks/abort_storm.py` over both gRPC wires."""
+    """Run `benchmarks/abort_storm.py` over both gRPC wires."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         found = Storm(channel, 0)
         await asyncio.gather(*(found.one(index) for index in range(count)))

@@ -1,4 +1,4 @@
-"""Prompts, and a prober beside the load."""
+"""Prompts for load, and a prober in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Answers = list[tuple[int, float]]
 
 
 def prompt_of(index: int, characters: int = 60) -> str:
-    """A prompt that shares no beginning with another index's."""
+    """Return a prompt that shares no beginning with another index's."""
     return f"{index} {WORDS * (characters // len(WORDS) + 1)}"[:characters]
 
 
 async def probed(server: Server, path: str, seconds: float, every_s: float, body: str = "") -> Answers:
-    """Status and seconds of each answer to a prober in a process of its own."""
+    """Return status and seconds of each answer to a prober in a process of its own."""
     prober = await asyncio.create_subprocess_exec(
         *(sys.executable, str(PROBE), "127.0.0.1", str(server.port), path, str(seconds), str(every_s)),
         *([body] if body else []),

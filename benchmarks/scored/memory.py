@@ -19,7 +19,7 @@ OPTIONS = ("--max-running", str(ROWS), "--max-wait", "60")
 
 
 async def oversubscribed(model: Path, log: Path) -> list[Figure]:
-    """Sixteen rows in a cache for half of their tokens, against each of them alone."""
+    """Run sixteen rows in a cache for half of their tokens, and compare with each of them alone."""
     server = treadle(model, log, (*OPTIONS, "--memory", str(await half(model, log))))
     await server.start()
     try:
@@ -29,7 +29,7 @@ async def oversubscribed(model: Path, log: Path) -> list[Figure]:
 
 
 async def half(model: Path, log: Path) -> int:
-    """The bytes of a cache for half the blocks that the rows need in the end, by what the server says of itself."""
+    """Return the bytes of a cache for half the blocks that the rows need in the end, by the server's own figures."""
     server = treadle(model, log, OPTIONS)
     await server.start()
     try:
@@ -71,7 +71,7 @@ async def engine(server: Server) -> dict[str, Any]:
 
 
 async def watched(server: Server, sizes: list[int]) -> None:
-    """Note the memory of the engine's process until cancelled."""
+    """Record the memory of the engine's process until cancelled."""
     while True:
         sizes.append(server.engine().memory_info().rss)
         await asyncio.sleep(0.2)

@@ -23,12 +23,12 @@ REFUSED = (429, 503)
 
 @dataclass
 class Crowd:
-    """Clients that send one request after the other and, when refused, come back when told, as OpenAI's SDKs do: each
-    attempt counted in `x-stainless-retry-count`. `promised` has the seconds told first, and those that came true."""
+    """Clients that send one request after the other and obey `Retry-After`, as OpenAI's SDKs do: each attempt counted
+    in `x-stainless-retry-count`. `promised` has the first promise in seconds, and the true wait."""
 
     server: Server
     until: float
-    seen: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
     promised: list[tuple[float, float]] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
 
@@ -37,49 +37,49 @@ class Crowd:
             await self._request(index)
 
     async def _request(self, index: int) -> None:
-        told: tuple[float, float] | None = None
+        promise: tuple[float, float] | None = None
         for attempt in range(1000):
             sent = time.perf_counter()
             repeats = {"x-stainless-retry-count": str(attempt)}
             reply = await self.server.generate(prompt_of(index), TOKENS, within_s=120.0, headers=repeats)
-            self.seen[reply.error or str(reply.status)] += 1
+            self.statuses[reply.error or str(reply.status)] += 1
             if reply.status == 200:
-                self._answered(attempt, sent, told)
+                self._answered(attempt, sent, promise)
                 return
-            wait_s, left_s = told_s(reply, attempt), self.until - time.perf_counter()
+            wait_s, left_s = wait_s_of(reply, attempt), self.until - time.perf_counter()
             if reply.status in REFUSED and "retry-after" in reply.headers:
-                told = told or (time.perf_counter(), wait_s)
+                promise = promise or (time.perf_counter(), wait_s)
             await asyncio.sleep(min(wait_s, max(0.0, left_s)))
             if wait_s > left_s:
                 return
 
-    def _answered(self, attempt: int, sent: float, told: tuple[float, float] | None) -> None:
+    def _answered(self, attempt: int, sent: float, promise: tuple[float, float] | None) -> None:
         self.sent.append(attempt + 1)
-        if told is not None:
-            self.promised.append((told[1], sent - told[0]))
+        if promise is not None:
+            self.promised.append((promise[1], sent - promise[0]))
 
 
-def told_s(reply: Reply, attempt: int) -> float:
-    """Seconds that an answer asks to wait; where it does not say, those that OpenAI's SDKs wait."""
+def wait_s_of(reply: Reply, attempt: int) -> float:
+    """Return the seconds that an answer asks to wait; without them, those that OpenAI's SDKs wait."""
     exact, whole = (reply.headers.get(name) for name in ("retry-after-ms", "retry-after"))
     return float(exact) / 1e3 if exact else float(whole) if whole else min(8.0, 0.5 * 2**attempt)
 
 
 async def overload(server: Server, seconds: float = 60.0) -> list[Figure]:
-    """Ten times as many clients as slots, with a prober that asks beside them and does not come back; and as many as
-    slots, before and after."""
+    """Run ten times as many clients as slots, with a prober that does not retry; and one client a slot before and
+    after."""
     calm = await goodput(server, min(10.0, seconds))
-    before = server.held().rss
+    before = server.resources().rss
     began = time.perf_counter()
     crowd = Crowd(server, began + seconds)
     body = json.dumps({"model": server.model, "prompt": prompt_of(10**6), "max_tokens": 1})
     probing = asyncio.create_task(probed(server, "/v1/completions", seconds, PROBE_S, body))
     await asyncio.gather(*(crowd.client(index) for index in range(10 * SLOTS)))
-    served = crowd.seen["200"] / (time.perf_counter() - began)
+    served = crowd.statuses["200"] / (time.perf_counter() - began)
     calm = max(calm, await goodput(server, min(10.0, seconds)))
-    after = server.held().rss
+    after = server.resources().rss
     return [
-        Figure("answers", counted(crowd.seen), not {*crowd.seen} - {"200", *map(str, REFUSED)}),
+        Figure("answers", counted(crowd.statuses), not {*crowd.statuses} - {"200", *map(str, REFUSED)}),
         refusals(await probing),
         *promises(crowd),
         Figure(
@@ -96,10 +96,10 @@ def refusals(answers: Answers) -> Figure:
 
 
 def promises(crowd: Crowd) -> list[Figure]:
-    """Whether the first `Retry-After` of a request came true within 50 %."""
+    """Judge whether the first `Retry-After` of a request came true within 50 %."""
     if not crowd.promised:
         return [Figure("`Retry-After` that came true within 50 %", "none told")]
-    close = sum(abs(told - true) <= 0.5 * max(true, 0.1) for told, true in crowd.promised)
+    close = sum(abs(promise - true) <= 0.5 * max(true, 0.1) for promise, true in crowd.promised)
     part = close / len(crowd.promised)
     sent = f"{statistics.median(crowd.sent):g}, {max(crowd.sent)}"
     return [
@@ -111,7 +111,7 @@ def promises(crowd: Crowd) -> list[Figure]:
 
 
 async def goodput(server: Server, seconds: float) -> float:
-    """Answers a second with as many clients as slots."""
+    """Return answers a second with as many clients as slots."""
     done, until = 0, time.perf_counter() + seconds
 
     async def client(index: int) -> None:

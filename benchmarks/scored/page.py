@@ -1,4 +1,4 @@
-"""The measured rows as a page of Markdown."""
+"""Page of the measured rows in Markdown."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ python benchmarks/reliability.py page rows.json poison.json chaos/reliability.js
 
 
 def written(results: Sequence[Mapping[str, Any]]) -> str:
-    """The page of all `results`. Of a row and server that one program has measured several times, the last counts;
-    figures of different programs stand together."""
+    """Return the page of all `results`. Of a row and server that one program has measured several times, the last
+    counts; figures of different programs stand together."""
     parts: dict[tuple[str, str], dict[str, Row]] = {}
     for result in results:
-        about = result["about"]
+        source = result["about"]
         for row in result["rows"]:
             programs = parts.setdefault((row["row"], row["server"]), {})
-            programs[program(about["command"])] = {"figures": row["figures"], "abouts": [about]}
+            programs[program(source["command"])] = {"figures": row["figures"], "abouts": [source]}
     rows: dict[str, dict[str, Row]] = {name: {} for name in TARGETS}
     for (name, server), programs in parts.items():
         rows[name][server] = joined(list(programs.values()))
@@ -66,7 +66,7 @@ def written(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def program(command: str) -> str:
-    """`python benchmarks/chaos.py --seed 1`: its file."""
+    """Return the script in a command such as `python benchmarks/chaos.py --seed 1`."""
     return next((word for word in command.split() if word.endswith(".py")), command)
 
 
@@ -75,12 +75,12 @@ def joined(rows: Sequence[Row]) -> Row:
 
 
 def ordered(servers: Mapping[str, Row]) -> dict[str, Row]:
-    """Treadle first."""
+    """Return the servers, Treadle first."""
     return {server: servers[server] for server in sorted(servers, key=lambda name: (name != OWN, name))}
 
 
 def summary(rows: Mapping[str, Mapping[str, Row]]) -> str:
-    """Every target with how many of Treadle's figures meet it."""
+    """List every target with the number of Treadle's figures that meet it."""
     lines = [cells(["", "target", "figures that meet it"]), cells(["---"] * 3)]
     for name, (title, target) in TARGETS.items():
         link = f"[{name} {title}](#{anchor(f'{name} {title}')})"
@@ -100,17 +100,17 @@ def anchor(heading: str) -> str:
 
 
 def section(name: str, servers: Mapping[str, Row]) -> str:
-    """One target: the figures of each server side by side."""
+    """Format one target: the figures of each server side by side."""
     title, target = TARGETS[name]
     head = [f"## {name} {title}", "", f"{target[:1].upper()}{target[1:]}.", ""]
     if not servers:
         return "\n".join([*head, f"Not measured yet: `{PROGRAMS.get(name, PROGRAM)}`.", ""])
     table = {server: {figure["what"]: figure for figure in row["figures"]} for server, row in servers.items()}
-    whats = dict.fromkeys(what for figures in table.values() for what in figures)
+    labels = dict.fromkeys(label for figures in table.values() for label in figures)
     lines = [*head, cells(["", *table]), cells(["---"] * (len(table) + 1))]
-    for what in whats:
-        values = [shown(figures.get(what), judged=server == OWN) for server, figures in table.items()]
-        lines.append(cells([what, *values]))
+    for label in labels:
+        values = [shown(figures.get(label), judged=server == OWN) for server, figures in table.items()]
+        lines.append(cells([label, *values]))
     return "\n".join([*lines, "", "  \n".join(commands(servers)), ""])
 
 
@@ -122,12 +122,12 @@ def shown(figure: Mapping[str, Any] | None, *, judged: bool) -> str:
 
 
 def commands(servers: Mapping[str, Row]) -> Iterable[str]:
-    """How it was measured, once each."""
-    return dict.fromkeys(measured(about) for row in servers.values() for about in row["abouts"])
+    """Return the commands of the measurements, once each."""
+    return dict.fromkeys(measured(source) for row in servers.values() for source in row["abouts"])
 
 
-def measured(about: Mapping[str, str]) -> str:
-    return f"`{about['command']}`, {about['date']}, commit {about['commit']}, {about['machine']}."
+def measured(source: Mapping[str, str]) -> str:
+    return f"`{source['command']}`, {source['date']}, commit {source['commit']}, {source['machine']}."
 
 
 def cells(values: Sequence[str]) -> str:

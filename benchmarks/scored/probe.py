@@ -1,9 +1,9 @@
-"""Ask one route at even intervals from a process of its own, and print how long the answers took.
+"""Request one route at even intervals from a process of its own, and print the times of the answers.
 
     python probe.py HOST PORT PATH SECONDS EVERY_S [BODY]
 
 A prober inside a load generator measures the generator's own event loop too. Prints a JSON list of [status, seconds
-until the answer's head]; status 0 where none came within GIVE_UP_S. With BODY, a JSON text, it is a POST.
+until the answer's head]; status 0 if none came within GIVE_UP_S. With BODY, a JSON text, it is a POST.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def request(host: str, path: str, body: str) -> bytes:
 
 
 def ask(host: str, port: int, data: bytes) -> tuple[int, float]:
-    """The status, and seconds until the first bytes; the rest of the answer is read and not timed."""
+    """Return the status, and seconds until the first bytes; the rest of the answer is read and not timed."""
     began = time.perf_counter()
     head, took = b"", GIVE_UP_S
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=GIVE_UP_S) as sock:

@@ -1,4 +1,4 @@
-"""Files of results: what was measured, with the command, date, commit and machine."""
+"""Files of results: figures with the command, date, commit and machine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .figures import Figure
 
 
 def row(name: str, server: str, figures: Sequence[Figure]) -> dict[str, object]:
-    """One target's figures of one server."""
+    """Return one target's figures of one server."""
     return {"row": name, "server": server, "figures": [asdict(figure) for figure in figures]}
 
 
-def keep(file: Path, command: str, rows: Sequence[dict[str, object]]) -> None:
-    """Write what `command` has measured so far, for `reliability.py page`."""
-    file.write_text(json.dumps({"about": about(command), "rows": rows}, indent=1))
+def save(file: Path, command: str, rows: Sequence[dict[str, object]]) -> None:
+    """Write the figures of `command` so far, for `reliability.py page`."""
+    file.write_text(json.dumps({"about": source_of(command), "rows": rows}, indent=1))
 
 
-def about(command: str) -> dict[str, str]:
-    """How, when, of which commit and on what machine."""
+def source_of(command: str) -> dict[str, str]:
+    """Return command, date, commit and machine."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "command": command,

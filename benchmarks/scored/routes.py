@@ -1,4 +1,4 @@
-"""S1: what asks for which key, over HTTP and gRPC."""
+"""S1: keys required by each route, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ LAN = (("--host", "0.0.0.0"), ("--grpc-host", "0.0.0.0", "--grpc-port", "0"))
 
 
 def keys_file(folder: Path, **scopes: str) -> tuple[Path, dict[str, str]]:
-    """A keys file as `treadle keys add` writes it, and the keys by their names."""
+    """Make a keys file with `treadle keys add`; return it, and the keys by their names."""
     file, keys = folder / f"keys-{secrets.token_hex(4)}.toml", {}
     for name, scope in scopes.items():
-        words = [sys.executable, "-m", "treadle", "keys", "add", name, "--scope", scope, "--api-keys", str(file)]
-        keys[name] = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        command = [sys.executable, "-m", "treadle", "keys", "add", name, "--scope", scope, "--api-keys", str(file)]
+        keys[name] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return file, keys
 
 
 async def behind_the_key(model: Path, log: Path) -> list[Figure]:
-    """Every route and method without a key and with a wrong one; what `use` may not; every gRPC method."""
+    """Try every route and method without a key and with a wrong one; routes beyond the scope `use`; every gRPC
+    method."""
     file, keys = keys_file(log.parent, alice="use", ops="admin")
     options = ("--grpc-port", "0", "--grpc-auth", "--max-running", "2", "--api-keys", str(file))
     server = treadle(model, log, options, key=keys["ops"])
@@ -74,25 +75,25 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def tried(server: Server, paths: list[str], headers: Mapping[str, str], how: str) -> Figure:
-    """Every path with every method."""
-    seen, opened = Counter[str](), set[str]()
+def tried(server: Server, paths: list[str], headers: Mapping[str, str], condition: str) -> Figure:
+    """Try every path with every method."""
+    statuses, opened = Counter[str](), set[str]()
     for path in paths:
         for method in METHODS:
-            status = asked(server, f"{method} {path}", headers)
-            seen[str(status)] += 1
+            status = status_of(server, f"{method} {path}", headers)
+            statuses[str(status)] += 1
             if status != 401:
                 opened.add(f"{method} {path}")
-    what = f"{len(paths)} paths x {len(METHODS)} methods {how}"
-    return Figure(what, f"{counted(seen)}; open: {', '.join(sorted(opened)) or 'none'}", opened <= OPEN)
+    what = f"{len(paths)} paths x {len(METHODS)} methods {condition}"
+    return Figure(what, f"{counted(statuses)}; open: {', '.join(sorted(opened)) or 'none'}", opened <= OPEN)
 
 
-def asked(server: Server, what: str, headers: Mapping[str, str], body: Any = None) -> int:
-    """The status of one request; 0 where none came."""
+def status_of(server: Server, what: str, headers: Mapping[str, str], body: Any = None) -> int:
+    """Return the status of one request; 0 if none came."""
     method, path = what.split(" ", 1)
     data = None if body is None else json.dumps(body).encode()
-    more = {"Content-Type": "application/json"} if data else {}
-    request = Request(f"http://127.0.0.1:{server.port}{path}", data, {**headers, **more}, method=method)
+    content_type = {"Content-Type": "application/json"} if data else {}
+    request = Request(f"http://127.0.0.1:{server.port}{path}", data, {**headers, **content_type}, method=method)
     try:
         with urlopen(request, timeout=20) as answer:
             return int(answer.status)
@@ -101,12 +102,12 @@ def asked(server: Server, what: str, headers: Mapping[str, str], body: Any = Non
 
 
 def scoped(server: Server, keys: Mapping[str, str]) -> list[Figure]:
-    """What the scope `use` may not, and `admin` may."""
+    """Compare the scopes `use` and `admin` on the routes of the latter."""
     found = []
     for what, body in ADMIN.items():
-        use, admin = (asked(server, what, bearer(keys[name]), body) for name in ("alice", "ops"))
-        shown = what if not body else f"{what} with `priority` -1"
-        found.append(Figure(f"{shown}: scope `use`, `admin`", f"{use}, {admin}", (use, admin) == (403, 200)))
+        use, admin = (status_of(server, what, bearer(keys[name]), body) for name in ("alice", "ops"))
+        title = what if not body else f"{what} with `priority` -1"
+        found.append(Figure(f"{title}: scope `use`, `admin`", f"{use}, {admin}", (use, admin) == (403, 200)))
     return found
 
 
@@ -128,7 +129,7 @@ def judged(found: Mapping[str, str]) -> tuple[str, bool]:
 
 
 async def codes(server: Server, metadata: Mapping[str, str]) -> dict[str, str]:
-    """The status of every method of both wires, by its path."""
+    """Return the status of every method of both wires, by its path."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         paths = (path for module in (mlx_engine_pb2_grpc, vllm_engine_pb2_grpc) for path in methods(module))
         return {path: await called(channel, path, metadata) for path in paths}
@@ -144,7 +145,7 @@ async def called(channel: grpc.aio.Channel, path: str, metadata: Mapping[str, st
 
 
 def methods(module: object) -> list[str]:
-    """The path of each method of a generated service."""
+    """Return the path of each method of a generated service."""
     found: list[str] = []
 
     class Listing:
@@ -157,12 +158,12 @@ def methods(module: object) -> list[str]:
 
 
 def beyond_loopback(model: Path) -> list[Figure]:
-    """A start that would open the server to others without a key."""
+    """Start a server that would be open to the network without a key."""
     found = []
     for options in LAN:
-        words = [sys.executable, "-m", "treadle", "serve", str(model), "--port", "0", *options]
+        command = [sys.executable, "-m", "treadle", "serve", str(model), "--port", "0", *options]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
             code = f"refused, exit code {done.returncode}" if done.returncode == 2 else f"exit code {done.returncode}"
         except subprocess.TimeoutExpired:
             code = "it serves"

@@ -1,4 +1,4 @@
-"""A server under test: its processes, whether it answers, and what it holds."""
+"""Server under test: its processes, requests to it, and its resources."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PEERS = {"mlx-lm": "/health", "vllm-mlx": "/health", "vllm-mlx-batched": "/healt
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a server's processes hold together; `rss` in bytes."""
+class Resources:
+    """Resources of a server's processes together; `rss` in bytes."""
 
     descriptors: int
     threads: int
@@ -50,7 +50,7 @@ class Server:
 
     @property
     def own(self) -> bool:
-        """Whether it is Treadle, which tells of itself what other servers keep to themselves."""
+        """Whether it is Treadle, which reports more about itself than other servers."""
         return self.name == "treadle"
 
     @property
@@ -59,7 +59,7 @@ class Server:
 
     @property
     def grpc(self) -> str:
-        """The address of Treadle's gRPC port, which the operating system chose."""
+        """Address of Treadle's gRPC port, which the operating system chose."""
         found = re.findall(r"grpc://([\w.:\[\]]+)", self.log.read_text())
         if not found:
             raise SystemExit(f"the server named no gRPC address: see {self.log}")
@@ -70,22 +70,22 @@ class Server:
         return Target("127.0.0.1", self.port)
 
     async def start(self) -> float:
-        """Start it; the seconds until it answered a generation request."""
+        """Start it; return the seconds until it answered a generation request."""
         self.port = free_port()
         began = time.perf_counter()
         self.process = self._launch()
         while time.perf_counter() - began < READY_S:
-            if not self.lives:
+            if not self.is_running:
                 raise SystemExit(f"{self.name} ended with {self.process.returncode}: see {self.log}")
-            self.model = self.model or await self._named()
+            self.model = self.model or await self._served_model()
             if self.model and (await self.generate("Hello", 1, within_s=10.0)).status == 200:
                 return time.perf_counter() - began
             await asyncio.sleep(0.1)
         await self.stop()
         raise SystemExit(f"{self.name} was not ready within {READY_S:g} s: see {self.log}")
 
-    async def _named(self) -> str:
-        """What the server calls its model; empty before it answers."""
+    async def _served_model(self) -> str:
+        """Return the served model's name; empty before it answers."""
         reply = await self.get("/v1/models")
         return str(reply.json()["data"][0]["id"]) if reply.status == 200 else ""
 
@@ -110,27 +110,28 @@ class Server:
         headers: Mapping[str, str] | None = None,
         **more: object,
     ) -> Reply:
-        """One streamed greedy completion; a server that can't be reached, or is silent for too long, has status 0."""
+        """Return one streamed greedy completion; its status is 0 if the server can't be reached, or is silent for too
+        long."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, **more}
-        carried = {**self.headers, **(headers or {})}
+        all_headers = {**self.headers, **(headers or {})}
         return await answered(
-            self.target.post("/v1/completions", body, leave_after=leave_after, headers=carried), within_s
+            self.target.post("/v1/completions", body, leave_after=leave_after, headers=all_headers), within_s
         )
 
     async def get(self, path: str, *, within_s: float = 10.0) -> Reply:
         return await answered(self.target.get(path, headers=self.headers), within_s)
 
     async def status(self) -> dict[str, Any]:
-        """Treadle's `/v1/status`."""
+        """Return Treadle's `/v1/status`."""
         found: dict[str, Any] = (await self.get("/v1/status")).json()
         return found
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
     def tree(self) -> list[psutil.Process]:
-        """Its processes, the first one first."""
+        """Return its processes, the first one first."""
         assert self.process is not None
         try:
             first = psutil.Process(self.process.pid)
@@ -138,7 +139,7 @@ class Server:
         except psutil.NoSuchProcess:
             return []
 
-    def held(self) -> Held:
+    def resources(self) -> Resources:
         descriptors = threads = rss = 0
         for process in self.tree():
             try:
@@ -147,16 +148,16 @@ class Server:
                 rss += process.memory_info().rss
             except psutil.NoSuchProcess:
                 continue
-        return Held(descriptors, threads, rss)
+        return Resources(descriptors, threads, rss)
 
     def engine(self) -> psutil.Process:
-        """Treadle's engine process."""
+        """Return Treadle's engine process."""
         return next(process for process in self.tree() if "treadle.engine.child" in " ".join(process.cmdline()))
 
     async def stop(self) -> None:
-        """End it and whatever it started, by force if need be."""
-        tree = self.tree() if self.lives else []
-        if self.lives:
+        """End it and its children, by force if need be."""
+        tree = self.tree() if self.is_running else []
+        if self.is_running:
             assert self.process is not None
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -169,7 +170,7 @@ class Server:
 
 
 async def answered(asking: Awaitable[Reply], within_s: float) -> Reply:
-    """The reply, or one with status 0 where none came."""
+    """Await the reply; one with status 0 if none came."""
     try:
         async with asyncio.timeout(within_s):
             return await asking
@@ -182,14 +183,14 @@ async def answered(asking: Awaitable[Reply], within_s: float) -> Reply:
 def treadle(
     model: Path, log: Path, options: Sequence[str] = (), variables: dict[str, str] | None = None, key: str = ""
 ) -> Server:
-    """Treadle as it is installed here, serving `model`."""
-    words = [sys.executable, "-m", "treadle", "serve", str(model), "--port"]
-    command = f"{shlex.join(words)} {{port}} {shlex.join(options)}"
+    """Return Treadle as it is installed here, serving `model`."""
+    arguments = [sys.executable, "-m", "treadle", "serve", str(model), "--port"]
+    command = f"{shlex.join(arguments)} {{port}} {shlex.join(options)}"
     return Server("treadle", command, "/health/live", log, variables or {}, key)
 
 
 def peer(name: str, model: Path, log: Path) -> Server:
-    """A peer that `benchmarks/peers.py` has installed, as it comes."""
+    """Return a peer that `benchmarks/peers.py` has installed, with its defaults."""
     here = Path(__file__).parents[1] / "peers.py"
     done = subprocess.run(
         [sys.executable, str(here), "command", name, "--model", str(model)], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""S4: hostile model folders, and what a release is made of."""
+"""S4: hostile model folders, and the packages of a release."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PACKAGE = re.compile(r"^([\w.-]+)==", re.MULTILINE)
 
 
 async def chain(model: Path, log: Path) -> list[Figure]:
-    """Serve each hostile folder of the tests, and count the hashes of what a release installs."""
+    """Serve each hostile folder of the tests, and count the hashes of a release's packages."""
     return [*await served(), *locked(ROOT / "deploy")]
 
 
 async def served() -> list[Figure]:
-    """Each folder gets a `treadle serve` of its own."""
+    """Serve each folder with a `treadle serve` of its own."""
     from tests.poison.hostile import cases
 
     free, found = asyncio.Semaphore(AT_ONCE), cases()
@@ -35,19 +35,19 @@ async def served() -> list[Figure]:
             began = await asyncio.to_thread(start, found[name])
         return name, began, began.wrong(found[name])
 
-    return told(await asyncio.gather(*(start(name) for name in found)))
+    return judged(await asyncio.gather(*(start(name) for name in found)))
 
 
-def told(starts: list[tuple[str, Any, str]]) -> list[Figure]:
+def judged(starts: list[tuple[str, Any, str]]) -> list[Figure]:
     wrong = [name for name, _, fault in starts if fault]
     ends = Counter("serve" if start.code is None else "are refused" for _, start, _ in starts)
     ran = sum(start.ran for _, start, _ in starts)
     silent = sum(start.silent for _, start, _ in starts)
     longest = max(start.took_s for _, start, _ in starts)
     tracebacks = sum("Traceback" in start.said for _, start, _ in starts)
-    what = f"{ends['are refused']} are refused, {ends['serve']} serve; not as their files say: "
+    text = f"{ends['are refused']} are refused, {ends['serve']} serve; not as their files say: "
     return [
-        Figure(f"{len(starts)} hostile folders", what + named(wrong), not wrong),
+        Figure(f"{len(starts)} hostile folders", text + named(wrong), not wrong),
         Figure("folders whose code ran", str(ran), ran == 0),
         Figure("starts with a traceback", str(tracebacks), tracebacks == 0),
         Figure("probes of /health/live meanwhile without an answer", str(silent), silent == 0),
@@ -61,12 +61,12 @@ def named(names: list[str]) -> str:
 
 
 def locked(folder: Path) -> list[Figure]:
-    """The packages of each file of requirements, and those that lack a hash."""
+    """Return the packages of each file of requirements, and those that lack a hash."""
     return [figure(file.name, packages(file.read_text())) for file in sorted(folder.glob("requirements-*.txt"))]
 
 
 def packages(text: str) -> Mapping[str, int]:
-    """Hashes by package."""
+    """Return the number of hashes by package."""
     parts = PACKAGE.split(text)
     return {name: block.count("--hash=sha256:") for name, block in zip(parts[1::2], parts[2::2], strict=True)}
 

@@ -1,4 +1,4 @@
-"""S3: whether answers' times tell one key's holder what another's has sent."""
+"""S3: leakage of one key's prompts to another's holder through the times of answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOUND = 0.55
 
 
 async def tenants(model: Path, log: Path) -> list[Figure]:
-    """Between two keys; and within one, which shows that the attack works where prompts are shared."""
+    """Measure between two keys; and within one, which shows that the attack works where prompts are shared."""
     file, keys = keys_file(log.parent, one="use", two="use")
     server = treadle(model, log, ("--api-keys", str(file)), key=keys["one"])
     await server.start()
@@ -34,7 +34,7 @@ async def tenants(model: Path, log: Path) -> list[Figure]:
 
 
 async def guessed(server: Server, victim: str, attacker: str, rounds: int) -> float:
-    """How well the first token's time tells the attacker that the victim has sent the same prompt before."""
+    """Return the AUC with which the first token's time reveals that the victim has sent the same prompt before."""
 
     async def ttft(prompt: str, key: str) -> float:
         return (await server.generate(prompt, 1, headers=bearer(key))).ttft_s
@@ -42,9 +42,9 @@ async def guessed(server: Server, victim: str, attacker: str, rounds: int) -> fl
     known: list[float] = []
     fresh: list[float] = []
     for index in range(rounds):
-        theirs, nobodys = (secrets.token_hex(CHARACTERS // 2) for _ in range(2))
-        await ttft(theirs, victim)
-        pair = [(known, theirs), (fresh, nobodys)]
+        victims, unsent = (secrets.token_hex(CHARACTERS // 2) for _ in range(2))
+        await ttft(victims, victim)
+        pair = [(known, victims), (fresh, unsent)]
         for times, prompt in pair if index % 2 else reversed(pair):
             times.append(await ttft(prompt, attacker))
     return auc(fresh, known)
