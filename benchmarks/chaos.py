@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scored.chaos import figures
 from scored.results import row, save
 from tests.support.chaos.plan import Fault, Plan
-from tests.support.chaos.report import told
+from tests.support.chaos.report import report
 from tests.support.chaos.run import OPTIONS, Chaos
 from tests.support.chaos.server import Server, raise_own_limit
 from tests.support.tiny import make_tiny
@@ -87,7 +87,7 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
     async with Chaos(plan_of(options), server, options.survives_death, say=say) as chaos:
         await chaos.run(segments, enough)
     took_s = time.monotonic() - began
-    print(told(chaos, took_s, replay_of(options)))
+    print(report(chaos, took_s, replay_of(options)))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         command = f"{replay_of(options)} --requests {chaos.requests}"

@@ -29,7 +29,7 @@ from scored.chaos import figures
 from scored.results import row, save
 from tests.support.chaos.plan import Fault, Plan
 from tests.support.chaos.points import Quiet
-from tests.support.chaos.report import told
+from tests.support.chaos.report import report
 from tests.support.chaos.run import OPTIONS, Chaos
 from tests.support.chaos.server import Server, raise_own_limit
 from tests.support.tiny import make_tiny
@@ -163,7 +163,7 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
     replay = f"python benchmarks/chaos.py --seed {options.seed} --segment {options.segment} --ulimit {options.ulimit}"
     faults = " ".join(options.faults) or Fault.NONE
     took_s = time.monotonic() - began
-    words = told(chaos, took_s, f"{replay} --faults {faults}")
+    words = report(chaos, took_s, f"{replay} --faults {faults}")
     print(words)
     command = f"python benchmarks/soak.py OUT --minutes {options.minutes:g} --seed {options.seed} --faults {faults}"
     save(options.out / "reliability.json", command, [row("R8", "treadle", figures(chaos, took_s, "soak"))])

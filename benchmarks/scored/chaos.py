@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.support.chaos.drift import LEAST_POINTS, SHOWN_ALONE, Drift
+from tests.support.chaos.drift import LEAST_POINTS, NOT_JUDGED, Drift
 
 from .figures import Figure, counted
 
@@ -31,7 +31,7 @@ def _figures(chaos: Chaos, took_s: float) -> list[Figure]:
             f"{len(chaos.problems)} {problems}".strip(),
             not chaos.problems,
         ),
-        *(drifted(one) for one in chaos.drifts() if not one.name.endswith(SHOWN_ALONE)),
+        *(drifted(one) for one in chaos.drifts() if not one.name.endswith(NOT_JUDGED)),
     ]
 
 

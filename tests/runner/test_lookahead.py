@@ -16,7 +16,7 @@ import pytest
 from tests.runner.conftest import Tiny
 from tests.runner.looped import Looped
 from tests.runner.reference import reference
-from tests.support import cuda
+from tests.support import cuda, cuda_launches
 from treadle.core.messages import FinishReason, Sampling, Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner.kv.contiguous.backend import ContiguousBackend, ContiguousConfig
@@ -121,7 +121,7 @@ def test_a_pick_that_changes_late_changes_what_was_built_on_it(
 @pytest.mark.parametrize("room", [2048, 2], ids=["sorted", "spilled"])
 def test_a_kernel_picks_the_same_ahead_as_in_lock_step(tiny: Tiny, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it leaves rows to be drawn again, when the next step is under way, and where numbers are uploaded."""
-    monkeypatch.setattr(cuda, "SORTED", room)
+    monkeypatch.setattr(cuda_launches, "SORTED", room)
     model = tiny("llama")
     model = replace(model, draws=SamplingKernel(model.vocabulary, mx.float32, cuda.ReferenceKernel))
     some = requests(random.Random(11))

@@ -1,4 +1,4 @@
-"""Runs a coroutine test in an event loop of its own, and lets no task outlive it."""
+"""Decorator that runs a coroutine test in an event loop of its own, and fails if tasks outlive it."""
 
 from __future__ import annotations
 

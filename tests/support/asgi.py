@@ -1,4 +1,4 @@
-"""A raw ASGI client: it decides when the body comes, when it reads, and at which byte it leaves."""
+"""Raw ASGI client, which controls when the body comes, when it reads, and at which byte it leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Client:
-    """One request. `leave()` disconnects; `hold` set makes every send wait (a reader that stalls)."""
+    """One request. `leave()` disconnects; a cleared `readable` makes every send wait (a reader that stalls)."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Client:
 
     @property
     def events(self) -> list[Any]:
-        """The data of every event, decoded; [DONE] stays a string."""
+        """Data of every event, decoded; [DONE] stays a string."""
         data = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
         return [d if d == "[DONE]" else json.loads(d) for d in data]
 
@@ -84,7 +84,7 @@ class Client:
         self._gone.set()
 
     async def until(self, holds: Callable[[Client], bool]) -> None:
-        """Wait for what the server sends to satisfy `holds`."""
+        """Wait until the server's output satisfies `holds`."""
         while not holds(self):
             self._news.clear()
             await self._news.wait()

@@ -1,4 +1,4 @@
-"""A real text model of one token per byte (see `tiny`), and a pool that runs work where a test can watch."""
+"""Real text model of one token per byte (see `tiny`), and a text worker pool that runs jobs inline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bytes_text(context: int = 4096, default_sampling: Mapping[str, float] | None
 
 
 class InlinePool:
-    """Does the jobs at once, unless `gate` holds them up."""
+    """Pool that runs jobs at once, unless `gate` holds them up."""
 
     def __init__(self, texts: BytesTexts) -> None:
         self.gate: Callable[[], Any] | None = None

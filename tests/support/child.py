@@ -22,7 +22,7 @@ ENTRY = "tests.support.child:entry"
 
 
 def entry(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
-    """What may go wrong, by argument:
+    """Return a runner factory with faults, by argument:
 
     `entry`, `construct`, `warm_up`, `capabilities`: a message to raise there. `unplain`: capabilities that can't be
     sent. `popen`: capabilities that list the sockets which a process started here would inherit. At step `at` (1):
@@ -50,9 +50,9 @@ class _Runner(FaultyRunner):
         self.arguments = arguments if fault else {}
         self.marker = arguments.get("closed")
         errors = {
-            where: ModelError(self.arguments[where])
-            for where in ("construct", "warm_up", "capabilities")
-            if where in self.arguments
+            stage: ModelError(self.arguments[stage])
+            for stage in ("construct", "warm_up", "capabilities")
+            if stage in self.arguments
         }
         self.poison = Poison(**arguments["poison"]) if "poison" in arguments else None
         super().__init__(Faults(before_step=self._before, **errors), can=self.arguments.get("can"))
@@ -100,7 +100,7 @@ def _active(once: str | None) -> bool:
 
 
 def _inheritable() -> list[int]:
-    """The sockets of this process that a forked one would keep open after `exec`."""
+    """Return the sockets of this process that a forked one would keep open after `exec`."""
     found = []
     for fd in range(3, 64):
         try:

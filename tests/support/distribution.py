@@ -1,4 +1,4 @@
-"""What sampling leaves of some logits, the slow and plain way."""
+"""Reference distribution of sampling parameters, computed the slow way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def expected(logits: npt.NDArray[np.float32], sampling: Sampling) -> Floats:
-    """The distribution that temperature, min_p, top_k and top_p leave of `logits` (V,)."""
+    """Return the distribution that temperature, min_p, top_k and top_p leave of `logits` (V,)."""
     scaled = logits.astype(np.float64) / sampling.temperature
     p = np.exp(scaled - scaled.max())
     p /= p.sum()

@@ -1,9 +1,8 @@
-"""The CUDA kernels' own text on the host: compiled as C++, a block's threads as fibers that take turns.
+"""Emulation of the CUDA kernels' own source on the host: compiled as C++, a block's threads as fibers that take turns.
 
-Every array is passed as a copy that no memory follows, and shared memory and outputs hold NaNs until something is
-written to them. What a kernel reads or writes behind its arrays or writes before them, or to one that it should only
-read, a barrier that not all come to and accesses that are not aligned fail the launch. Asynchronous copies arrive as
-late as they may.
+Every array is passed as a copy with guarded memory after it, and shared memory and outputs hold NaNs until they are
+written. A launch fails on accesses behind an array, on reads before writes, on writes to a read-only array, on a
+barrier that not all threads reach, and on misaligned accesses. Asynchronous copies arrive as late as they may.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from treadle.runner.kv.paged.kernels import Kernels
 
 Bytes = npt.NDArray[np.uint8]
 
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 _READ, _CHANGED, _MADE = range(3)
 _FLAGS = (
     "-std=c++20 -O1 -w -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -U_FORTIFY_SOURCE "
     "-ftrivial-auto-var-init=pattern -fno-exceptions -fsanitize=alignment"
 )
-_LIBRARIES = ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc"]  # what the sanitizer calls is in the header
+_LIBRARIES = ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc"]  # the sanitizer's callbacks are in the header
 _HEADER = Path(__file__).with_name("emulated.h")
 _TYPES = {
     mx.bfloat16: "__nv_bfloat16",
@@ -72,12 +71,12 @@ const char* run(void* const* hosts, const size_t* sizes, const int* uses, const 
 
 
 class EmulationFailed(AssertionError):
-    """The kernel did what it must not do, or can't be compiled."""
+    """The kernel broke a rule, or can't be compiled."""
 
 
 @cache
 def compiler() -> str:
-    """The C++ compiler; skips the test where there is none."""
+    """Return the C++ compiler; skips the test if there is none."""
     if not sys.platform.startswith("linux"):
         pytest.skip("kernels are emulated on Linux only")
     found = shutil.which("g++") or shutil.which("c++")
@@ -88,11 +87,11 @@ def compiler() -> str:
 
 @cache
 def _folder() -> Path:
-    """Where what is compiled lies until the process ends, with the headers compiled already."""
+    """Return the folder of compiled files, removed when the process ends, with the headers compiled already."""
     options = [compiler(), *_FLAGS.split(), "-x"]
-    said = subprocess.run([*options, "c++", "-c", os.devnull, "-o", os.devnull], capture_output=True, text=True)
-    if said.returncode:
-        pytest.skip(f"kernels are emulated with GCC 12 and later: {said.stderr[:200]}")
+    result = subprocess.run([*options, "c++", "-c", os.devnull, "-o", os.devnull], capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"kernels are emulated with GCC 12 and later: {result.stderr[:200]}")
     folder = Path(tempfile.mkdtemp(prefix="treadle-emulated-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _called(*options, "c++-header", str(_HEADER), "-o", str(folder / f"{_HEADER.name}.gch"))
@@ -125,8 +124,8 @@ def text_of(
     outputs: Mapping[str, Any],
     template: Sequence[tuple[str, Any]],
 ) -> str:
-    """The kernel as MLX makes it out of its parts, from the `inputs` by name and the `outputs`' types by name; and what
-    calls it."""
+    """Return the kernel as MLX assembles it, from the `inputs` by name and the `outputs`' types by name; and its
+    caller."""
     parameters, arguments = [], []
     for i, (name, array) in enumerate(inputs.items()):
         parameters.append(f"const {_TYPES[array.dtype]}* {name}")
@@ -156,18 +155,18 @@ def _constant(name: str, value: Any) -> str:
 
 
 def host(array: Any) -> Any:
-    """The array's own memory; bfloat16, which NumPy does not have, as uint16."""
+    """Return the array's own memory; bfloat16, which NumPy does not have, as uint16."""
     mx.eval(array)
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
 
 
 def _bytes(array: Any) -> Bytes:
-    """The array's own memory, or a copy of it where there are gaps."""
+    """Return the array's own memory, or a copy of it if it is not contiguous."""
     return np.ascontiguousarray(host(array)).reshape(-1).view(np.uint8)
 
 
 class EmulatedKernel(CudaKernel):
-    """The kernel of that text. With a `seed` blocks run in an order of its own, and so do warps and lanes wherever they
+    """Kernel of that source. With a `seed` blocks run in an order of its own, and so do warps and lanes wherever they
     may."""
 
     seed: ClassVar[int] = 0
@@ -209,7 +208,7 @@ class EmulatedKernel(CudaKernel):
         return [_array(*one) for one in zip(made, shapes, dtypes, strict=True)]
 
     def _use(self, name: str, array: Any) -> int:
-        """What is written in place is written to the array itself."""
+        """Return the use of an array: those that the kernel writes in place are passed directly."""
         if not re.search(rf"(?:const_cast<[^>]*>|\(int\*\))\({name}\)", self._source):
             return _READ
         assert host(array).flags.c_contiguous, f"MLX makes a copy of {name}: what is written to it is lost"
@@ -219,7 +218,7 @@ class EmulatedKernel(CudaKernel):
         self, run: Callable[..., Any], arrays: Sequence[Bytes], uses: Sequence[int], shapes: Any, grid: Sequence[int]
     ) -> None:
         count = len(arrays)
-        said = run(
+        result = run(
             (ctypes.c_void_p * count)(*[one.ctypes.data for one in arrays]),
             (ctypes.c_size_t * count)(*[one.nbytes for one in arrays]),
             (ctypes.c_int * count)(*uses),
@@ -229,13 +228,13 @@ class EmulatedKernel(CudaKernel):
             ctypes.c_size_t(self._shared_memory),
             self.seed,
         )
-        if said is not None:
-            raise EmulationFailed(f"{self.name}: {said.decode()}")
+        if result is not None:
+            raise EmulationFailed(f"{self.name}: {result.decode()}")
 
 
 def _shapes(arrays: Sequence[Any]) -> npt.NDArray[np.int32]:
-    """A line for each, as MLX hands them over."""
-    shapes = np.zeros((len(arrays), _MOST_DIMENSIONS), np.int32)
+    """Return a line for each, as MLX passes them."""
+    shapes = np.zeros((len(arrays), _MAX_DIMENSIONS), np.int32)
     for line, array in zip(shapes, arrays, strict=True):
         line[: array.ndim] = array.shape
     return shapes
@@ -255,5 +254,5 @@ class EmulatedKernels(Kernels):
 
 
 def shuffled(kernel: type[EmulatedKernel], seed: int) -> type[EmulatedKernel]:
-    """The same, in an order that the seed says."""
+    """Return the same kernel with the order of the seed."""
     return type(kernel.__name__, (kernel,), {"seed": seed})

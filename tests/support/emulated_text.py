@@ -1,6 +1,7 @@
-"""A CUDA kernel's text as C++ for `emulated.h`: its inline PTX as calls, its shared memory as variables.
+"""Translation of a CUDA kernel's source to C++ for `emulated.h`: its inline PTX as calls, its shared memory as
+variables.
 
-Strict: PTX that is not known, and operands other than an instruction takes, raise.
+Strict: unknown PTX, and operands that an instruction does not take, raise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WRAPPED = {"r": "reg", "f": "real", "l": "far"}
 
 @dataclass(frozen=True)
 class _Instruction:
-    """What it is called, which constraints its operands must have, and what it is in C++."""
+    """PTX of an instruction, the constraints of its operands, and its C++ call."""
 
     ptx: re.Pattern[str]
     constraints: str
@@ -32,7 +33,7 @@ class _Instruction:
 
 
 def _known(ptx: str, constraints: str, call: str) -> _Instruction:
-    """With `<n>` where any number may be."""
+    """Build an instruction, with `<n>` in the place of any number."""
     return _Instruction(re.compile(re.escape(ptx).replace("<n>", r"(\w+)")), constraints, call)
 
 
@@ -55,11 +56,11 @@ _INSTRUCTIONS = (
 
 
 class UnknownText(Exception):
-    """Text that is not translated."""
+    """Source that is not translated."""
 
 
 def translated(text: str) -> str:
-    """The text with its inline PTX and its shared memory as C++. Raises UnknownText."""
+    """Return the source with its inline PTX and its shared memory as C++. Raises UnknownText."""
     text = "".join(_without_asm(text))
     text = _DYNAMIC.sub(r"unsigned char* const \2 = emulated::dynamic(\1);", text)
     text = _FIXED.sub(_fixed, text)
@@ -86,7 +87,7 @@ def _without_asm(text: str) -> Iterator[str]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the bracket is closed inside which `at` is."""
+    """Return the position of the bracket that closes the one around `at`."""
     depth, quoted = 1, False
     for i in range(at, len(text)):
         if text[i] == '"':
@@ -112,7 +113,7 @@ def _call(inside: str) -> str:
 
 
 def _made(one: _Instruction, numbers: Sequence[str], operands: Sequence[tuple[str, str]]) -> str:
-    """A number that the instruction itself has is an argument, or that of a template."""
+    """Return the call; a number of the instruction itself is an argument, or that of a template."""
     values = [_wrapped(*operand) for operand in operands]
     if "{}" not in one.call:
         values += numbers
@@ -125,7 +126,7 @@ def _wrapped(constraint: str, value: str) -> str:
 
 
 def _sections(inside: str) -> list[str]:
-    """What stands between colons that are outside of brackets and strings."""
+    """Split at colons outside of brackets and strings."""
     sections, depth, quoted = [""], 0, False
     for letter in inside:
         if letter == '"':

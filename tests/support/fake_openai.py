@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server, in this process or as a program, that can be told to misbehave."""
+"""Small OpenAI-compatible server, in this process or as a program, with faults on demand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Answers with as many tokens as asked for. `strict` refuses unknown fields, `busy` refuses the first so many
-    generations, `breaks` ends every answer halfway; `status` is what /v1/status says."""
+    """Server whose answers have the requested number of tokens. `strict` refuses unknown fields, `busy` refuses that
+    number of generations first, `breaks` ends every answer halfway; `status` is the answer of /v1/status."""
 
     daemon_threads = True
 
@@ -45,7 +45,7 @@ class FakeServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *_: Any) -> None:
-        """Clients may leave."""
+        """Ignore clients that leave."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -99,12 +99,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def fake_server(*args: Any, **kwargs: Any) -> Iterator[FakeServer]:
-    """A server in a thread of this process."""
+    """Context manager of a server in a thread of this process."""
     with FakeServer(*args, **kwargs) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

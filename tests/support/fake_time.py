@@ -1,4 +1,4 @@
-"""An event loop whose clock is ours: it moves to the next timer at once where nothing else can happen."""
+"""Event loop with a fake clock, which moves to the next timer as soon as all tasks wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FakeTimeLoop(asyncio.SelectorEventLoop):
-    """For tasks that wait for each other and for time, never for the outside."""
+    """For tasks that wait for each other and for time, never for I/O."""
 
     def __init__(self) -> None:
         self._now = 0.0

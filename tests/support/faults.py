@@ -1,4 +1,4 @@
-"""A scripted runner with faults: it raises, blocks or dies where it is told to, and notes who called it."""
+"""Scripted runner with faults: it raises, blocks or dies on demand, and records its callers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WAIT_S = 10.0
 
 
 def plain(request: Submit, position: int) -> int:
-    """The script of these tests: what comes depends on the prompt and the position alone."""
+    """Script of these tests: the token depends on the prompt and the position alone."""
     return (sum(request.prompt) + 7 * position) % VOCABULARY
 
 
 class Gate:
-    """Holds up whoever passes: the test waits until it is `reached`, then calls `open`."""
+    """Barrier that holds its callers: the test waits until it is `reached`, then calls `open`."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -43,7 +43,7 @@ class Gate:
 
 @dataclass
 class Faults:
-    """What goes wrong. Steps, and calls of `finish`, count from 1 over the runner's life."""
+    """Faults of a runner. Steps, and calls of `finish`, count from 1 over the runner's life."""
 
     construct: BaseException | None = None
     warm_up: BaseException | None = None
@@ -59,7 +59,8 @@ class Faults:
 
 
 class FaultyRunner(ScriptedRunner):
-    """See `Faults`. `threads` are the names of all threads that called it; `max_concurrent` the most at a time."""
+    """Runner with `Faults`. `threads` are the names of all threads that called it; `max_concurrent` the most at a
+    time."""
 
     def __init__(self, faults: Faults | None = None, *, can: Mapping[str, Any] | None = None) -> None:
         super().__init__(plain, vocabulary=VOCABULARY)
@@ -153,7 +154,7 @@ _CAN: dict[str, Any] = {
 
 
 def builds(runner: Runner | None = None, **faults: Any) -> RunnerFactory:
-    """A factory of `runner`, or of a new faulty one each time."""
+    """Return a factory of `runner`, or of a new faulty one each time."""
 
     def build(progress: Progress) -> Runner:
         progress("loading the script")
@@ -163,7 +164,7 @@ def builds(runner: Runner | None = None, **faults: Any) -> RunnerFactory:
 
 
 def hang() -> None:
-    """Never returns."""
+    """Never return."""
     while True:
         threading.Event().wait()
 
@@ -174,7 +175,7 @@ def die(signal: int) -> None:
 
 
 def _rows(plan: StepPlan) -> list[str]:
-    """Each row that takes part in `plan`, once."""
+    """Return each row that takes part in `plan`, once."""
     rows = (*(a.request.id for a in plan.admit), *(c.id for c in plan.prefill), *(d.id for d in plan.decode))
     return list(dict.fromkeys(rows))
 

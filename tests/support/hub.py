@@ -1,6 +1,6 @@
 """Stand-in for the Hugging Face hub on the loopback: one repository, and faults on demand.
 
-Speaks the part of the hub's HTTP API that `huggingface_hub` asks for when it downloads a model: model info and tree,
+Implements the part of the hub's HTTP API that `huggingface_hub` uses to download a model: model info and tree,
 `resolve` with the hub's headers, LFS files behind a redirect to `/cdn/`, ranges, revisions, access control.
 
     python -m tests.support.hub FOLDER --model org/tiny --port 8500 --rate 2000000 --cut 5000000 --cut 12000000
@@ -26,7 +26,7 @@ _BLOCK = 64 * 1024
 
 
 class HubServer(ThreadingHTTPServer):
-    """Serves `files` as repository `model`; counts what it sent.
+    """Server of `files` as repository `model`, which counts sent bytes.
 
     Faults, all off at first:
     `cuts`: each body of an LFS file that is longer than the first number is cut off after that many bytes (a negative
@@ -34,14 +34,14 @@ class HubServer(ThreadingHTTPServer):
     `statuses`: each answer about a file's content takes the first one.
     `broken_after`: a file of which that many bytes were sent gets 503 from then on.
     `status`, with `error_code`: the answer to everything.
-    `stall`: bodies stop in mid-air until `released`; `stalled` tells that one did.
+    `stall`: bodies stop halfway until `released`; `stalled` is set when one did.
     `ignore_ranges`: every range request gets the whole file.
-    `token`: what a client must send; without it, `hidden` decides between "no such repository" and "gated".
-    `corrupt`: so many LFS bodies have a wrong first byte.
+    `token`: token required of clients; without it, `hidden` decides between "no such repository" and "gated".
+    `corrupt`: number of LFS bodies with a wrong first byte.
     `rate`: bytes a second and connection.
-    `etags`, `sizes`: what is said of files instead of the truth; `late_etags`: the same, but not in the model's info.
+    `etags`, `sizes`: false values for files; `late_etags`: the same, but not in the model's info.
     `info`: the body of the model's info.
-    `leaked`: a token that was sent to the other host, where it must not go.
+    `leaked`: a token that was sent to the other host, which must not get it.
     """
 
     daemon_threads = True
@@ -77,7 +77,7 @@ class HubServer(ThreadingHTTPServer):
 
     @property
     def cdn(self) -> str:
-        """Where LFS files lie: on another host, so that clients must not send it their token."""
+        """Address of LFS files: on another host, so that clients must not send it their token."""
         return f"http://localhost:{self.server_address[1]}/cdn"
 
     def __enter__(self) -> HubServer:
@@ -92,19 +92,19 @@ class HubServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that leave."""
 
     def fetched(self) -> set[str]:
-        """Names of the files whose content was asked for."""
+        """Return the names of the files whose content was requested."""
         return {name for name in self.files if self.sent[name]}
 
     def ranges(self, name: str) -> list[str | None]:
-        """The Range headers of the requests for the content of file `name`, in order."""
+        """Return the Range headers of the requests for the content of file `name`, in order."""
         return [span for asked, span in self.asked if asked == name]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """The files of a folder as a repository's."""
+    """Return the files of a folder as a repository's."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
@@ -121,7 +121,7 @@ def is_lfs(name: str) -> bool:
 
 
 def etag_of(name: str, data: bytes) -> str:
-    """What the hub names a file's content: sha256 for LFS, git's blob id for the others."""
+    """Return the hub's name of a file's content: sha256 for LFS, git's blob id for other files."""
     if is_lfs(name):
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
@@ -153,7 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(401, "RepoNotFound")
         elif path.startswith(f"{api}/tree/"):
             etags = {**hub.etags, **hub.late_etags}
-            self._json([_told(_tree_entry(name, data), etags, hub.sizes, name) for name, data in hub.files.items()])
+            self._json(
+                [_described(_tree_entry(name, data), etags, hub.sizes, name) for name, data in hub.files.items()]
+            )
         elif path.startswith(repository):
             self._resolve(*path.removeprefix(repository).split("/", 1))
         else:
@@ -171,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not commit:
             self._refuse(404, "RevisionNotFound")
             return
-        siblings = [_told(_sibling(name, data), hub.etags, hub.sizes, name) for name, data in hub.files.items()]
+        siblings = [_described(_sibling(name, data), hub.etags, hub.sizes, name) for name, data in hub.files.items()]
         gated = "manual" if self.server.token and not self.server.hidden else False
         self._json({"id": self.server.model, "sha": commit, "siblings": siblings, "gated": gated, "private": False})
 
@@ -278,10 +280,10 @@ def _tree_entry(name: str, data: bytes) -> dict[str, object]:
     return entry
 
 
-def _told(
+def _described(
     entry: dict[str, object], etags: Mapping[str, object], sizes: Mapping[str, object], name: str
 ) -> dict[str, object]:
-    """What the hub says of a file, with lies about its etag and size."""
+    """Return the hub's description of a file, with false values of its etag and size."""
     if name in sizes:
         entry["size"] = sizes[name]
     if name not in etags:
@@ -295,7 +297,7 @@ def _told(
 
 
 def main() -> None:
-    """Serve a folder until interrupted; for trying things by hand."""
+    """Serve a folder until interrupted, for manual tests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="org/tiny")

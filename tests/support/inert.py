@@ -1,4 +1,4 @@
-"""The part of the runner protocol in which a runner of the tests has nothing to do."""
+"""Empty implementations of the runner protocol's optional part, for runners of tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from treadle.core.messages import RunnerStatistics
 
 
 class Inert:
-    """Nothing to warm up, to put away, to count or to close."""
+    """Runner without a warm-up, statistics or resources."""
 
     def warm_up(self) -> None:
         return

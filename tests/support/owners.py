@@ -1,4 +1,4 @@
-"""An owner that does what a test tells it, the queue of those that were launched, and a clock that the test moves."""
+"""Fake owner controlled by a test, the queue of launched ones, and a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock:
 
 class FakeOwner:
     """`polite` ends on Stop. `killable` ends when killed. `start_error` is raised by `start`; `stuck` never starts.
-    `deaf` answers no ping. `joined` are ids of sequences that it has in its steps."""
+    `deaf` answers no ping. `joined` are ids of sequences in its steps."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class FakeOwner:
         return self.stands_still
 
     def in_steps(self) -> frozenset[int]:
-        """What ran before, what it has told of, and `joined`."""
+        """Return the arrivals that are resumed, reported, or in `joined`."""
         submits = [message for message in self.sent if isinstance(message, Submit)]
         return frozenset(submit.arrival for submit in submits if submit.resumed or submit.id in self.joined)
 
-    # What the test makes it do
+    # Controls of the test
 
     def say(self, *messages: FromOwner) -> None:
         for message in messages:
@@ -105,7 +105,7 @@ class FakeOwner:
 
 
 class Yard:
-    """Launches owners made by `make`, and hands each to the test."""
+    """Launcher of owners made by `make`, which hands each to the test."""
 
     def __init__(self, make: Callable[[], Any] = FakeOwner) -> None:
         self.make = make
@@ -119,7 +119,7 @@ class Yard:
         return owner
 
     async def next(self) -> Any:
-        """The next owner, once it is being started."""
+        """Return the next owner, once it is being started."""
         async with asyncio.timeout(WAIT_S):
             owner = await self._queue.get()
             await owner.starting.wait()
@@ -127,6 +127,6 @@ class Yard:
 
 
 async def settle(turns: int = 30) -> None:
-    """Let everything that can run now, run."""
+    """Let all ready callbacks run."""
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -1,7 +1,6 @@
-"""A whole server on a port whose steps take a set time and next to no CPU: what it promises can be measured on a busy
-machine.
+"""Whole server on a port whose steps take a set time and next to no CPU, to measure its promises on a busy machine.
 
-    python -m tests.support.paced --port 8502 --running 4 --step-ms 50 [--host 0.0.0.0] [--api-key KEY]
+python -m tests.support.paced --port 8502 --running 4 --step-ms 50 [--host 0.0.0.0] [--api-key KEY]
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CONTEXT = 4096
 
 
 class PacedRunner(FrontRunner):
-    """Each step takes `step_s`."""
+    """Runner each of whose steps takes `step_s`."""
 
     def __init__(self, step_s: float) -> None:
         super().__init__(_say_x, vocabulary=VOCABULARY, context=CONTEXT)
@@ -72,7 +71,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--running", type=int, default=4)
-    parser.add_argument("--waiting", type=int, help="places to wait; by forecast where left out")
+    parser.add_argument("--waiting", type=int, help="places to wait; by forecast if left out")
     parser.add_argument("--max-wait", type=float, default=4.0)
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--api-key")

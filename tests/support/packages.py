@@ -1,4 +1,4 @@
-"""Installed packages that are not there: a folder of metadata, and nothing else, for `importlib.metadata`."""
+"""Fake installed packages: a folder of metadata, and nothing else, for `importlib.metadata`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REQUIRES = (
 
 
 class Packages:
-    """The only packages that `importlib.metadata` finds while `monkeypatch` holds."""
+    """The only packages that `importlib.metadata` finds while `monkeypatch` is active."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Packages:
         direct_url: Mapping[str, Any] | str | None = None,
         files: Iterable[str] = (),
     ) -> None:
-        """Install a package: its metadata, where it came from, and the list of its files without the files."""
+        """Install a package: its metadata, its origin, and the list of its files without the files."""
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
@@ -56,8 +56,8 @@ class Packages:
         """Install Treadle itself."""
         self.add("treadle", requires=REQUIRES, direct_url=direct_url)
 
-    def _found(self, **where: Any) -> Iterator[metadata.Distribution]:
-        return iter(metadata.Distribution.discover(path=[str(self.folder)], **where))
+    def _found(self, **options: Any) -> Iterator[metadata.Distribution]:
+        return iter(metadata.Distribution.discover(path=[str(self.folder)], **options))
 
     def _distribution(self, name: str) -> metadata.Distribution:
         for found in self._found(name=name):

@@ -1,7 +1,7 @@
-"""A server whose engine dies of a token: `python -m tests.support.poison serve MODEL ...`.
+"""Server whose engine dies of a token: `python -m tests.support.poison serve MODEL ...`.
 
-The environment variable TREADLE_TEST_POISON holds, as JSON, the arguments of `Poison`. The engine is the real one but
-for a wrapper around its runner.
+The environment variable TREADLE_TEST_POISON holds, as JSON, the arguments of `Poison`. The engine is the real one, with
+a wrapper around its runner.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ VARIABLE = "TREADLE_TEST_POISON"
 
 @dataclass
 class Poison:
-    """A row whose prompt holds `token` is deadly in the step that picks its token number `at` (0: in its first step),
-    and where `beside` is true only while another row is in the step. `how`: a signal's name, "hang", "broken" (the
-    runner's state is lost) or "raise" (an exception that may be any row's fault). `since_joined`: `at` counts from its
-    last admission, so that a replay does not get there at once."""
+    """A row whose prompt holds `token` is deadly in the step that samples its token number `at` (0: in its first step);
+    with `beside` only while another row is in the step. `how`: a signal's name, "hang", "broken" (the runner's state is
+    lost) or "raise" (an exception that may be any row's fault). `since_joined`: `at` counts from its last admission, so
+    that a replay does not get there at once."""
 
     token: int
     at: int = 0
@@ -63,7 +63,7 @@ class Poison:
 
 
 class Poisoned:
-    """`runner`, with a taste of every plan."""
+    """Wrapper of `runner` that checks every plan for poison."""
 
     def __init__(self, runner: Any, poison: Poison) -> None:
         self._runner = runner
@@ -78,7 +78,7 @@ class Poisoned:
 
 
 def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
-    """The owner of `treadle serve`, poisoned."""
+    """Return the owner of `treadle serve`, poisoned."""
     build, limits = owner.owner_of(arguments)
     poison = Poison(**json.loads(os.environ[VARIABLE]))
 

@@ -1,7 +1,7 @@
-"""A runner that computes nothing: it says what its script says, and keeps count of what it was asked for.
+"""Runner that computes nothing: its tokens come from a script, and it checks its calls.
 
-It keeps to the whole contract of `runner/base`, and checks that its plans do: what is fed is what the row holds, in
-order and without a gap; rows are released before they come again; blocks never exceed what there is.
+It keeps to the whole contract of `runner/base`, and checks its plans: the tokens of a row come in order and without a
+gap; rows are released before they are admitted again; blocks never exceed their number.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from treadle.core.plan import Admit, PrefillChunk, RowScores, RowTokens, StepPla
 from treadle.runner.base import Job
 
 Script = Callable[[Submit, int], int]
-"""The token that a request gets at a position."""
+"""Token of a request at a position."""
 
 
 @dataclass(eq=False)
 class Held:
-    """A row that the runner has: `sequence` is what its cache holds, `picked` the last token it gave the row."""
+    """A row of the runner: `sequence` is the content of its cache, `picked` the last token sampled for it."""
 
     request: Submit
     sequence: list[int] = field(default_factory=list)
     picked: int | None = None
-    settled: int = 0  # of `sequence`, what finished steps computed
+    settled: int = 0  # tokens of `sequence` computed by finished steps
 
 
 class ScriptedRunner:
-    """`script` picks the tokens. `fail` is raised by every step while it is set.
+    """`script` samples the tokens. `fail` is raised by every step while it is set.
 
-    With `prefix_cache` among its capabilities it reuses, in whole blocks, what ended rows held and what those that run
-    have got from steps that are finished. `computed` counts prompt tokens that were put in. With `kv_blocks` it
-    counts blocks, as if nothing were shared.
+    With `prefix_cache` among its capabilities it reuses, in whole blocks, the tokens of ended rows and those of running
+    rows from finished steps. `computed` counts prompt tokens that were prefilled. With `kv_blocks` it counts blocks, as
+    if nothing were shared.
     """
 
     def __init__(self, script: Script, *, vocabulary: int, context: int = 4096) -> None:
@@ -59,7 +59,7 @@ class ScriptedRunner:
 
     @property
     def rows(self) -> dict[str, Submit]:
-        """The requests of the rows that it has."""
+        """Requests of its rows."""
         return {row_id: held.request for row_id, held in self.held.items()}
 
     def capabilities(self) -> Capabilities:
@@ -85,7 +85,7 @@ class ScriptedRunner:
         return found
 
     def _kept(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Salts and tokens of what others may reuse."""
+        """Yield salts and tokens that can be reused."""
         yield from self._cached
         for row in self.held.values():
             yield row.request.salt, row.sequence[: row.settled]
@@ -102,12 +102,12 @@ class ScriptedRunner:
         return self.in_flight.popleft()
 
     def void(self) -> None:
-        """No step exists any more."""
+        """Drop all steps in flight."""
         self.in_flight.clear()
         self._began.clear()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """What the step does, at once; `finish` tells of it."""
+        """Compute the step's result at once; `finish` returns it."""
         self.plans.append(plan)
         if self.fail is not None:
             raise self.fail
@@ -171,5 +171,5 @@ def _logprob(token: int, top: int) -> TokenLogprob:
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -118,29 +118,29 @@ def _write_tokenizer(folder: Path, context: int, eos: bool, added: tuple[str, ..
 
 
 def _byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies."""
+    """Return the printable character that stands for each byte in byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printable)
-    symbols = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    unprintable = (byte for byte in range(256) if byte not in printable)
+    symbols = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(unprintable)}
     return [symbols[byte] for byte in range(256)]
 
 
 def _write_weights(path: Path, architecture: Architecture, vocabulary: int, layers: int, seed: int) -> None:
     shapes = _shapes(architecture, vocabulary, layers)
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     norm = 0.0 if architecture == "gemma3" else 1.0  # gemma3 adds the one itself
-    values = {name: _values(chance, name, shape, norm) for name, shape in shapes.items()}
+    values = {name: _values(rng, name, shape, norm) for name, shape in shapes.items()}
     kinds = {name: ("F32", shape) for name, shape in shapes.items()}
     safetensors_file.write(path, kinds, {name: [value.tobytes()] for name, value in values.items()})
 
 
-def _values(chance: np.random.Generator, name: str, shape: tuple[int, ...], norm: float) -> Array:
+def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...], norm: float) -> Array:
     if len(shape) == 1:
         return np.full(shape, norm, dtype=np.float32)
     size = shape[-1] ** -0.5
     if "embed_tokens" in name:
-        return (_SCALE * size * chance.standard_normal(shape)).astype(np.float32)
-    return (_SCALE * chance.uniform(-size, size, shape)).astype(np.float32)
+        return (_SCALE * size * rng.standard_normal(shape)).astype(np.float32)
+    return (_SCALE * rng.uniform(-size, size, shape)).astype(np.float32)
 
 
 def _shapes(architecture: Architecture, vocabulary: int, layers: int) -> dict[str, tuple[int, ...]]:

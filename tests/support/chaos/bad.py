@@ -1,4 +1,4 @@
-"""Requests that must be refused by their own fault, each with the answer it must get."""
+"""Faulty requests, each with the refusal it must get."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ RPC: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("stop token", {"stop_token_ids": [1 << 20]}, "INVALID_ARGUMENT"),
     ("no id", {"request_id": ""}, "INVALID_ARGUMENT"),
 )
-"""What is wrong, the fields that say so, status."""
+"""Fault, fields that cause it, status."""

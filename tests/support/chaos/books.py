@@ -1,21 +1,21 @@
-"""What the server says of itself when nobody is there: nothing is held, and its counters add up."""
+"""Invariants of an idle server's own figures: nothing is held, and its counters add up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NOT_TOLD = "unused"  # places that were given back before a sequence was made: no metric counts them
+UNCOUNTED = "unused"  # slots that were released before a sequence was made: no metric counts them
 
 
 def at_rest(status: Mapping[str, Any]) -> bool:
-    """Whether no place is taken."""
+    """Whether no slot is taken."""
     admission = status["admission"]
     return not admission["rows"] and not status["requests"]
 
 
 def wrong_books(status: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:
-    """What does not add up in `/v1/status` and `/metrics` of a server at rest."""
+    """Return the contradictions in `/v1/status` and `/metrics` of a server at rest."""
     return [*_held(status), *_counters(status, metrics)]
 
 
@@ -33,9 +33,9 @@ def _counters(status: Mapping[str, Any], metrics: Mapping[str, float]) -> Iterat
     ended = admission["ended"]
     if admission["accepted"] != sum(ended.values()):
         yield f"{admission['accepted']} accepted and {sum(ended.values())} ended: {ended}"
-    told = {reason: count for reason, count in ended.items() if reason != NOT_TOLD}
-    if (counted := _by_label(metrics, "treadle_finished_total", "reason")) != told:
-        yield f"metrics say finished {counted}, status {told}"
+    reported = {reason: count for reason, count in ended.items() if reason != UNCOUNTED}
+    if (counted := _by_label(metrics, "treadle_finished_total", "reason")) != reported:
+        yield f"metrics say finished {counted}, status {reported}"
     counted = _by_label(metrics, "treadle_refused_total", "reason")
     refused = {reason: count for reason, count in counted.items() if count}
     if refused != admission["refused"]:
@@ -46,7 +46,7 @@ def _counters(status: Mapping[str, Any], metrics: Mapping[str, float]) -> Iterat
 
 
 def _by_label(metrics: Mapping[str, float], name: str, label: str) -> dict[str, int]:
-    """A counter's samples, added up by one label."""
+    """Sum a counter's samples by one label."""
     found: dict[str, int] = {}
     for sample, value in metrics.items():
         if sample.startswith(name + "{"):

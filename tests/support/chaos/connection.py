@@ -1,4 +1,4 @@
-"""HTTP/1.1 over a socket in the test's own hands."""
+"""HTTP/1.1 client on a raw socket."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .plan import Manner, Request
 LINGER_0 = struct.pack("ii", 1, 0)
 SMALL_BUFFER = 2048
 PIECE = 256  # bytes at a time of a slow reader
-GONE = (ConnectionError, asyncio.IncompleteReadError, OSError)
+DISCONNECTED = (ConnectionError, asyncio.IncompleteReadError, OSError)
 
 
 @dataclass(frozen=True)
 class Door:
-    """Where HTTP is, and the key that it wants."""
+    """Address of the HTTP server, and the key that it requires."""
 
     port: int
     key: str | None = None
     host: str = "127.0.0.1"
 
     def request(self, path: str, body: bytes | None, *, close: bool, key: str | None = None) -> bytes:
-        """The bytes of a request; a GET without a body."""
+        """Return the bytes of a request; a GET without a body."""
         lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {self.host}:{self.port}"]
         if (key or self.key) is not None:
             lines.append(f"Authorization: Bearer {key or self.key}")
@@ -40,7 +40,7 @@ class Door:
         return ("\r\n".join(lines) + "\r\n\r\n").encode() + (body or b"")
 
     def of(self, request: Request, number: int = 0, *, close: bool = True) -> bytes:
-        """The bytes of one of the recipes of a planned request."""
+        """Return the bytes of one of the recipes of a planned request."""
         recipe = request.recipes[number]
         path, body = recipe.http(stream=request.stream, salt=request.salt, priority=request.priority)
         if request.manner is Manner.TOO_LONG:
@@ -64,7 +64,7 @@ class Door:
         return Connection(sock, reader, writer)
 
     async def get(self, path: str, within_s: float = 10.0) -> tuple[int, bytes]:
-        """Status and body of a GET. Raises OSError or TimeoutError."""
+        """Return status and body of a GET. Raises OSError or TimeoutError."""
         async with asyncio.timeout(within_s):
             connection = await self.open()
             try:
@@ -76,7 +76,7 @@ class Door:
                 connection.fin()
 
     async def post(self, path: str, body: Any, within_s: float = 10.0) -> tuple[int, bytes]:
-        """Status and body of a POST. Raises OSError or TimeoutError."""
+        """Return status and body of a POST. Raises OSError or TimeoutError."""
         async with asyncio.timeout(within_s):
             connection = await self.open()
             try:
@@ -93,7 +93,7 @@ def _too_long(body: dict[str, Any]) -> Any:
 
 
 class Connection:
-    """One connection, read by its owner's hand."""
+    """One connection, read explicitly."""
 
     def __init__(self, sock: socket.socket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.sock = sock
@@ -101,7 +101,7 @@ class Connection:
         self.writer = writer
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Status and headers of the next response. Raises IncompleteReadError where there is none."""
+        """Return status and headers of the next response. Raises IncompleteReadError if there is none."""
         line = await self.reader.readuntil(b"\n")
         headers: dict[str, str] = {}
         while (header := await self.reader.readuntil(b"\n")) != b"\r\n":
@@ -110,7 +110,7 @@ class Connection:
         return int(line.split()[1]), headers
 
     async def body(self, headers: dict[str, str], pause_s: float = 0.0) -> AsyncIterator[bytes]:
-        """The response's body, in parts; raises IncompleteReadError where it is cut."""
+        """Yield the response's body, in parts; raises IncompleteReadError if it is cut."""
         if headers.get("transfer-encoding", "") != "chunked":
             async for part in self._exactly(int(headers.get("content-length", "0")), pause_s):
                 yield part
@@ -132,8 +132,8 @@ class Connection:
                 await asyncio.sleep(pause_s)
 
     async def rest(self) -> int:
-        """How many bytes come before the server closes, within a moment."""
-        with contextlib.suppress(TimeoutError, *GONE):
+        """Return 1 if a byte comes before the server closes, within a moment; else 0."""
+        with contextlib.suppress(TimeoutError, *DISCONNECTED):
             async with asyncio.timeout(2.0):
                 return len(await self.reader.read(1))
         return 0

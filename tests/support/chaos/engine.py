@@ -1,8 +1,8 @@
-"""The engine's process with faults: the real runner, in which a step fails when the file `ORDER` says so.
+"""Engine process with faults: the real runner, in which steps fail by the orders in the file `ORDER`.
 
-The folder is in the environment variable CHAOS_ORDERS. An order is one JSON object: `kind`, one of `StepFault`, and
-for how many `steps`. It is taken by the first step that finds it. Rows whose prompt begins with RAISES or KILLS fail
-each step, or the process, whenever they take part in one.
+The folder is in the environment variable CHAOS_ORDERS. An order is one JSON object: `kind`, one of `StepFault`, and the
+number of `steps`. It is taken by the first step that finds it. Rows whose prompt begins with RAISES or KILLS fail each
+step, or the process, whenever they take part in one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BABBLE_BYTES = 256 * 1024
 
 
 class StepFault(StrEnum):
-    """What an order does to the step that takes it."""
+    """Effect of an order on the step that takes it."""
 
     RAISE = "raise"  # before the step is computed
     RAISE_READ = "raise_read"  # when its result is read
@@ -52,14 +52,14 @@ class StepFault(StrEnum):
 
 
 def give_order(folder: Path, kind: StepFault, steps: int = 1) -> None:
-    """Let the next step that begins fail so, `steps` times in a row."""
+    """Make the next `steps` steps fail."""
     draft = folder / f"{ORDER}.new"
     draft.write_text(json.dumps({"kind": kind, "steps": steps}))
     draft.rename(folder / ORDER)
 
 
 def entry(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
-    """The engine's entry of `treadle serve`, with a runner that takes orders once it is warm."""
+    """Return the engine's entry of `treadle serve`, with a runner that takes orders once it is warm."""
     factory, limits = owner_of(arguments)
 
     def build(progress: Progress) -> Runner:
@@ -77,7 +77,7 @@ def entry(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
 
 
 class Orders:
-    """Wraps the parts of a text runner in which faults happen, so that the runner's own recovery is what runs."""
+    """Wrapper of the parts of a runner in which faults happen, so that the runner's own recovery runs."""
 
     def __init__(self, runner: Any, folder: Path) -> None:
         self._path = folder / ORDER
@@ -150,7 +150,7 @@ def _no_python_memory() -> None:
 
 
 def _starve() -> None:
-    """From now on the kernel gives this process no more memory, for a second."""
+    """Deny this process more memory for a second."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     threading.Timer(1.0, resource.setrlimit, (resource.RLIMIT_AS, (soft, hard))).start()

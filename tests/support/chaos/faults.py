@@ -1,4 +1,4 @@
-"""What is done to the server, and what must be true of its health meanwhile."""
+"""Faults of a server, and the health that it must report meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .server import Server
 
 CRASH_LOOP_S = 300.0
 MOST_DEATHS = 7
-"""In CRASH_LOOP_S: a server whose engine dies without end gives up, and is right to."""
+"""Limit in CRASH_LOOP_S: a server whose engine dies repeatedly gives up, as it should."""
 TAKEN_S = 10.0
 DEAF_S = 3.0
 HOARD_S = 2.0
@@ -26,12 +26,12 @@ HOARD_MORE = 64  # connections beyond the server's limit
 SLOW_STEPS = 8
 RESTARTS_AT_MOST_S = 60.0
 PROBES_HAVE_PLACES = True
-"""Whether health is answered while others hold every connection that the server takes."""
+"""Whether health is answered while other clients hold every connection that the server accepts."""
 
 
 @dataclass
 class Attack:
-    """Does faults to `server`, notes their windows, and what went wrong with its health in `problems`."""
+    """Commits faults on `server`, records their windows, and wrong health in `problems`."""
 
     server: Server
     watcher: Watcher
@@ -39,7 +39,7 @@ class Attack:
     drain_s: float
     survives_death: bool
     load_s: float = 2.0
-    patience: float = 1.0  # bounds are so many times longer: for machines that do other work too
+    patience: float = 1.0  # factor of all bounds, for busy machines
     windows: list[Window] = field(default_factory=list)
     silent: list[tuple[float, float]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -48,11 +48,11 @@ class Attack:
 
     @property
     def deaths(self) -> int:
-        """How often the engine was killed."""
+        """Number of times that the engine was killed."""
         return len(self.died)
 
     async def strike(self, fault: Fault) -> None:
-        """Do it, and return once the server serves again. A death too many is left out: see MOST_DEATHS."""
+        """Commit a fault, and return once the server serves again. A death too many is left out: see MOST_DEATHS."""
         now = time.monotonic()
         if fault in DEATHS and sum(now - at < CRASH_LOOP_S for at in self.died) >= MOST_DEATHS:
             self.spared += 1
@@ -60,7 +60,7 @@ class Attack:
         window = Window(fault, now)
         self.windows.append(window)
         try:
-            await _DONE[fault](self)
+            await _ACTIONS[fault](self)
         except (OSError, RuntimeError, TimeoutError, asyncio.IncompleteReadError) as error:
             self.problems.append(f"{fault}: {type(error).__name__}: {error}")
         finally:
@@ -68,50 +68,50 @@ class Attack:
             window.ended = time.monotonic() + 0.5
 
     async def revive(self) -> None:
-        """Start a new server where the old one has ended, or does not come to itself."""
+        """Start a new server if the old one has ended, or does not recover."""
         with contextlib.suppress(TimeoutError, RuntimeError):
             await self.server.ready(RESTARTS_AT_MOST_S)
             return
-        words = "ended" if self.server.ended is not None else "never came back"
-        self.problems.append(f"the server {words} (exit {self.server.ended}): {self.server.last_words()[-200:]!r}")
+        end = "ended" if self.server.ended is not None else "never came back"
+        self.problems.append(f"the server {end} (exit {self.server.ended}): {self.server.last_words()[-200:]!r}")
         began = time.monotonic()
         self.server.kill()
         self.server.begin()
         await self.server.ready()
         self.silent.append((began - RESTARTS_AT_MOST_S, time.monotonic()))
 
-    def wrong(self, what: str) -> None:
-        self.problems.append(what)
+    def wrong(self, label: str) -> None:
+        self.problems.append(label)
 
     # Deaths ------------------------------------------------------------------------------------------------------
 
     async def killed(self, number: signal.Signals, bound_s: float = DEATH_S) -> None:
-        """A signal ends the engine."""
+        """End the engine with a signal."""
         began = time.monotonic()
         if self.server.signal_engine(number) is not None:
             await self.recovers(number.name, began, bound_s)
 
     async def ordered(self, kind: StepFault, bound_s: float = DEATH_S) -> None:
-        """A step ends the engine."""
+        """End the engine in a step."""
         if (began := await self.order(kind)) is not None:
             await self.recovers(kind, began, bound_s)
 
-    async def recovers(self, what: str, began: float, bound_s: float) -> None:
-        """`ready` is 503 within its bound, and 200 again within another."""
+    async def recovers(self, label: str, began: float, bound_s: float) -> None:
+        """Check that `ready` is 503 within its bound, and 200 again within another."""
         self.died.append(began)
         bound_s *= self.patience
-        away = await self.watcher.seen("ready", 503, began, bound_s + 2.0)
-        if away is None:
-            self.wrong(f"{what}: ready was not 503 within {bound_s + 2.0:.1f} s")
+        outage = await self.watcher.seen("ready", 503, began, bound_s + 2.0)
+        if outage is None:
+            self.wrong(f"{label}: ready was not 503 within {bound_s + 2.0:.1f} s")
             return
-        if away.at - began > bound_s:
-            self.wrong(f"{what}: ready was 503 only after {away.at - began:.1f} s, bound {bound_s:.1f}")
+        if outage.at - began > bound_s:
+            self.wrong(f"{label}: ready was 503 only after {outage.at - began:.1f} s, bound {bound_s:.1f}")
         within_s = self.patience * (self.load_s + RECOVERY_S)
-        if await self.watcher.seen("ready", 200, away.at, within_s) is None:
-            self.wrong(f"{what}: not ready again within {within_s:.1f} s")
+        if await self.watcher.seen("ready", 200, outage.at, within_s) is None:
+            self.wrong(f"{label}: not ready again within {within_s:.1f} s")
 
     async def order(self, kind: StepFault, steps: int = 1) -> float | None:
-        """Have a step fail; when it did, or None where no step came in time."""
+        """Make a step fail. Returns the time, or None if no step came in time."""
         path = self.server.orders / ORDER
         give_order(self.server.orders, kind, steps)
         end = time.monotonic() + TAKEN_S
@@ -123,16 +123,16 @@ class Attack:
         return None
 
     async def poison(self) -> None:
-        """A request that kills whatever computes it: another one each time, as it is refused from then on."""
+        """Send a request that kills the engine: another one each time, as it is refused from then on."""
         began = time.monotonic()
         number = len(self.windows)
         body = {"prompt": [*KILLS, 10 + number % 100, 10 + number // 100], "max_tokens": 4}
         status, answer = await self.server.door.post("/v1/completions", body, RESTARTS_AT_MOST_S)
         if status == 503:
             return  # it never ran
-        wanted = REFUSED_FOR_EVER if self.survives_death else "engine_died"
-        if wanted not in answer.decode():
-            self.wrong(f"poison: answered {status} {answer[:200]!r}, wanted {wanted}")
+        expected = REFUSED_FOR_EVER if self.survives_death else "engine_died"
+        if expected not in answer.decode():
+            self.wrong(f"poison: answered {status} {answer[:200]!r}, wanted {expected}")
         await self.recovers("poison", began, RESTARTS_AT_MOST_S)
         if self.survives_death:
             await self.unharmed("poison, sent again", lambda: self.refused_for_ever(body))
@@ -142,18 +142,18 @@ class Attack:
         if status != 503 and REFUSED_FOR_EVER not in answer.decode():
             self.wrong(f"poison, sent again: answered {status} {answer[:200]!r}, wanted {REFUSED_FOR_EVER}")
 
-    # What must not cost anybody anything ---------------------------------------------------------------------------
+    # Faults without effect on clients --------------------------------------------------------------------------------
 
-    async def unharmed(self, what: str, doing: Callable[[], Awaitable[object]]) -> None:
-        """Whatever is done, the engine is not replaced."""
+    async def unharmed(self, label: str, action: Callable[[], Awaitable[object]]) -> None:
+        """Check that the engine is not replaced."""
         before = (await self.server.status())["engine"]["restarts"]
-        await doing()
+        await action()
         after = (await self.server.status())["engine"]["restarts"]
         if after != before:
-            self.wrong(f"{what}: the engine was replaced")
+            self.wrong(f"{label}: the engine was replaced")
 
     async def paused(self) -> None:
-        """The engine is stopped for less than the hang bound."""
+        """Stop the engine for less than the hang bound."""
 
         async def pause() -> None:
             self.server.signal_engine(signal.SIGSTOP)
@@ -163,7 +163,7 @@ class Attack:
         await self.unharmed("SIGSTOP and SIGCONT", pause)
 
     async def frozen(self) -> None:
-        """The server is stopped for longer than the hang bound."""
+        """Stop the server for longer than the hang bound."""
 
         async def freeze() -> None:
             began = time.monotonic()
@@ -176,7 +176,7 @@ class Attack:
         await self.unharmed("the server's SIGSTOP and SIGCONT", freeze)
 
     async def deaf(self) -> None:
-        """Nobody reads standard error."""
+        """Leave standard error unread."""
 
         async def ignore() -> None:
             log = self.server.log
@@ -189,7 +189,7 @@ class Attack:
             await self.unharmed("an unread standard error", ignore)
 
     async def hoard(self, *, kill: bool = False) -> None:
-        """Bare connections take every descriptor that the server has for them, over HTTP and gRPC."""
+        """Take every descriptor that the server has for connections, over HTTP and gRPC."""
         began = time.monotonic()
         socks: list[socket.socket] = []
         try:
@@ -214,7 +214,7 @@ class Attack:
     # Ends --------------------------------------------------------------------------------------------------------
 
     async def drained(self, *, full_disk: bool = False) -> None:
-        """SIGTERM, and a fresh start."""
+        """Send SIGTERM, and start afresh."""
         began = time.monotonic()
         await self.end()
         self.server.begin(full_disk=full_disk)
@@ -222,7 +222,7 @@ class Attack:
         self.silent.append((began, time.monotonic()))
 
     async def end(self) -> None:
-        """SIGTERM: what runs ends, then the server does, with 0 and without a child left."""
+        """Send SIGTERM: running requests end, then the server does, with 0 and without a child left."""
         code = await self.server.stop(within_s=self.drain_s + 10.0)
         if code != 0:
             self.wrong(f"SIGTERM: exit code {code}: {self.server.last_words()[-200:]!r}")
@@ -244,7 +244,7 @@ async def _nothing(attack: Attack) -> None:
 
 
 def _step(kind: StepFault, steps: int = 1) -> Callable[[Attack], Awaitable[None]]:
-    """A step that fails and costs nobody anything."""
+    """Return a fault of a step that must affect no client."""
 
     async def do(attack: Attack) -> None:
         await attack.unharmed(kind, lambda: attack.order(kind, steps))
@@ -253,13 +253,13 @@ def _step(kind: StepFault, steps: int = 1) -> Callable[[Attack], Awaitable[None]
 
 
 async def _starve(attack: Attack) -> None:
-    """The engine may die of it or not."""
+    """Starve the engine of memory, which may kill it."""
     await attack.order(StepFault.STARVE)
     await asyncio.sleep(2.0)
     attack.died.append(time.monotonic())
 
 
-_DONE: Mapping[Fault, Callable[[Attack], Awaitable[None]]] = {
+_ACTIONS: Mapping[Fault, Callable[[Attack], Awaitable[None]]] = {
     Fault.NONE: _nothing,
     Fault.KILL: lambda attack: attack.killed(signal.SIGKILL),
     Fault.ABRT: lambda attack: attack.killed(signal.SIGABRT),

@@ -1,7 +1,7 @@
-"""Health as a prober sees it that is not held up by the load: `python -m tests.support.chaos.health PORT KEY`.
+"""Health prober in a process of its own, not delayed by the load: `python -m tests.support.chaos.health PORT KEY`.
 
-Asks `/health/ready` and `/health/live` in turn, each on a connection of its own, and writes one line for each answer:
-when it was asked (monotonic clock), seconds until the answer, the path, the status (0: no answer).
+Requests `/health/ready` and `/health/live` in turn, each on a connection of its own, and writes one line for each
+answer: time of the request (monotonic clock), seconds until the answer, the path, the status (0: no answer).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Probe:
 
 
 class Watcher:
-    """The prober's process, and what it has seen."""
+    """Prober's process, and its results."""
 
     def __init__(self, port: int, key: str) -> None:
         command = [sys.executable, "-m", "tests.support.chaos.health", str(port), key]
@@ -58,11 +58,11 @@ class Watcher:
             self._process.stdout.close()
 
     async def seen(self, path: str, status: int, since: float, within_s: float) -> Probe | None:
-        """The first probe after `since` with that status, waited for up to `within_s` from then."""
-        looked = 0
+        """Return the first probe after `since` with that status, waiting up to `within_s` from then; else None."""
+        read = 0
         while True:
-            new = self.probes[looked:]
-            looked += len(new)
+            new = self.probes[read:]
+            read += len(new)
             for probe in new:
                 if probe.at + probe.took_s >= since and probe.path == path and probe.status == status:
                     return probe
@@ -70,19 +70,19 @@ class Watcher:
                 return None
             await asyncio.sleep(0.02)
 
-    def unfit(self, quiet: list[tuple[float, float]], patience: float = 1.0) -> list[str]:
-        """Answers of `live` that were late or not 200, outside of spans in which the server could not answer."""
+    def unfit(self, silent: list[tuple[float, float]], patience: float = 1.0) -> list[str]:
+        """Return answers of `live` that were late or not 200, outside of spans in which the server could not answer."""
         return [
             f"live: {probe.status} after {probe.took_s:.2f} s"
             for probe in self.probes
             if probe.path == "live"
             and (probe.status != 200 or probe.took_s > patience * LIVE_S)
-            and not any(began <= probe.at + probe.took_s and probe.at <= ended for began, ended in quiet)
+            and not any(began <= probe.at + probe.took_s and probe.at <= ended for began, ended in silent)
         ]
 
 
 def ask(port: int, path: str, key: str) -> int:
-    """The status of a health route; 0 where there is no answer."""
+    """Return the status of a health route; 0 without an answer."""
     line = f"GET /health/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
     try:
         with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:

@@ -1,4 +1,4 @@
-"""HTTP clients, that use it well and badly."""
+"""HTTP clients, well-behaved and not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from .bad import HTTP as BAD
-from .connection import GONE, Connection, Door
+from .connection import DISCONNECTED, Connection, Door
 from .outcome import End, Outcome
 from .plan import Manner, Request
 
 PAUSE_S = 0.002
-ASKED = ("/v1/status", "/metrics", "/v1/models", "/health/ready", "/health/live")
+STATUS_PATHS = ("/v1/status", "/metrics", "/v1/models", "/health/ready", "/health/live")
 BYTE_BY_BYTE = 200  # of a slow writer's request; the rest comes in ten pieces
 
 
@@ -23,13 +23,13 @@ class Left(Exception):
 
 
 class HttpClient:
-    """Plays planned requests."""
+    """Player of planned requests."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
 
     async def play(self, request: Request) -> list[Outcome]:
-        """Send a request as its manner says; an outcome for each of its recipes. A server's faults never raise."""
+        """Send a request in its manner; return an outcome for each of its recipes. A server's faults never raise."""
         outcomes = [Outcome(began=time.monotonic()) for _ in request.recipes]
         connection: Connection | None = None
         try:
@@ -37,7 +37,7 @@ class HttpClient:
             await self._play(connection, request, outcomes)
         except Left:
             outcomes[-1].end = End.LEFT
-        except GONE as error:
+        except DISCONNECTED as error:
             _cut(outcomes, error)
         except ValueError as error:
             outcomes[-1].message = f"unreadable: {error!r}"
@@ -80,7 +80,7 @@ class HttpClient:
                 await self._one(connection, request, outcomes[0])
 
     async def _one(self, connection: Connection, request: Request, outcome: Outcome) -> None:
-        """A request of its own, to its end or until its client leaves."""
+        """Send a request of its own, and read to its end or until its client leaves."""
         await self._send(connection, request)
         leave = request.after if request.manner in (Manner.RST, Manner.FIN) else None
         pause_s = PAUSE_S if request.manner is Manner.SLOW_READ else 0.0
@@ -112,14 +112,14 @@ class HttpClient:
                 path, fields = request.recipe.http(stream=request.stream)
                 return self._door.request(path, json.dumps(fields).encode(), close=True, key="wrong")
             case Manner.ASK:
-                return self._door.request(ASKED[request.variant % len(ASKED)], None, close=True)
+                return self._door.request(STATUS_PATHS[request.variant % len(STATUS_PATHS)], None, close=True)
             case _:
                 return self._door.of(request)
 
     async def _answer(
         self, connection: Connection, outcome: Outcome, pause_s: float = 0.0, events: int | None = None
     ) -> None:
-        """Read one response into `outcome`; raises Left after so many events of a stream."""
+        """Read one response into `outcome`; raises Left after `events` events of a stream."""
         status, headers = await connection.head()
         outcome.status = str(status)
         outcome.end = End.NOTHING
@@ -191,7 +191,7 @@ def _read_whole(status: int, body: bytes, outcome: Outcome) -> None:
 
 
 def _cut(outcomes: Sequence[Outcome], error: BaseException) -> None:
-    """The connection ended: whoever has an end keeps it."""
+    """Record the end of the connection in outcomes that have no end yet."""
     for outcome in outcomes:
         if outcome.end is End.NOTHING:
             outcome.end = End.NOTHING if outcome.status else End.UNREACHABLE

@@ -1,4 +1,4 @@
-"""The server's standard error: read, kept, and judged for storms and tracebacks."""
+"""Reader of the server's standard error, which checks for storms and tracebacks."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from pathlib import Path
 
 TRACEBACK = "Traceback (most recent call last):"
 EXPECTED = re.compile(r"chaos|std::bad_alloc")
-"""What the last line of a traceback that chaos itself caused says."""
+"""Pattern of the last line of a traceback that chaos itself caused."""
 
 WINDOW_S = 5
-LINES_FREE = 150  # in a window, beside those of its requests
+LINES_FREE = 150  # in a window, besides those of its requests
 LINES_A_REQUEST = 2.0
 
 
 class LogReader:
-    """Reads a pipe on a thread. While `deaf` is set it does not read, as a stalled log collector. `until` is False
-    where the pipe is nobody's."""
+    """Reader of a pipe on a thread. While `deaf` is set it does not read, as a stalled log collector."""
 
-    def __init__(self, pipe: int, kept: Path) -> None:
+    def __init__(self, pipe: int, copy: Path) -> None:
         self.deaf = threading.Event()
         self.bytes = 0
         self.tracebacks: list[str] = []
         self._lines: Counter[int] = Counter()
         self._pipe = pipe
-        self._kept = kept.open("ab")
+        self._copy = copy.open("ab")
         self._trace: list[str] | None = None
         self._thread = threading.Thread(target=self._run, name="chaos-log", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
-        """Returns once the pipe has ended."""
+        """Wait until the pipe has ended."""
         self._thread.join(10)
-        self._kept.close()
+        self._copy.close()
 
     def _run(self) -> None:
         rest = b""
@@ -47,7 +46,7 @@ class LogReader:
             if not data:
                 break
             self.bytes += len(data)
-            self._kept.write(data)
+            self._copy.write(data)
             *lines, rest = (rest + data).split(b"\n")
             self._lines[int(time.monotonic()) // WINDOW_S] += sum(not line.startswith(b"chaos: x") for line in lines)
             for line in lines:
@@ -70,7 +69,8 @@ class LogReader:
         self._trace = None
 
     def storms(self, requests: Counter[int]) -> list[str]:
-        """Windows with more lines than their requests account for. `requests` counts those that ended, by window."""
+        """Return windows with more lines than their requests account for. `requests` counts those that ended, by
+        window."""
         found = []
         for window, lines in sorted(self._lines.items()):
             near = sum(requests[window + i] for i in (-1, 0, 1))

@@ -1,4 +1,4 @@
-"""How one request ended, as its client saw it."""
+"""Outcome of one request, as its client saw it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Outcome:
     first_s: float | None = None
 
     def add(self, choice: int, tokens: list[int], finish: str | None, logprobs: Iterable[float] = ()) -> None:
-        """Take in a part of an answer. `logprobs` are the tokens' own, where they were asked for."""
+        """Add a part of an answer. `logprobs` are the tokens' own, if they were requested."""
         self.logprobs.setdefault(choice, []).extend(logprobs)
         self.surplus += bool(self.dones or self.errors)
         self.tokens.setdefault(choice, []).extend(tokens)

@@ -1,7 +1,7 @@
-"""Who sends what, how, and what goes wrong when: a function of the seed alone, whatever the machine's speed.
+"""Plan of clients and faults: a function of the seed alone, independent of the machine's speed.
 
-A run is made of segments. Each has its requests, its number of clients, and faults that happen when so many of its
-requests have begun. A segment can be run again by itself.
+A run is made of segments. Each has its requests, its number of clients, and faults that happen when a given number of
+its requests have begun. A segment can be run again by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .recipes import PRIORITIES, SALTS, Recipe, recipes
 
 
 class Manner(StrEnum):
-    """How a client behaves. Those below HALF_CLOSE leave before the end."""
+    """Behaviour of a client. Those below HALF_CLOSE leave before the end."""
 
     WHOLE = "whole"
     STREAM = "stream"
@@ -41,7 +41,7 @@ class Manner(StrEnum):
 
 
 class Fault(StrEnum):
-    """What is done to the server. See `faults`."""
+    """Fault of the server. See `faults`."""
 
     NONE = "none"
     KILL = "kill"
@@ -140,15 +140,15 @@ HARMLESS = (
     Fault.FLUSH,
 )
 FRESH_STARTS = (Fault.DRAIN, Fault.FULL_DISK)
-DEATH_EVERY = 5  # segments: a death within a minute of another is answered by a longer wait
+DEATH_EVERY = 5  # segments: after a death within a minute of another the server waits longer
 FRESH_STARTS_AT = {1: Fault.DRAIN, 3: Fault.FULL_DISK}  # by segment: early, as the drift of memory is of one process
 CLIENTS = (4, 8, 8, 12, 16, 40)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One client. `recipes` are sent one after the other on a connection by a group, else there is one. `after` is
-    after how many events, bytes or seconds it leaves, as a part of 1. `number` counts requests over the run."""
+    """One client. `recipes` are sent one after the other on a connection by a group, else there is one. `after` is the
+    point at which it leaves, in events, bytes or seconds, as a part of 1. `number` counts requests over the run."""
 
     number: int
     wire: str  # http, mlx or vllm
@@ -206,39 +206,39 @@ class Plan:
         self.recipes.extend(recipes(self.seed, self.pool))
 
     def segment(self, index: int) -> Segment:
-        """The segment of that index, from 0; the same each time."""
-        chance = random.Random(f"segment/{self.seed}/{index}")
+        """Return the segment of that index, from 0; the same each time."""
+        rng = random.Random(f"segment/{self.seed}/{index}")
         number = index * self.size
-        requests = [self._request(chance, number + i) for i in range(self.size)]
-        return Segment(index, chance.choice(CLIENTS), requests, self._faults(chance, index))
+        requests = [self._request(rng, number + i) for i in range(self.size)]
+        return Segment(index, rng.choice(CLIENTS), requests, self._faults(rng, index))
 
-    def _request(self, chance: random.Random, number: int) -> Request:
-        wire = chance.choice(self.wires)
+    def _request(self, rng: random.Random, number: int) -> Request:
+        wire = rng.choice(self.wires)
         manners = HTTP_MANNERS if wire == "http" else RPC_MANNERS
-        manner = chance.choices(list(manners), list(manners.values()))[0]
-        rare = chance.random()
+        manner = rng.choices(list(manners), list(manners.values()))[0]
+        rare = rng.random()
         manner = next((one for one, part in RARE.items() if rare < part), manner)
-        count = chance.randint(2, 4) if manner in GROUPS else 1
+        count = rng.randint(2, 4) if manner in GROUPS else 1
         return Request(
             number=number,
             wire=wire,
             manner=manner,
-            recipes=tuple(self._recipe(chance, wire, manner) for _ in range(count)),
-            stream=manner is Manner.STREAM or (manner is not Manner.WHOLE and chance.random() < 0.7),
-            after=chance.random(),
-            salt=chance.choice(SALTS),
-            priority=chance.choice(PRIORITIES),
-            variant=chance.randrange(1000),
+            recipes=tuple(self._recipe(rng, wire, manner) for _ in range(count)),
+            stream=manner is Manner.STREAM or (manner is not Manner.WHOLE and rng.random() < 0.7),
+            after=rng.random(),
+            salt=rng.choice(SALTS),
+            priority=rng.choice(PRIORITIES),
+            variant=rng.randrange(1000),
         )
 
-    def _recipe(self, chance: random.Random, wire: str, manner: Manner) -> Recipe:
-        """Those who leave early ask for long answers: there is more to leave."""
+    def _recipe(self, rng: random.Random, wire: str, manner: Manner) -> Recipe:
+        """Choose a recipe; clients that leave early get long answers, which they can leave at more points."""
         sizes = ("middle", "long") if manner in LEAVERS or manner is Manner.ABORT else ("short", "middle", "long")
         fit = [one for one in self.recipes if one.size in sizes and (wire == "http" or one.fits(wire))]
-        return chance.choice(fit)
+        return rng.choice(fit)
 
-    def _faults(self, chance: random.Random, index: int) -> list[Planned]:
-        at = chance.randint(self.size // 5, self.size // 2)
+    def _faults(self, rng: random.Random, index: int) -> list[Planned]:
+        at = rng.randint(self.size // 5, self.size // 2)
         if (fault := FRESH_STARTS_AT.get(index)) and self._may(fault):
             return [Planned(at, fault)]
         deadly = index % self.deaths_every == self.deaths_every - 1

@@ -1,4 +1,4 @@
-"""What a run notes on its way: problems, and quiet points."""
+"""Records of a run: problems, and quiet points."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """What it has in common with others: its words without their numbers."""
+        """Words of the problem without their numbers, the same for problems of one kind."""
         return re.sub(r"[0-9a-f]{8,}|\d+(\.\d+)?", "N", self.what)[:160]
 
 
 @dataclass(frozen=True)
 class Quiet:
-    """A quiet point: what both processes held, and what had been done by then."""
+    """A quiet point: resources of both processes, and the work done by then."""
 
     at: float
     epoch: int  # of the server's process

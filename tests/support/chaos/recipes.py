@@ -1,4 +1,4 @@
-"""Requests whose answers are known: a pool, seeded, that every client of a run draws from."""
+"""Requests with known answers: a seeded pool that every client of a run draws from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Answer = Mapping[int, Choice]
 
 @dataclass(frozen=True)
 class Recipe:
-    """One request, apart from how it is sent. A token of the tiny model is a byte, so `text` and its ids are one."""
+    """One request, independent of its transport. A token of the tiny model is a byte, so `text` and its ids are one."""
 
     index: int
     size: str
@@ -48,7 +48,7 @@ class Recipe:
         return list(self.text.encode())
 
     def http(self, *, stream: bool, salt: str = "", priority: int = 0) -> tuple[str, dict[str, Any]]:
-        """Path and body over HTTP."""
+        """Return path and body over HTTP."""
         body: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -78,38 +78,39 @@ class Recipe:
 
 
 def recipes(seed: int, count: int) -> list[Recipe]:
-    """A pool of `count`: short, middle and long answers, short and long prompts, a few that share their beginnings."""
-    chance = random.Random(f"recipes/{seed}")
-    prefixes = [_letters(chance, PREFIX_TOKENS) for _ in range(PREFIXES)]
-    return [_recipe(chance, i, prefixes) for i in range(count)]
+    """Build a pool of `count`: short, middle and long answers, short and long prompts, a few that share their
+    beginnings."""
+    rng = random.Random(f"recipes/{seed}")
+    prefixes = [_letters(rng, PREFIX_TOKENS) for _ in range(PREFIXES)]
+    return [_recipe(rng, i, prefixes) for i in range(count)]
 
 
-def _recipe(chance: random.Random, index: int, prefixes: Sequence[str]) -> Recipe:
-    size = chance.choices(("short", "middle", "long"), (6, 3, 1))[0]
+def _recipe(rng: random.Random, index: int, prefixes: Sequence[str]) -> Recipe:
+    size = rng.choices(("short", "middle", "long"), (6, 3, 1))[0]
     low, high = TOKENS[size]
-    several = size != "long" and chance.random() < 0.1
+    several = size != "long" and rng.random() < 0.1
     return Recipe(
         index=index,
         size=size,
-        text=_prompt(chance, prefixes),
-        max_tokens=chance.randint(low, high),
-        temperature=chance.choice((0.0, 0.8, 1.0)),
-        seed=chance.randrange(2**31),
-        n=chance.randint(2, 3) if several else 1,
-        logprobs=chance.random() < 0.15,
-        stop=chance.choice(LETTERS) if size == "middle" and chance.random() < 0.3 else "",
-        chat=chance.random() < 0.3,
+        text=_prompt(rng, prefixes),
+        max_tokens=rng.randint(low, high),
+        temperature=rng.choice((0.0, 0.8, 1.0)),
+        seed=rng.randrange(2**31),
+        n=rng.randint(2, 3) if several else 1,
+        logprobs=rng.random() < 0.15,
+        stop=rng.choice(LETTERS) if size == "middle" and rng.random() < 0.3 else "",
+        chat=rng.random() < 0.3,
     )
 
 
-def _prompt(chance: random.Random, prefixes: Sequence[str]) -> str:
-    kind = chance.random()
+def _prompt(rng: random.Random, prefixes: Sequence[str]) -> str:
+    kind = rng.random()
     if kind < 0.3:
-        return chance.choice(prefixes) + _letters(chance, chance.randint(1, 40))
+        return rng.choice(prefixes) + _letters(rng, rng.randint(1, 40))
     if kind < 0.35:
-        return _letters(chance, chance.randint(800, 2000))
-    return _letters(chance, chance.randint(1, 120))
+        return _letters(rng, rng.randint(800, 2000))
+    return _letters(rng, rng.randint(1, 120))
 
 
-def _letters(chance: random.Random, count: int) -> str:
-    return "".join(chance.choices(LETTERS, k=count))
+def _letters(rng: random.Random, count: int) -> str:
+    return "".join(rng.choices(LETTERS, k=count))

@@ -1,4 +1,4 @@
-"""A run in words."""
+"""Report of a run in words."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from .points import Problem
 from .run import Chaos
 
-SHOWN = 12
+MAX_LISTED = 12
 
 
-def told(chaos: Chaos, took_s: float, replay: str) -> str:
-    """The figures of a run, its problems by kind, and the command that replays the first of them."""
+def report(chaos: Chaos, took_s: float, replay: str) -> str:
+    """Format the figures of a run, its problems by kind, and the command that replays the first of them."""
     return "\n".join([*_figures(chaos, took_s), *_problems(chaos.problems, replay)])
 
 
@@ -44,7 +44,8 @@ def _problems(problems: Sequence[Problem], replay: str) -> Iterator[str]:
     for problem in problems:
         kinds.setdefault(problem.kind, []).append(problem)
     yield f"{len(problems)} PROBLEMS of {len(kinds)} kinds"
-    for found in sorted(kinds.values(), key=len, reverse=True)[: SHOWN * 3]:
-        where = sorted({problem.segment for problem in found})
+    for found in sorted(kinds.values(), key=len, reverse=True)[: MAX_LISTED * 3]:
+        segments = sorted({problem.segment for problem in found})
         yield f"  {len(found)} x {found[0].what}"
-        yield f"      segments {where[:SHOWN]}, first in request {found[0].request}: {replay} --only {where[0]}"
+        first = f"first in request {found[0].request}: {replay} --only {segments[0]}"
+        yield f"      segments {segments[:MAX_LISTED]}, {first}"

@@ -1,4 +1,4 @@
-"""Clients of both gRPC wires, that use them well and badly."""
+"""Clients of both gRPC wires, well-behaved and not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PAUSE_S = 0.01
 CHANNELS = 4
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 500))
 WRONG_KEY = (("authorization", "Bearer wrong"),)
-QUESTIONS = ("HealthCheck", "GetModelInfo", "GetServerInfo")
+STATUS_CALLS = ("HealthCheck", "GetModelInfo", "GetServerInfo")
 
 
 class RpcClient:
-    """Plays planned requests over a few channels. `close` ends them."""
+    """Player of planned requests over a few channels. `close` ends them."""
 
     def __init__(self, port: int, run: str, key: str | None = None, host: str = "127.0.0.1") -> None:
         """`run` is a prefix of request ids, different in each run."""
@@ -44,7 +44,7 @@ class RpcClient:
             await channel.close()
 
     async def play(self, request: Request) -> list[Outcome]:
-        """Send a request as its manner says. A server's faults never raise."""
+        """Send a request in its manner. A server's faults never raise."""
         outcome = Outcome(began=time.monotonic())
         own = self._channel() if request.manner is Manner.HANG_UP else None
         channel = own or self._channels[request.number % CHANNELS]
@@ -70,7 +70,7 @@ class RpcClient:
         wire = stub(channel)
         message = self._message(messages, request)
         if request.manner is Manner.ASK:
-            name = QUESTIONS[request.variant % len(QUESTIONS)]
+            name = STATUS_CALLS[request.variant % len(STATUS_CALLS)]
             await getattr(wire, name)(getattr(messages, f"{name}Request")(), metadata=self._metadata)
             outcome.end = End.COMPLETE
             return
@@ -87,7 +87,7 @@ class RpcClient:
     async def _read(
         self, call: Any, messages: Any, wire: Any, message: Any, request: Request, outcome: Outcome
     ) -> None:
-        """Read to the end, or do after some messages what the manner says."""
+        """Read to the end, or act after some messages as the manner requires."""
         after = int(request.after * min(20, request.recipe.max_tokens))
         count = 0
         async for answer in call:
@@ -108,7 +108,7 @@ class RpcClient:
             outcome.end = End.ABORTED if "abort" in ends else End.COMPLETE
 
     async def _abort(self, messages: Any, wire: Any, message: Any, outcome: Outcome) -> None:
-        """Take the request back. A refusal of that is no end of the request itself."""
+        """Abort the request. A refusal of the Abort does not end the request itself."""
         try:
             await wire.Abort(messages.AbortRequest(request_ids=[message.request_id]), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
@@ -116,14 +116,14 @@ class RpcClient:
                 outcome.abort_refused = f"{error.code().name}: {error.details()}"
 
     async def _twice(self, wire: Any, message: Any, call: Any, outcome: Outcome) -> None:
-        """The second with the same id is refused while the first runs; the first does not suffer."""
+        """Send a second request with the same id, which is refused while the first runs; the first is not affected."""
         began = aiter(call)
         first = await anext(began, None)
         second = wire.Generate(message, metadata=self._metadata)
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in second:
                 pass
-        async for answer in _again(first, began):
+        async for answer in _chained(first, began):
             _take(answer, outcome)
         outcome.dones += 1
         if outcome.finishes:
@@ -158,7 +158,7 @@ class RpcClient:
         return messages.GenerateRequest(sampling_params=messages.SamplingParams(**sampling), **fields)
 
 
-async def _again(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _chained(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
     if first is not None:
         yield first
     async for one in rest:
@@ -176,7 +176,7 @@ def _take(answer: Any, outcome: Outcome) -> None:
 
 
 def _failed(outcome: Outcome, error: Any) -> None:
-    """A status other than OK."""
+    """Record a status other than OK."""
     metadata = dict(error.trailing_metadata() or ())
     outcome.status = error.code().name
     outcome.code = metadata.get("treadle-error", "")

@@ -1,4 +1,5 @@
-"""A run: a calm part that tells the answers, then segment after segment of the plan, each followed by a quiet point."""
+"""Run of the chaos: a calm part that records the answers, then segment after segment of the plan, each followed by a
+quiet point."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .faults import Attack
 from .health import Watcher
 from .http import HttpClient
 from .log import WINDOW_S
-from .oracle import REPLAYED, ROUNDING, Oracle, Parting, far
+from .oracle import REPLAYED, ROUNDING, Oracle, Parting, max_difference
 from .outcome import End, Outcome
 from .plan import Manner, Plan, Request, Segment
 from .points import Problem, Quiet
@@ -29,10 +30,10 @@ from .rpc import RpcClient
 from .server import KEY, Server, Usage
 
 STUCK_S = 150.0
-EXPLAINED_IN = 100  # tries to see an answer again that differs
-BESIDE = 10  # requests beside it at most: more than there are slots, as full steps round otherwise than others
+EXPLAINED_IN = 100  # attempts to reproduce an answer that differs
+MAX_CONCURRENT = 10  # concurrent requests at most: more than slots, as full steps round differently
 REST_S = 20.0
-OBEYS_S = 0.5  # how long who was refused stays away, at most
+OBEYS_S = 0.5  # longest wait of a refused client
 LINGERS_S = 0.1
 HANG_AFTER_S = 3.0
 DRAIN_S = 15.0
@@ -45,10 +46,10 @@ OPTIONS = (
 
 @dataclass
 class Chaos:
-    """One run against one server. `say` is told of segments as they end.
+    """One run against one server. `say` is called with a line about each segment.
 
-    `survives_death`: whether a death of the engine may cost no request its answer; None for what the server says of
-    itself. `patience`: see Attack.
+    `survives_death`: whether a death of the engine may cost no request its answer; None for the server's own claim.
+    `patience`: see Attack.
     """
 
     plan: Plan
@@ -66,7 +67,7 @@ class Chaos:
     requests: int = 0
     forks: int = 0
     _forks: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
-    _asked: int = 0
+    _sent: int = 0
     _begun: int = 0
     _latencies: list[float] = field(default_factory=list)
     _windows: Counter[int] = field(default_factory=Counter)
@@ -92,16 +93,17 @@ class Chaos:
     # The calm run --------------------------------------------------------------------------------------------------
 
     async def _calm(self, survives_death: bool) -> Oracle:
-        """Every recipe, one at a time. Those that gRPC ends elsewhere are asked there too. The wires must agree."""
+        """Send every recipe, one at a time. Recipes that gRPC ends elsewhere are sent there too. The wires must
+        agree."""
         answers = {recipe.index: await self._alone(recipe, "http") for recipe in self.plan.recipes}
         stopped = [recipe for recipe in self.plan.recipes if recipe.stop and recipe.fits("vllm")]
         rpc = {recipe.index: await self._alone(recipe, "vllm") for recipe in stopped}
         return Oracle(answers, rpc, survives_death=survives_death)
 
     async def _alone(self, recipe: Recipe, wire: str, salt: str = "") -> Answer:
-        self._asked += 1
+        self._sent += 1
         scored = dataclasses.replace(recipe, logprobs=True)
-        request = Request(-self._asked, wire, Manner.WHOLE, (scored,), stream=False, after=1.0, salt=salt)
+        request = Request(-self._sent, wire, Manner.WHOLE, (scored,), stream=False, after=1.0, salt=salt)
         (outcome,) = await self._play(request)
         if outcome.end is not End.COMPLETE or len(outcome.tokens) != recipe.n:
             raise RuntimeError(f"the calm run's request {recipe} ended {outcome}")
@@ -113,7 +115,7 @@ class Chaos:
     # Segments ------------------------------------------------------------------------------------------------------
 
     async def run(self, segments: Iterable[int], until: Callable[[Chaos], bool] = lambda chaos: False) -> None:
-        """Run segments, each with its quiet point, until there are no more or `until` says so; then end the server."""
+        """Run segments, each with its quiet point, until there are no more or `until` is true; then end the server."""
         for index in segments:
             await self._segment(self.plan.segment(index))
             if until(self):
@@ -142,7 +144,7 @@ class Chaos:
         await self.attack.strike(fault)  # type: ignore[arg-type]
 
     async def _client(self, segment: int, todo: Iterable[Request]) -> None:
-        """One client: request after request."""
+        """Play one client: request after request."""
         for request in todo:
             self._begun += 1
             outcomes = await self._within_reason(segment, request)
@@ -177,7 +179,7 @@ class Chaos:
     # Quiet points --------------------------------------------------------------------------------------------------
 
     async def _be_quiet(self, segment: int) -> None:
-        """Wait until nothing is held; check the books; see what both processes hold."""
+        """Wait until nothing is held; check the counters; record the resources of both processes."""
         if self.server.log is None or self.server.ended is not None:
             await self.attack.drained() if self.server.ended is None else await self.attack.revive()
         end = time.monotonic() + REST_S
@@ -193,30 +195,30 @@ class Chaos:
         self._latencies = []
 
     async def _explain(self, segment: int) -> None:
-        """Ask the server, calm now, again for what differed. An answer that comes again, after tokens whose
-        log-probabilities are those of the calm run, is rounding's; any other is wrong."""
-        chance = random.Random(f"explain/{self.plan.seed}/{segment}")
+        """Repeat the requests whose answers differed, on the now calm server. An answer that comes again, after tokens
+        whose log-probabilities are those of the calm run, is due to rounding; any other is wrong."""
+        rng = random.Random(f"explain/{self.plan.seed}/{segment}")
         for parting in self.oracle.partings:
             fork = (parting.recipe.index, parting.tokens)
-            if fork in self._forks or await self._comes_again(chance, parting):
+            if fork in self._forks or await self._comes_again(rng, parting):
                 self._forks.add(fork)
                 self.forks += 1
             else:
                 self._problem(segment, str(parting), parting.request)
         self.oracle.partings.clear()
 
-    async def _comes_again(self, chance: random.Random, parting: Parting) -> bool:
-        """Whether a calm server gives that answer too: through the same door, with what it keeps of the prompt there
-        and, over HTTP, without."""
+    async def _comes_again(self, rng: random.Random, parting: Parting) -> bool:
+        """Whether a calm server gives that answer too: through the same wire, with the prompt's cached prefix and, over
+        HTTP, without."""
         for number in range(EXPLAINED_IN):
-            beside = [
-                asyncio.create_task(self._alone(chance.choice(self.plan.recipes), "http"))
-                for _ in range(chance.randint(0, BESIDE))
+            concurrent = [
+                asyncio.create_task(self._alone(rng.choice(self.plan.recipes), "http"))
+                for _ in range(rng.randint(0, MAX_CONCURRENT))
             ]
-            await asyncio.sleep(0.1 * chance.random())
-            salt = chance.choice((parting.request.salt, f"explain-{number}"))
+            await asyncio.sleep(0.1 * rng.random())
+            salt = rng.choice((parting.request.salt, f"explain-{number}"))
             again = self._alone(parting.recipe, parting.request.wire, salt)
-            answers = await asyncio.gather(again, *beside, return_exceptions=True)
+            answers = await asyncio.gather(again, *concurrent, return_exceptions=True)
             if isinstance(answers[0], dict) and self._is_rounding(parting, answers[0][parting.choice]):
                 return True
         return False
@@ -224,7 +226,7 @@ class Chaos:
     def _is_rounding(self, parting: Parting, again: Choice) -> bool:
         same = tuple(again.tokens[: len(parting.tokens)]) == parting.tokens
         calm = self.oracle.calm(parting.request, parting.recipe)[parting.choice]
-        return same and far(again.logprobs[: parting.at], calm.logprobs) <= ROUNDING
+        return same and max_difference(again.logprobs[: parting.at], calm.logprobs) <= ROUNDING
 
     def _point(self) -> Quiet:
         engine = self.server.engine_pid()
@@ -240,7 +242,7 @@ class Chaos:
         )
 
     async def _end(self, segment: int) -> None:
-        """The last drain, and what the whole run must have been like."""
+        """Drain for the last time, and check the whole run."""
         self.attack.silent.append((time.monotonic(), math.inf))
         try:
             await self.attack.end()
@@ -254,27 +256,28 @@ class Chaos:
         self._note(segment, [f"drift: {found}" for found in self.drifts() if found.bad])
 
     def drifts(self) -> list[Drift]:
-        """How what the server and an engine hold drifted, each over the process that saw the most quiet points."""
-        held = {"server": [(point.epoch, point.server) for point in self.quiet]}
-        held["engine"] = [(point.engine_pid, point.engine) for point in self.quiet if point.engine is not None]
+        """Return the drifts of the server's and an engine's resources, each over the process with the most quiet
+        points."""
+        by_process = {"server": [(point.epoch, point.server) for point in self.quiet]}
+        by_process["engine"] = [(point.engine_pid, point.engine) for point in self.quiet if point.engine is not None]
         found = []
-        for who, points in held.items():
+        for process, points in by_process.items():
             longest = Counter(pid for pid, _ in points).most_common(1)
             usages = [usage for pid, usage in points if pid == longest[0][0]]
-            found += [drift(f"{who} {name}", [getattr(one, name) for one in usages]) for name in FIGURES]
+            found += [drift(f"{process} {name}", [getattr(one, name) for one in usages]) for name in FIGURES]
         return [one for one in found if one is not None and one.after]
 
     def _note(self, segment: int, found: list[str]) -> None:
-        for what in found:
-            self._problem(segment, what)
+        for text in found:
+            self._problem(segment, text)
         found.clear()
 
-    def _problem(self, segment: int, what: str, request: Request | None = None) -> None:
-        self.problems.append(Problem(segment, what, None if request is None else request.number))
+    def _problem(self, segment: int, text: str, request: Request | None = None) -> None:
+        self.problems.append(Problem(segment, text, None if request is None else request.number))
 
 
 def _stays_away_s(request: Request, outcomes: Sequence[Outcome]) -> float:
-    """Most of those who were refused obey, for a moment; the others come back soon."""
+    """Return the seconds before the next request: most refused clients obey, for a moment; the rest return soon."""
     last = outcomes[-1]
     if last.end is End.UNREACHABLE:
         return LINGERS_S

@@ -1,4 +1,4 @@
-"""`treadle serve` whose engine can be told to fail: `python -m tests.support.chaos.serve MODEL OPTION...`.
+"""`treadle serve` whose engine fails on orders: `python -m tests.support.chaos.serve MODEL OPTION...`.
 
 The server is the real one. Its engine's process starts from `engine.entry`, which adds the faults.
 """

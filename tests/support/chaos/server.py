@@ -30,12 +30,12 @@ START_S = 60.0
 STOP_S = 60.0
 KEY = "chaos-key"
 OWN_FILES = 4096
-PIPE_BYTES = 4096  # of the log: one that is not read is full soon
+PIPE_BYTES = 4096  # of the log: an unread one fills soon
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one process holds. `pss` is 0 where the system does not tell it."""
+    """Resources of one process. `pss` is 0 if the system does not report it."""
 
     rss: int
     pss: int
@@ -44,7 +44,7 @@ class Usage:
 
     @classmethod
     def of(cls, pid: int) -> Usage:
-        """Raises psutil.Error when there is no such process."""
+        """Read the resources. Raises psutil.Error if there is no such process."""
         process = psutil.Process(pid)
         full = process.memory_full_info()
         return cls(full.rss, getattr(full, "pss", 0), process.num_fds(), process.num_threads())
@@ -112,7 +112,7 @@ class Server:
     # Life --------------------------------------------------------------------------------------------------------
 
     async def ready(self, within_s: float = START_S) -> float:
-        """Returns once it takes requests, with the seconds that took. Raises TimeoutError; RuntimeError if it ended."""
+        """Wait until it takes requests; return the seconds. Raises TimeoutError; RuntimeError if it ended."""
         began = time.monotonic()
         while time.monotonic() - began < within_s:
             if self.ended is not None:
@@ -127,7 +127,7 @@ class Server:
 
     @property
     def ended(self) -> int | None:
-        """The exit code, once it has ended."""
+        """Exit code, once it has ended."""
         return None if self.process is None else self.process.poll()
 
     def last_words(self) -> str:
@@ -135,7 +135,7 @@ class Server:
         return path.read_text(errors="replace")[-400:] if path.exists() else ""
 
     async def stop(self, number: signal.Signals = signal.SIGTERM, within_s: float = STOP_S) -> int:
-        """Ask it to end; its exit code. One that does not end is killed, and TimeoutError raised."""
+        """Ask it to end; return its exit code. One that does not end is killed, and TimeoutError raised."""
         assert self.process is not None
         self.signal(number)
         try:
@@ -166,7 +166,7 @@ class Server:
     # Questions -----------------------------------------------------------------------------------------------------
 
     def engine_pid(self) -> int | None:
-        """The engine's process, if there is one now. It is remembered for the end."""
+        """Return the engine's process id, or None. It is remembered for the end."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.pid).children():
                 if "treadle.engine.child" in child.cmdline():
@@ -175,7 +175,7 @@ class Server:
         return None
 
     def signal_engine(self, number: signal.Signals) -> int | None:
-        """Send a signal to the engine's process; its pid, or None where there is none."""
+        """Send a signal to the engine's process; return its pid, or None without one."""
         pid = self.engine_pid()
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -183,31 +183,31 @@ class Server:
         return pid
 
     def orphans(self) -> list[int]:
-        """Engines that still run though the server has ended."""
-        return [pid for pid in self.pids if _runs(pid)]
+        """Return engines that still run though the server has ended."""
+        return [pid for pid in self.pids if _is_running(pid)]
 
     async def status(self) -> dict[str, Any]:
-        """`/v1/status`. Raises OSError or TimeoutError."""
+        """Return `/v1/status`. Raises OSError or TimeoutError."""
         _, body = await self.door.get("/v1/status")
         answer: dict[str, Any] = json.loads(body)
         return answer
 
     async def metrics(self) -> dict[str, float]:
-        """Every sample of `/metrics`, by name and labels."""
+        """Return every sample of `/metrics`, by name and labels."""
         _, body = await self.door.get("/metrics")
         lines = [line for line in body.decode().splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def raise_own_limit() -> None:
-    """Let this process hold as many descriptors as its clients need."""
+    """Raise this process's limit of descriptors to its clients' need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OWN_FILES if hard == resource.RLIM_INFINITY else min(hard, OWN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = OWN_FILES if hard == resource.RLIM_INFINITY else min(hard, OWN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

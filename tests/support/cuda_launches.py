@@ -1,0 +1,373 @@
+"""Reference computations of the CUDA kernels' launches on the host, in NumPy, with their preconditions checked.
+
+A launch runs when it is called. Arrays that a kernel writes in place (pools, counters) are written in place here too,
+so MLX knows as little of these writes as of the real kernels'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+LOWEST = -1e30
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Arrays by name, arguments of the template, the grid, and the outputs' shapes."""
+
+    arrays: Mapping[str, Any]
+    template: Mapping[str, Any]
+    blocks: tuple[int, int]
+    threads: int
+    shapes: Sequence[Sequence[int]]
+
+    def view(self, name: str) -> Any:
+        """Return the array's own memory: writes to it are writes to MLX's array."""
+        mx.eval(self.arrays[name])
+        return np.array(self.arrays[name], copy=False)
+
+    def values(self, name: str) -> Any:
+        """Return the array as float32."""
+        return self.view(name).astype(np.float32)
+
+    def covers(self, work: int) -> None:
+        """Check that there are enough threads for the work."""
+        assert self.blocks[0] * self.threads >= work
+
+
+def _write(launch: Launch) -> list[Any]:
+    """Write as the kernel does, 16 bytes a thread; two tokens in one slot would race."""
+    launch.covers(launch.view("k").size // 8)
+    _put(launch, launch.view("k")[:, :, 0], launch.view("v")[:, :, 0])
+    return [np.zeros(1)]
+
+
+def _write_int8(launch: Launch) -> list[Any]:
+    """Write with a warp for each token, head, and of keys and values."""
+    launch.covers(launch.view("k").size // launch.template["D"] * 64)
+    _put(launch, launch.values("k")[:, :, 0], launch.values("v")[:, :, 0])
+    return [np.zeros(1)]
+
+
+def _put(launch: Launch, keys: Any, values: Any) -> None:
+    """Store at the slots, as whole numbers if the pool has them."""
+    pool, slots, page = launch.view("pool"), launch.view("slots"), launch.template["PAGE"]
+    keys, values, slots = keys[slots != -1], values[slots != -1], slots[slots != -1]
+    assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
+    assert ((slots >= 0) & (slots < pool.shape[0] * page)).all(), "a slot outside the pool"
+    for i, new in enumerate((keys, values)):
+        if pool.dtype == np.uint8:
+            factor = np.abs(new).max(axis=-1) / 127
+            factor[factor == 0] = 1
+            launch.view("kv_scales")[slots // page, i, :, slots % page] = factor
+            new = np.rint(new / factor[..., None]) + 128
+        pool[slots // page, i, :, slots % page] = new
+
+
+def _copy_pages(launch: Launch) -> list[Any]:
+    """Copy pages; all are read before one is written, in any order, so no written page may be in another pair."""
+    pairs = launch.view("pairs")
+    sources, targets = pairs.T
+    apart = [(i, j) for i in range(len(pairs)) for j in range(len(pairs)) if i != j]
+    assert not any(targets[i] in pairs[j] for i, j in apart), "a page is written to that another pair has"
+    layers = [name for name in launch.arrays if name.startswith("pool")]
+    assert launch.blocks[1] == len(layers)
+    for name in layers:
+        pool = launch.view(name)
+        launch.covers(len(pairs) * pool[0].nbytes // 16)
+        pool[targets] = pool[sources]
+        if pool.dtype == np.uint8:
+            kv_scales = launch.view(name.replace("pool", "kv_scales"))
+            kv_scales[targets] = kv_scales[sources]
+    return [np.zeros(1)]
+
+
+def _dequantize_kv(launch: Launch) -> list[Any]:
+    pages, plain = launch.view("pages"), launch.view("plain")
+    launch.covers(pages.size * launch.view("pool")[0].size // 8)
+    plain[: len(pages)] = _contents(launch, pages)
+    return [np.zeros(1)]
+
+
+def _contents(launch: Launch, pages: Any) -> Any:
+    """Return the contents of pages of a pool, float32."""
+    pool = launch.view("pool")[pages].astype(np.float32)
+    return pool if launch.view("pool").dtype != np.uint8 else (pool - 128) * launch.view("kv_scales")[pages][..., None]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Attention of a tile's rows over some of the cached tokens: largest score, sum of weights and weighted values."""
+
+    most: Any  # (heads, rows)
+    total: Any
+    values: Any  # (heads, rows, D)
+
+    def and_(self, other: _Part) -> _Part:
+        most = np.maximum(self.most, other.most)
+        mine, theirs = np.exp2(self.most - most), np.exp2(other.most - most)
+        total = self.total * mine + other.total * theirs
+        return _Part(most, total, self.values * mine[..., None] + other.values * theirs[..., None])
+
+
+def _attend_decode(launch: Launch) -> list[Any]:
+    """Attend with blocks, each of which has the items from its start to the next one's; every item belongs to a block."""
+    blocks = launch.blocks[0]
+    lines = (blocks + 8) // 8
+    items = launch.view("items")
+    starts = items[:lines].ravel()[: blocks + 1]
+    assert starts[0] == 0
+    assert (np.diff(starts) >= 0).all()
+    items = items[lines:]
+    assert not items[starts[-1] :].any()
+    items = items[: starts[-1]].copy()
+    split = items[:, 7] & 0xFFFF > 1
+    positions = (items[:, 2] + (items[:, 7] >> 16))[split].tolist()
+    assert len(set(positions)) == len(positions), "two partial results in one place"
+    _check_room(launch, max(positions, default=-1) + 1, *(launch.view(name).size for name in ("partial", "scales")))
+    items[:, 2] = 0
+    return [_attended(launch, items)]
+
+
+def _attend_prefill(launch: Launch) -> list[Any]:
+    items = launch.view("items")[: launch.blocks[0]]
+    assert len(items) == launch.blocks[0]
+    if (items[:, 7] & 0xFFFF > 1).any():
+        parts = int(items[:, 1].nonzero()[0].max()) + 1
+        _check_room(launch, parts, *(launch.view(name).size for name in ("partial", "scales")))
+    return [_attended(launch, items)]
+
+
+def _check_room(launch: Launch, parts: int, partial: int, scales: int) -> None:
+    t, counters = launch.template, launch.view("counters")
+    assert not counters.any()
+    parts *= t["HEADS"]
+    assert len(counters) >= parts
+    assert partial >= parts * t["ROWS"] * t["D"]
+    assert scales >= parts * t["ROWS"] * 2
+
+
+def _attended(launch: Launch, items: Any) -> Any:
+    """Return the attention; NaN for rows that no tile computes."""
+    t, heads = launch.template, launch.template["HEADS"]
+    assert launch.blocks[1] == heads
+    q = launch.values("q").reshape(-1, heads, t["REP"], t["D"])
+    out = np.full(q.shape, np.nan, np.float32)
+    parts: list[_Part] = []
+    for first, rows, row0, position, lo, hi, at, split in items.tolist():
+        index, splits = split >> 16, split & 0xFFFF
+        if rows == 0:
+            continue
+        assert rows <= t["ROWS"]
+        assert lo % 16 == 0 <= lo < hi, "an empty piece of work, or one that begins inside a fragment"
+        assert index == len(parts), "a tile's parts lie side by side"
+        packed = np.arange(row0, row0 + rows)
+        part = _part(launch, q, packed, first, position, (lo, hi), at)
+        parts.append(part)
+        if index == splits - 1:
+            for one in parts[:-1]:
+                part = part.and_(one)
+            out[first + packed // t["REP"], :, packed % t["REP"]] = _rows(part)
+            parts = []
+    assert not parts
+    return out.reshape(launch.shapes[0])
+
+
+def _rows(part: _Part) -> Any:
+    return (part.values / part.total[..., None]).transpose(1, 0, 2)
+
+
+def _part(launch: Launch, q: Any, packed: Any, first: int, position: int, span: tuple[int, int], at: int) -> _Part:
+    t, pages = launch.template, launch.view("pages")
+    positions = np.arange(*span)
+    assert at + positions[-1] // t["PAGE"] < len(pages)
+    table = pages[at + positions[0] // t["PAGE"] : at + positions[-1] // t["PAGE"] + 1]
+    contents = _contents(launch, table).transpose(1, 2, 0, 3, 4).reshape(2, t["HEADS"], -1, t["D"])
+    keys, values = contents[:, :, positions - positions[0] // t["PAGE"] * t["PAGE"]]
+    queries = q[first + packed // t["REP"], :, packed % t["REP"]].transpose(1, 0, 2)
+    scores = queries @ keys.transpose(0, 2, 1) * _number(t["SCALE"])
+    here = (position + packed // t["REP"])[:, None]
+    sees = positions <= here
+    if t["WINDOW"]:
+        sees &= positions > here - t["WINDOW"]
+    most = np.where(sees, scores, LOWEST).max(axis=-1)
+    weights = np.where(sees, np.exp2(np.minimum(scores - most[..., None], 0)), 0)
+    return _Part(most, weights.sum(axis=-1), weights @ values)
+
+
+def _rotate(launch: Launch) -> list[Any]:
+    t, dim = launch.template, launch.template["D"]
+    queries, kv = t["HQ"], t["HKV"]
+    qkv = launch.values("qkv").reshape(-1, queries + 2 * kv, dim)
+    launch.covers(32 * qkv.shape[0] * qkv.shape[1])
+    q, k, v = np.split(qkv, [queries, queries + kv], axis=1)
+    if t["NORM"]:
+        eps = _number(t["EPS"])
+        q, k = _normed(q, launch.values("q_norm"), eps), _normed(k, launch.values("k_norm"), eps)
+    cos_sin = launch.view("cos_sin")
+    _put(launch, _turned(k, cos_sin), v)
+    return [_turned(q, cos_sin)[:, :, None]]
+
+
+def _cos_sin(launch: Launch) -> list[Any]:
+    cos_sin = launch.view("positions")[:, None] * launch.values("inv_freq")
+    launch.covers(cos_sin.size)
+    return [np.stack([np.cos(cos_sin), np.sin(cos_sin)], axis=-1)]
+
+
+def _embed(launch: Launch) -> list[Any]:
+    t, table = launch.template, launch.arrays["table"]
+    tokens = launch.view("tokens")
+    assert launch.blocks[0] == len(tokens)
+    if t["BITS"] < 16:
+        table = mx.dequantize(table, launch.arrays["scales"], launch.arrays["biases"], t["GROUP"], t["BITS"])
+    return [np.array(table[mx.array(tokens)].astype(mx.float32))]
+
+
+def _number(bits: int) -> float:
+    return float(np.int32(bits).view(np.float32))
+
+
+def _turned(x: Any, cos_sin: Any) -> Any:
+    a, b = np.split(x, 2, axis=-1)
+    cosine, sine = cos_sin[:, None, :, 0], cos_sin[:, None, :, 1]
+    return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+
+
+def _normed(x: Any, weight: Any, eps: float) -> Any:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def _add_norm(launch: Launch) -> list[Any]:
+    width = launch.template["WIDTH"]
+    assert width % 8 == 0
+    assert launch.blocks[0] == launch.view("x").shape[0]
+    assert launch.template["THREADS"] == launch.threads
+    assert launch.threads % 32 == 0
+    h = launch.values("x") + launch.values("r")
+    return [h, _normed(h, launch.values("weight"), _number(launch.template["EPS"]))]
+
+
+def _swiglu(launch: Launch) -> list[Any]:
+    both, width = launch.values("both"), launch.template["WIDTH"]
+    assert both.shape[1] == 2 * width
+    launch.covers(both.size // 2 // 8)
+    gate, up = both[:, :width], both[:, width:]
+    return [gate / (1 + np.exp(-gate)) * up]
+
+
+def _skinny_gemm(launch: Launch) -> list[Any]:
+    t, x = launch.template, launch.values("x")
+    weight = launch.arrays["w"]
+    if t["BITS"] < 16:
+        weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
+    weight = np.array(weight.astype(mx.float32))
+    (rows, columns), tiles, (across, splits) = x.shape, -(-weight.shape[0] // 16), launch.blocks
+    assert rows <= t["ROWS"]
+    parts, counters = len(launch.view("counters")), launch.view("counters").reshape(-1)
+    assert splits * parts <= columns // (8 * t["GROUP"])
+    assert columns % (8 * t["GROUP"]) == 0
+    assert launch.threads % (32 * parts) == 0
+    assert 0 < across <= tiles
+    assert len(counters) >= tiles
+    assert not counters.any()
+    assert splits == 1 or launch.view("partial").size >= splits * tiles * t["ROWS"] // 8 * 128
+    return [x @ weight.T]
+
+
+def _small_gemm(launch: Launch) -> list[Any]:
+    x, weight = launch.values("x"), launch.values("w")
+    assert x.shape[1] == weight.shape[1]
+    assert x.shape[1] % 64 == 0
+    assert launch.blocks == (-(-len(x) // 64), -(-len(weight) // 64))
+    assert launch.threads == 128
+    return [x @ weight.T]
+
+
+def _dequantize(launch: Launch) -> list[Any]:
+    t, x = launch.template, launch.arrays["x"]
+    weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
+    assert weight.shape == launch.arrays["plain"].shape
+    launch.covers(max(weight.size, x.size) // 8)
+    launch.view("plain")[...] = np.array(weight.astype(launch.arrays["plain"].dtype), copy=False)
+    return [launch.values("x")]
+
+
+def _land(launch: Launch) -> list[Any]:
+    first, second = launch.view("first"), launch.view("second")
+    position = launch.view("place").reshape(2, -1)
+    size = position.shape[1]
+    launch.covers(size)
+    position[0, : len(first)], position[1, : len(first)] = first, second
+    return [np.pad(first, (0, size - len(first)))]
+
+
+SORTED = 2048
+
+
+def _draw(launch: Launch) -> list[Any]:
+    """Sample one row at a time, by sorting all of it."""
+    logits, parameters = launch.values("logits"), launch.view("asked")
+    assert launch.blocks == (len(parameters), 1)
+    assert logits.shape == (len(parameters), launch.template["V"])
+    assert launch.template["V"] % launch.template["PER"] == 0
+    drawn = [_drawn(x, row) for x, row in zip(logits, parameters, strict=True)]
+    return [np.array([token for token, _ in drawn]), np.array([spilled for _, spilled in drawn])]
+
+
+def _drawn(logits: Any, parameters: Any) -> tuple[int, bool]:
+    inverse, min_p, top_p = (_number(parameters[i]) for i in (0, 1, 3))
+    best = int(np.argmax(logits))
+    if not inverse > 0 or not np.isfinite(logits[best]):
+        return best, False
+    distance = (logits[best] - logits) * np.float32(inverse)
+    powers = np.exp2(distance * np.float32(-1.44269504))
+    order = np.lexsort((np.arange(len(logits)), distance))
+    order = order[(distance < 32)[order] & (powers >= min_p)[order]]
+    weights = np.where(distance < 32, np.floor(powers.astype(np.float64) * 2**40), 0).astype(np.uint64)
+    if 0 < parameters[2] < len(order):
+        if _crowded(distance[order], parameters[2] - 1):
+            return best, True
+        order = order[: parameters[2]]
+    total = int(weights[order].sum())
+    if top_p <= 1:
+        sums = np.cumsum(weights[order])
+        count = max(1, int((sums - weights[order] < top_p * total).sum()))
+        if count < len(order) and _crowded(distance[order], count - 1):
+            return best, True
+        order = order[:count]
+    contents = np.sort(order)
+    sums = np.cumsum(weights[contents])
+    target = int(sums[-1]) * (int(parameters[4]) << 24 | int(parameters[5])) >> 48
+    return int(contents[np.searchsorted(sums, np.uint64(target), side="right")]), False
+
+
+def _crowded(distances: Any, position: int) -> bool:
+    """Whether the bucket of that position has too many tokens to be sorted."""
+    bucket = np.floor(distances * 64)
+    return bool((bucket == bucket[position]).sum() > SORTED)
+
+
+LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
+    "write": _write,
+    "write_int8": _write_int8,
+    "copy_pages": _copy_pages,
+    "dequantize_kv": _dequantize_kv,
+    "embed": _embed,
+    "cos_sin": _cos_sin,
+    "draw": _draw,
+    "attend_decode": _attend_decode,
+    "attend_prefill": _attend_prefill,
+    "rotate": _rotate,
+    "add_norm": _add_norm,
+    "swiglu": _swiglu,
+    "skinny_gemm": _skinny_gemm,
+    "small_gemm": _small_gemm,
+    "dequantize": _dequantize,
+    "land": _land,
+}
