@@ -176,8 +176,8 @@ class Settings:
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"can't read the settings file {path}: {why}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"can't read the settings file {path}: {reason}") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         _check_known(values, cls.fields(), str(path))
@@ -286,8 +286,8 @@ def _convert(name: str, annotation: str, value: Any) -> Any:
     else:
         fits = False
     if not fits:
-        wanted = " or ".join(KINDS[kind] for kind in sorted(kinds - {"None"}))
-        raise ConfigError(f"`{name}` must be {wanted}, not {value!r}", param=name)
+        expected = " or ".join(KINDS[kind] for kind in sorted(kinds - {"None"}))
+        raise ConfigError(f"`{name}` must be {expected}, not {value!r}", param=name)
     return value
 
 

@@ -134,8 +134,8 @@ def http_access(host: str, *, has_key: bool, no_auth: bool) -> Access:
     """Return the access to an HTTP server at `host` that has passed `check_open`."""
     if no_auth:
         return Access("HTTP", "anyone who reaches these addresses: no key is asked for (--no-auth)", open=True)
-    who = "anyone on this machine" if is_loopback(host) else "anyone who reaches these addresses"
-    return Access("HTTP", f"{who}, with an API key" if has_key else who)
+    clients = "anyone on this machine" if is_loopback(host) else "anyone who reaches these addresses"
+    return Access("HTTP", f"{clients}, with an API key" if has_key else clients)
 
 
 def _grpc_access(settings: Settings) -> Access:
@@ -145,12 +145,14 @@ def _grpc_access(settings: Settings) -> Access:
     if settings.grpc_no_auth:
         return Access("gRPC", "anyone who reaches these addresses: no key is asked for (--grpc-no-auth)", open=True)
     local = is_loopback(grpc_host(settings))
-    who = "anyone on this machine" if local else "anyone who reaches these addresses"
+    clients = "anyone on this machine" if local else "anyone who reaches these addresses"
     if not settings.has_keys:
-        return Access("gRPC", who)
+        return Access("gRPC", clients)
     if settings.grpc_auth:
-        return Access("gRPC", f"{who}, with an API key (--grpc-auth)")
-    return Access("gRPC", f"{who}, without a key" if local else f"{who}, with an API key; this machine without one")
+        return Access("gRPC", f"{clients}, with an API key (--grpc-auth)")
+    return Access(
+        "gRPC", f"{clients}, without a key" if local else f"{clients}, with an API key; this machine without one"
+    )
 
 
 def _names(settings: Settings) -> Access:

@@ -118,8 +118,8 @@ def _format(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
-def _refuse_unknown(thresholds: Mapping[str, float], seen: set[str]) -> None:
-    known = seen | TOLERATED.keys() | {common.figure.name for common in ratios.COMMON}
+def _refuse_unknown(thresholds: Mapping[str, float], present: set[str]) -> None:
+    known = present | TOLERATED.keys() | {common.figure.name for common in ratios.COMMON}
     for name, limit in thresholds.items():
         if name not in known:
             raise BenchError(f"there is no figure '{name}' in these runs: use one of {', '.join(sorted(known))}")

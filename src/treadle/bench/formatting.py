@@ -76,12 +76,12 @@ def name(figure: Figure) -> str:
     return f"{figure.name} {ARROWS[figure.better]}".rstrip()
 
 
-def printable(text: str, most: int = 0) -> str:
-    """Return foreign text as one line without control characters, and with `most` given not longer than that."""
+def printable(text: str, max_chars: int = 0) -> str:
+    """Return foreign text as one line without control characters, and with `max_chars` given not longer than that."""
     line = "".join(c if c.isprintable() else " " for c in text).strip()
-    if not most or len(line) <= most:
+    if not max_chars or len(line) <= max_chars:
         return line
-    return f"{line[: most - most // 3 - 1]}…{line[len(line) - most // 3 :]}"
+    return f"{line[: max_chars - max_chars // 3 - 1]}…{line[len(line) - max_chars // 3 :]}"
 
 
 def _percent(number: float) -> str:

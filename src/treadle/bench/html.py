@@ -38,8 +38,8 @@ def page(result: Result) -> str:
     found = sections(result)
     shades = {target.name: shade(i) for i, target in enumerate(result.targets)}
     timelines = sum(len(section.targets) for section in found if isinstance(section, Section))
-    least, most = BARS_A_PLOT
-    page_ = _Page(result, shades, max(least, min(most, BARS_A_PAGE // max(1, timelines))))
+    low, high = BARS_A_PLOT
+    page_ = _Page(result, shades, max(low, min(high, BARS_A_PAGE // max(1, timelines))))
     body = [page_.head(), page_.glance(found), *(page_.section(f"w{i}", part) for i, part in enumerate(found))]
     title = f"treadle bench: {', '.join(formatting.printable(target.name, 40) for target in result.targets)}"
     return (
@@ -266,7 +266,7 @@ def _figure(title: str, about: str, svg: str) -> str:
 
 def _phases(rounds: Iterable[Round]) -> str:
     """Return the legend of the bars' colours, and of the signs that occur."""
-    seen = {sample.outcome for round_ in rounds for sample in round_.samples}
+    outcomes = {sample.outcome for round_ in rounds for sample in round_.samples}
     entries = [(f'<path class="{name}" d="M0 1h30v10h-30z"/>', caption) for name, caption in PHASES.items()]
     entries += [
         (
@@ -274,7 +274,7 @@ def _phases(rounds: Iterable[Round]) -> str:
             name,
         )
         for name in OUTCOMES
-        if name in seen
+        if name in outcomes
     ]
     listed = "".join(f"<li>{_swatch(drawn)}{caption}</li>" for drawn, caption in entries)
     return f'<ul class="legend">{listed}</ul>'

@@ -122,7 +122,7 @@ class LiveTable:
 
 
 def _line(tally: _RoundTally, round_: Round) -> str:
-    target, number, done, answers, ttft, rate, took = tally.cells(tally.began)
+    target, number, done, answers, ttft, rate, duration = tally.cells(tally.began)
     crash = f"; it ended: {formatting.printable(round_.crash, 160)}" if round_.crash else ""
-    place = f"{formatting.printable(tally.workload, 60)}, {target}, round {number}"
-    return f"{place}: {done} ({answers}), TTFT p50 {ttft}, {rate} tok/s, {took}{crash}"
+    label = f"{formatting.printable(tally.workload, 60)}, {target}, round {number}"
+    return f"{label}: {done} ({answers}), TTFT p50 {ttft}, {rate} tok/s, {duration}{crash}"

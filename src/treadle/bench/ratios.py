@@ -157,13 +157,13 @@ def values(workload: str, round_: Round, goodput: tuple[float, float]) -> list[t
 
 def _control_figures(round_: Round) -> list[tuple[Figure, float | None]]:
     """Return the figures of the control routes and of the client's own lag."""
-    paths = dict.fromkeys(look.path for look in round_.control)
+    paths = dict.fromkeys(probe.path for probe in round_.control)
     found: list[tuple[Figure, float | None]] = [
         (Figure(f"{path} p99", "s", "lower"), _p99(c.took_s for c in round_.control if c.path == path and c.status))
         for path in paths
     ]
     if round_.control:
-        found.append((UNANSWERED, float(sum(not look.status for look in round_.control))))
+        found.append((UNANSWERED, float(sum(not probe.status for probe in round_.control))))
     return [*found, (CLIENT_LAG, _p99(round_.lag_s))]
 
 

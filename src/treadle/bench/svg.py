@@ -52,9 +52,9 @@ def number(value: float) -> str:
     return text.removesuffix(".0") if text != "-0.0" else "0"
 
 
-def text(value: str, most: int = 0) -> str:
+def text(value: str, limit: int = 0) -> str:
     """Escape foreign text for a page."""
-    return escape(formatting.printable(value, most))
+    return escape(formatting.printable(value, limit))
 
 
 def drawing(key: str, height: float, title: str, description: str, parts: Iterable[str]) -> str:
@@ -111,11 +111,11 @@ def seconds_axis(low: float, high: float, start: float, end: float, title: str, 
     return Axis(scale, [(value, tick_seconds(value)) for value in values], title)
 
 
-def even_ticks(high: float, most: int = 6) -> list[float]:
+def even_ticks(high: float, limit: int = 6) -> list[float]:
     """Return round numbers from 0, the last of them at or above nine tenths of `high`."""
     if not 0 < high < math.inf:
         return [0.0, 1.0]
-    step = next(s for s in _round_numbers(high / most) if high / s <= most)
+    step = next(s for s in _round_numbers(high / limit) if high / s <= limit)
     return [i * step for i in range(math.ceil(high / step - 0.1) + 1)]
 
 

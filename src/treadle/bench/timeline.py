@@ -15,12 +15,12 @@ MIN_TITLE_HEIGHT = 160.0
 OUTCOMES: tuple[Outcome, ...] = ("refused", "failed", "incomplete", "left")
 
 
-def timeline(key: str, round_: Round, until_s: float, most: int) -> tuple[str, str]:
-    """Draw `round_` up to `until_s`, with at most `most` bars. Returns the SVG and its caption."""
+def timeline(key: str, round_: Round, until_s: float, max_bars: int) -> tuple[str, str]:
+    """Draw `round_` up to `until_s`, with at most `max_bars` bars. Returns the SVG and its caption."""
     samples = sorted(round_.samples, key=lambda sample: (sample.due_s, sample.sent_s))
     if not samples:
         return "", "no request was sent"
-    every = -(-len(samples) // most)
+    every = -(-len(samples) // max_bars)
     drawn = samples[::every]
     row = min(max(HEIGHT / len(drawn), LOWEST), TALLEST)
     floor = TOP + row * len(drawn)

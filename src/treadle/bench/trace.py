@@ -78,10 +78,10 @@ def _request(path: Path, number: int, data: bytes) -> Request:
 def _check(path: Path, requests: tuple[Request, ...]) -> None:
     """Check that every id occurs once, and that a request waits only for earlier ones, so that none waits for ever.
     Raises BenchError."""
-    seen: set[str] = set()
+    ids: set[str] = set()
     for request in requests:
-        if request.id in seen:
+        if request.id in ids:
             raise BenchError(f"{path}: the id '{request.id}' is there twice: give each request its own")
-        if request.after is not None and request.after.of not in seen:
+        if request.after is not None and request.after.of not in ids:
             raise BenchError(f"{path}: '{request.id}' waits for '{request.after.of}', which no line before it has")
-        seen.add(request.id)
+        ids.add(request.id)

@@ -238,10 +238,10 @@ def _poisson(rng: random.Random, options: Options) -> list[Request]:
 
 def _sweep(seed: int, overrides: dict[str, float], round_: int) -> list[Workload]:
     options = _options("sweep", SWEEP_DEFAULTS, overrides)
-    most = options.pop("most")
-    levels = [c for c in SWEEP if c <= most]
+    largest = options.pop("most")
+    levels = [c for c in SWEEP if c <= largest]
     if not levels:
-        raise BenchError(f"option most={most:g} of workload 'sweep' must be at least 1")
+        raise BenchError(f"option most={largest:g} of workload 'sweep' must be at least 1")
     return [
         Workload(
             f"sweep c={c}",

@@ -185,8 +185,8 @@ def _prospects(settings: Settings, location: ModelLocation, result: ProbeResult)
     if location.folder is None or part is None:
         return _budget(settings, result)
     if "error" in part:
-        why = part["error"].replace(str(location.folder), settings.model)
-        return [Finding(MODEL, "would run", why, Mark.FAIL, facts={"error": why})]
+        reason = part["error"].replace(str(location.folder), settings.model)
+        return [Finding(MODEL, "would run", reason, Mark.FAIL, facts={"error": reason})]
     shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
     return [
         Finding(MODEL, "would run", f"{shape}, {size(part['weight_bytes'])} in memory{_path(part)}", facts=part),

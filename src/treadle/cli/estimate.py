@@ -83,12 +83,12 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     )
 
 
-def expected_path(plain: bool, mergeable: bool, kind: str) -> str:
-    """Describe the expected KV backend on a device of this `kind`: `plain` keys and values, or caches that can be
+def expected_path(plain_kv: bool, mergeable: bool, kind: str) -> str:
+    """Describe the expected KV backend on a device of this `kind`: `plain_kv` keys and values, or caches that can be
     merged."""
-    if not mergeable and not plain:
+    if not mergeable and not plain_kv:
         return "one request at a time, as mlx-lm's caches for it can't be batched"
-    if not plain:
+    if not plain_kv:
         return "batched on mlx-lm's caches, prefixes from snapshots"
     return "batched, KV cache in pages" if kind == "cuda" else "batched, KV cache in buffers a row"
 
@@ -108,9 +108,9 @@ def kv_cost(leaves: list[Any], config: Mapping[str, Any], width: int, context: i
 
 def _numbers_a_token(config: Mapping[str, Any]) -> int | None:
     """Return the count of keys' and values' elements of one token in one layer; None if unknown."""
-    places = [config, config.get("text_config") or {}]
+    configs = [config, config.get("text_config") or {}]
     found = {
-        name: next((p[name] for p in places if isinstance(p.get(name), int)), None)
+        name: next((p[name] for p in configs if isinstance(p.get(name), int)), None)
         for name in ("num_key_value_heads", "num_attention_heads", "head_dim", "hidden_size")
     }
     queries, hidden = found["num_attention_heads"], found["hidden_size"]

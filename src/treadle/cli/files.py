@@ -20,15 +20,15 @@ def raise_open_files() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return TARGET_FILES
-    for most in (TARGET_FILES, MACOS_FILES):
-        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        if soft >= wanted:
+    for limit in (TARGET_FILES, MACOS_FILES):
+        target = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        if soft >= target:
             break
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
         except (ValueError, OSError):
             continue
-        return wanted
+        return target
     return soft
 
 

@@ -59,9 +59,9 @@ def _with_retries(attempt: Any) -> Any:
     return retry(attempt, lambda wait_s, error: time.sleep(wait_s), SHORT_RETRY_DELAYS_S)
 
 
-def _failure(settings: Settings, why: str) -> Finding:
+def _failure(settings: Settings, reason: str) -> Finding:
     facts = {"name": settings.model, "source": "hub", "cached": False}
-    return Finding(_SECTION, "model", why, Mark.FAIL, facts=facts)
+    return Finding(_SECTION, "model", reason, Mark.FAIL, facts=facts)
 
 
 def _download(listing: Listing) -> Finding:

@@ -67,8 +67,8 @@ def _open_files() -> Finding:
     if hard != resource.RLIM_INFINITY and hard < MIN_FILES:
         value = f"{hard}: each connection takes one, and no more clients than that are taken"
         return Finding(SYSTEM, "open files", value, Mark.WARN, "ulimit -Hn 8192 before the start", facts)
-    most = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}"
-    return Finding(SYSTEM, "open files", most, facts=facts)
+    limit_text = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}"
+    return Finding(SYSTEM, "open files", limit_text, facts=facts)
 
 
 def _python() -> Finding:

@@ -31,10 +31,10 @@ def find(settings: Settings, scratch: Path) -> ModelLocation:
     set, and a sketch of it is made in the folder `scratch`."""
     if settings.model == DEMO and not demo.is_converted():
         return ModelLocation((_unconverted_demo(),))
-    if _is_on_hub(settings.model) and (why := _not_cached(settings)):
+    if _is_on_hub(settings.model) and (reason := _not_cached(settings)):
         if settings.offline:
             facts = {"name": settings.model, "source": "hub", "cached": False}
-            return ModelLocation((Finding(MODEL, "model", why, Mark.FAIL, facts=facts),))
+            return ModelLocation((Finding(MODEL, "model", reason, Mark.FAIL, facts=facts),))
         findings, has_sketch = hub_check.examine(settings, scratch)
         return ModelLocation(tuple(findings), scratch if has_sketch else None, sketch=has_sketch)
     try:

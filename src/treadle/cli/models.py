@@ -86,7 +86,9 @@ def show(*, everything: bool, as_json: bool) -> int:
     listed = [entry for entry in found if everything or entry.state is not State.REFUSED]
     if as_json:
         print(
-            json.dumps({"hub_cache": str(hub.cache_folder()), "models": [_plain(entry) for entry in listed]}, indent=2)
+            json.dumps(
+                {"hub_cache": str(hub.cache_folder()), "models": [_to_plain(entry) for entry in listed]}, indent=2
+            )
         )
         return 0
     console = Console(highlight=False)
@@ -131,7 +133,7 @@ def _day(moment: float) -> str:
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d")
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _to_plain(entry: Entry) -> dict[str, Any]:
     return {
         "model": entry.model,
         "source": entry.source.value,

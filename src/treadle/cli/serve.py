@@ -88,8 +88,8 @@ class TerminalReporter:
         self._stopping = False
 
     def listening(self, reach: Reach) -> None:
-        where = " and ".join([reach.url, *reach.grpc[:1]])
-        self._print(f"[bold]Treadle[/] listens on {escape(where)} and loads {escape(self._settings.model)}")
+        urls = " and ".join([reach.url, *reach.grpc[:1]])
+        self._print(f"[bold]Treadle[/] listens on {escape(urls)} and loads {escape(self._settings.model)}")
 
     def stage(self, stage: str) -> None:
         """Print one line per stage of converting and loading."""

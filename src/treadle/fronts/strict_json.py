@@ -60,8 +60,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         raise InvalidRequest(f"the body's JSON has an object of {len(pairs)} keys: give at most {MAX_KEYS}")
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        keys: set[str] = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         raise InvalidRequest(f"the body's JSON has the key '{twice[:80]}' twice: give it once", param=twice[:80])
     return found
 

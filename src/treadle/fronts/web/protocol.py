@@ -290,8 +290,8 @@ class _RefusalApp:
 
 
 def _no_slot(refusal: Refusal | None) -> Busy:
-    whose = "your address has" if refusal is Refusal.PEER_CONNECTIONS else "it has"
-    return Busy(f"the server is busy: {whose} as many connections as it can hold", retry_after_s=1.0)
+    holder = "your address has" if refusal is Refusal.PEER_CONNECTIONS else "it has"
+    return Busy(f"the server is busy: {holder} as many connections as it can hold", retry_after_s=1.0)
 
 
 def _tune(sock: socket.socket, stall_s: float) -> None:

@@ -52,8 +52,8 @@ def either(*schemas: Schema) -> Schema:
 # Messages -------------------------------------------------------------------------------------------------------
 
 
-def _unserved(fine: tuple[Any, ...], description: str) -> Schema:
-    return {"enum": [None, *fine], "description": description}
+def _unserved(allowed: tuple[Any, ...], description: str) -> Schema:
+    return {"enum": [None, *allowed], "description": description}
 
 
 LEFT_OPEN = "True in a last message of the assistant: the answer continues it."
@@ -64,7 +64,7 @@ TURN_KEYS: Schema = {
     "reasoning_content": {**TEXT_OR_NULL, "description": "Handed to the model's template."},
     "reasoning": {**TEXT_OR_NULL, "description": "Another spelling of `reasoning_content`."},
     **{key: {"type": ["boolean", "null"], "description": LEFT_OPEN} for key in CONTINUE_KEYS},
-    **{key: _unserved(fine, UNSERVED) for key, fine in NEUTRAL_KEYS.items()},
+    **{key: _unserved(allowed, UNSERVED) for key, allowed in NEUTRAL_KEYS.items()},
 }
 
 

@@ -78,9 +78,9 @@ LogitBias = Annotated[
 CacheSalt = Annotated[str, size(minLength=1, maxLength=MAX_SALT_CHARS, pattern=f"^[^{CONTROLS}]+$")]
 
 
-def neutral_only(description: str, *fine: Any) -> Any:
-    """Define a field that accepts only null and the values `fine`."""
-    return Field(None, description=description, json_schema_extra={"enum": [None, *fine]})
+def neutral_only(description: str, *allowed: Any) -> Any:
+    """Define a field that accepts only null and the values `allowed`."""
+    return Field(None, description=description, json_schema_extra={"enum": [None, *allowed]})
 
 
 def optional(description: str, **extra: Any) -> Any:

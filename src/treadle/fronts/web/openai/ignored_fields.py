@@ -104,13 +104,13 @@ HINTS = {
 }
 
 
-def refuse_beyond_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], within: str = "") -> None:
-    """Raise UnsupportedParameter for the first field that is not neutral. `within` is put before its name."""
+def refuse_beyond_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], prefix: str = "") -> None:
+    """Raise UnsupportedParameter for the first field that is not neutral. `prefix` is put before its name."""
     for name, allowed_values in neutral.items():
         value = given.get(name)
         if value is not None and not any(_same(value, allowed) for allowed in allowed_values):
             hint = HINTS.get(name, f"leave it out{_or_neutral(allowed_values)}")
-            raise UnsupportedParameter(f"{within}{name} is not supported here: {hint}", param=within + name)
+            raise UnsupportedParameter(f"{prefix}{name} is not supported here: {hint}", param=prefix + name)
 
 
 def _same(value: Any, allowed: Any) -> bool:

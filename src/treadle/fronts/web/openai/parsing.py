@@ -72,11 +72,11 @@ def _instead(shape: type[BaseModel], path: str) -> str:
     parent, _, name = path.rpartition(".")
     if not parent and name in REPLACEMENTS:
         return f": use {REPLACEMENTS[name]}"
-    near = difflib.get_close_matches(name, list(_within(shape, parent).model_fields), n=1)
+    near = difflib.get_close_matches(name, list(_object_shape(shape, parent).model_fields), n=1)
     return f"; did you mean '{near[0]}'?" if near else ": leave it out"
 
 
-def _within(shape: type[BaseModel], name: str) -> type[BaseModel]:
+def _object_shape(shape: type[BaseModel], name: str) -> type[BaseModel]:
     """Return the shape of an object field (`options`, `stream_options`); the request's own if `name` is empty."""
     if name not in shape.model_fields:
         return shape

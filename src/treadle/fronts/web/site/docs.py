@@ -129,9 +129,9 @@ class Docs:
 
     def _parts(self, call: Operation) -> str:
         fields = self._fields(call)
-        anchors = [(fields.anchor(name), name) for name in fields.leads()]
+        anchors = [(fields.anchor(name), name) for name in fields.main_fields()]
         anchors += [(f"{slug(call.path)}-{slug(title)}", title) for title in fields.groups()]
-        return "".join(f'<li><a href="#{place}">{escape(name)}</a></li>' for place, name in anchors)
+        return "".join(f'<li><a href="#{target}">{escape(name)}</a></li>' for target, name in anchors)
 
     def _call(self, call: Operation) -> str:
         request, answer, further = self._examples(call)

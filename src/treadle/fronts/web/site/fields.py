@@ -75,16 +75,16 @@ class Fields:
 
     def html(self) -> str:
         """Return all tables."""
-        return "".join([*map(self._lead, self.leads()), *map(self._group, self.groups())])
+        return "".join([*map(self._main_field, self.main_fields()), *map(self._group, self.groups())])
 
-    def leads(self) -> list[str]:
+    def main_fields(self) -> list[str]:
         """Return the fields that get a part of their own, in front."""
         return [name for name in dict.fromkeys((*MAIN_FIELDS, *self._needed)) if name in self._fields]
 
     def groups(self) -> dict[str, list[str]]:
         """Return all other fields by the title of their group, each in exactly one; groups without fields are left
         out."""
-        remaining = dict.fromkeys(name for name in self._fields if name not in self.leads())
+        remaining = dict.fromkeys(name for name in self._fields if name not in self.main_fields())
         idle = [name for name in remaining if name in IDLE_FIELDS.get(self._path, ())]
         listed = {title: [n for n in names if n in remaining and n not in idle] for title, names in GROUPS.items()}
         taken = {name for names in (*listed.values(), idle) for name in names}
@@ -95,7 +95,7 @@ class Fields:
         """Return the id of a field on the page."""
         return f"{slug(self._path)}-{slug(name)}"
 
-    def _lead(self, name: str) -> str:
+    def _main_field(self, name: str) -> str:
         schema = self._fields[name]
         words = [type_of(schema), *limits_of(schema), *(["needed"] if name in self._needed else [])]
         examples = [*schema.get("examples", ()), *([self._examples[name]] if name in self._examples else [])]

@@ -65,22 +65,22 @@ def limits_of(schema: Schema) -> list[str]:
 def _limits(one: Schema) -> Iterator[str]:
     yield from _range(one)
     for kind, unit in (("Length", "characters"), ("Items", "items"), ("Properties", "keys")):
-        least, most = one.get(f"min{kind}", 0), one.get(f"max{kind}")
-        if most is not None:
-            yield f"{least:,} to {most:,} {unit}" if least else f"up to {most:,} {unit}"
-        elif least:
-            yield f"at least {least:,} {unit if least > 1 else unit.removesuffix('s')}"
+        low, high = one.get(f"min{kind}", 0), one.get(f"max{kind}")
+        if high is not None:
+            yield f"{low:,} to {high:,} {unit}" if low else f"up to {high:,} {unit}"
+        elif low:
+            yield f"at least {low:,} {unit if low > 1 else unit.removesuffix('s')}"
     if "pattern" in one:
         yield f"like {one['pattern']}"
 
 
 def _range(one: Schema) -> Iterator[str]:
-    least, above = one.get("minimum"), one.get("exclusiveMinimum")
-    most, below = one.get("maximum"), one.get("exclusiveMaximum")
-    if least is not None and most is not None:
-        yield f"{_number(least)} to {_number(most)}"
+    low, above = one.get("minimum"), one.get("exclusiveMinimum")
+    high, below = one.get("maximum"), one.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        yield f"{_number(low)} to {_number(high)}"
         return
-    bounds = (("at least", least), ("above", above), ("at most", most), ("below", below))
+    bounds = (("at least", low), ("above", above), ("at most", high), ("below", below))
     words = [f"{word} {_number(bound)}" for word, bound in bounds if bound is not None]
     if words:
         yield ", ".join(words)
