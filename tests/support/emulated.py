@@ -1,8 +1,8 @@
 """Emulation of the CUDA kernels' own source on the host: compiled as C++, a block's threads as fibers that take turns.
 
-Every array is passed as a copy with guarded memory after it, and shared memory and outputs hold NaNs until they are
-written. A launch fails on accesses behind an array, on reads before writes, on writes to a read-only array, on a
-barrier that not all threads reach, and on misaligned accesses. Asynchronous copies arrive as late as they may.
+Every array is passed as a copy with no mapped memory behind it, and shared memory and outputs hold NaNs until they are
+written. A launch fails on accesses behind an array, on writes before it or to a read-only one, on a barrier that not
+all threads reach, and on misaligned accesses. Asynchronous copies arrive as late as they may.
 """
 
 from __future__ import annotations
