@@ -116,7 +116,7 @@ class _Part:
 
 
 def _attend_decode(launch: Launch) -> list[Any]:
-    """Attend with blocks, each of which has the items from its start to the next one's; every item belongs to a block."""
+    """Attend with blocks, each with the items from its start to the next one's; every item belongs to a block."""
     blocks = launch.blocks[0]
     lines = (blocks + 8) // 8
     items = launch.view("items")
