@@ -24,7 +24,7 @@ from treadle.core.messages import (
 )
 from treadle.core.messages import EngineStatistics as Statistics
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
-from treadle.core.scheduler import WORTH_WAITING, Scheduler, SchedulerLimits
+from treadle.core.scheduler import MIN_SHARED_TOKENS, Scheduler, SchedulerLimits
 from treadle.core.sequence import Sequence
 from treadle.core.states import State
 
@@ -226,9 +226,9 @@ class HashRunner:
         row = self.rows[chunk.id]
         assert chunk.tokens, "an empty chunk"
         assert chunk.start == len(row.fed), f"chunk starts at {chunk.start}, the cache holds {len(row.fed)}"
-        assert all(mark > chunk.start for mark in chunk.awaited), "what is there already can't be kept any more"
-        assert self.shape.marked or not chunk.awaited, "nobody asked for that"
-        row.marks |= set(chunk.awaited)
+        assert all(mark > chunk.start for mark in chunk.checkpoints), "what is there already can't be kept any more"
+        assert self.shape.marked or not chunk.checkpoints, "nobody asked for that"
+        row.marks |= set(chunk.checkpoints)
         row.fed += chunk.tokens
         self.computed += len(chunk.tokens)
         if row.request.prompt_logprobs is None:
@@ -319,7 +319,7 @@ class Bench:
 
     def step(self, seconds: float = 0.01) -> tuple[Output, ...]:
         """One iteration as the engine's loop does it."""
-        departed = self.scheduler.departed()
+        departed = self.scheduler.take_released_ids()
         self.release(departed)
         self.plan = self.scheduler.plan(self.now, self.runner.room() if self.shape.blocks else None)
         self.release(self.plan.release)
@@ -344,8 +344,10 @@ class Bench:
             if row.request.prompt_logprobs is None:
                 assert not [lead.id for lead in before if self._worth(row, lead, before)], "it computes what others do"
             before.append(row)
-        waiting = [(row, row.lead) for row in running.values() if not row.joined and row.lead is not None]
-        assert all(alike(row.request, lead.request) >= row.awaits for row, lead in waiting)
+        waiting = [
+            (row, row.prefix_leader) for row in running.values() if not row.joined and row.prefix_leader is not None
+        ]
+        assert all(alike(row.request, lead.request) >= row.awaited_tokens for row, lead in waiting)
         self.waits += len(waiting)
 
     def _worth(self, row: Sequence, lead: Sequence, joined: list[Sequence]) -> bool:
@@ -355,7 +357,7 @@ class Bench:
         shared = alike(row.request, lead.request)
         others = [] if self.shape.marked else [other for other in joined if other is not lead]
         kept = [min(alike(row.request, other.request), self._settled(other)) for other in others]
-        return self._settled(lead) < shared and shared - max(lead.reused, *kept, 0) >= WORTH_WAITING
+        return self._settled(lead) < shared and shared - max(lead.cached_tokens, *kept, 0) >= MIN_SHARED_TOKENS
 
     def _settled(self, row: Sequence) -> int:
         return self.runner.rows[row.id].settled if row.id in self.runner.rows else 0
@@ -380,7 +382,7 @@ class Bench:
     def _finish_until(self, in_flight: int) -> tuple[Output, ...]:
         scheduler, outputs = self.scheduler, ()
         while scheduler.in_flight > in_flight:
-            plan = scheduler.oldest
+            plan = scheduler.oldest_plan
             try:
                 result = self.runner.finish()
             except Boom as error:
@@ -430,7 +432,13 @@ class Bench:
         """Nothing is left, neither here nor in the runner."""
         scheduler = self.scheduler
         scheduler.check_integrity()
-        kept = (scheduler._rows, scheduler._running, scheduler._departed, scheduler._flights, scheduler._outputs)
+        kept = (
+            scheduler._sequences,
+            scheduler._running,
+            scheduler._released_ids,
+            scheduler._in_flight,
+            scheduler._outputs,
+        )
         assert not any(kept), kept
         assert not scheduler._queue._tenants
         assert not scheduler._queue._entries

@@ -108,7 +108,7 @@ class Served:
             self.now = max(self.now, self._later[0][0])
         while self._later and self._later[0][0] <= self.now:
             self.scheduler.submit(self._later.popleft()[1], self.now)
-        self.scheduler.departed()
+        self.scheduler.take_released_ids()
         plan = self.scheduler.plan(self.now)
         if plan.idle:
             self._finish_until(max(0, self.scheduler.in_flight - 1))

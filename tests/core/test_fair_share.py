@@ -123,11 +123,11 @@ def served(rows: list[Sequence], slots: int = 1) -> list[int]:
     """The orders of all rows as they get slots, each of which is given back by the oldest that runs."""
     it, running, orders = Queue(), [], []
     for each in rows:
-        it.enter(each)
+        it.add(each)
         it.push(each)
     while (head := it.head(running)) is not None:
         if len(running) == slots:
-            it.leave(running.pop(0))
+            it.remove(running.pop(0))
             continue
         it.pop(head)
         running.append(head)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.core.drive import Bench
 from treadle.core import block_budget, inflight_prefix
-from treadle.core.inflight_prefix import MOST_LEADS, follows, shared
+from treadle.core.inflight_prefix import MAX_LEADERS, common_prefix, waits_for_prefix
 from treadle.core.messages import CancelReason, Submit
-from treadle.core.scheduler import STUCK_PLANS, WORTH_WAITING
+from treadle.core.scheduler import MAX_STUCK_PLANS, MIN_SHARED_TOKENS
 from treadle.core.sequence import Sequence
 from treadle.core.states import Event
 
@@ -70,7 +70,7 @@ def test_the_wait_is_over_once_the_last_shared_token_is_kept() -> None:
     for _ in range(4):
         bench.step()
         assert "1" not in joined(bench)
-    assert bench.scheduler._rows["0"].kept == 256
+    assert bench.scheduler._sequences["0"].committed_tokens == 256
     bench.step()
     assert joined(bench) == {"1": 256}
     bench.run()
@@ -82,8 +82,8 @@ def test_what_was_reused_is_kept_from_the_start() -> None:
     bench.run()
     bench.submit("a", prompt=(*SYSTEM, *tail("a")))
     bench.step()
-    row = bench.scheduler._rows["a"]
-    assert (bench.scheduler.in_flight, row.reused, row.kept) == (1, 300, 300)
+    row = bench.scheduler._sequences["a"]
+    assert (bench.scheduler.in_flight, row.cached_tokens, row.committed_tokens) == (1, 300, 300)
     bench.run()
 
 
@@ -124,13 +124,13 @@ def test_two_trees_at_once_are_computed_once_each() -> None:
     assert bench.runner.computed == 2 * 300 + 8 * 19
 
 
-@pytest.mark.parametrize("length", [WORTH_WAITING, WORTH_WAITING + 1])
+@pytest.mark.parametrize("length", [MIN_SHARED_TOKENS, MIN_SHARED_TOKENS + 1])
 def test_a_beginning_has_to_be_worth_it(length: int) -> None:
     bench = Bench(cache=True)
     for i in range(2):
         bench.submit(f"{i}", prompt=(*SYSTEM[: length - 1], *tail(f"{i}")))
     bench.step()
-    assert len(bench.plan.admit) == (2 if length == WORTH_WAITING else 1)
+    assert len(bench.plan.admit) == (2 if length == MIN_SHARED_TOKENS else 1)
     bench.run()
 
 
@@ -139,7 +139,7 @@ def test_what_the_lead_reused_itself_is_not_worth_a_wait() -> None:
     bench.submit("before", prompt=SYSTEM)
     bench.run()
     for i in range(2):
-        bench.submit(f"{i}", prompt=(*SYSTEM, *tail("same", WORTH_WAITING - 10), *tail(f"{i}")))
+        bench.submit(f"{i}", prompt=(*SYSTEM, *tail("same", MIN_SHARED_TOKENS - 10), *tail(f"{i}")))
     bench.step()
     assert joined(bench) == {"0": 300, "1": 300}
     bench.run()
@@ -167,13 +167,13 @@ def test_a_scored_row_neither_leads_nor_waits(scored: int) -> None:
 def test_nobody_waits_for_what_a_third_one_has_kept() -> None:
     bench = Bench(cache=True, prefill_tokens=64)
     bench.submit("scored", prompt=(*SYSTEM, *tail("scored")), prompt_logprobs=0)
-    bench.until(lambda: bench.scheduler._rows["scored"].kept == 192)
+    bench.until(lambda: bench.scheduler._sequences["scored"].committed_tokens == 192)
     bench.submit("lead", prompt=(*SYSTEM, *tail("lead")))
     bench.step()
     bench.step()
     bench.submit("late", prompt=(*SYSTEM, *tail("late")))
-    lead = bench.scheduler._rows["lead"]
-    assert (lead.reused, lead.kept) == (192, 256)
+    lead = bench.scheduler._sequences["lead"]
+    assert (lead.cached_tokens, lead.committed_tokens) == (192, 256)
     bench.step()
     assert joined(bench) == {"late": 256}
     bench.run()
@@ -203,7 +203,7 @@ def test_a_lead_is_asked_to_keep_what_others_wait_for_until_it_has_it() -> None:
         bench.step()
         asked += [chunk for chunk in bench.plan.prefill if chunk.id == "lead" and chunk.start < 300]
     assert len(asked) > 2
-    assert all(chunk.awaited == tuple(count for count in (200, 300) if count > chunk.start) for chunk in asked)
+    assert all(chunk.checkpoints == tuple(count for count in (200, 300) if count > chunk.start) for chunk in asked)
     assert bench.heard["c"].cached == [200]
     assert joined(bench)["b"] == 300
     bench.run()
@@ -214,7 +214,7 @@ def test_nobody_is_asked_where_all_that_rows_compute_is_kept() -> None:
     for i in range(3):
         bench.submit(f"{i}", prompt=(*SYSTEM, *tail(f"{i}")))
     bench.until(lambda: "1" in joined(bench))
-    assert not [chunk for chunk in bench.plan.prefill if chunk.awaited]
+    assert not [chunk for chunk in bench.plan.prefill if chunk.checkpoints]
 
 
 def test_what_a_row_that_runs_was_not_asked_to_keep_is_computed_once_more() -> None:
@@ -241,7 +241,7 @@ def test_where_the_lead_is_cancelled_the_next_one_goes_on_from_what_it_kept() ->
     bench.cancel("0", CancelReason.CLIENT)
     bench.step()
     assert joined(bench) == {"1": 64}
-    assert bench.scheduler._rows["2"].lead is bench.scheduler._rows["1"]
+    assert bench.scheduler._sequences["2"].prefix_leader is bench.scheduler._sequences["1"]
     bench.run()
     for request in rows[1:]:
         bench.assert_undisturbed(request)
@@ -262,13 +262,16 @@ def test_where_the_lead_fails_the_next_one_leads() -> None:
 
 
 def test_a_lead_that_is_preempted_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_budget, "EXPECTED", 1)
+    monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 1)
     bench = Bench(cache=True, prefill_tokens=4, block=4, blocks=180, max_running=8)
     old = [bench.submit(f"old {i}", prompt=(i,), max_tokens=150) for i in range(6)]
     bench.step()
     rows = [bench.submit(f"{i}", prompt=(*SYSTEM, *tail(f"{i}"))) for i in range(2)]
     bench.until(lambda: bench.statistics().preempted > 0)
-    assert (bench.scheduler._rows["0"].joined, bench.scheduler._rows["1"].lead) == (False, bench.scheduler._rows["0"])
+    assert (bench.scheduler._sequences["0"].joined, bench.scheduler._sequences["1"].prefix_leader) == (
+        False,
+        bench.scheduler._sequences["0"],
+    )
     bench.run()
     for request in (*old, *rows):
         bench.assert_undisturbed(request)
@@ -281,14 +284,14 @@ def test_who_was_preempted_waits_for_others_as_if_it_were_new() -> None:
     bench.step()
     bench.runner.stored.clear()  # what it had is given to others
     scheduler = bench.scheduler
-    scheduler._preempt([scheduler._rows["a"]], bench.now)
-    bench.release(scheduler.departed())
+    scheduler._preempt([scheduler._sequences["a"]], bench.now)
+    bench.release(scheduler.take_released_ids())
     bench.submit("urgent", prompt=(*SYSTEM, *tail("urgent")), priority=-1)
-    running = scheduler._rows["urgent"]
+    running = scheduler._sequences["urgent"]
     scheduler._queue.pop(scheduler._queue.head())
     scheduler._queue.pop(scheduler._queue.head())
-    for row in (running, scheduler._rows["a"]):
-        scheduler._start(row, bench.now)
+    for row in (running, scheduler._sequences["a"]):
+        scheduler._admit(row, bench.now)
     bench.step()
     assert joined(bench) == {"urgent": 0}
     bench.run()
@@ -301,7 +304,7 @@ def test_a_lead_without_memory_does_not_hold_others_for_ever() -> None:
         bench.submit(f"{i}", prompt=(*SYSTEM, *tail(f"{i}")))
     bench.step()
     bench.runner.room = lambda: 0  # type: ignore[method-assign]
-    bench.run(steps=3 * STUCK_PLANS + 20)
+    bench.run(steps=3 * MAX_STUCK_PLANS + 20)
     assert all(heard.finish is not None for heard in bench.heard.values())
     bench.assert_idle()
 
@@ -313,10 +316,10 @@ def test_who_has_no_room_to_join_keeps_nobody_waiting() -> None:
     scheduler = bench.scheduler
     bench.submit("big", prompt=(*SYSTEM, *tail("big", 200)))
     scheduler._queue.pop(scheduler._queue.head())
-    scheduler._start(scheduler._rows["big"], bench.now)
+    scheduler._admit(scheduler._sequences["big"], bench.now)
     small = bench.submit("small", prompt=SYSTEM[:100])
     scheduler._queue.pop(scheduler._queue.head())
-    scheduler._start(scheduler._rows["small"], bench.now)
+    scheduler._admit(scheduler._sequences["small"], bench.now)
     bench.step()
     assert joined(bench) == {"small": 0}
     bench.run()
@@ -344,7 +347,7 @@ def test_what_many_share_is_computed_once(seed: int) -> None:
     bench.runner.cost = lambda prefill, decode: (0.002 + 0.001 * prefill, 0.02 if decode else 0.0)
     others = [bench.submit(f"other {i}", prompt=3, max_tokens=60) for i in range(chance.choice((0, 0, 2)))]
     bench.step()
-    size, computed = chance.randint(WORTH_WAITING, 400), bench.runner.computed
+    size, computed = chance.randint(MIN_SHARED_TOKENS, 400), bench.runner.computed
     system = tuple(chance.randrange(900) for _ in range(size))
     tails = [chance.randint(1, 60) for _ in range(chance.randint(2, 12))]
     rows = []
@@ -384,12 +387,12 @@ def test_a_burst_of_those_who_wait_takes_more_of_the_time_than_one_prompt() -> N
 def test_shared_is_what_both_begin_with_but_the_last(same: int, a: list[int], b: list[int]) -> None:
     one, two = (*range(same), *a, 0), (*range(same), *b, 1)
     most = min(len(one), len(two)) - 1
-    assert shared(one, two) == next((i for i in range(most) if one[i] != two[i]), most)
+    assert common_prefix(one, two) == next((i for i in range(most) if one[i] != two[i]), most)
 
 
 def _running(id_: str, prompt: tuple[int, ...], *, joined: bool = True, kept: int = 0, reused: int = 0) -> Sequence:
     row = Sequence(Submit(id=id_, prompt=prompt, max_tokens=4), order=0, arrived=0.0, joined=joined)
-    row.kept, row.reused = kept, reused
+    row.committed_tokens, row.cached_tokens = kept, reused
     row.on(Event.ADMIT)
     return row
 
@@ -398,32 +401,34 @@ def _new(prompt: tuple[int, ...]) -> Sequence:
     return _running("row", prompt, joined=False)
 
 
-@pytest.mark.parametrize("kept", [300 - WORTH_WAITING, 301 - WORTH_WAITING])
+@pytest.mark.parametrize("kept", [300 - MIN_SHARED_TOKENS, 301 - MIN_SHARED_TOKENS])
 def test_a_third_one_has_to_have_kept_so_much_that_the_rest_is_not_worth_a_wait(kept: int) -> None:
     lead = _running("lead", (*SYSTEM, *tail("lead")))
     other = _running("other", (*SYSTEM, *tail("other")), kept=kept)
     other.on(Event.PROMPT_DONE)
-    assert follows(_new((*SYSTEM, *tail("row"))), [other, lead], WORTH_WAITING) is (kept == 300 - WORTH_WAITING)
+    assert waits_for_prefix(_new((*SYSTEM, *tail("row"))), [other, lead], MIN_SHARED_TOKENS) is (
+        kept == 300 - MIN_SHARED_TOKENS
+    )
 
 
 @pytest.mark.parametrize("at", [0, 100, 235, 236])
 def test_what_a_third_one_has_kept_of_another_prompt_is_no_use(at: int) -> None:
     other = _running("other", (*SYSTEM[:at], 7777, *SYSTEM[at + 1 :]), kept=299)
     other.on(Event.PROMPT_DONE)
-    assert follows(_new(SYSTEM), [_running("lead", SYSTEM), other], WORTH_WAITING) is (at < 236)
+    assert waits_for_prefix(_new(SYSTEM), [_running("lead", SYSTEM), other], MIN_SHARED_TOKENS) is (at < 236)
 
 
 @pytest.mark.parametrize("at", [99, 100, 130, 163, 164])
 def test_a_prompt_that_is_alike_further_on_only_is_no_lead(at: int) -> None:
     lead = _running("lead", (*SYSTEM[:at], 7777, *SYSTEM[at + 1 :]), kept=100, reused=100)
-    assert follows(_new(SYSTEM), [lead], WORTH_WAITING) is (at == 164)
+    assert waits_for_prefix(_new(SYSTEM), [lead], MIN_SHARED_TOKENS) is (at == 164)
 
 
 def test_nobody_waits_on_for_a_lead_that_has_to_join_again() -> None:
     lead, row = _running("lead", SYSTEM), _new(SYSTEM)
-    assert follows(row, [lead], WORTH_WAITING)
+    assert waits_for_prefix(row, [lead], MIN_SHARED_TOKENS)
     lead.joined = False
-    assert not follows(row, [], WORTH_WAITING)
+    assert not waits_for_prefix(row, [], MIN_SHARED_TOKENS)
 
 
 @settings(max_examples=20)
@@ -434,12 +439,12 @@ def test_few_leads_are_compared_and_only_once_for_a_wait(count: int) -> None:
     row = _new((*SYSTEM, *tail("row")))
     compared: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflight_prefix, "shared", lambda a, b: compared.append(b) or shared(a, b))
-        assert not follows(row, leads, WORTH_WAITING)
-        assert len(compared) == min(count, MOST_LEADS)
+        patch.setattr(inflight_prefix, "common_prefix", lambda a, b: compared.append(b) or common_prefix(a, b))
+        assert not waits_for_prefix(row, leads, MIN_SHARED_TOKENS)
+        assert len(compared) == min(count, MAX_LEADERS)
         for lead in leads:
-            lead.kept = 0
+            lead.committed_tokens = 0
         compared.clear()
         for _ in range(5):
-            assert follows(row, leads, WORTH_WAITING)
+            assert waits_for_prefix(row, leads, MIN_SHARED_TOKENS)
         assert len(compared) == 1

@@ -44,7 +44,7 @@ def test_a_row_that_missed_a_step_waits_until_its_token_is_known() -> None:
     bench = Bench(lookahead=2, prefill_tokens=16)
     a = bench.submit("a", max_tokens=6)
     bench.step()
-    bench.scheduler._rows["a"].decoded = -1
+    bench.scheduler._sequences["a"].last_decode_step = -1
     b = bench.submit("b", prompt=60)
     bench.step()
     assert decoding(bench) == {}
@@ -156,7 +156,7 @@ def test_the_end_of_all_does_not_wait_for_what_is_in_flight() -> None:
     bench.hear(bench.scheduler.end_all(CANCELLED))
     assert bench.heard["a"].finish == CANCELLED
     assert bench.scheduler.in_flight == 0
-    assert bench.scheduler.departed() == ("a",)
+    assert bench.scheduler.take_released_ids() == ("a",)
     assert not bench.scheduler.has_work
 
 

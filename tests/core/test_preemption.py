@@ -9,13 +9,13 @@ import pytest
 from tests.core.drive import Bench
 from treadle.core import block_budget
 from treadle.core.messages import FinishReason
-from treadle.core.scheduler import STUCK_PLANS
+from treadle.core.scheduler import MAX_STUCK_PLANS
 
 
 @pytest.fixture(autouse=True)
 def _greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is expected to generate much, so that rows come in which do not fit in the end."""
-    monkeypatch.setattr(block_budget, "EXPECTED", 1)
+    monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 1)
 
 
 def names(bench: Bench) -> list[str]:
@@ -161,7 +161,7 @@ def test_a_runner_that_has_no_room_for_one_row_alone_ends_it_with_an_error() -> 
     bench = Bench(block=4, blocks=8)
     bench.submit("a", prompt=7, max_tokens=9)
     bench.runner.room = lambda: 0  # type: ignore[method-assign]
-    bench.run(steps=STUCK_PLANS + 6)
+    bench.run(steps=MAX_STUCK_PLANS + 6)
     finish = bench.heard["a"].finish
     assert finish is not None
     assert (finish.reason, finish.code) == (FinishReason.ERROR, "engine_step_failed")
@@ -183,7 +183,7 @@ def test_what_can_never_fit_alone_is_refused() -> None:
 
 
 def test_a_row_comes_in_where_there_is_room_for_what_is_expected_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_budget, "EXPECTED", 20)
+    monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 20)
     bench = Bench(block=4, blocks=8)
     bench.submit("first", prompt=8, max_tokens=4)
     bench.step()

@@ -6,8 +6,8 @@ import pytest
 
 from tests.core.drive import Bench
 from treadle.core.messages import Finish, FinishReason
-from treadle.core.plan_builder import MOST_SCORED
-from treadle.core.scheduler import WORTH_WAITING
+from treadle.core.plan import MAX_SCORED_TOKENS
+from treadle.core.scheduler import MIN_SHARED_TOKENS
 
 LONG = tuple(range(200))
 LENGTH = Finish(reason=FinishReason.LENGTH)
@@ -147,7 +147,7 @@ def test_those_who_wait_for_a_prompt_stay_out_of_a_trial(late: bool) -> None:
     ("prompts", "options"),
     [
         ((LONG, LONG[::-1]), {"group": "g"}),
-        ((LONG[:WORTH_WAITING], LONG[:WORTH_WAITING]), {"group": "g"}),
+        ((LONG[:MIN_SHARED_TOKENS], LONG[:MIN_SHARED_TOKENS]), {"group": "g"}),
         ((LONG, LONG), {"group": "g", "prompt_logprobs": 0}),
     ],
     ids=["other prompts", "short ones", "scored ones"],
@@ -248,17 +248,17 @@ def test_a_step_scores_no_more_tokens_than_it_has_memory_for() -> None:
     """Each takes a row of the vocabulary's length; who is not scored gets the whole of what a step may compute."""
     bench = Bench(prefill_tokens=4096)
     for tokens in (64, 4096):  # a fast machine
-        bill = bench.scheduler._pace.bill(tokens, beside=False)
-        bench.scheduler._pace.observe(bill, prefill_s=1e-6 * tokens, decode_s=0.0)
+        bill = bench.scheduler._prefill_budget.bill(tokens, beside=False)
+        bench.scheduler._prefill_budget.observe(bill, prefill_s=1e-6 * tokens, decode_s=0.0)
     requests = [bench.submit(name, prompt=1500, prompt_logprobs=0) for name in "ab"]
     requests.append(bench.submit("c", prompt=1500))
     most = 0
     while bench.scheduler.has_work:
         bench.step()
         chunks = {chunk.id: len(chunk.tokens) for chunk in bench.plan.prefill}
-        assert chunks.get("a", 0) + chunks.get("b", 0) <= MOST_SCORED
+        assert chunks.get("a", 0) + chunks.get("b", 0) <= MAX_SCORED_TOKENS
         most = max(most, sum(chunks.values()))
-    assert most > MOST_SCORED
+    assert most > MAX_SCORED_TOKENS
     for request in requests:
         bench.assert_undisturbed(request)
     bench.assert_idle()

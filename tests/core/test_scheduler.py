@@ -269,7 +269,7 @@ def test_unknown_cancels_do_not_pile_up() -> None:
     bench = Bench()
     for i in range(REMEMBERED_IDS + 100):
         bench.cancel(f"unknown {i}")
-    assert len(bench.scheduler._absent._early) == REMEMBERED_IDS
+    assert len(bench.scheduler._early_cancels._early) == REMEMBERED_IDS
     assert not bench.scheduler.has_work
 
 
@@ -279,7 +279,7 @@ def test_ended_ids_do_not_pile_up() -> None:
         bench.submit(f"{i}")
         bench.cancel(f"{i}")
     bench.step()
-    assert len(bench.scheduler._absent._ended) == REMEMBERED_IDS
+    assert len(bench.scheduler._early_cancels._ended) == REMEMBERED_IDS
 
 
 def test_an_id_that_ended_again_is_remembered_from_its_last_end() -> None:
@@ -334,7 +334,7 @@ def test_an_id_that_is_used_again_at_once_is_told_of_apart() -> None:
     bench.cancel("a")
     request = Submit(id="a", prompt=(5, 6, 7), max_tokens=3)
     bench.scheduler.submit(request, bench.now)
-    assert bench.scheduler.departed() == ("a",)
+    assert bench.scheduler.take_released_ids() == ("a",)
     bench.runner.release("a")
     plan = bench.scheduler.plan(bench.now)
     assert ids(plan)[0] == ["a"]
@@ -468,7 +468,7 @@ def test_running_rows_stay_within_the_cache() -> None:
     while bench.scheduler.has_work:
         bench.step()
         assert bench.statistics().running <= 2
-        assert sum(row.reserved for row in bench.scheduler._running.values()) <= 40
+        assert sum(row.max_num_tokens for row in bench.scheduler._running.values()) <= 40
     for request in requests:
         bench.assert_undisturbed(request)
     bench.assert_idle()
@@ -584,8 +584,8 @@ def test_integrity_notices_books_that_do_not_agree() -> None:
     bench = Bench()
     bench.submit("a", max_tokens=50)
     bench.step()
-    bench.scheduler._rows["a"].ahead += 1
-    with pytest.raises(AssertionError, match="rows count what is in flight"):
+    bench.scheduler._sequences["a"].tokens_in_flight += 1
+    with pytest.raises(AssertionError, match="sequences count their tokens in flight"):
         bench.scheduler.check_integrity()
 
 

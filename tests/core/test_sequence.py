@@ -20,7 +20,7 @@ def test_the_last_token_is_left_for_the_decode_row() -> None:
 
 
 def test_reserves_prompt_and_completion() -> None:
-    assert row(max_tokens=5).reserved == 8
+    assert row(max_tokens=5).max_num_tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -39,42 +39,42 @@ def test_upcoming_runs_from_the_prompt_into_what_was_generated(
 ) -> None:
     it = row()
     it.tokens = [10, 11, 12]
-    it.cached = cached
+    it.num_computed_tokens = cached
     assert it.upcoming(count) == tokens
 
 
 def test_a_stop_token_ends_and_counts() -> None:
     it = row(stop_token_ids=(5,))
-    assert it.take(4) is None
-    assert it.take(5) == Finish(reason=FinishReason.STOP, stop_token_id=5)
+    assert it.append(4) is None
+    assert it.append(5) == Finish(reason=FinishReason.STOP, stop_token_id=5)
     assert it.tokens == [4, 5]
 
 
 def test_a_stop_token_does_not_end_before_min_tokens() -> None:
     it = row(stop_token_ids=(5,), min_tokens=2)
-    assert it.take(5) is None
-    assert it.take(5) is None
-    assert it.take(5) == Finish(reason=FinishReason.STOP, stop_token_id=5)
+    assert it.append(5) is None
+    assert it.append(5) is None
+    assert it.append(5) == Finish(reason=FinishReason.STOP, stop_token_id=5)
 
 
 def test_max_tokens_end_with_length_and_a_stop_token_there_is_a_stop() -> None:
     it = row(max_tokens=1)
-    assert it.take(4) == Finish(reason=FinishReason.LENGTH)
+    assert it.append(4) == Finish(reason=FinishReason.LENGTH)
     it = row(max_tokens=1, stop_token_ids=(4,))
-    assert it.take(4) == Finish(reason=FinishReason.STOP, stop_token_id=4)
+    assert it.append(4) == Finish(reason=FinishReason.STOP, stop_token_id=4)
 
 
 def test_rewind_keeps_the_tokens_and_forgets_the_cache() -> None:
     it = row()
     it.on(Event.ADMIT)
-    it.joined, it.cached, it.kept = True, 2, 2
+    it.joined, it.num_computed_tokens, it.committed_tokens = True, 2, 2
     it.on(Event.PROMPT_DONE)
-    it.take(9)
-    it.cached += 1
+    it.append(9)
+    it.num_computed_tokens += 1
     assert it.prefill_left == 0
     it.rewind()
     assert (it.state, it.tokens, it.joined) == (State.PREFILL, [9], False)
-    assert (it.prefill_left, it.kept) == (3, 0)
+    assert (it.prefill_left, it.committed_tokens) == (3, 0)
     assert it.last_token == 9
     assert it.upcoming(3) == (1, 2, 3)
 

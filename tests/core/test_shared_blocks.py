@@ -9,14 +9,14 @@ import pytest
 from tests.core.drive import Bench
 from tests.core.test_inflight_prefix import tail
 from treadle.core import block_budget
-from treadle.core.shared_blocks import MOST_TWINS
+from treadle.core.shared_blocks import MAX_PEERS
 
 SYSTEM = tuple(range(400))
 
 
 @pytest.fixture(autouse=True)
 def _little_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_budget, "EXPECTED", 4)
+    monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 4)
 
 
 def running(bench: Bench) -> int:
@@ -88,8 +88,12 @@ def test_where_the_other_one_goes_another_is_looked_for() -> None:
     bench.step()
     bench.submit("third", prompt=(*SYSTEM[:300], *tail("third", 100)), max_tokens=4)
     bench.step()
-    third = bench.scheduler._rows["third"]
-    assert (running(bench), third.twin is bench.scheduler._rows["first"], third.common) == (2, True, 300)
+    third = bench.scheduler._sequences["third"]
+    assert (running(bench), third.prefix_peer is bench.scheduler._sequences["first"], third.shared_tokens) == (
+        2,
+        True,
+        300,
+    )
     bench.cancel("first")
     bench.step()
     assert third.joined, "there is room for the rest of it alone"
@@ -101,19 +105,19 @@ def test_who_has_joined_keeps_nobody_else() -> None:
     bench = with_one_that_runs(share=True)
     bench.submit("second", prompt=(*SYSTEM, *tail("second", 8)), max_tokens=30)
     bench.until(lambda: bool(bench.heard["second"].tokens))
-    row = bench.scheduler._rows["second"]
-    assert (row.joined, row.twin, row.lead) == (True, None, None)
+    row = bench.scheduler._sequences["second"]
+    assert (row.joined, row.prefix_peer, row.prefix_leader) == (True, None, None)
     bench.run()
 
 
 def test_few_are_compared_and_the_closest_is_taken() -> None:
     bench = Bench(cache=True, block=4, blocks=400, max_running=20, share=True)
-    for i in range(MOST_TWINS + 1):
+    for i in range(MAX_PEERS + 1):
         bench.submit(f"{i}", prompt=(*SYSTEM[: 40 + 40 * i], *tail(f"{i}")), max_tokens=40)
     bench.until(lambda: all(heard.tokens for heard in bench.heard.values()))
     bench.submit("late", prompt=(*SYSTEM, 1))
     bench.step()
-    assert bench.scheduler._rows["late"].common == 40 * MOST_TWINS
+    assert bench.scheduler._sequences["late"].shared_tokens == 40 * MAX_PEERS
     bench.run()
 
 
@@ -124,7 +128,7 @@ def test_two_prompts_without_room_for_both_do_not_keep_each_other_from_theirs() 
     scheduler = bench.scheduler
     for request in rows:
         scheduler._queue.pop(scheduler._queue.head())
-        scheduler._start(scheduler._rows[request.id], bench.now)
+        scheduler._admit(scheduler._sequences[request.id], bench.now)
     bench.run()
     for request in rows:
         bench.assert_undisturbed(request)

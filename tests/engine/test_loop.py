@@ -319,7 +319,7 @@ def test_a_row_whose_prefix_cannot_be_looked_up_fails_alone(monkeypatch, lookahe
             raise ValueError("torn index")
         return reuse(admit)
 
-    monkeypatch.setattr(hand.loop.scheduler._composer, "_reuse", poisoned)
+    monkeypatch.setattr(hand.loop.scheduler._plan_builder, "_reuse", poisoned)
     good = [ask(f"r{i}", 5, prompt=(i, 3)) for i in range(2)]
     hand.put(good[0], ask("bad"), good[1]).step().until_idle()
     assert hand.end("bad").code == "engine_step_failed"
@@ -337,8 +337,8 @@ def test_planning_that_raises_once_fails_nobody_and_changes_no_token(monkeypatch
     """B7: with nobody named, rows are tried one by one, and the trial passes."""
     requests = [ask(f"r{i}", 5 + i, prompt=(i, 3)) for i in range(3)]
     hand = Hand(can={**REUSES, "lookahead": lookahead}).put(*requests).step(3)
-    owner: Any = hand.runner if where == "room" else hand.loop.scheduler._composer
-    name = "room" if where == "room" else "compose"
+    owner: Any = hand.runner if where == "room" else hand.loop.scheduler._plan_builder
+    name = "room" if where == "room" else "build"
     truly, calls = getattr(owner, name), []
 
     def hiccup(*args: Any) -> Any:
@@ -360,15 +360,15 @@ def test_a_row_on_which_planning_raises_is_found_by_trial(monkeypatch):
     """B7: though nothing names it."""
     requests = [ask(f"r{i}", 6, prompt=(i, 3)) for i in range(4)]
     hand = Hand().put(*requests)
-    composer = hand.loop.scheduler._composer
-    truly = composer._chunk
+    builder = hand.loop.scheduler._plan_builder
+    truly = builder._chunk
 
     def fussy(row: Any, *args: Any) -> Any:
         if row.id == "r2":
             raise ZeroDivisionError
         return truly(row, *args)
 
-    monkeypatch.setattr(composer, "_chunk", fussy)
+    monkeypatch.setattr(builder, "_chunk", fussy)
     hand.step().until_idle()
     assert hand.end("r2").code == "engine_step_failed"
     for request in requests[:2] + requests[3:]:
@@ -394,7 +394,7 @@ def test_a_runner_that_breaks_while_planning_is_the_owners_end_at_once(monkeypat
         raise RunnerBroken("the device is lost")
 
     hand = Hand(can=REUSES).put(ask("a"))
-    owner: Any = hand.runner if where == "room" else hand.loop.scheduler._composer
+    owner: Any = hand.runner if where == "room" else hand.loop.scheduler._plan_builder
     monkeypatch.setattr(owner, where if where == "room" else "_reuse", broken)
     assert not serve(hand.loop)
     assert hand.said[-1] == Failed(code="engine_died", message="the engine failed and is replaced: the device is lost")
@@ -403,17 +403,17 @@ def test_a_runner_that_breaks_while_planning_is_the_owners_end_at_once(monkeypat
 def test_a_release_is_not_lost_when_planning_raises(monkeypatch):
     """B5: else the runner would keep the row for ever."""
     hand = Hand().put(ask("a", 1), ask("b", 9))
-    composer = hand.loop.scheduler._composer
-    truly, calls = composer.compose, []
+    builder = hand.loop.scheduler._plan_builder
+    truly, calls = builder.build, []
 
     def hiccup(step: int, release: tuple[str, ...], *args: Any) -> Any:
         calls.append(release)
         if len(calls) == 1:
-            hand.loop.scheduler._departed.append("ghost")
+            hand.loop.scheduler._released_ids.append("ghost")
             raise KeyError("hiccup")
         return truly(step, release, *args)
 
-    monkeypatch.setattr(composer, "compose", hiccup)
+    monkeypatch.setattr(builder, "build", hiccup)
     hand.step(2).until_idle()
     assert "ghost" in hand.runner.released
 
@@ -624,7 +624,7 @@ def test_a_job_finds_no_step_in_flight_and_comes_after_what_those_had_to_say():
 @pytest.fixture
 def greedy(monkeypatch):
     """Expect few tokens of each sequence, so that more are admitted than fit in the end."""
-    monkeypatch.setattr(block_budget, "EXPECTED", 1)
+    monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 1)
 
 
 @pytest.mark.usefixtures("greedy")

@@ -75,7 +75,7 @@ class Scenario:
     thread: bool = False
     turns: bool = False
     frozen_ends: bool = False
-    growth: int = block_budget.EXPECTED
+    growth: int = block_budget.EXPECTED_TOKENS
     deaths_end: bool = not REPLAYS
     budget: Mapping[str, int] = field(default_factory=dict)
 

@@ -38,8 +38,8 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "Lease": ("started", "service_s", "certain"),
     "Generation": ("submitted", "wait_s", "last_token"),
     "Supervisor": ("load_s",),
-    "Scheduler": ("_pace", "_counts"),
-    "PlanBuilder": ("_pace", "_counts"),
+    "Scheduler": ("_prefill_budget", "_counters"),
+    "PlanBuilder": ("_prefill_budget", "_counters"),
     "EngineLoop": ("_step", "_memory", "_clock", "_beat"),
     "Pending": ("wait_s",),
     "Output": ("wait_s",),
@@ -53,7 +53,7 @@ HIDDEN = {
 }
 """Classes of the tests' own records, whose attributes that matter are walked by themselves, of locks, and of what is
 the same in all states of a scenario."""
-STEPS = {"decoded", "turn", "step"}
+STEPS = {"last_decode_step", "last_prefill_step", "step"}
 """Attributes of rows, flights and plans that number steps."""
 OPAQUE = (types.ModuleType, type, types.BuiltinFunctionType, itertools.count)
 
@@ -121,7 +121,7 @@ class Walker:
             self.walk(item)
 
     def _scheduler(self, scheduler: Any) -> None:
-        self._steps = scheduler._counts.steps
+        self._steps = scheduler._counters.steps
         self._attributes(scheduler)
 
     def _attributes(self, value: Any) -> None:

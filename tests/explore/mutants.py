@@ -99,7 +99,7 @@ def _loses_tokens(was: Callable[..., None]) -> Callable[..., None]:
     return forget
 
 
-def _keeps_departed(was: Callable[..., Any]) -> Callable[..., Any]:
+def _keeps_released(was: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self: (was(self), ())[1]
 
 
@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant("what was reserved and not used stays taken", Reservation, "__exit__", _keeps_unused, "one"),
     Mutant("a rewound row loses its tokens", Sequence, "rewind", _loses_tokens, "faults"),
     Mutant("a preempted row loses its tokens", Sequence, "_forget", _loses_tokens, "memory"),
-    Mutant("the runner is not told who has ended", Scheduler, "departed", _keeps_departed, "one"),
+    Mutant("the runner is not told who has ended", Scheduler, "take_released_ids", _keeps_released, "one"),
     Mutant("a request is submitted twice", EngineClient, "_send", _sends_twice, "one"),
     Mutant("the mailbox loses messages", Mailbox, "take", _takes_the_last, "two"),
     Mutant("reports that merge lose tokens", outbox_module, "merge", _merges_badly, "one"),
@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant("waits do not end where the engine hangs", dispatch_module, "enforce_queue_timeout", _nothing, "two"),
     Mutant("a hang is not noticed", Supervisor, "_kill_reason", lambda was: lambda self, *began: "", "one"),
     Mutant("all rows are blamed for a step", Scheduler, "recover", _blames_all, "lookahead"),
-    Mutant("a row runs on past its end", Sequence, "take", _overtakes, "two"),
+    Mutant("a row runs on past its end", Sequence, "append", _overtakes, "two"),
     Mutant(
         "a stop waits for an engine that hangs",
         Supervisor,

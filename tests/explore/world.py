@@ -50,7 +50,7 @@ class World:
         self.lookahead, self.context = scenario.shape.lookahead, CONTEXT
         self.launch_fails = False
         self.poisoned = 0  # engines that a poison took down
-        self._growth, block_budget.EXPECTED = block_budget.EXPECTED, scenario.growth
+        self._growth, block_budget.EXPECTED_TOKENS = block_budget.EXPECTED_TOKENS, scenario.growth
         self.events = TurnLoop()
         asyncio._set_running_loop(self.events)
         self.trail: list[str] = []
@@ -93,7 +93,7 @@ class World:
         """Unwind everything that waits."""
         self.events.close()
         asyncio._set_running_loop(None)
-        block_budget.EXPECTED = self._growth
+        block_budget.EXPECTED_TOKENS = self._growth
 
     # Actions -----------------------------------------------------------------------------------------------------
 

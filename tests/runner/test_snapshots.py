@@ -132,7 +132,7 @@ def test_a_mark_that_comes_late_is_where_the_prompts_part(tiny: Tiny) -> None:
     first, second = (request(f"r{i}", trunk + some_tokens(10 + i, 30)) for i in range(2))
     loop.submit(first)
     loop.step()
-    while loop.scheduler._rows["r0"].kept <= 192:
+    while loop.scheduler._sequences["r0"].kept <= 192:
         loop.step()
     loop.submit(second)
     answers = loop.run()

@@ -1,4 +1,4 @@
-"""How sequences end, as what their clients hear."""
+"""Finishes of sequences, as clients get them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from .sequence import Sequence
 
 
 def cancelled(reason: CancelReason) -> Finish:
-    """Taken back; by a stop string, which is a good end, or for `reason`."""
+    """Return the finish of a cancelled sequence. A stop string is a good end."""
     if reason is CancelReason.STOP:
         return Finish(reason=FinishReason.STOP)
     return Finish(reason=FinishReason.CANCELLED, code=reason.value)
 
 
 def failed(code: str, message: str) -> Finish:
+    """Return the finish of a failed sequence."""
     return Finish(reason=FinishReason.ERROR, code=code, message=message)
 
 
-def too_big(row: Sequence, capacity: int) -> Finish:
-    """It would not fit if nothing else ran."""
-    needs = f"prompt and completion may come to {row.reserved} tokens, and the cache holds {capacity}"
+def too_big(seq: Sequence, capacity: int) -> Finish:
+    """Return the finish of a sequence that would not fit into `capacity` tokens of cache even alone."""
+    needs = f"prompt and completion may come to {seq.max_num_tokens} tokens, and the cache holds {capacity}"
     return failed("context_length_exceeded", f"{needs}: ask for fewer tokens, or raise the server's --memory")

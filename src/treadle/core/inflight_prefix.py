@@ -1,19 +1,18 @@
-"""Rows that wait for the beginning of their prompt, because another one is computing it.
+"""In-flight prefix sharing: a sequence waits while another one computes a prefix of its prompt.
 
-A row that could join waits for a lead: a row of its salt that has joined, is still in PREFILL, and has at least `worth`
-tokens to compute of what both prompts begin with, more than any other row has kept of it. The wait is over when the
-lead has kept all of that, as of the last step that was applied, or leads no more. Then the row looks for another lead,
-and joins where there is none.
+A sequence that could join waits for a leader: a sequence of its salt that has joined, is in PREFILL, and still has
+`min_shared` tokens or more to compute of the prefix that both prompts share, more than any other sequence has committed
+of it. The wait ends when the leader has committed the whole prefix, or leads no longer. Then the sequence looks for
+another leader, and joins if there is none.
 
-- A lead has joined, and who waits has not: nobody waits in a circle, and whoever needs room before it can join keeps
-  nobody waiting.
-- Who wants the log-probabilities of its prompt computes all of it, also what others have kept: it neither waits nor
-  leads.
-- Where only what was asked for is kept of a row that runs (`Sharing.MARKED`), what the others have kept is no use, and
-  the lead is asked to keep what is waited for (`awaited`).
-- The last token of a prompt is never reused, so it is not part of what is shared.
-- It costs little: most pairs of prompts are told apart by one token, no more than MOST_LEADS leads of a row are
-  compared further, and the row remembers whom it waits for, and how long.
+- A leader has joined and a waiting sequence has not, so none waits in a circle, and a sequence that needs memory before
+  it can join keeps no other waiting.
+- With `prompt_logprobs` a sequence computes its whole prompt, so it neither waits nor leads.
+- If a runner can share only checkpoints of running sequences (`Sharing.MARKED`), what others have committed is of no
+  use, and the leader's chunks name the checkpoints to keep.
+- The last token of a prompt is never reused, so it is not part of the shared prefix.
+- Most pairs of prompts differ in one token that is compared first, at most MAX_LEADERS leaders are compared further,
+  and a sequence remembers its leader: this is cheap.
 """
 
 from __future__ import annotations
@@ -26,27 +25,32 @@ from .messages import Sharing
 from .sequence import Sequence
 from .states import State
 
-MOST_LEADS = 4
+MAX_LEADERS = 4
 
 
-def follows(row: Sequence, joined: Collection[Sequence], worth: int, sharing: Sharing = Sharing.COPIED) -> bool:
-    """Whether `row`, which could join, waits for one of those who have `joined` instead."""
-    if row.lead is None or not _computes(row.lead) or row.lead.kept >= row.awaits:
-        row.lead = _find(row, joined, worth, marked=sharing is Sharing.MARKED)
-    return row.lead is not None
+def waits_for_prefix(
+    seq: Sequence, joined: Collection[Sequence], min_shared: int, sharing: Sharing = Sharing.COPIED
+) -> bool:
+    """Whether `seq`, which could join, waits for one of the `joined` sequences instead."""
+    leader = seq.prefix_leader
+    if leader is None or not _can_lead(leader) or leader.committed_tokens >= seq.awaited_tokens:
+        seq.prefix_leader = _find_leader(seq, joined, min_shared, marked=sharing is Sharing.MARKED)
+    return seq.prefix_leader is not None
 
 
-def awaited(lead: Sequence, waiting: Collection[Sequence]) -> tuple[int, ...]:
-    """After how many tokens that `lead` has still to compute those who wait for it go on."""
-    return tuple(sorted({row.awaits for row in waiting if row.lead is lead and row.awaits > lead.cached}))
+def checkpoints(leader: Sequence, waiting: Collection[Sequence]) -> tuple[int, ...]:
+    """Return the token counts, not yet computed, after which `waiting` sequences go on from `leader`; ascending."""
+    counts = {seq.awaited_tokens for seq in waiting if seq.prefix_leader is leader}
+    return tuple(sorted(count for count in counts if count > leader.num_computed_tokens))
 
 
-def shared(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
-    """How many tokens both prompts begin with, but for the last of each. Takes no longer than they are alike."""
+def common_prefix(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
+    """Return how many tokens both prompts share at their start, without the last token of each. The time grows with
+    the shared length only."""
     same, most, piece = 0, min(len(a), len(b)) - 1, 64
     while same < most and a[same : (end := min(same + piece, most))] == b[same:end]:
         same, piece = end, 2 * piece
-    high = min(same + piece, most)  # not all of these are the same, unless that is `most`
+    high = min(same + piece, most)  # the prefix ends before this, unless it is `most`
     while same < high:
         middle = (same + high + 1) // 2
         if a[same:middle] == b[same:middle]:
@@ -56,36 +60,39 @@ def shared(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
     return same
 
 
-def _find(row: Sequence, joined: Collection[Sequence], worth: int, *, marked: bool) -> Sequence | None:
-    if row.request.prompt_logprobs is not None:
+def _find_leader(seq: Sequence, joined: Collection[Sequence], min_shared: int, *, marked: bool) -> Sequence | None:
+    if seq.request.prompt_logprobs is not None:
         return None
-    for lead in islice((lead for lead in joined if _computes(lead) and _alike(row, lead, worth)), MOST_LEADS):
-        row.awaits = shared(row.request.prompt, lead.request.prompt)
-        if lead.kept < row.awaits and (marked or not _kept(row, row.awaits - worth + 1, lead, joined)):
-            return lead
+    candidates = (other for other in joined if _can_lead(other) and _begins_alike(seq, other, min_shared))
+    for leader in islice(candidates, MAX_LEADERS):
+        seq.awaited_tokens = common_prefix(seq.request.prompt, leader.request.prompt)
+        if leader.committed_tokens < seq.awaited_tokens:
+            useful = seq.awaited_tokens - min_shared + 1
+            if marked or not _committed_elsewhere(seq, useful, leader, joined):
+                return leader
     return None
 
 
-def _computes(row: Sequence) -> bool:
-    return row.joined and row.state is State.PREFILL and row.request.prompt_logprobs is None
+def _can_lead(seq: Sequence) -> bool:
+    return seq.joined and seq.state is State.PREFILL and seq.request.prompt_logprobs is None
 
 
-def _alike(row: Sequence, lead: Sequence, worth: int) -> bool:
-    """Whether the first `worth` tokens that the lead had to compute are those of `row`."""
-    a, b = row.request, lead.request
-    start, end = lead.reused, lead.reused + worth
+def _begins_alike(seq: Sequence, leader: Sequence, min_shared: int) -> bool:
+    """Whether the first `min_shared` tokens that the leader had to compute are those of `seq`."""
+    a, b = seq.request, leader.request
+    start, end = leader.cached_tokens, leader.cached_tokens + min_shared
     if end >= min(len(a.prompt), len(b.prompt)) or a.salt != b.salt:
         return False
     return a.prompt[end - 1] == b.prompt[end - 1] and a.prompt[start:end] == b.prompt[start:end]
 
 
-def _kept(row: Sequence, tokens: int, lead: Sequence, joined: Collection[Sequence]) -> bool:
-    """Whether another one than `lead` has kept the first `tokens` of the row's prompt."""
-    prompt = row.request.prompt
+def _committed_elsewhere(seq: Sequence, tokens: int, leader: Sequence, joined: Collection[Sequence]) -> bool:
+    """Whether a sequence other than `leader` has committed the first `tokens` tokens of the prompt of `seq`."""
+    prompt = seq.request.prompt
     return any(
-        other.kept >= tokens
-        and other is not lead
-        and other.request.salt == row.request.salt
+        other.committed_tokens >= tokens
+        and other is not leader
+        and other.request.salt == seq.request.salt
         and other.request.prompt[tokens - 1 : tokens] == prompt[tokens - 1 : tokens]
         and other.request.prompt[:tokens] == prompt[:tokens]
         for other in joined

@@ -1,4 +1,4 @@
-"""What is to be told of each row in the next report."""
+"""Outputs of sequences, collected until the next report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .sequence import Sequence
 
 @dataclass(slots=True)
 class Pending:
-    """News of one row. See `Output`."""
+    """Unreported output of one sequence. See `Output`."""
 
     admitted: bool = False
     wait_s: float = 0.0
@@ -18,10 +18,11 @@ class Pending:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_done: int | None = None
-    cached: int | None = None
+    cached_tokens: int | None = None
     finish: Finish | None = None
 
     def output(self, id_: str) -> Output:
+        """Return it as the message for sequence `id_`."""
         return Output(
             id=id_,
             admitted=self.admitted,
@@ -30,26 +31,27 @@ class Pending:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             prompt_tokens_done=self.prompt_done,
-            cached_tokens=self.cached,
+            cached_tokens=self.cached_tokens,
             finish=self.finish,
         )
 
 
 class Outputs:
-    """News by row, in the order in which rows came up. Rows, not ids: an id may come again at once."""
+    """Unreported outputs by sequence, in the order of their first entry. Not by id, which may be used again at once."""
 
     def __init__(self) -> None:
         self._pending: dict[Sequence, Pending] = {}
 
-    def of(self, row: Sequence) -> Pending:
-        pending = self._pending.get(row)
+    def of(self, seq: Sequence) -> Pending:
+        """Return the pending output of `seq`, a new one if there is none."""
+        pending = self._pending.get(seq)
         if pending is None:
-            pending = self._pending[row] = Pending()
+            pending = self._pending[seq] = Pending()
         return pending
 
     def flush(self) -> tuple[Output, ...]:
-        """Everything there is to tell since the last call."""
-        outputs = tuple(pending.output(row.id) for row, pending in self._pending.items())
+        """Return everything that is unreported, and forget it."""
+        outputs = tuple(pending.output(seq.id) for seq, pending in self._pending.items())
         self._pending = {}
         return outputs
 

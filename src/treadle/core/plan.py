@@ -1,4 +1,4 @@
-"""What the scheduler asks of a runner in one step, and what the runner answers."""
+"""Plans of steps, which the scheduler makes, and their results, which a runner returns."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import msgspec
 
 from .messages import Submit, TokenLogprob
 
+MAX_SCORED_TOKENS = 512
+"""Most prompt tokens with log-probabilities in a step: each needs a row of logits as long as the vocabulary."""
+
 
 class PrefillChunk(msgspec.Struct, frozen=True):
-    """Put `tokens` into the cache of row `id`, whose cache holds `start` tokens so far. Others wait to go on from the
-    row's first tokens, as many as one of `awaited` says, all above `start`: a runner whose `sharing` is MARKED is to
-    keep what the row has then, or a little before."""
+    """Compute `tokens` of sequence `id`, whose cache holds `start` tokens. Other sequences go on from it after
+    `checkpoints` tokens, all above `start`: a runner whose `sharing` is MARKED keeps its state there, or a little
+    before."""
 
     id: str
     start: int
     tokens: tuple[int, ...]
-    awaited: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
 
 
 class DecodeRow(msgspec.Struct, frozen=True):
-    """Feed `token` to row `id` and pick the token at `position` (0 is the first generated one).
+    """Feed `token` to sequence `id` and sample the token at `position` (0 is the first generated one).
 
-    `token` is None where the step started just before picks it and is not finished yet: the runner has it, nobody else
-    does.
+    `token` is None if the step started just before, not finished yet, samples it: only the runner has it then.
     """
 
     id: str
@@ -31,8 +33,8 @@ class DecodeRow(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """A row that joins. `history` are tokens generated before it was last released; `cached` is how many tokens of
-    prompt and history the runner holds for it already (what `Runner.reuse` said)."""
+    """A sequence that joins. `history` are tokens generated before it was last released; `cached` is the number of
+    tokens of prompt and history that `Runner.reuse` found in the cache."""
 
     request: Submit
     history: tuple[int, ...] = ()
@@ -40,14 +42,13 @@ class Admit(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step's work, in the order a runner does it.
+    """The work of one step, in the order in which a runner does it.
 
-    1. `release`: forget these rows, also where steps in flight compute for them; what those say of them is dropped.
-    2. `admit`: rows that join, with everything about how they sample. A row that was released may be admitted again;
-       `history` then holds tokens it has already generated (they follow the prompt).
-    3. `prefill`: at most one chunk a row.
-    4. `decode`: every row whose prompt is complete, also one whose last chunk is in `prefill`, unless it is held back.
-       A row whose `max_tokens` is 0 never decodes.
+    1. `release`: forget these sequences, even if steps in flight compute for them; those results are dropped.
+    2. `admit`: sequences that join. One that was released may be admitted again, with `history`.
+    3. `prefill`: at most one chunk of a sequence.
+    4. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
+       left out. A sequence with `max_tokens` 0 never decodes.
     """
 
     step: int
@@ -58,13 +59,13 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def idle(self) -> bool:
-        """Whether it asks the runner for nothing but to forget rows."""
+        """Whether there is nothing to compute."""
         return not (self.admit or self.prefill or self.decode)
 
 
 class RowTokens(msgspec.Struct, frozen=True):
-    """The tokens row `id` gained: one or more, with log-probabilities when its request asks for them. Every decode row
-    of a plan gains or fails; more than one token only from a runner without lookahead."""
+    """Tokens that sequence `id` gained: one or more, with log-probabilities if its request asks for them. Each decode
+    row of a plan gains or fails. Only a runner without lookahead gives more than one."""
 
     id: str
     tokens: tuple[int, ...]
@@ -72,22 +73,22 @@ class RowTokens(msgspec.Struct, frozen=True):
 
 
 class RowFailure(msgspec.Struct, frozen=True):
-    """Row `id` can't go on and nothing else is touched. The runner has kept nothing of it running."""
+    """Sequence `id` can't go on; no other is touched. The runner no longer runs it."""
 
     id: str
     message: str
 
 
 class RowScores(msgspec.Struct, frozen=True):
-    """Log-probabilities of row `id`'s prompt tokens that this step computed, in order; the first prompt token has
-    none, as nothing comes before it. A row that is admitted again says them again from the start."""
+    """Log-probabilities of the prompt tokens of sequence `id` that this step computed, in order. The first prompt token
+    has none. A sequence that is admitted again repeats them from the start."""
 
     id: str
     logprobs: tuple[TokenLogprob, ...]
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step did. `prefill_s` and `decode_s` are wall seconds, for the next plan's prefill budget."""
+    """Result of a step. `prefill_s` and `decode_s` are wall seconds, for the prefill budget of the next plan."""
 
     rows: tuple[RowTokens, ...] = ()
     scores: tuple[RowScores, ...] = ()

@@ -1,6 +1,6 @@
-"""The work of running rows in the next step: which join, how far prompts go, which decode.
+"""Builder of step plans: which running sequences join, how far prompts are prefilled, which sequences decode.
 
-Everything that a row is planned to do counts as done here, as the next plan may be made before this one is finished.
+Planned work counts as done at once, as the next plan may be made before this step is finished.
 """
 
 from __future__ import annotations
@@ -10,161 +10,159 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from .block_budget import BlockBudget
-from .inflight_prefix import awaited, follows
+from .inflight_prefix import checkpoints, waits_for_prefix
 from .messages import Sharing
 from .outputs import Outputs
-from .plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from .plan import MAX_SCORED_TOKENS, Admit, DecodeRow, PrefillChunk, StepPlan
 from .preemption import DecodeDemand, allocate
 from .prefill_budget import PrefillBudget
 from .scheduler_counters import SchedulerCounters
 from .sequence import Sequence
 from .shared_blocks import shared_blocks
 
-MOST_SCORED = 512
-"""Prompt tokens of a step whose log-probabilities are wanted, at most: each takes a row of the vocabulary's length."""
-
 Reuse = Callable[[Admit], int]
 
 
 class SequenceFault(Exception):
-    """The runner raised while it looked up the reusable prefix of row `row_id`; `__cause__` is its exception."""
+    """The runner raised while it looked up a cached prefix for sequence `id`; `__cause__` is its exception."""
 
-    def __init__(self, row_id: str) -> None:
-        super().__init__(f"row {row_id} can't join")
-        self.row_id = row_id
+    def __init__(self, id_: str) -> None:
+        super().__init__(f"sequence {id_} can't join")
+        self.id = id_
 
 
 def no_reuse(admit: Admit) -> int:
-    """What a runner holds of a new row that keeps nothing of the old ones."""
+    """Return 0: nothing is cached of any sequence."""
     return 0
 
 
 class PlanBuilder:
-    """`reuse` says what the runner holds of a row that joins. Rows wait for what others compute of their prompts where
-    that is at least `worth_waiting` tokens (0: for nothing), which they get as `sharing` says."""
+    """Builds plans. `reuse` returns how many tokens of a joining sequence the runner has cached. Sequences wait for
+    prefixes of `min_shared` tokens or more that others compute (0: they never wait), shared as `sharing` says."""
 
     def __init__(
         self,
         reuse: Reuse,
-        pace: PrefillBudget,
-        counts: SchedulerCounters,
+        prefill_budget: PrefillBudget,
+        counters: SchedulerCounters,
         outputs: Outputs,
         *,
-        worth_waiting: int,
+        min_shared: int,
         sharing: Sharing,
     ) -> None:
         self._reuse = reuse
-        self._worth_waiting = worth_waiting
+        self._min_shared = min_shared
         self._sharing = sharing
-        self._pace = pace
-        self._counts = counts
+        self._prefill_budget = prefill_budget
+        self._counters = counters
         self._outputs = outputs
 
     @property
-    def holding(self) -> bool:
-        """Whether rows that begin alike hold the same blocks."""
-        return self._sharing is Sharing.HELD and self._worth_waiting > 0
+    def shares_blocks(self) -> bool:
+        """Whether sequences with a common prefix hold the same blocks."""
+        return self._sharing is Sharing.HELD and self._min_shared > 0
 
-    def compose(
+    def build(
         self,
         step: int,
         release: tuple[str, ...],
         running: Collection[Sequence],
-        claimed: DecodeDemand,
-        room: BlockBudget,
+        demand: DecodeDemand,
+        budget: BlockBudget,
     ) -> StepPlan:
-        """Step number `step` of the rows that are `running`, of which those in `claimed` grow first."""
-        decoding = allocate(claimed, room)
+        """Plan step number `step` of the `running` sequences. Those in `demand` get their blocks first."""
+        decoding = allocate(demand, budget)
         active = self._active(running)
         joins: tuple[Admit, ...] = ()
         chunks: tuple[PrefillChunk, ...] = ()
         if len(decoding) < len(active):
-            ready = set(claimed.rows)
-            joins = tuple(self._joins(active, room))
-            waiting = [row for row in active if not row.joined and row.lead is not None]
-            active = [row for row in active if row.joined]
-            chunks = tuple(self._chunks(active, room, step, waiting))
-            newly = (row for row in active if row not in ready and row.decodes_after(step - 1))
-            decoding.update(row for row in newly if room.take(row.cached))
-        decode = tuple(self._decode(row, step) for row in active if row in decoding)
+            demanded = set(demand.sequences)
+            joins = tuple(self._joins(active, budget))
+            waiting = [seq for seq in active if not seq.joined and seq.prefix_leader is not None]
+            active = [seq for seq in active if seq.joined]
+            chunks = tuple(self._chunks(active, budget, step, waiting))
+            newly = (seq for seq in active if seq not in demanded and seq.decodes_after(step - 1))
+            decoding.update(seq for seq in newly if budget.allocate(seq.num_computed_tokens))
+        decode = tuple(self._decode(seq, step) for seq in active if seq in decoding)
         return StepPlan(step=step, release=release, admit=joins, prefill=chunks, decode=decode)
 
     def _active(self, running: Collection[Sequence]) -> list[Sequence]:
-        """All that run; in a trial the cleared ones and the first suspect."""
-        suspect = next((row for row in running if row.suspect), None)
+        """Return all running sequences; with suspects among them, the first suspect and those that are none."""
+        suspect = next((seq for seq in running if seq.suspect), None)
         if suspect is None:
             return list(running)
-        return [row for row in running if row is suspect or (row.joined and not row.suspect)]
+        return [seq for seq in running if seq is suspect or (seq.joined and not seq.suspect)]
 
-    def _joins(self, active: Collection[Sequence], room: BlockBudget) -> Iterable[Admit]:
-        """Whoever is new and waits for nobody, while there is room for all that may be reused; it is not known before
-        it is taken."""
-        joined = [row for row in active if row.joined]
-        for row in active:
-            if row.joined:
+    def _joins(self, active: Collection[Sequence], budget: BlockBudget) -> Iterable[Admit]:
+        """Let new sequences join that wait for no leader, while there are blocks for their whole prompts."""
+        joined = [seq for seq in active if seq.joined]
+        for seq in active:
+            if seq.joined:
                 continue
-            held = shared_blocks(row, joined, room.block) if self.holding and room.limited else 0
-            if joined and room.blocks(row.known - 1) - held > room.left:
+            shared = shared_blocks(seq, joined, budget.block_size) if self.shares_blocks and budget.limited else 0
+            if joined and budget.blocks(seq.num_tokens - 1) - shared > budget.free:
                 continue
-            if not self._worth_waiting or not follows(row, joined, self._worth_waiting, self._sharing):
-                joined.append(row)
-                yield self._join(row, room, held)
+            if not self._min_shared or not waits_for_prefix(seq, joined, self._min_shared, self._sharing):
+                joined.append(seq)
+                yield self._join(seq, budget, shared)
 
-    def _join(self, row: Sequence, room: BlockBudget, held: int) -> Admit:
-        """`row` joins, with what is cached of it, `held` blocks of which others hold. Who wants the log-probabilities
-        of its prompt computes all of it."""
-        admit = Admit(request=row.request, history=tuple(row.tokens))
-        cached = self._reusable(admit) if row.request.prompt_logprobs is None else 0
-        if not 0 <= cached < row.known:
-            raise AssertionError(f"of {row.known} tokens all but the last may be reused, and {cached} were")
-        if not row.reuse_told:
-            row.reuse_told = True
-            self._outputs.of(row).cached = cached
-        row.joined = True
-        row.twin = None  # or every row would keep the one before it
-        row.cached = row.kept = row.reused = cached
-        room.left = max(0, room.left - max(0, room.blocks(cached) - held))
-        self._counts.cached_tokens += cached
+    def _join(self, seq: Sequence, budget: BlockBudget, shared: int) -> Admit:
+        """Let `seq` join with its cached prefix, of which running sequences hold `shared` blocks. A sequence with
+        `prompt_logprobs` computes its whole prompt."""
+        admit = Admit(request=seq.request, history=tuple(seq.tokens))
+        cached = self._match(admit) if seq.request.prompt_logprobs is None else 0
+        if not 0 <= cached < seq.num_tokens:
+            raise AssertionError(f"of {seq.num_tokens} tokens all but the last may be reused, and {cached} were")
+        if not seq.cached_reported:
+            seq.cached_reported = True
+            self._outputs.of(seq).cached_tokens = cached
+        seq.joined = True
+        seq.prefix_peer = None  # else each sequence would keep the one before it alive
+        seq.num_computed_tokens = seq.committed_tokens = seq.cached_tokens = cached
+        budget.free = max(0, budget.free - max(0, budget.blocks(cached) - shared))
+        self._counters.cached_tokens += cached
         return msgspec.structs.replace(admit, cached=cached)
 
-    def _reusable(self, admit: Admit) -> int:
-        """What the runner holds of a row. Raises RowFault where it raises."""
+    def _match(self, admit: Admit) -> int:
+        """Return how many tokens the runner has cached. Raises SequenceFault if it raises."""
         try:
             return self._reuse(admit)
         except Exception as error:
             raise SequenceFault(admit.request.id) from error
 
     def _chunks(
-        self, active: Collection[Sequence], room: BlockBudget, step: int, waiting: Collection[Sequence]
+        self, active: Collection[Sequence], budget: BlockBudget, step: int, waiting: Collection[Sequence]
     ) -> Iterable[PrefillChunk]:
-        """Shares of the prompts, for parts of which those who are `waiting` wait. Who has no room gets none: its turn
-        would come again and again."""
-        rows = [row for row in active if row.prefill_left > 0 and room.most(row.cached) > 0]
-        if not rows:
+        """Split the prefill budget among prompts; `waiting` sequences wait for parts of them. One without free blocks
+        gets nothing, or its turn would come again and again."""
+        seqs = [seq for seq in active if seq.prefill_left > 0 and budget.capacity(seq.num_computed_tokens) > 0]
+        if not seqs:
             return
-        rows.sort(key=lambda row: (row.turn, row.order))
-        decoding = sum(row.decodes for row in active)
-        shares = self._pace.split([row.prefill_left for row in rows], decoding=decoding, awaiting=len(waiting))
-        scored = MOST_SCORED
-        for row, share in zip(rows, shares, strict=True):
-            if row.request.prompt_logprobs is not None:
-                share = min(share, scored)
-                scored -= share
-            if count := min(share, room.most(row.cached)):
-                room.take(row.cached, count)
-                yield self._chunk(row, count, step, waiting)
+        seqs.sort(key=lambda seq: (seq.last_prefill_step, seq.order))
+        decoding = sum(seq.decodes for seq in active)
+        shares = self._prefill_budget.split(
+            [seq.prefill_left for seq in seqs], decoding=decoding, awaiting=len(waiting)
+        )
+        scores_left = MAX_SCORED_TOKENS
+        for seq, share in zip(seqs, shares, strict=True):
+            if seq.request.prompt_logprobs is not None:
+                share = min(share, scores_left)
+                scores_left -= share
+            if count := min(share, budget.capacity(seq.num_computed_tokens)):
+                budget.allocate(seq.num_computed_tokens, count)
+                yield self._chunk(seq, count, step, waiting)
 
-    def _chunk(self, row: Sequence, count: int, step: int, waiting: Collection[Sequence]) -> PrefillChunk:
-        marks = awaited(row, waiting) if self._sharing is Sharing.MARKED else ()
-        chunk = PrefillChunk(id=row.id, start=row.cached, tokens=row.upcoming(count), awaited=marks)
-        row.cached += count
-        row.turn = step
-        self._counts.prompt_tokens += count
+    def _chunk(self, seq: Sequence, count: int, step: int, waiting: Collection[Sequence]) -> PrefillChunk:
+        marks = checkpoints(seq, waiting) if self._sharing is Sharing.MARKED else ()
+        chunk = PrefillChunk(id=seq.id, start=seq.num_computed_tokens, tokens=seq.upcoming(count), checkpoints=marks)
+        seq.num_computed_tokens += count
+        seq.last_prefill_step = step
+        self._counters.prompt_tokens += count
         return chunk
 
-    def _decode(self, row: Sequence, step: int) -> DecodeRow:
-        decode = DecodeRow(id=row.id, token=row.last_token, position=row.position)
-        row.cached += 1
-        row.ahead += 1
-        row.decoded = step
+    def _decode(self, seq: Sequence, step: int) -> DecodeRow:
+        decode = DecodeRow(id=seq.id, token=seq.last_token, position=seq.position)
+        seq.num_computed_tokens += 1
+        seq.tokens_in_flight += 1
+        seq.last_decode_step = step
         return decode

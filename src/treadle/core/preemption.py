@@ -1,8 +1,8 @@
-"""Who may grow in a step, and who gives way where there is too little room.
+"""Allocation of cache blocks to decoding sequences, and the choice of victims when there are too few.
 
-Every decoding row claims the room for its next token. The row with the best claim of all counts wherever it stands: a
-prompt that the newer ones' growth leaves no room would otherwise wait for their ends. Where there is too little, those
-with the best claims grow and the others are held back for the step.
+Every decoding sequence demands the block of its next token. One block more is reserved for the sequence with the best
+rank while it prefills: otherwise the growth of newer sequences could hold its prompt up until they end. When blocks
+are short, sequences are served by rank and the rest skip the step.
 """
 
 from __future__ import annotations
@@ -16,56 +16,62 @@ from .sequence import Sequence
 
 @dataclass(slots=True)
 class DecodeDemand:
-    """`rows` decode in the next step if there are `need` blocks; `kept` more are for a first row that prefills."""
+    """Sequences that can decode in the next step, the blocks they need for one token each, and the blocks reserved for
+    the prompt of the best-ranked sequence."""
 
-    rows: list[Sequence]
-    need: int
-    kept: int
+    sequences: list[Sequence]
+    blocks: int
+    reserved: int
 
-    def short(self, room: BlockBudget) -> int:
-        """Blocks that are missing; none are where it is not positive."""
-        return self.need + self.kept - room.left
-
-
-def decode_demand(running: Collection[Sequence], last_step: int, room: BlockBudget) -> DecodeDemand:
-    """What the rows need to go on in the step after `last_step`."""
-    rows = [row for row in running if row.decodes_after(last_step) and row.joined]
-    block = room.block
-    need = sum(row.cached % block == 0 for row in rows)
-    kept = 0
-    if room.limited and len(rows) < len(running):
-        first = min((row for row in running if row.joined), key=_rank, default=None)
-        kept = room.growth(first.cached) if first is not None and first.prefill_left > 0 else 0
-    return DecodeDemand(rows, need, kept)
+    def shortfall(self, budget: BlockBudget) -> int:
+        """Return the number of missing blocks; zero or less if there are enough."""
+        return self.blocks + self.reserved - budget.free
 
 
-def select_victims(running: Iterable[Sequence], short: int, room: BlockBudget) -> list[Sequence]:
-    """Rows whose memory makes up for `short` blocks, the worst claim first; never the one with the best.
+def decode_demand(running: Collection[Sequence], last_step: int, budget: BlockBudget) -> DecodeDemand:
+    """Return the demand of the step after `last_step`."""
+    sequences = [seq for seq in running if seq.decodes_after(last_step) and seq.joined]
+    size = budget.block_size
+    blocks = sum(seq.num_computed_tokens % size == 0 for seq in sequences)
+    reserved = 0
+    if budget.limited and len(sequences) < len(running):
+        first = min((seq for seq in running if seq.joined), key=_rank, default=None)
+        if first is not None and first.prefill_left > 0:
+            reserved = budget.growth(first.num_computed_tokens)
+    return DecodeDemand(sequences, blocks, reserved)
 
-    What they share with others does not come free, so what they hold is an estimate: there may be less room than hoped
-    for in the next plan, and then others follow them.
+
+def select_victims(running: Iterable[Sequence], shortfall: int, budget: BlockBudget) -> list[Sequence]:
+    """Return the sequences to preempt for `shortfall` blocks, worst rank first; never the one with the best rank.
+
+    The gain is an estimate, because blocks that a victim shares do not come free. If it is not enough, the next plan
+    preempts more.
     """
-    if short <= 0:
+    if shortfall <= 0:
         return []
-    holders = sorted((row for row in running if row.joined), key=_rank)
-    leaving = []
-    while short > 0 and len(holders) > 1:
-        row = holders.pop()
-        short -= room.blocks(row.cached) - row.reused // room.block + (room.growth(row.cached) if row.decodes else 0)
-        leaving.append(row)
-    return leaving
+    holders = sorted((seq for seq in running if seq.joined), key=_rank)
+    victims = []
+    while shortfall > 0 and len(holders) > 1:
+        victim = holders.pop()
+        held = victim.num_computed_tokens
+        shortfall -= budget.blocks(held) - victim.cached_tokens // budget.block_size
+        shortfall -= budget.growth(held) if victim.decodes else 0
+        victims.append(victim)
+    return victims
 
 
-def allocate(claimed: DecodeDemand, room: BlockBudget) -> set[Sequence]:
-    """Take a token's room for the rows that have not given way, while there is some; who got it."""
-    if claimed.short(room) <= 0:
-        room.left -= claimed.need
-        return set(claimed.rows)
-    room.left -= claimed.kept
-    growing = {row for row in sorted(claimed.rows, key=_rank) if row.joined and room.take(row.cached)}
-    room.left += claimed.kept
-    return growing
+def allocate(demand: DecodeDemand, budget: BlockBudget) -> set[Sequence]:
+    """Take one token's block for each demanding sequence that was not preempted; return those that got it, by rank
+    where blocks are short."""
+    if demand.shortfall(budget) <= 0:
+        budget.free -= demand.blocks
+        return set(demand.sequences)
+    budget.free -= demand.reserved
+    ranked = sorted(demand.sequences, key=_rank)
+    served = {seq for seq in ranked if seq.joined and budget.allocate(seq.num_computed_tokens)}
+    budget.free += demand.reserved
+    return served
 
 
-def _rank(row: Sequence) -> tuple[int, int]:
-    return row.rank
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank

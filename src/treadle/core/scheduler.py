@@ -1,20 +1,19 @@
-"""The scheduler: plans each step and applies its result. Pure: time comes in, plans and outputs go out.
+"""Scheduler: plans each step and applies its result. Pure: time is an argument, plans and outputs are returned.
 
-Within a priority tenants are served in turn (`queue`), each of them first come, first served, into `max_running` slots;
-capacity 1 is serialized mode. What holds:
+Tenants of one priority are served in turn, each FIFO (`queue`), into `max_running` slots. Invariants:
 
-- Every accepted sequence ends in exactly one terminal output.
-- A slot and its tokens are free the moment its sequence ends; the runner hears of it before the next plan (`departed`).
-- A cancel is applied before the next plan. One that comes before its Submit is remembered; a late one is dropped.
-- The head of the queue is never overtaken by another of its tenant and priority because that needs fewer tokens.
-- What is left of a group that has begun goes before everyone else, as its wait has no end but this one.
-- Plans may be made while earlier ones are in flight. Each is applied to the rows that it was made for, whatever has
-  become of their ids since: what a step computed for a row that has ended is dropped.
-- Where rows outgrow the cache, the newest of the worst priority are preempted. Ranks never change, so the first gets on
-  and ends. Nobody is preempted while a step in flight may still end somebody.
-- When a step raises, its rows are recomputed from their tokens and tried one at a time beside the cleared ones, so
-  that only the row which makes steps fail is failed. A trial has nothing else in flight. Planning that raises is
-  treated alike (`recover_planning`).
+- Every accepted sequence ends with exactly one terminal output.
+- A slot and its tokens are free as soon as its sequence ends. The runner releases it before the next plan.
+- A cancel is applied before the next plan. One that precedes its Submit is remembered; a late one is dropped.
+- The head of the queue is never overtaken by a sequence of its tenant and priority that needs fewer tokens.
+- The rest of a group that has started goes before all others, as it can't expire.
+- Plans may be made while earlier ones are in flight. Each is applied to the sequences that it was made for, even if
+  their ids have been used again since; what a step computed for a sequence that has ended is dropped.
+- When sequences outgrow the cache, the newest of the worst priority are preempted. Ranks never change, so the best-
+  ranked one always ends. None is preempted while a step in flight may still end another.
+- When a step raises, its sequences are recomputed from their tokens and become suspects. Suspects run one at a time
+  beside the others, with nothing else in flight, until the one that makes steps raise is found and failed. Planning
+  that raises is treated alike (`recover_planning`).
 """
 
 from __future__ import annotations
@@ -46,16 +45,22 @@ from .scheduler_counters import SchedulerCounters
 from .sequence import Sequence
 from .states import Event, State
 
-WORTH_WAITING = 64  # prompt tokens: fewer are sooner computed again than waited for
-STUCK_PLANS = 8  # in a row, without work for the rows that run: the memory they need does not come free
+MIN_SHARED_TOKENS = 64  # of a prompt: fewer are computed again sooner than waited for
+MAX_STUCK_PLANS = 8  # in a row, without work though sequences run: their memory never comes free
 
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """`max_running` slots; `prefill_tokens` a step at most, in chunks that are multiples of `prefill_quantum` (0: as
-    small as pays), as many as one of `chunk_sizes` says where there are any. Cache memory is `kv_blocks` blocks of
-    `kv_block` tokens; where there are 0, running rows may reserve `kv_tokens` tokens (0: no limit). `prefix_cache`: the
-    runner reuses prompts, those of running rows as `sharing` says."""
+    """Limits of the scheduler.
+
+    - `max_running`: slots.
+    - `prefill_tokens`: most prompt tokens of a step.
+    - `prefill_quantum`: chunks that do not end a prompt are multiples of it; 0 for any length.
+    - `chunk_sizes`: allowed prompt tokens of a step, ascending; empty for any number.
+    - `kv_blocks` of `kv_block` tokens: cache memory. With 0 blocks, sequences reserve up to `kv_tokens` tokens (0: no
+      limit) instead.
+    - `prefix_cache`: the runner reuses prompts, those of running sequences as `sharing` says.
+    """
 
     max_running: int
     prefill_tokens: int
@@ -69,344 +74,347 @@ class SchedulerLimits:
 
     @property
     def capacity(self) -> int:
-        """The most tokens that one row may come to; 0: any number."""
+        """Most tokens of one sequence; 0 for any number."""
         return self.kv_blocks * self.kv_block or self.kv_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A plan that is started or about to be, and the rows that its ids meant."""
+    """A plan in flight, the sequences that its ids stand for, and its charge to the prefill budget."""
 
     plan: StepPlan
-    rows: dict[str, Sequence]
-    bill: Charge
+    sequences: dict[str, Sequence]
+    charge: Charge
 
 
 class Scheduler:
     """Waiting and running sequences of one owner. Not thread safe: only the owner calls it.
 
-    `reuse` says how many tokens of a row that joins the runner holds already (`Runner.reuse`).
+    `reuse` returns how many tokens of a joining sequence the runner has cached (`Runner.reuse`).
     """
 
     def __init__(self, limits: SchedulerLimits, reuse: Reuse = no_reuse) -> None:
         self.limits = limits
-        worth = WORTH_WAITING if limits.prefix_cache else 0
-        self._rows: dict[str, Sequence] = {}
+        min_shared = MIN_SHARED_TOKENS if limits.prefix_cache else 0
+        self._sequences: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._queue = Queue()
-        self._absent = EarlyCancels()
-        self._flights: deque[_InFlightStep] = deque()
-        self._departed: list[str] = []
+        self._early_cancels = EarlyCancels()
+        self._in_flight: deque[_InFlightStep] = deque()
+        self._released_ids: list[str] = []
         self._outputs = Outputs()
-        self._pace = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
+        self._prefill_budget = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
         self._order = 0
         self._stuck = 0
-        self._counts = SchedulerCounters()
-        self._composer = PlanBuilder(
-            reuse, self._pace, self._counts, self._outputs, worth_waiting=worth, sharing=limits.sharing
+        self._counters = SchedulerCounters()
+        self._plan_builder = PlanBuilder(
+            reuse, self._prefill_budget, self._counters, self._outputs, min_shared=min_shared, sharing=limits.sharing
         )
 
-    # What arrives ------------------------------------------------------------------------------------------------
+    # Arrivals ---------------------------------------------------------------------------------------------------
 
     def submit(self, request: Submit, now: float) -> None:
-        """Queue a sequence. A live duplicate of its id is ignored: the one that runs is not touched (B4, B5)."""
-        if request.id in self._rows:
+        """Queue a sequence. A duplicate of a live id is ignored (B4, B5)."""
+        if request.id in self._sequences:
             return
         self._order = request.arrival or self._order + 1
-        row = Sequence.of(request, order=self._order, now=now)
-        self._rows[row.id] = row
-        self._queue.enter(row)
-        if (early := self._absent.submitted(row.id, now)) is not None:
-            self._end(row, cancelled(early))
+        seq = Sequence.of(request, order=self._order, now=now)
+        self._sequences[seq.id] = seq
+        self._queue.add(seq)
+        if (early := self._early_cancels.submitted(seq.id, now)) is not None:
+            self._end(seq, cancelled(early))
         elif not request.prompt:
-            self._end(row, failed("invalid_request", "the prompt is empty: send at least one token"))
-        elif 0 < self.limits.capacity < row.reserved:
-            self._end(row, too_big(row, self.limits.capacity))
+            self._end(seq, failed("invalid_request", "the prompt is empty: send at least one token"))
+        elif 0 < self.limits.capacity < seq.max_num_tokens:
+            self._end(seq, too_big(seq, self.limits.capacity))
         else:
-            self._queue.push(row)
+            self._queue.push(seq)
 
     def cancel(self, message: Cancel, now: float) -> None:
-        """Take a sequence back. Idempotent; unknown ids are remembered for EARLY_CANCEL_S, ended ones dropped."""
-        row = self._rows.get(message.id)
-        if row is not None:
-            self._end(row, cancelled(message.reason))
+        """Cancel a sequence. Idempotent; an unknown id is remembered for EARLY_CANCEL_S, an ended one ignored."""
+        seq = self._sequences.get(message.id)
+        if seq is not None:
+            self._end(seq, cancelled(message.reason))
         else:
-            self._absent.cancelled(message.id, message.reason, now)
+            self._early_cancels.cancelled(message.id, message.reason, now)
 
     def end_all(self, finish: Finish) -> tuple[Output, ...]:
-        """End everything that lives, for a shutdown or a death; returns the last outputs. What is in flight is not
-        waited for."""
-        for row in list(self._rows.values()):
-            self._end(row, finish)
-        self._flights.clear()
+        """End all sequences, for a shutdown or a death, without waiting for steps in flight. Return their outputs."""
+        for seq in list(self._sequences.values()):
+            self._end(seq, finish)
+        self._in_flight.clear()
         return self.flush()
 
-    # The step ----------------------------------------------------------------------------------------------------
+    # Steps -------------------------------------------------------------------------------------------------------
 
-    def departed(self) -> tuple[str, ...]:
-        """Rows that the runner is to release before the next plan is made, as that asks what room there is, and what is
-        cached for ids that may come again. Those that were not asked for are in the plan's `release`."""
-        departed, self._departed = tuple(self._departed), []
-        return departed
+    def take_released_ids(self) -> tuple[str, ...]:
+        """Take the ids of sequences that the runner is to release before the next plan is made, as that counts free
+        blocks. Ids that are not taken are in the plan's `release`."""
+        ids, self._released_ids = tuple(self._released_ids), []
+        return ids
 
-    def plan(self, now: float, room: int | None = None) -> StepPlan:
-        """The next step's work: admissions, a share of prefill for each prompt, and every row that decodes.
+    def plan(self, now: float, free_blocks: int | None = None) -> StepPlan:
+        """Plan the next step: admissions, a chunk of each prompt, and all sequences that decode.
 
-        `room` are the blocks that no row holds. A plan with work is in flight from now on. One without, while others
-        are, may mean that they have to be applied first.
+        `free_blocks` are those that no sequence holds. A plan with work is in flight from now on. An idle one, while
+        others are in flight, may mean that those have to be applied first.
         """
-        space = BlockBudget(self.limits.kv_block, room if self.limits.kv_blocks else None)
+        budget = BlockBudget(self.limits.kv_block, free_blocks if self.limits.kv_blocks else None)
         running = self._running.values()
-        claimed = decode_demand(running, self._counts.steps, space)
-        short = claimed.short(space)
-        if self._flights and (short > 0 or self._on_trial()):
-            return StepPlan(step=self._counts.steps + 1, release=self.departed())
-        if not self._preempt(select_victims(running, short, space), now):
-            self._admit_waiting(now, space)
+        demand = decode_demand(running, self._counters.steps, budget)
+        shortfall = demand.shortfall(budget)
+        if self._in_flight and (shortfall > 0 or self._has_suspects()):
+            return StepPlan(step=self._counters.steps + 1, release=self.take_released_ids())
+        if not self._preempt(select_victims(running, shortfall, budget), now):
+            self._admit_waiting(now, budget)
         self._expire_waiting(now)
-        release = tuple(self._departed)
-        plan = self._composer.compose(self._counts.steps + 1, release, running, claimed, space)
-        self._departed = []  # not before: `compose` may raise, and they have to be released all the same
-        self._take_off(plan)
+        release = tuple(self._released_ids)
+        plan = self._plan_builder.build(self._counters.steps + 1, release, running, demand, budget)
+        self._released_ids = []  # not before: `build` may raise, and they must be released all the same
+        self._launch(plan)
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> tuple[Output, ...]:
-        """Take in what the runner did for `plan`, the oldest in flight or one without work; returns everything there is
-        to tell since the last call."""
+        """Apply the runner's result for `plan`, the oldest in flight or an idle one. Return all unreported outputs."""
         if plan.idle:
             return self.flush()
-        flight = self._flights.popleft()
-        _agree(flight.plan is plan, "plans are applied in their order")
-        self._observe(flight, result)
+        step = self._in_flight.popleft()
+        _check(step.plan is plan, "plans are applied in their order")
+        self._record_times(step, result)
         for failure in result.failures:
-            if (row := flight.rows.get(failure.id)) is not None and row.live:
-                self._end(row, failed("engine_step_failed", failure.message))
+            if (seq := step.sequences.get(failure.id)) is not None and seq.live:
+                self._end(seq, failed("engine_step_failed", failure.message))
         for scores in result.scores:
-            if (row := flight.rows[scores.id]).live:
-                self._outputs.of(row).prompt_logprobs += row.score(scores.logprobs)
+            if (seq := step.sequences[scores.id]).live:
+                self._outputs.of(seq).prompt_logprobs += seq.unreported_scores(scores.logprobs)
         for admit in plan.admit:
-            self._filled(flight.rows[admit.request.id], admit.cached)
+            self._commit_prefill(step.sequences[admit.request.id], admit.cached)
         for chunk in plan.prefill:
-            self._filled(flight.rows[chunk.id], chunk.start + len(chunk.tokens))
+            self._commit_prefill(step.sequences[chunk.id], chunk.start + len(chunk.tokens))
         gained = {row.id: row for row in result.rows}
         for decode in plan.decode:
-            if (row := flight.rows[decode.id]).live:
-                _agree(decode.id in gained, "a row that decodes gains or fails")
-                self._gain(row, gained[decode.id])
+            if (seq := step.sequences[decode.id]).live:
+                _check(decode.id in gained, "a sequence that decodes gains or fails")
+                self._gain(seq, gained[decode.id])
         return self.flush()
 
     def recover(self, plan: StepPlan, message: str) -> tuple[Output, ...]:
-        """`plan` raised, and with those after it it is void: fail the row that is to blame, or put their rows back and
-        find out which one is (B7)."""
-        self._counts.recovered_steps += 1
-        rows = [row for row in self._void(plan) if row.live]
-        guilty = [row for row in rows if row.suspect]
-        for row in rows:
-            if row in guilty:
-                self._end(row, failed("engine_step_failed", f"the step failed on this request: {message}"))
+        """Discard `plan`, which raised, and those after it. Fail the sequence to blame, or rewind them all to find it
+        (B7)."""
+        self._counters.recovered_steps += 1
+        seqs = [seq for seq in self._discard_from(plan) if seq.live]
+        guilty = [seq for seq in seqs if seq.suspect]
+        for seq in seqs:
+            if seq in guilty:
+                self._end(seq, failed("engine_step_failed", f"the step failed on this request: {message}"))
             else:
-                row.rewind()
-                row.suspect = not guilty
-                self._departed.append(row.id)
+                seq.rewind()
+                seq.suspect = not guilty
+                self._released_ids.append(seq.id)
         return self.flush()
 
-    def recover_planning(self, message: str, row_id: str | None = None) -> tuple[Output, ...]:
-        """Planning raised, while no step is in flight: fail the row to blame, or find out which one it is (B7).
+    def recover_planning(self, message: str, id_: str | None = None) -> tuple[Output, ...]:
+        """Recover from planning that raised, with no step in flight: fail the sequence to blame, or find it (B7).
 
-        That is `row_id` where the fault names a row, else the suspect whose turn it is. All others that run are
-        recomputed from their tokens, as some of them may have joined in the plan that was not made.
+        That is `id_` if given, else the suspect whose turn it was. All other running sequences are recomputed, as the
+        books of the plan that was not made are void.
         """
-        _agree(not self._flights, "a plan is recovered with nothing in flight")
-        self._counts.recovered_steps += 1
+        _check(not self._in_flight, "a plan is recovered with nothing in flight")
+        self._counters.recovered_steps += 1
         running = list(self._running.values())
-        guilty = self._running.get(row_id) if row_id else next((row for row in running if row.suspect), None)
-        for row in running:
-            self._departed.append(row.id)
-            if row is guilty:
-                row.joined = False  # it is among the departed
-                self._end(row, failed("engine_step_failed", f"planning failed on this request: {message}"))
+        guilty = self._running.get(id_) if id_ else next((seq for seq in running if seq.suspect), None)
+        for seq in running:
+            self._released_ids.append(seq.id)
+            if seq is guilty:
+                seq.joined = False  # its id is to be released already
+                self._end(seq, failed("engine_step_failed", f"planning failed on this request: {message}"))
             else:
-                row.rewind()
-                row.suspect = row.suspect or guilty is None
+                seq.rewind()
+                seq.suspect = seq.suspect or guilty is None
         return self.flush()
 
     def flush(self) -> tuple[Output, ...]:
-        """Everything there is to tell since the last call."""
+        """Return all unreported outputs."""
         return self._outputs.flush()
 
-    # What it says of itself ---------------------------------------------------------------------------------------
+    # State ------------------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
-        """Plans with work that are neither applied nor recovered."""
-        return len(self._flights)
+        """Number of plans that are neither applied nor recovered."""
+        return len(self._in_flight)
 
     @property
-    def oldest(self) -> StepPlan:
-        """Of the plans in flight."""
-        return self._flights[0].plan
+    def oldest_plan(self) -> StepPlan:
+        """The oldest plan in flight."""
+        return self._in_flight[0].plan
 
     @property
-    def joined(self) -> Iterator[int]:
-        """Arrival numbers of the rows that the runner has, or gets with the plan that was made last."""
-        return (row.order for row in self._running.values() if row.joined)
+    def joined_arrivals(self) -> Iterator[int]:
+        """Arrival numbers of the sequences that the runner has, those of the last plan included."""
+        return (seq.order for seq in self._running.values() if seq.joined)
 
     @property
     def has_work(self) -> bool:
         """Whether anything is left to plan, to apply or to release."""
-        return bool(self._rows or self._departed or self._flights)
+        return bool(self._sequences or self._released_ids or self._in_flight)
 
     @property
     def live(self) -> int:
-        return len(self._rows)
+        return len(self._sequences)
 
     def statistics(self, now: float, runner: RunnerStatistics, step_s: float = 0.0) -> EngineStatistics:
-        """A frozen snapshot of counts and times."""
-        waits_s = [now - row.arrived for row in self._queue.waiting]
-        return self._counts.statistics(self._running.values(), waits_s, runner, step_s)
+        """Return a snapshot of counts and times."""
+        waits_s = [now - seq.arrived for seq in self._queue.waiting]
+        return self._counters.statistics(self._running.values(), waits_s, runner, step_s)
 
-    def _on_trial(self) -> bool:
-        return any(row.suspect for row in self._running.values())
+    def _has_suspects(self) -> bool:
+        return any(seq.suspect for seq in self._running.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the books don't agree; when idle nothing may be left."""
-        waiting = {row.id for row in self._queue.waiting}
-        decoding = [flight.rows[decode.id] for flight in self._flights for decode in flight.plan.decode]
-        _agree(waiting | self._running.keys() == self._rows.keys(), "each live row waits or runs")
-        _agree(not waiting & self._running.keys(), "no row both waits and runs")
-        _agree(len(self._running) <= self.limits.max_running, "no more rows than slots")
-        _agree(self._queue.check(len(self._rows)), "groups count their rows")
-        _agree(all(row.ahead == decoding.count(row) for row in self._rows.values()), "rows count what is in flight")
+        """Raise AssertionError if the books disagree; when idle, nothing may be left."""
+        waiting = {seq.id for seq in self._queue.waiting}
+        decoding = [step.sequences[decode.id] for step in self._in_flight for decode in step.plan.decode]
+        _check(waiting | self._running.keys() == self._sequences.keys(), "each live sequence waits or runs")
+        _check(not waiting & self._running.keys(), "no sequence both waits and runs")
+        _check(len(self._running) <= self.limits.max_running, "no more sequences than slots")
+        _check(self._queue.check(len(self._sequences)), "groups count their sequences")
+        _check(
+            all(seq.tokens_in_flight == decoding.count(seq) for seq in self._sequences.values()),
+            "sequences count their tokens in flight",
+        )
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Planning -------------------------------------------------------------------------------------------------------
 
-    def _take_off(self, plan: StepPlan) -> None:
-        """A plan with work is in flight. One without, again and again, is the end of the first row that waits for
-        memory: none will come free."""
+    def _launch(self, plan: StepPlan) -> None:
+        """Record `plan` as in flight. After too many idle ones, end the first sequence that waits for memory: no block
+        will come free."""
         if not plan.idle:
-            self._counts.steps += 1
-            rows = {id_: self._running[id_] for id_ in _row_ids(plan)}
-            self._flights.append(_InFlightStep(plan, rows, self._bill(plan)))
-        stuck = self._running and not (self._flights or plan.release)
+            self._counters.steps += 1
+            sequences = {id_: self._running[id_] for id_ in _sequence_ids(plan)}
+            self._in_flight.append(_InFlightStep(plan, sequences, self._charge_prefill(plan)))
+        stuck = self._running and not (self._in_flight or plan.release)
         self._stuck = self._stuck + 1 if stuck else 0
-        if self._stuck > STUCK_PLANS:
-            first = min(self._running.values(), key=lambda row: row.rank)
+        if self._stuck > MAX_STUCK_PLANS:
+            first = min(self._running.values(), key=lambda seq: seq.rank)
             self._end(first, failed("engine_step_failed", "the cache has no room for its next token, and gets none"))
 
-    # Who comes and goes --------------------------------------------------------------------------------------------
+    # Starts and ends -----------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, now: float, space: BlockBudget) -> None:
+    def _admit_waiting(self, now: float, budget: BlockBudget) -> None:
         running = self._running.values()
-        if len(running) >= self.limits.max_running or self._queue.head(running) is None or self._on_trial():
-            return  # in a suspect's trial a newcomer could be the one to blame
-        promises = self._promises(space)
-        while len(running) < self.limits.max_running and (row := self._queue.head(running)) is not None:
-            if not promises.admits(row):
+        if len(running) >= self.limits.max_running or self._queue.head(running) is None or self._has_suspects():
+            return  # beside a suspect, a newcomer could be the one to blame
+        admission = self._admission_policy(budget)
+        while len(running) < self.limits.max_running and (seq := self._queue.head(running)) is not None:
+            if not admission.admits(seq):
                 return
-            self._queue.pop(row)
-            self._start(row, now)
+            self._queue.pop(seq)
+            self._admit(seq, now)
 
-    def _promises(self, space: BlockBudget) -> OptimisticAdmission | TokenReservations:
+    def _admission_policy(self, budget: BlockBudget) -> OptimisticAdmission | TokenReservations:
         running = self._running.values()
         if not self.limits.kv_blocks:
             return TokenReservations(self.limits.kv_tokens, running)
-        return OptimisticAdmission(space, running, holding=self._composer.holding)
+        return OptimisticAdmission(budget, running, shares_blocks=self._plan_builder.shares_blocks)
 
-    def _start(self, row: Sequence, now: float) -> None:
-        row.on(Event.ADMIT)
-        row.turn = self._counts.steps  # behind nobody who is served in this step
-        self._running[row.id] = row
-        if not row.told:
-            row.told = True
-            pending = self._outputs.of(row)
-            pending.admitted, pending.wait_s = True, now - row.arrived
+    def _admit(self, seq: Sequence, now: float) -> None:
+        seq.on(Event.ADMIT)
+        seq.last_prefill_step = self._counters.steps  # not behind those served in this step
+        self._running[seq.id] = seq
+        if not seq.admitted_reported:
+            seq.admitted_reported = True
+            pending = self._outputs.of(seq)
+            pending.admitted, pending.wait_s = True, now - seq.arrived
 
     def _expire_waiting(self, now: float) -> None:
-        """End the waits that are over. What ended while it waited leaves the queue here."""
-        for row in self._queue.expired(now):
-            self._end(row, Finish(reason=FinishReason.EXPIRED, code="text_generation_busy"))
+        """End sequences that have waited too long, and drop queue entries of ended ones."""
+        for seq in self._queue.expired(now):
+            self._end(seq, Finish(reason=FinishReason.EXPIRED, code="text_generation_busy"))
         self._queue.sweep()
 
-    def _preempt(self, rows: list[Sequence], now: float) -> bool:
-        """Send `rows` back to wait for their memory; whether there are any."""
-        for row in rows:
-            row.preempt(now)
-            del self._running[row.id]
-            self._departed.append(row.id)
-            self._queue.push(row)
-            self._counts.preempted += 1
-        return bool(rows)
+    def _preempt(self, seqs: list[Sequence], now: float) -> bool:
+        """Preempt `seqs`. Return whether there are any."""
+        for seq in seqs:
+            seq.preempt(now)
+            del self._running[seq.id]
+            self._released_ids.append(seq.id)
+            self._queue.push(seq)
+            self._counters.preempted += 1
+        return bool(seqs)
 
-    def _end(self, row: Sequence, finish: Finish) -> None:
-        row.on(Event.END)
-        self._outputs.of(row).finish = finish
-        self._counts.ended(finish.reason)
-        del self._rows[row.id]
-        self._absent.ended(row.id)
-        if self._running.pop(row.id, None) is not None and row.joined:
-            self._departed.append(row.id)
-        self._queue.leave(row)
+    def _end(self, seq: Sequence, finish: Finish) -> None:
+        seq.on(Event.END)
+        self._outputs.of(seq).finish = finish
+        self._counters.count_finish(finish.reason)
+        del self._sequences[seq.id]
+        self._early_cancels.ended(seq.id)
+        if self._running.pop(seq.id, None) is not None and seq.joined:
+            self._released_ids.append(seq.id)
+        self._queue.remove(seq)
 
-    def _void(self, plan: StepPlan) -> dict[Sequence, None]:
-        """Take `plan` and those after it out of flight; their rows, each once."""
-        rows: dict[Sequence, None] = {}
+    def _discard_from(self, plan: StepPlan) -> dict[Sequence, None]:
+        """Take `plan` and all after it out of flight. Return their sequences, each once."""
+        seqs: dict[Sequence, None] = {}
         while True:
-            flight = self._flights.pop()
-            self._pace.void(flight.bill)
-            rows = dict.fromkeys((*flight.rows.values(), *rows))
-            if flight.plan is plan:
-                return rows
+            step = self._in_flight.pop()
+            self._prefill_budget.void(step.charge)
+            seqs = dict.fromkeys((*step.sequences.values(), *seqs))
+            if step.plan is plan:
+                return seqs
 
-    # What became of a step -----------------------------------------------------------------------------------------
+    # Results -----------------------------------------------------------------------------------------------------
 
-    def _bill(self, plan: StepPlan) -> Charge:
+    def _charge_prefill(self, plan: StepPlan) -> Charge:
         chunks = {chunk.id: len(chunk.tokens) for chunk in plan.prefill}
-        return self._pace.bill(sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode))
+        return self._prefill_budget.bill(
+            sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode)
+        )
 
-    def _observe(self, flight: _InFlightStep, result: StepResult) -> None:
-        behind = self._flights[0].bill if self._flights else None
-        self._pace.observe(flight.bill, prefill_s=result.prefill_s, decode_s=result.decode_s, behind=behind)
-        self._counts.prefill_s += result.prefill_s
-        self._counts.decode_s += result.decode_s
+    def _record_times(self, step: _InFlightStep, result: StepResult) -> None:
+        behind = self._in_flight[0].charge if self._in_flight else None
+        self._prefill_budget.observe(step.charge, prefill_s=result.prefill_s, decode_s=result.decode_s, behind=behind)
+        self._counters.prefill_s += result.prefill_s
+        self._counters.decode_s += result.decode_s
 
-    def _filled(self, row: Sequence, cached: int) -> None:
-        """A step has brought what is cached of `row` to `cached` tokens."""
-        if not row.live:
+    def _commit_prefill(self, seq: Sequence, count: int) -> None:
+        """Settle that the first `count` tokens of `seq` are computed."""
+        if not seq.live:
             return
-        row.kept = cached
-        self._outputs.of(row).prompt_done = min(cached, len(row.request.prompt))
-        if row.request.max_tokens == 0 and cached == row.known - 1:
-            self._end(row, Finish(reason=FinishReason.LENGTH))
+        seq.committed_tokens = count
+        self._outputs.of(seq).prompt_done = min(count, len(seq.request.prompt))
+        if seq.request.max_tokens == 0 and count == seq.num_tokens - 1:
+            self._end(seq, Finish(reason=FinishReason.LENGTH))
 
-    def _gain(self, row: Sequence, gained: RowTokens) -> None:
+    def _gain(self, seq: Sequence, gained: RowTokens) -> None:
         tokens = gained.tokens
-        row.suspect = False
-        row.ahead -= 1
-        _agree(len(tokens) == 1 or not row.ahead, "several tokens a step are not planned ahead of")
-        out = self._outputs.of(row)
-        if row.state is State.PREFILL:
-            row.on(Event.PROMPT_DONE)
-            self._counts.prompt_tokens += 1  # the last one went in as a decode row
-            out.prompt_done = len(row.request.prompt)
-        row.cached += len(tokens) - 1
-        finish, before = None, len(row.tokens)
+        seq.suspect = False
+        seq.tokens_in_flight -= 1
+        _check(len(tokens) == 1 or not seq.tokens_in_flight, "several tokens a step are not planned ahead of")
+        out = self._outputs.of(seq)
+        if seq.state is State.PREFILL:
+            seq.on(Event.PROMPT_DONE)
+            self._counters.prompt_tokens += 1  # the last one was fed as a decode row
+            out.prompt_done = len(seq.request.prompt)
+        seq.num_computed_tokens += len(tokens) - 1
+        finish, before = None, len(seq.tokens)
         for token in tokens:
-            if (finish := row.take(token)) is not None:
+            if (finish := seq.append(token)) is not None:
                 break
-        count = len(row.tokens) - before  # what comes after the end is dropped
-        self._counts.completion_tokens += count
+        count = len(seq.tokens) - before  # what comes after the end is dropped
+        self._counters.completion_tokens += count
         out.tokens += tokens[:count]
         out.logprobs += gained.logprobs[:count]
         if finish is not None:
-            self._end(row, finish)
+            self._end(seq, finish)
 
 
-def _row_ids(plan: StepPlan) -> Iterable[str]:
-    """Each row that takes part in `plan`, once."""
+def _sequence_ids(plan: StepPlan) -> Iterable[str]:
+    """Return the id of each sequence in `plan`, once."""
     admitted = (admit.request.id for admit in plan.admit)
     return dict.fromkeys((*admitted, *(c.id for c in plan.prefill), *(d.id for d in plan.decode)))
 
 
-def _agree(holds: bool, what: str) -> None:
+def _check(holds: bool, claim: str) -> None:
     if not holds:
-        raise AssertionError(f"scheduler books: {what}")
+        raise AssertionError(f"scheduler books: {claim}")

@@ -1,4 +1,4 @@
-"""What the scheduler counts since it began."""
+"""Counters of the scheduler since its start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .states import State
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """See `EngineStatistics`."""
+    """Counters; `EngineStatistics` describes them."""
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -27,7 +27,7 @@ class SchedulerCounters:
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
-    def ended(self, reason: FinishReason) -> None:
+    def count_finish(self, reason: FinishReason) -> None:
         match reason:
             case FinishReason.STOP | FinishReason.LENGTH:
                 self.finished += 1
@@ -41,11 +41,11 @@ class SchedulerCounters:
     def statistics(
         self, running: Collection[Sequence], waits_s: list[float], runner: RunnerStatistics, step_s: float
     ) -> EngineStatistics:
-        """A frozen snapshot, with what runs and waits now."""
+        """Return a snapshot that includes the numbers of running and waiting sequences."""
         return EngineStatistics(
             steps=self.steps,
             running=len(running),
-            prefilling=sum(row.state is State.PREFILL for row in running),
+            prefilling=sum(seq.state is State.PREFILL for seq in running),
             waiting=len(waits_s),
             oldest_wait_s=max(waits_s, default=0.0),
             prompt_tokens=self.prompt_tokens,

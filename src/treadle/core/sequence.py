@@ -1,4 +1,4 @@
-"""One sequence as the scheduler sees it."""
+"""A sequence as the scheduler sees it: its tokens, and how many of them are computed."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from .states import Event, State, advance
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence from its arrival to its end. Times are in seconds of the owner's clock."""
+    """A sequence from its arrival to its end. Times are in seconds of the owner's clock.
+
+    `num_computed_tokens` counts what is planned: the tokens in the cache once all steps in flight are finished.
+    `committed_tokens` counts what is settled: the tokens that applied steps have computed, which others may reuse.
+    """
 
     request: Submit
     order: int
-    arrived: float  # in the queue: at first, or when it was preempted
+    arrived: float  # in the queue: first, or when it was preempted
     state: State = State.WAITING
-    told: bool = False  # that it is admitted
-    tokens: list[int] = field(default_factory=list)
-    cached: int = 0  # tokens of prompt + generated in the runner's cache once the steps in flight are finished
-    ahead: int = 0  # steps in flight that pick a token for it
-    decoded: int = 0  # the last step that does
-    kept: int = 0  # of `cached`, what the steps that were applied have brought: others may reuse it
-    reused: int = 0  # of `cached`, what the prefix cache held when it joined
-    reuse_told: bool = False  # when it joined first
-    scored: int = 0  # prompt tokens whose log-probabilities came since it joined
-    scores_told: int = 0
-    turn: int = 0  # when it last got prefill time, or came: the longest ago is served first
+    admitted_reported: bool = False
+    tokens: list[int] = field(default_factory=list)  # generated
+    num_computed_tokens: int = 0
+    committed_tokens: int = 0
+    cached_tokens: int = 0  # of these, reused from the prefix cache when it joined
+    cached_reported: bool = False  # when it joined first
+    tokens_in_flight: int = 0  # sampled by the steps in flight
+    last_decode_step: int = 0
+    last_prefill_step: int = 0  # or the step of its admission: prompts with the lowest are served first
+    scored_tokens: int = 0  # of its prompt, since it joined
+    reported_scores: int = 0
     joined: bool = False  # the runner has it
-    suspect: bool = False  # was in a step that raised, and has not been cleared since
-    lead: Sequence | None = None  # who computes what it waits for, before it joins
-    awaits: int = 0  # the tokens that the lead has to keep
-    twin: Sequence | None = None  # who runs and begins alike, before it joins
-    common: int = 0  # the tokens that both begin with
+    suspect: bool = False  # was in a step that raised, and has gained nothing since
+    prefix_leader: Sequence | None = None  # computes the prefix that it waits for, before it joins
+    awaited_tokens: int = 0  # the length of this prefix
+    prefix_peer: Sequence | None = None  # runs and begins with the same tokens, before it joins
+    shared_tokens: int = 0  # the number of these tokens
 
     @classmethod
     def of(cls, request: Submit, *, order: int, now: float) -> Sequence:
-        """A sequence that arrives; a resumed one as a preempted one that waits."""
+        """Return a sequence that arrives; a resumed one waits like one that was preempted."""
         return cls(
             request=request,
             order=order,
             arrived=now,
             tokens=list(request.generated),
-            scores_told=request.scored,
+            reported_scores=request.scored,
         )
 
     @property
@@ -55,64 +59,65 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Whose claim to memory is better: the lower. It never changes, so the best one always gets on."""
+        """Its rank for memory; the lowest is the best. It never changes, so the best-ranked sequence always ends."""
         return self.request.priority, self.order
 
     @property
-    def reserved(self) -> int:
-        """The tokens it can come to hold."""
+    def max_num_tokens(self) -> int:
+        """Tokens of prompt and completion at most."""
         return len(self.request.prompt) + self.request.max_tokens
 
     @property
-    def known(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens of prompt and completion so far."""
         return len(self.request.prompt) + len(self.tokens)
 
     @property
     def prefill_left(self) -> int:
-        """Tokens to put into the cache before the last one can be fed as a decode row."""
-        return self.known + self.ahead - 1 - self.cached
+        """Tokens to compute before the last one can be fed as a decode row."""
+        return self.num_tokens + self.tokens_in_flight - 1 - self.num_computed_tokens
 
     @property
     def position(self) -> int:
-        """Of the token that the next decode row picks."""
-        return len(self.tokens) + self.ahead
+        """The position among generated tokens that the next decode row samples."""
+        return len(self.tokens) + self.tokens_in_flight
 
     @property
     def decodes(self) -> bool:
-        """Whether all but its last token is in the cache, and it wants more than what is in flight."""
+        """Whether all but its last token is computed, and it needs more tokens than are in flight."""
         return self.prefill_left == 0 and self.position < self.request.max_tokens
 
     def decodes_after(self, step: int) -> bool:
-        """Whether it can in the step after `step`: a token that is not known has to come from just that one."""
-        position = len(self.tokens) + self.ahead  # as `decodes`, for every row of every step
+        """Whether it can decode in the step after `step`: a token in flight must come from `step` itself."""
+        position = len(self.tokens) + self.tokens_in_flight  # like `decodes`; called for all sequences in all steps
         return (
-            len(self.request.prompt) + position - 1 == self.cached
+            len(self.request.prompt) + position - 1 == self.num_computed_tokens
             and position < self.request.max_tokens
-            and (not self.ahead or self.decoded == step)
+            and (not self.tokens_in_flight or self.last_decode_step == step)
         )
 
     @property
     def last_token(self) -> int | None:
-        """What a decode row feeds; None while a step in flight picks it."""
-        if self.ahead:
+        """The token that a decode row feeds; None while a step in flight samples it."""
+        if self.tokens_in_flight:
             return None
         return self.tokens[-1] if self.tokens else self.request.prompt[-1]
 
     def upcoming(self, count: int) -> tuple[int, ...]:
-        """The next `count` tokens to prefill."""
+        """Return the next `count` tokens to prefill."""
         prompt = self.request.prompt
-        start, end = self.cached, self.cached + count
+        start, end = self.num_computed_tokens, self.num_computed_tokens + count
         head = prompt[start:end]
         if end <= len(prompt):
             return head
         return head + tuple(self.tokens[max(0, start - len(prompt)) : end - len(prompt)])
 
     def on(self, event: Event) -> None:
+        """Take a transition. Raises IllegalTransition if there is none."""
         self.state = advance(self.state, event)
 
-    def take(self, token: int) -> Finish | None:
-        """Gain one token; the way it ends the sequence, if it does."""
+    def append(self, token: int) -> Finish | None:
+        """Append a generated token. Return the finish if it ends the sequence."""
         self.tokens.append(token)
         if token in self.request.stop_token_ids and len(self.tokens) > self.request.min_tokens:
             return Finish(reason=FinishReason.STOP, stop_token_id=token)
@@ -120,24 +125,25 @@ class Sequence:
             return Finish(reason=FinishReason.LENGTH)
         return None
 
-    def score(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
-        """Those of `logprobs`, the next of its prompt, that were not told before it was rewound or preempted."""
-        new = logprobs[max(0, self.scores_told - self.scored) :]
-        self.scored += len(logprobs)
-        self.scores_told += len(new)
+    def unreported_scores(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+        """Return those of `logprobs`, the next of its prompt, that were not reported before a rewind."""
+        new = logprobs[max(0, self.reported_scores - self.scored_tokens) :]
+        self.scored_tokens += len(logprobs)
+        self.reported_scores += len(new)
         return new
 
     def rewind(self) -> None:
-        """Forget the cache, keep the tokens."""
+        """Drop its cache and keep its tokens."""
         self.on(Event.REWIND)
         self._forget()
 
     def preempt(self, now: float) -> None:
-        """Forget the cache, keep the tokens, and wait."""
+        """Drop its cache, keep its tokens, and wait."""
         self.on(Event.PREEMPT)
         self._forget()
         self.arrived = now
 
     def _forget(self) -> None:
-        self.cached = self.kept = self.reused = self.ahead = self.scored = 0
+        self.num_computed_tokens = self.committed_tokens = self.cached_tokens = 0
+        self.tokens_in_flight = self.scored_tokens = 0
         self.joined = False

@@ -1,8 +1,8 @@
-"""What a row that has not joined will hold together with one that has: blocks that cost it nothing (`Sharing.HELD`).
+"""Blocks that a sequence will share with a running one once it joins (`Sharing.HELD`). They cost no memory.
 
-Only what the steps that were applied have brought counts, so a prompt that many wait for is counted for each of them
-until it is computed. Where the other one ends first, its blocks are the cache's, and what was let in on them may have
-to give way. It costs little: a row remembers whom it is compared with, and no more than MOST_TWINS are.
+Only blocks of applied steps count: until a leader has computed a prompt, every sequence that waits for it is counted in
+full. If the running sequence ends first, its blocks are only cached, and sequences admitted because of them may be
+preempted. A sequence remembers its peer and is compared with MAX_PEERS at most, so this is cheap.
 """
 
 from __future__ import annotations
@@ -10,27 +10,29 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 
-from .inflight_prefix import shared
+from .inflight_prefix import common_prefix
 from .sequence import Sequence
 
-MOST_TWINS = 4
+MAX_PEERS = 4
 
 
-def shared_blocks(row: Sequence, running: Collection[Sequence], block: int) -> int:
-    """Whole blocks of `block` tokens that `row` begins with and one of those that are `running` holds."""
-    if row.joined or row.request.prompt_logprobs is not None:
+def shared_blocks(seq: Sequence, running: Collection[Sequence], block_size: int) -> int:
+    """Return how many whole blocks at the start of `seq`, which has not joined, one of `running` holds."""
+    if seq.joined or seq.request.prompt_logprobs is not None:
         return 0
-    if row.twin is None or not (row.twin.live and row.twin.joined):
-        row.twin = _closest(row, running, block)
-    return 0 if row.twin is None else min(row.common, row.twin.kept) // block
+    if seq.prefix_peer is None or not (seq.prefix_peer.live and seq.prefix_peer.joined):
+        seq.prefix_peer = _closest_peer(seq, running, block_size)
+    if seq.prefix_peer is None:
+        return 0
+    return min(seq.shared_tokens, seq.prefix_peer.committed_tokens) // block_size
 
 
-def _closest(row: Sequence, running: Collection[Sequence], block: int) -> Sequence | None:
-    salt, first = row.request.salt, row.request.prompt[:block]
-    alike = (r for r in running if r.joined and r.request.salt == salt and r.request.prompt[:block] == first)
-    twin, row.common = None, 0
-    for other in islice(alike, MOST_TWINS):
-        common = shared(row.request.prompt, other.request.prompt)
-        if common > row.common:
-            twin, row.common = other, common
-    return twin
+def _closest_peer(seq: Sequence, running: Collection[Sequence], block_size: int) -> Sequence | None:
+    salt, first = seq.request.salt, seq.request.prompt[:block_size]
+    alike = (r for r in running if r.joined and r.request.salt == salt and r.request.prompt[:block_size] == first)
+    peer, seq.shared_tokens = None, 0
+    for other in islice(alike, MAX_PEERS):
+        length = common_prefix(seq.request.prompt, other.request.prompt)
+        if length > seq.shared_tokens:
+            peer, seq.shared_tokens = other, length
+    return peer

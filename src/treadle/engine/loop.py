@@ -220,7 +220,7 @@ class EngineLoop:
         if self.scheduler.in_flight == 1:
             self._last_result = self._clock()
         if plan.admit:
-            self._table.write(self.scheduler.joined)
+            self._table.write(self.scheduler.joined_arrivals)
         try:
             self.runner.start(plan)
         except RunnerBroken:
@@ -233,7 +233,7 @@ class EngineLoop:
         """Finish the oldest steps until at most `in_flight` are left; returns all pending outputs."""
         outputs: tuple[Output, ...] = ()
         while self.scheduler.in_flight > in_flight:
-            outputs += self._finish(self.scheduler.oldest)
+            outputs += self._finish(self.scheduler.oldest_plan)
         return outputs + self.scheduler.flush()
 
     def _finish(self, plan: StepPlan) -> tuple[Output, ...]:
@@ -257,7 +257,7 @@ class EngineLoop:
 
     def _recover_planning(self, error: Exception) -> tuple[Output, ...]:
         """Recover from an error in planning: finish the steps in flight, then recompute the sequences one at a time."""
-        row_id = error.row_id if isinstance(error, SequenceFault) else None
+        row_id = error.id if isinstance(error, SequenceFault) else None
         cause = error.__cause__ or error if row_id is not None else error
         if isinstance(cause, RunnerBroken):
             raise cause
@@ -282,7 +282,7 @@ class EngineLoop:
         self.beat()
 
     def _release_finished(self) -> None:
-        self._release((*self._unreleased, *self.scheduler.departed()))
+        self._release((*self._unreleased, *self.scheduler.take_released_ids()))
 
     def _release(self, row_ids: tuple[str, ...]) -> None:
         """Release each sequence separately. A failed release is retried in the next step, without affecting others

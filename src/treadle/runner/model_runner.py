@@ -247,8 +247,8 @@ class ModelRunner:
         if row is None:
             step.failed[id_] = "the runner holds no cache for this request"
             return
-        if chunk is not None and chunk.awaited:
-            self._backend.checkpoint(row, chunk.awaited)
+        if chunk is not None and chunk.checkpoints:
+            self._backend.checkpoint(row, chunk.checkpoints)
         piece = piece_of(row, () if chunk is None else chunk.tokens, pick, before)
         try:
             if piece.previous < 0 or chunk is not None:

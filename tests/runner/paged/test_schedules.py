@@ -96,7 +96,7 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     paged: Paged, name: str, fused: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 pages are not enough for eight rows of up to nine, which are let in on what they bring."""
-    monkeypatch.setattr(block_budget, "EXPECTED", 0)
+    monkeypatch.setattr(block_budget, "EXPECTED_TOKENS", 0)
     dice = random.Random(seed)
     model = paged(name, pages=16, fused=fused)
     loop = Watched(ModelRunner(model, clock=lambda: 0.0), max_running=8, prefill_tokens=64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...core.plan_builder import MOST_SCORED
+from ...core.plan import MAX_SCORED_TOKENS
 from ..device.guard import mlx_runtime
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import KvBackend
@@ -27,7 +27,7 @@ def step_bytes(config: PagedConfig, module: Any, tokens: int) -> int:
         backend = small.build(module, {}, time.monotonic)
     try:
         with mlx_runtime("measuring a step"):
-            scored, before = min(tokens, MOST_SCORED), mx.get_active_memory()
+            scored, before = min(tokens, MAX_SCORED_TOKENS), mx.get_active_memory()
             _peak(backend, tokens + 1, 1)
             left = max(0, mx.get_active_memory() - before)
             return left + (1 + backend.lookahead) * _peak(backend, tokens + 1, 1) + _peak(backend, scored, scored)
