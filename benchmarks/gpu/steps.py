@@ -116,7 +116,7 @@ class Rows:
     ) -> None:
         self.runner = runner
         self.sampling = sampling
-        self.ahead = runner.capabilities().lookahead
+        self.ahead = runner.capabilities().steps.lookahead
         self.tokens: list[list[int]] = [[] for _ in lengths]
         self.prompts = [prompt(first + i, length, vocabulary) for i, length in enumerate(lengths)]
         self.cached = [0] * len(lengths)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.support.aio import in_loop
+from tests.support.capabilities import capabilities
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
 from treadle.core.messages import (
     Cancel,
@@ -127,7 +127,7 @@ async def read(generation: Generation) -> list[Delta]:
 
 # Retry-After -------------------------------------------------------------------------------------------------------
 
-TIMED = msgspec.structs.replace(CAN, context=4096, decode_step_s=0.1, prompt_token_s=0.01)
+TIMED = capabilities(CAN, context=4096, decode_step_s=0.1, prompt_token_s=0.01)
 
 
 @in_loop
@@ -165,7 +165,7 @@ async def test_an_answer_of_no_given_length_counts_as_a_usual_one():
 @in_loop
 async def test_a_long_limit_is_between_a_wish_and_a_bound(limit: int | None, least: int, tokens: int):
     """R2: the geometric mean of the limit and a usual answer, and no less than what is sure to come."""
-    scene = await Scene(running=1, waiting=0).begin(msgspec.structs.replace(TIMED, decode_step_s=0.01))
+    scene = await Scene(running=1, waiting=0).begin(capabilities(TIMED, decode_step_s=0.01))
     ask = {"rows": 1, "prompt_tokens": 0, "kind": "chat", "tag": "req"}
     with scene.client.reserve(completion_tokens=limit, least_tokens=least, **ask):
         with pytest.raises(Busy) as refused:
@@ -464,7 +464,7 @@ async def test_who_waited_in_vain_keeps_its_place_when_it_comes_back():
 @in_loop
 async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estimate():
     """D2: still before the first byte."""
-    can = msgspec.structs.replace(CAN, kv_token_bytes=1, kv_row_bytes=10, kv_budget_bytes=70)
+    can = capabilities(CAN, kv_token_bytes=1, kv_row_bytes=10, kv_budget_bytes=70)
     scene = await Scene(running=2, waiting=2).begin(can)
     assert scene.client.gate.limits.tokens == 100
     with scene.reserve(prompt=10, completion=10) as reservation, scene.reserve(prompt=40, completion=20):
@@ -483,7 +483,7 @@ async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estima
 @in_loop
 async def test_where_rows_can_wait_for_memory_they_reserve_what_is_expected_of_them():
     """D2: clients that always ask for the most there is are not refused for it."""
-    can = msgspec.structs.replace(CAN, context=40_000, kv_block=16, kv_blocks=1000)
+    can = capabilities(CAN, context=40_000, kv_block=16, kv_blocks=1000)
     scene = await Scene(running=2, waiting=1).begin(can)
     assert scene.client.gate.limits.tokens == 24_000
     with scene.reserve(prompt=100, completion=32_000) as reservation:

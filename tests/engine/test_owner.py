@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
+from tests.support.capabilities import capabilities
 from tests.support.faults import Faults, FaultyRunner, builds
 from tests.support.owners import CAN
 from treadle.core.messages import Failed, FromOwner, Loading, Ready, StepReport, Stop, Stopped, Submit
@@ -95,12 +95,12 @@ def test_a_close_that_raises_is_logged_and_changes_nothing(caplog):
     ("budget", "token", "row", "tokens"), [(0, 8, 0, 0), (1000, 0, 0, 0), (1000, 8, 100, 100), (10, 8, 100, 1)]
 )
 def test_the_tokens_that_rows_may_hold_together(budget, token, row, tokens):
-    can = msgspec.structs.replace(CAN, kv_budget_bytes=budget, kv_token_bytes=token, kv_row_bytes=row)
+    can = capabilities(CAN, kv_budget_bytes=budget, kv_token_bytes=token, kv_row_bytes=row)
     assert kv_tokens(can, 2) == tokens
 
 
 def test_the_tokens_that_fit_into_a_runners_blocks():
-    can = msgspec.structs.replace(CAN, kv_block=16, kv_blocks=10, kv_budget_bytes=1, kv_token_bytes=1)
+    can = capabilities(CAN, kv_block=16, kv_blocks=10, kv_budget_bytes=1, kv_token_bytes=1)
     assert kv_tokens(can, 2) == 160
     limits = scheduler_for(can, LIMITS).limits
     assert (limits.kv_block, limits.kv_blocks, limits.prefix_cache) == (16, 10, False)

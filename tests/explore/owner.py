@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tests.core.drive import HashRunner, Shape, expected
+from tests.support.capabilities import capabilities
 from tests.support.inert import Inert
 from treadle.core.messages import (
     Cancel,
@@ -60,7 +61,7 @@ class ExploredRunner(Inert, HashRunner):
         self._poison = poison
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(
+        return capabilities(
             model="explored",
             architecture="none",
             vocabulary=1000,

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tests.support.capabilities import capabilities
 from tests.support.scripted import Script, ScriptedRunner
 from treadle.core.messages import PrefixStatistics, RunnerStatistics, TokenLogprob
 from treadle.core.plan import Admit, RowScores, StepPlan, StepResult
@@ -25,8 +26,8 @@ class FrontRunner(ScriptedRunner):
 
     def __init__(self, script: Script, *, vocabulary: int, context: int = 4096, prefix_cache: bool = False) -> None:
         super().__init__(script, vocabulary=vocabulary, context=context)
-        self._can = msgspec.structs.replace(
-            self._can, prefix_cache=prefix_cache, kv_block=1 if prefix_cache else self._can.kv_block
+        self._can = capabilities(
+            self._can, prefix_cache=prefix_cache, kv_block=1 if prefix_cache else self._can.kv.block
         )
         self.looked_up = self.reused = 0
 
@@ -55,7 +56,7 @@ class FrontRunner(ScriptedRunner):
         return RunnerStatistics(prefix=prefix)
 
     def jobs(self) -> Mapping[str, Job]:
-        return {"reset_prefix_cache": self._reset} if self._can.prefix_cache else {}
+        return {"reset_prefix_cache": self._reset} if self._can.steps.prefix_cache else {}
 
     def _reset(self, context: JobContext, args: Mapping[str, Any]) -> int:
         dropped = self.statistics().prefix.held

@@ -67,7 +67,7 @@ def test_capabilities_are_those_of_the_folder(folder: Path, caplog: pytest.LogCa
     can = runner.capabilities()
     assert (can.model, can.architecture, can.vocabulary, can.context) == ("mine", "llama", 261, 2048)
     assert (can.dtype, can.parameters * 4, can.path) == ("float32", can.weight_bytes, "batched")
-    assert can.kv_budget_bytes == 1 << 20
+    assert can.kv.budget_bytes == 1 << 20
     assert can.details["blas"] == str(blas)
     assert {"device", "mlx", "mlx-lm"} < can.details.keys()
     assert stages == ["loading mlx-lm", "reading the weights", "measuring the model"]
@@ -257,7 +257,7 @@ def test_the_least_budget_holds_what_is_given_out_at_once(
     least = 4 * kv.row_bytes + kv.token_bytes * (1 if padded else 256)
     with pytest.raises(ConfigError, match=f"needs {size(least)} of cache"):
         build(folder, memory=least - 1, max_running=4)
-    assert build(folder, memory=least, max_running=4).capabilities().kv_blocks == int(not padded)
+    assert build(folder, memory=least, max_running=4).capabilities().kv.blocks == int(not padded)
 
 
 def test_no_tokenizer_is_needed(folder: Path) -> None:

@@ -92,7 +92,7 @@ def test_every_request_is_what_it_is_in_lock_step(tiny: Tiny, architecture: str,
     model = tiny(architecture)
     some = requests(random.Random(seed))
     step, run = Looped(ModelRunner(model)), Looped(ModelRunner(ahead(model)))
-    assert run.runner.capabilities().lookahead == 1
+    assert run.runner.capabilities().steps.lookahead == 1
     step.run(*some)
     run.run(*some)
     for request in some:

@@ -93,7 +93,7 @@ def test_passes_that_are_padded_for_cuda_give_the_same_tokens(tiny: Tiny, family
     """Few lengths for the device to plan for; sliding windows are read as they are where they can't be padded."""
     model = configured(tiny(family, padded=True), shared_prefill=shared)
     runner = ModelRunner(configured(replace(model, device="cuda"), device="cuda"))
-    assert (runner.capabilities().prefill_quantum, pad_to("cuda")) == (256, 64)
-    assert (ModelRunner(model).capabilities().prefill_quantum, pad_to("cpu")) == (0, 1)
+    assert (runner.capabilities().steps.prefill_quantum, pad_to("cuda")) == (256, 64)
+    assert (ModelRunner(model).capabilities().steps.prefill_quantum, pad_to("cpu")) == (0, 1)
     runner.warm_up()
     assert steps(runner, PROMPTS, 4) == steps(ModelRunner(model), PROMPTS, 4)

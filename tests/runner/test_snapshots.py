@@ -132,7 +132,7 @@ def test_a_mark_that_comes_late_is_where_the_prompts_part(tiny: Tiny) -> None:
     first, second = (request(f"r{i}", trunk + some_tokens(10 + i, 30)) for i in range(2))
     loop.submit(first)
     loop.step()
-    while loop.scheduler._sequences["r0"].kept <= 192:
+    while loop.scheduler._sequences["r0"].committed_tokens <= 192:
         loop.step()
     loop.submit(second)
     answers = loop.run()
@@ -294,7 +294,7 @@ def test_warming_up_leaves_nothing_behind(tiny: Tiny) -> None:
 
 def test_without_a_prefix_cache_nothing_is_kept(tiny: Tiny) -> None:
     runner = ModelRunner(tiny("mamba", prefix_cache=False))
-    assert not runner.capabilities().prefix_cache
+    assert not runner.capabilities().steps.prefix_cache
     loop = Looped(runner)
     for id_ in "ab":
         loop.run(request(id_, some_tokens(1, 300)))

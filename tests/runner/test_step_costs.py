@@ -6,10 +6,10 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.runner.conftest import Tiny
+from tests.support.capabilities import capabilities
 from tests.support.owners import CAN
 from treadle.core.messages import Capabilities
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
@@ -56,13 +56,13 @@ def test_a_step_is_timed_with_all_slots_taken(tiny: Tiny, most: int, rows: int) 
 def test_rows_that_do_not_fit_the_budget_are_not_timed(tiny: Tiny) -> None:
     model = tiny("llama")
     budget = 3 * (model.kv.row_bytes + 257 * model.kv.token_bytes)
-    runner = Clocked(can=msgspec.structs.replace(CAN, kv_budget_bytes=budget))
+    runner = Clocked(can=capabilities(CAN, kv_budget_bytes=budget))
     measure(runner, replace(model, max_running=16), runner.clock)
     assert max(len(plan.decode) for plan in runner.plans) == 3
 
 
 def test_rows_and_prompts_that_do_not_fit_the_blocks_are_not_timed(tiny: Tiny) -> None:
-    runner = Clocked(can=msgspec.structs.replace(CAN, kv_block=32, kv_blocks=5))
+    runner = Clocked(can=capabilities(CAN, kv_block=32, kv_blocks=5))
     measure(runner, replace(tiny("llama"), max_running=16, context=4096), runner.clock)
     assert max(len(plan.decode) for plan in runner.plans) == 5
     assert max(len(chunk.tokens) for plan in runner.plans for chunk in plan.prefill) == 64
@@ -101,7 +101,7 @@ def test_what_raises_half_way_leaves_nothing_behind(tiny: Tiny, monkeypatch: pyt
 
 
 def test_a_warmed_up_runner_tells_what_steps_take(runner: ModelRunner) -> None:
-    assert (runner.capabilities().decode_step_s, runner.capabilities().prompt_token_s) == (0.0, 0.0)
+    assert (runner.capabilities().steps.decode_step_s, runner.capabilities().steps.prompt_token_s) == (0.0, 0.0)
     runner.warm_up()
-    assert runner.capabilities().decode_step_s > 0
-    assert runner.capabilities().prompt_token_s > 0
+    assert runner.capabilities().steps.decode_step_s > 0
+    assert runner.capabilities().steps.prompt_token_s > 0

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.runner.conftest import Tiny
@@ -18,6 +17,7 @@ from tests.runner.drive import run_alone
 from tests.runner.looped import Looped
 from tests.runner.parting import PARTING
 from tests.runner.reference import reference, references
+from tests.support.capabilities import capabilities
 from treadle.core.messages import Capabilities, FinishReason, Sampling, Submit
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
@@ -118,7 +118,7 @@ class SmallBlocks(ModelRunner):
     blocks = 23
 
     def capabilities(self) -> Capabilities:
-        return msgspec.structs.replace(super().capabilities(), kv_block=8, kv_blocks=self.blocks)
+        return capabilities(super().capabilities(), kv_block=8, kv_blocks=self.blocks)
 
     def room(self) -> int:
         return self.blocks - sum(-(-row.cached // 8) for row in self._rows.values())
@@ -149,7 +149,7 @@ def test_rows_that_outgrow_the_memory_end_as_if_they_had_not(tiny: Tiny, archite
     """Three rows come to three blocks each, and there are six."""
     model = tiny(architecture)
     runner = ModelRunner(tiny(architecture, memory=_memory(model, 6, rows=3), max_running=3))
-    assert runner.capabilities().kv_blocks == 6
+    assert runner.capabilities().kv.blocks == 6
     loop = Looped(runner, max_running=3, prefill_tokens=512)
     requests = [Submit(id=f"r{i}", prompt=(i + 1, 7 * i) * 125, max_tokens=270, max_wait_s=1e9) for i in range(3)]
     together = loop.run(*requests)
@@ -202,7 +202,7 @@ def test_those_of_another_salt_find_nothing(tiny: Tiny) -> None:
 
 def test_without_a_prefix_cache_nothing_is_kept(tiny: Tiny) -> None:
     runner = ModelRunner(tiny(prefix_cache=False))
-    assert not runner.capabilities().prefix_cache
+    assert not runner.capabilities().steps.prefix_cache
     loop = Looped(runner)
     for id_ in "ab":
         loop.run(Submit(id=id_, prompt=tuple(range(100)), max_tokens=40))
@@ -213,7 +213,7 @@ def test_without_a_prefix_cache_nothing_is_kept(tiny: Tiny) -> None:
 def test_what_is_kept_stays_within_the_budget_beside_the_rows(tiny: Tiny) -> None:
     model = tiny()
     runner = ModelRunner(tiny(memory=_memory(model, 4, rows=2), max_running=2))
-    budget = runner.capabilities().kv_budget_bytes
+    budget = runner.capabilities().kv.budget_bytes
     loop = Looped(runner, max_running=2, prefill_tokens=512)
     for i in range(8):
         loop.run(Submit(id=f"r{i}", prompt=(i,) * 300, max_tokens=50))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.explore.turns import TurnLoop
+from tests.support.capabilities import capabilities
 from tests.support.inert import Inert
 from treadle.core.messages import (
     Capabilities,
@@ -73,14 +74,14 @@ class SimulatedRunner(Inert):
         return self._can
 
     def room(self) -> int:
-        block = self._can.kv_block
-        return self._can.kv_blocks - sum(-(-row.fed // block) for row in self.rows.values())
+        block = self._can.kv.block
+        return self._can.kv.blocks - sum(-(-row.fed // block) for row in self.rows.values())
 
     def reuse(self, admit: Admit) -> int:
         salt = admit.request.salt
         if not salt or salt not in self._stored:
             return 0
-        block = self._can.kv_block
+        block = self._can.kv.block
         most = min(self._trunk, len(admit.request.prompt) - 1, max(0, self.room()) * block)
         if found := most - most % block:
             self.rows[admit.request.id] = _Held(admit.request, found)
@@ -143,7 +144,7 @@ class Machine:
 
     def capabilities(self) -> Capabilities:
         full_s = self.costs.of(self.slots, 0)[1]
-        return Capabilities(
+        return capabilities(
             model="simulated",
             architecture="none",
             vocabulary=VOCABULARY,

@@ -225,7 +225,7 @@ class Days:
     @property
     def _rate(self) -> float:
         """Requests a second at which slots would be taken for `load` of the time."""
-        mean_s = 60 * self.machine.capabilities().decode_step_s
+        mean_s = 60 * self.machine.capabilities().steps.decode_step_s
         return self._load * self.machine.slots / mean_s
 
     def _ask(self) -> Ask:

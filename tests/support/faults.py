@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.capabilities import capabilities
 from tests.support.scripted import ScriptedRunner
 from treadle.core.messages import Capabilities, Submit
 from treadle.core.plan import StepPlan, StepResult
@@ -73,7 +74,7 @@ class FaultyRunner(ScriptedRunner):
         self.max_concurrent = 0
         self._inside = 0
         self._count = threading.Lock()
-        self._can = Capabilities(**{**_CAN, **(can or {})})
+        self._can = capabilities(**{**_CAN, **(can or {})})
         _raise(self.faults.construct)
 
     @contextmanager

@@ -10,10 +10,9 @@ import asyncio
 import socket
 import time
 
-import msgspec
-
 from tests.fronts.runner import FrontRunner
 from tests.support.bytes_text import VOCABULARY, BytesTexts, bytes_text
+from tests.support.capabilities import capabilities
 from treadle.config import Settings
 from treadle.core.messages import Submit
 from treadle.core.plan import StepPlan, StepResult
@@ -35,7 +34,7 @@ class PacedRunner(FrontRunner):
     def __init__(self, step_s: float) -> None:
         super().__init__(_say_x, vocabulary=VOCABULARY, context=CONTEXT)
         self._step_s = step_s
-        self._can = msgspec.structs.replace(self._can, decode_step_s=step_s)
+        self._can = capabilities(self._can, decode_step_s=step_s)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.clear()

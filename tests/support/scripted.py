@@ -69,17 +69,17 @@ class ScriptedRunner:
         return
 
     def room(self) -> int:
-        block = self._can.kv_block
-        return self._can.kv_blocks - sum(-(-len(row.sequence) // block) for row in self.held.values())
+        block = self._can.kv.block
+        return self._can.kv.blocks - sum(-(-len(row.sequence) // block) for row in self.held.values())
 
     def reuse(self, admit: Admit) -> int:
-        if not self._can.prefix_cache:
+        if not self._can.steps.prefix_cache:
             return 0
         tokens = (*admit.request.prompt, *admit.history)[:-1]
         found = max((_shared(tokens, old) for salt, old in self._kept() if salt == admit.request.salt), default=0)
-        if self._can.kv_blocks:
-            found = min(found, max(0, self.room()) * self._can.kv_block)
-        found -= found % self._can.kv_block
+        if self._can.kv.blocks:
+            found = min(found, max(0, self.room()) * self._can.kv.block)
+        found -= found % self._can.kv.block
         if found:
             self.held[admit.request.id] = Held(admit.request, list(tokens[:found]), settled=found)
         return found
@@ -94,7 +94,7 @@ class ScriptedRunner:
         self.in_flight.append(self.execute(plan))
         self._began.append([(row, len(row.sequence)) for row in self.held.values()])
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
-        assert len(self.in_flight) <= 1 + self._can.lookahead, "more steps in flight than it can look ahead"
+        assert len(self.in_flight) <= 1 + self._can.steps.lookahead, "more steps in flight than it can look ahead"
 
     def finish(self) -> StepResult:
         for row, tokens in self._began.popleft():
@@ -115,7 +115,7 @@ class ScriptedRunner:
             self._admit(admit)
         scores = tuple(scores for chunk in plan.prefill if (scores := self._prefill(chunk)) is not None)
         rows = tuple(self._decode(row.id, row.token, row.position) for row in plan.decode)
-        assert not self._can.kv_blocks or self.room() >= 0, "more blocks than there are"
+        assert not self._can.kv.blocks or self.room() >= 0, "more blocks than there are"
         return StepResult(rows=rows, scores=scores)
 
     def _admit(self, admit: Admit) -> None:
@@ -150,7 +150,7 @@ class ScriptedRunner:
 
     def release(self, row_id: str) -> None:
         row = self.held.pop(row_id, None)
-        if row is not None and self._can.prefix_cache:
+        if row is not None and self._can.steps.prefix_cache:
             self._cached.append((row.request.salt, tuple(row.sequence)))
 
     def trim_memory(self) -> None:

@@ -157,7 +157,7 @@ class Engines:
             )
         capacity, needed = (
             kv_tokens(capabilities, size),
-            size * -(-row_tokens // capabilities.kv_block) * capabilities.kv_block,
+            size * -(-row_tokens // capabilities.kv.block) * capabilities.kv.block,
         )
         if capacity and needed > capacity:
             raise BenchError(

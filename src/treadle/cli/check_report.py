@@ -72,7 +72,7 @@ class CheckReport:
     def _engine(self) -> str:
         if (capabilities := self.capabilities) is None:
             return f"{self.model} (did not start)"
-        cache = f", {size(capabilities.kv_budget_bytes)} of cache" if capabilities.kv_budget_bytes else ""
+        cache = f", {size(capabilities.kv.budget_bytes)} of cache" if capabilities.kv.budget_bytes else ""
         architecture = f"{capabilities.architecture}, {count(capabilities.parameters)} parameters, {capabilities.dtype}"
         return (
             f"{self.model} ({architecture}, {capabilities.path}; "

@@ -63,7 +63,7 @@ class LogReporter:
             "dtype": capabilities.dtype,
             "device": capabilities.device,
             "weight_bytes": capabilities.weight_bytes,
-            "kv_budget_bytes": capabilities.kv_budget_bytes,
+            "kv_budget_bytes": capabilities.kv.budget_bytes,
             "context": capabilities.context,
             "max_running": self._settings.max_running,
             "max_waiting": self._settings.waiting_places,

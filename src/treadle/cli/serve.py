@@ -115,9 +115,9 @@ class TerminalReporter:
         """Print the model, its limits, its addresses and access, and a command to copy."""
         settings, url = self._settings, reach.url
         memory = f"{size(capabilities.weight_bytes)} of weights"
-        if capabilities.kv_budget_bytes:
-            memory += f", up to {size(capabilities.kv_budget_bytes)} of KV cache"
-            memory += f" in {capabilities.kv_dtype}" if capabilities.kv_dtype else ""
+        if capabilities.kv.budget_bytes:
+            memory += f", up to {size(capabilities.kv.budget_bytes)} of KV cache"
+            memory += f" in {capabilities.kv.dtype}" if capabilities.kv.dtype else ""
         weights = f"{count(capabilities.parameters)} parameters, {capabilities.dtype}"
         rows = {
             "model": f"{name} ({capabilities.architecture}, {weights})",

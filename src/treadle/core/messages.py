@@ -179,22 +179,46 @@ class Sharing(StrEnum):
     HELD = "held"  # the same blocks: those count once
 
 
-class Capabilities(Message, frozen=True):
-    """What a runner can do, in plain values.
+class KvCapabilities(Message, frozen=True):
+    """Cache memory of a runner.
 
-    `context` is the longest sequence in tokens. A running sequence of n tokens holds about `kv_row_bytes +
-    n * kv_token_bytes` bytes of cache; all of them together may hold `kv_budget_bytes` (0: not limited). Prompts are
-    best read in multiples of `prefill_quantum` tokens (0: in any number), and as many of them in a step as one of
-    `chunk_sizes` says, which ascend, where there are any.
-
-    Cache memory is given out in blocks of `kv_block` tokens, of which there are `kv_blocks` in all (0: not limited).
-    `lookahead` is how many steps may be started before the oldest of them is finished, beyond one, and `prefill_tokens`
-    how many tokens of prompts a step may compute (0: as many as are asked for). `kv_dtype` is how keys and values are
-    stored. `prefix_cache` says whether prompts are reused, and `sharing` how those of running rows are.
-
-    `decode_step_s` is how long a step took in the warm-up in which all slots decode, and `prompt_token_s` a token of a
-    prompt; 0 where that was not measured.
+    A running sequence of n tokens holds about `row_bytes + n * token_bytes` bytes, all of them together at most
+    `budget_bytes` (0: no limit). Memory is given out in `blocks` blocks of `block` tokens (0 blocks: no limit). `dtype`
+    is the type in which keys and values are stored.
     """
+
+    token_bytes: int = 0
+    row_bytes: int = 0
+    budget_bytes: int = 0
+    block: int = 1
+    blocks: int = 0
+    dtype: str = ""
+
+
+class StepCapabilities(Message, frozen=True):
+    """Steps of a runner: the facts that its scheduler needs.
+
+    - `lookahead`: steps that may be started before the oldest one is finished, beyond one.
+    - `prefill_tokens`: most prompt tokens of a step (0: no limit).
+    - `prefill_quantum`: chunks of prompts are best multiples of it (0: any length).
+    - `chunk_sizes`: best numbers of prompt tokens of a step, ascending (empty: any number).
+    - `prefix_cache`: prompts are reused; `sharing` says what can be reused of running sequences.
+    - `decode_step_s`, `prompt_token_s`: seconds of a decode step with all slots taken and of a prompt token, measured
+      in the warm-up (0: not measured).
+    """
+
+    lookahead: int = 0
+    prefill_tokens: int = 0
+    prefill_quantum: int = 0
+    chunk_sizes: tuple[int, ...] = ()
+    prefix_cache: bool = False
+    sharing: Sharing = Sharing.COPIED
+    decode_step_s: float = 0.0
+    prompt_token_s: float = 0.0
+
+
+class Capabilities(Message, frozen=True):
+    """Description of a runner and its model, in plain values. `context` is the longest sequence in tokens."""
 
     model: str
     architecture: str
@@ -204,22 +228,10 @@ class Capabilities(Message, frozen=True):
     dtype: str
     parameters: int = 0
     weight_bytes: int = 0
-    kv_token_bytes: int = 0
-    kv_row_bytes: int = 0
-    kv_budget_bytes: int = 0
-    prefill_quantum: int = 0
-    chunk_sizes: tuple[int, ...] = ()
-    kv_block: int = 1
-    kv_blocks: int = 0
-    kv_dtype: str = ""
-    lookahead: int = 0
-    prefill_tokens: int = 0
-    prefix_cache: bool = False
-    sharing: Sharing = Sharing.COPIED
-    decode_step_s: float = 0.0
-    prompt_token_s: float = 0.0
+    kv: KvCapabilities = KvCapabilities()
+    steps: StepCapabilities = StepCapabilities()
     modalities: tuple[str, ...] = ("text",)
-    path: str = "batched"  # how requests run: batched or serialized
+    path: str = "batched"  # or serialized
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 
 

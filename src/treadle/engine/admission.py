@@ -116,7 +116,7 @@ class Admission:
         `Reservation.resize`."""
         completion = lease.rows * self.completion_tokens(None, prompt_tokens // lease.rows)
         if completion_tokens is not None:
-            capped = self.capabilities is not None and self.capabilities.kv_blocks
+            capped = self.capabilities is not None and self.capabilities.kv.blocks
             completion = min(completion_tokens, completion) if capped else completion_tokens
         self.gate.resize(lease, tokens=prompt_tokens + completion, now=self._clock())
 
@@ -130,7 +130,7 @@ class Admission:
         preempted, at most EXPECTED_COMPLETION: few that may generate more do so."""
         can = self.capabilities
         left = max(1, can.context - prompt_tokens) if can else 1
-        if can and can.kv_blocks:
+        if can and can.kv.blocks:
             left = min(left, EXPECTED_COMPLETION)
         return left if limit is None else min(limit, left)
 
@@ -138,8 +138,8 @@ class Admission:
 
     def stepped(self, step_s: float) -> None:
         """Correct the forecast by the time of a step."""
-        if self.capabilities is not None and self.capabilities.decode_step_s:
-            self.gate.stepped(step_s / self.capabilities.decode_step_s)
+        if self.capabilities is not None and self.capabilities.steps.decode_step_s:
+            self.gate.stepped(step_s / self.capabilities.steps.decode_step_s)
 
     def _service_s(self, prompt_tokens: int, answer_tokens: int) -> float:
         """Seconds that a sequence is expected to hold its slot in a full batch, by the warm-up's step times; 0 where
@@ -148,7 +148,7 @@ class Admission:
         if can is None:
             return 0.0
         prompts = self.limits.max_running * prompt_tokens
-        return answer_tokens * can.decode_step_s + prompts * can.prompt_token_s
+        return answer_tokens * can.steps.decode_step_s + prompts * can.steps.prompt_token_s
 
     def _gate_limits(self, can: Capabilities) -> GateLimits:
         """The gate's limits: running sequences fit the cache; a waiting one may hold as much as a running one."""

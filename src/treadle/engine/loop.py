@@ -87,8 +87,8 @@ class EngineLoop:
         self._clock = clock
         self._table = table or InFlightTable()
         can = runner.capabilities()
-        self._lookahead = can.lookahead
-        self._counts_blocks = can.kv_blocks > 0
+        self._lookahead = can.steps.lookahead
+        self._counts_blocks = can.kv.blocks > 0
         self._jobs: deque[RunJob] = deque()
         self._step = 0
         self._step_s = 0.0

@@ -90,14 +90,14 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = no_reus
     return Scheduler(
         SchedulerLimits(
             max_running=limits.max_running,
-            prefill_tokens=min(limits.prefill_tokens, can.prefill_tokens or limits.prefill_tokens),
+            prefill_tokens=min(limits.prefill_tokens, can.steps.prefill_tokens or limits.prefill_tokens),
             kv_tokens=kv_tokens(can, limits.max_running),
-            prefill_quantum=can.prefill_quantum,
-            chunk_sizes=can.chunk_sizes,
-            kv_block=can.kv_block,
-            kv_blocks=can.kv_blocks,
-            prefix_cache=can.prefix_cache,
-            sharing=can.sharing,
+            prefill_quantum=can.steps.prefill_quantum,
+            chunk_sizes=can.steps.chunk_sizes,
+            kv_block=can.kv.block,
+            kv_blocks=can.kv.blocks,
+            prefix_cache=can.steps.prefix_cache,
+            sharing=can.steps.sharing,
         ),
         reuse,
     )
@@ -105,11 +105,11 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = no_reus
 
 def kv_tokens(can: Capabilities, max_running: int) -> int:
     """Return the cache's total capacity in tokens for `max_running` sequences; 0 if the runner has no budget."""
-    if can.kv_blocks:
-        return can.kv_blocks * can.kv_block
-    if not can.kv_budget_bytes or not can.kv_token_bytes:
+    if can.kv.blocks:
+        return can.kv.blocks * can.kv.block
+    if not can.kv.budget_bytes or not can.kv.token_bytes:
         return 0
-    return max(1, (can.kv_budget_bytes - max_running * can.kv_row_bytes) // can.kv_token_bytes)
+    return max(1, (can.kv.budget_bytes - max_running * can.kv.row_bytes) // can.kv.token_bytes)
 
 
 def close_runner(runner: Runner) -> None:

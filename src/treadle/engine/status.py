@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.messages import Capabilities
 from .client import EngineClient
 from .deaths import Cause
 from .generation import Generation
@@ -32,8 +33,15 @@ def status_of(client: EngineClient) -> dict[str, Any]:
         },
         "requests": [_request_status(generation, path, now) for generation in generations],
         "engine": _engine_status(client, now),
-        "capabilities": None if can is None else msgspec.to_builtins(can),
+        "capabilities": None if can is None else _flat(can),
     }
+
+
+def _flat(can: Capabilities) -> dict[str, Any]:
+    """Return all fields side by side; those of `kv` with `kv_` before their names."""
+    fields: dict[str, Any] = msgspec.to_builtins(can)
+    kv, steps = fields.pop("kv", {}), fields.pop("steps", {})  # defaults are omitted
+    return {**fields, **{f"kv_{name}": value for name, value in kv.items()}, **steps}
 
 
 def _engine_status(client: EngineClient, now: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def prefix_status(engine: EngineClient) -> dict[str, Any]:
     report, capabilities = engine.report, engine.capabilities
     prefix = PrefixStatistics() if report is None else report.statistics.runner.prefix
     return {
-        "enabled": capabilities is not None and capabilities.prefix_cache,
+        "enabled": capabilities is not None and capabilities.steps.prefix_cache,
         "looked_up_tokens": prefix.looked_up,
         "reused_tokens": prefix.reused,
         "hit_rate": round(hit_rate(prefix), 6),
@@ -35,6 +35,6 @@ def prefix_status(engine: EngineClient) -> dict[str, Any]:
 async def reset_prefixes(engine: EngineClient) -> int:
     """Drop every cached prompt that no running request uses, between two steps; return the dropped tokens. Raises
     EngineUnavailable if there is no engine, EngineDied if it was lost meanwhile."""
-    if engine.capabilities is not None and not engine.capabilities.prefix_cache:
+    if engine.capabilities is not None and not engine.capabilities.steps.prefix_cache:
         return 0
     return int(await engine.jobs.run(RESET_JOB))

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..core.messages import Capabilities, RunnerStatistics
+from ..core.messages import Capabilities, KvCapabilities, RunnerStatistics, StepCapabilities
 from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from .base import Job, JobContext
 from .device import memory
@@ -81,20 +81,24 @@ class ModelRunner:
             dtype=model.dtype,
             parameters=model.parameters,
             weight_bytes=model.weight_bytes,
-            kv_token_bytes=model.kv.token_bytes,
-            kv_row_bytes=model.kv.row_bytes,
-            kv_budget_bytes=model.kv_budget_bytes,
-            kv_block=backend.block,
-            kv_blocks=backend.blocks,
-            kv_dtype=model.kv_dtype,
-            lookahead=backend.lookahead,
-            prefill_tokens=model.prefill_tokens,
-            prefix_cache=model.choice.config.keep_prefixes,
-            sharing=backend.sharing,
-            decode_step_s=self._costs.decode_step_s,
-            prompt_token_s=self._costs.prompt_token_s,
-            prefill_quantum=backend.prefill_quantum,
-            chunk_sizes=backend.chunk_sizes,
+            kv=KvCapabilities(
+                token_bytes=model.kv.token_bytes,
+                row_bytes=model.kv.row_bytes,
+                budget_bytes=model.kv_budget_bytes,
+                block=backend.block,
+                blocks=backend.blocks,
+                dtype=model.kv_dtype,
+            ),
+            steps=StepCapabilities(
+                lookahead=backend.lookahead,
+                prefill_tokens=model.prefill_tokens,
+                prefill_quantum=backend.prefill_quantum,
+                chunk_sizes=backend.chunk_sizes,
+                prefix_cache=model.choice.config.keep_prefixes,
+                sharing=backend.sharing,
+                decode_step_s=self._costs.decode_step_s,
+                prompt_token_s=self._costs.prompt_token_s,
+            ),
             path="serialized" if backend.name == "serial" else "batched",
             details=model.details,
         )

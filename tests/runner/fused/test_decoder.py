@@ -228,7 +228,7 @@ def test_what_is_usual_is_compiled_at_the_start() -> None:
     """Rows that decode, prompts alone, and both."""
     module = make("llama")
     runner = ModelRunner(replace(loaded(module, lazy_config(module, 256)), context=1024))
-    assert runner.capabilities().chunk_sizes == PROMPT_SIZES
+    assert runner.capabilities().steps.chunk_sizes == PROMPT_SIZES
     runner.warm_up()
     rows = Driven(runner=runner)
     for pieces in (

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from tests.runner.paged.models import PAGE_BYTES, VOCABULARY, make
+from tests.support.capabilities import capabilities
 from tests.support.cuda import ReferenceKernels
-from treadle.core.messages import Capabilities
 from treadle.engine.owner import OwnerLimits, scheduler_for
 from treadle.errors import ConfigError
 from treadle.runner.device import memory
@@ -92,7 +92,7 @@ def test_steps_are_shorter_where_long_ones_leave_too_little(
         found = chosen(prefill_tokens=8192)
     assert (found.prefill_tokens, found.budget) == (1024, ROOM - int(1024 * 20_000 * 1.1))
     assert "steps of up to 1024 tokens of prompts, not 8192" in caplog.text
-    can = Capabilities("m", "llama", 261, 2048, "cuda", "bfloat16", prefill_tokens=1024)
+    can = capabilities(prefill_tokens=1024)
     assert scheduler_for(can, OwnerLimits(4, 8192)).limits.prefill_tokens == 1024
 
 

@@ -101,7 +101,7 @@ def test_greedy_is_mlx_lms_own_whatever_is_reused_or_preempted(
     model = paged(name, pages=16, fused=fused)
     loop = Watched(ModelRunner(model, clock=lambda: 0.0), max_running=8, prefill_tokens=64)
     assert model.choice.config.fused is fused
-    assert loop.runner.capabilities().lookahead == 1
+    assert loop.runner.capabilities().steps.lookahead == 1
     some = greedy(dice, 16, most=120)
     cancelled = at_random(loop, some, dice)
     for request in some:
@@ -129,7 +129,7 @@ def test_every_kind_of_request_is_what_it_is_in_lock_step_in_buffers(paged: Page
     """Drawn, penalised, with log-probabilities of what was picked and of the prompt."""
     model, some = paged(name), requests(random.Random(seed), count=10)
     step, run = Looped(ModelRunner(contiguous(model))), Watched(ModelRunner(model))
-    assert (step.runner.capabilities().lookahead, run.runner.capabilities().lookahead) == (0, 1)
+    assert (step.runner.capabilities().steps.lookahead, run.runner.capabilities().steps.lookahead) == (0, 1)
     step.run(*some)
     run.run(*some)
     for request in some:

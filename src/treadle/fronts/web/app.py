@@ -167,6 +167,6 @@ def _fingerprint(model: ServedModel) -> str:
     formats = (
         ()
         if capabilities is None
-        else (capabilities.architecture, capabilities.dtype, capabilities.device, capabilities.kv_dtype)
+        else (capabilities.architecture, capabilities.dtype, capabilities.device, capabilities.kv.dtype)
     )
     return "fp_" + hashlib.sha256("|".join((VERSION, model.name, *formats)).encode()).hexdigest()[:12]

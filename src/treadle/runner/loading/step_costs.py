@@ -49,9 +49,9 @@ class _Capacity:
     """Capacity of the memory for keys and values: `rows` sequences of a few tokens, or one of `tokens` tokens."""
 
     def __init__(self, can: Capabilities, model: LoadedModel) -> None:
-        budget, row_bytes, token_bytes = can.kv_budget_bytes, model.kv.row_bytes, model.kv.token_bytes
-        if can.kv_blocks:
-            self.rows, self.tokens = can.kv_blocks, can.kv_blocks * can.kv_block
+        budget, row_bytes, token_bytes = can.kv.budget_bytes, model.kv.row_bytes, model.kv.token_bytes
+        if can.kv.blocks:
+            self.rows, self.tokens = can.kv.blocks, can.kv.blocks * can.kv.block
         elif budget and token_bytes:  # buffers grow by STEP tokens
             self.rows = budget // (row_bytes + STEP * token_bytes)
             self.tokens = (budget - row_bytes) // token_bytes - STEP

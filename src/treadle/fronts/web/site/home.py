@@ -159,8 +159,8 @@ def _facts(capabilities: Capabilities, engine: EngineClient) -> Iterable[tuple[s
     software = f"mlx {details['mlx']}" if "mlx" in details else ""
     yield "Device", details.get("device", capabilities.device), ", ".join(filter(None, (capabilities.device, software)))
     cache = (
-        f"KV cache up to {size(capabilities.kv_budget_bytes)}"
-        if capabilities.kv_budget_bytes
+        f"KV cache up to {size(capabilities.kv.budget_bytes)}"
+        if capabilities.kv.budget_bytes
         else "KV cache not limited"
     )
     yield "Memory", f"{size(capabilities.weight_bytes)} of weights", cache
