@@ -135,8 +135,8 @@ class Rows:
         if not self.admitted:
             some = {"max_tokens": 9999, "sampling": self.sampling}
             wanted = [Admit(request=Submit(id=str(i), prompt=p, **some)) for i, p in enumerate(self.prompts)]
-            self.cached = [self.runner.reuse(one) for one in wanted]
-            admit = tuple(Admit(one.request, cached=n) for one, n in zip(wanted, self.cached, strict=True))
+            self.cached = [self.runner.match_prefix(one) for one in wanted]
+            admit = tuple(Admit(one.request, cached_tokens=n) for one, n in zip(wanted, self.cached, strict=True))
             self.admitted = True
         prefill, decode, left = [], [], self.chunk
         for i, p in enumerate(self.prompts):
@@ -145,15 +145,11 @@ class Rows:
                 take = min(need, left)
                 left -= take
                 if take:
-                    prefill.append(PrefillChunk(str(i), self.cached[i], p[self.cached[i] : self.cached[i] + take]))
+                    prefill.append(PrefillChunk(str(i), self.cached[i], take))
                     self.cached[i] += take
                 need -= take
             if need <= 0 and self.position[i] < limit:
-                token: int | None = p[-1]
-                if self.position[i]:
-                    known = len(self.tokens[i]) == self.position[i]
-                    token = self.tokens[i][-1] if known else None
-                decode.append(DecodeRow(str(i), token, self.position[i]))
+                decode.append(DecodeRow(str(i), self.position[i]))
                 self.cached[i] += 1
                 self.position[i] += 1
         self.runner.start(StepPlan(step=1, admit=admit, prefill=tuple(prefill), decode=tuple(decode)))

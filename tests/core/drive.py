@@ -63,10 +63,14 @@ def expected(request: Submit) -> tuple[tuple[int, ...], Finish]:
 
 @dataclass(eq=False)
 class _Held:
+    """`tokens` are all of a row, those that steps in flight pick included; its cache holds the first `cached`, and
+    memory is taken for `bound`: steps in flight may be found to have taken too much."""
+
     request: Submit
-    fed: list[int] = field(default_factory=list)
-    picked: int | None = None
-    settled: int = 0  # of what was fed, what finished steps did
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+    bound: int = 0
+    settled: int = 0  # of those in the cache, what finished steps computed
     shared: int = 0  # blocks that it holds together with the prefix cache
     marks: set[int] = field(default_factory=set)  # where others were said to wait for it
 
@@ -75,7 +79,7 @@ class _Held:
 class Shape:
     """What the runner of a bench can do. `blocks` 0: memory is not counted. `share`: rows that reuse a prefix hold it
     together; else each has a copy. `cache`: whether prefixes are reused at all. `marked`: of rows that run, only up to
-    where a plan asked for it."""
+    where a plan asked for it. `drafts`: a step samples up to so many tokens more of a row, of which it rejects some."""
 
     lookahead: int = 0
     block: int = 4
@@ -83,7 +87,7 @@ class Shape:
     cache: bool = False
     share: bool = False
     marked: bool = False
-    per_step: int = 1
+    drafts: int = 0
 
     @property
     def sharing(self) -> Sharing:
@@ -102,8 +106,10 @@ class HashRunner:
         self.cost: Callable[[int, int], tuple[float, float]] = lambda prefill, decode: (0.0, 0.0)
         self.lost: set[str] = set()
         self.failed: set[str] = set()
+        self.accepts: Callable[[list[int]], int] = lambda tokens: zlib.crc32(repr(tokens[-3:]).encode())
+        self.evicts: set[str] = set()  # rows whose cached tokens are gone when they are to be taken over
         self.shape = shape
-        self.in_flight: deque[tuple[StepPlan, StepResult, list[tuple[_Held, int]]]] = deque()
+        self.in_flight: deque[tuple[StepPlan, StepResult, list[tuple[_Held, int, int]]]] = deque()
         self.computed = 0  # prompt tokens
         self.stored: dict[tuple[str, tuple[int, ...]], None] = {}
         self.least_room = shape.blocks
@@ -111,7 +117,7 @@ class HashRunner:
 
     # Memory
 
-    def room(self) -> int:
+    def free_blocks(self) -> int:
         return self.shape.blocks - self._used()
 
     def _blocks(self, tokens: int) -> int:
@@ -119,34 +125,33 @@ class HashRunner:
 
     def _used(self) -> int:
         """Blocks that rows hold; a shared one counts once."""
-        own = sum(self._blocks(len(row.fed)) - row.shared for row in self.rows.values())
+        own = sum(self._blocks(row.bound) - row.shared for row in self.rows.values())
         return own + len(self._shared())
 
     def _shared(self) -> set[tuple[str, tuple[int, ...]]]:
         block = self.shape.block
         return {
-            (row.request.salt, tuple(row.fed[: (i + 1) * block]))
+            (row.request.salt, tuple(row.tokens[: (i + 1) * block]))
             for row in self.rows.values()
             for i in range(row.shared)
         }
 
-    def reuse(self, admit: Admit) -> int:
+    def match_prefix(self, admit: Admit) -> int:
         """Whole blocks of what was stored, no more than there is room for beside those that are held anyway."""
         assert admit.request.id not in self.rows, "asked for a row that is still here"
         if not self.shape.cache:
             return 0
         tokens, block, blocks = (*admit.request.prompt, *admit.history)[:-1], self.shape.block, 0
-        most, held = self.room() if self.shape.blocks else len(tokens), self._shared() if self.shape.share else set()
+        most, held = (
+            self.free_blocks() if self.shape.blocks else len(tokens),
+            self._shared() if self.shape.share else set(),
+        )
         while (blocks + 1) * block <= len(tokens):
             part = (admit.request.salt, tokens[: (blocks + 1) * block])
             most -= part not in held
             if part not in self.stored or most < 0:
                 break
             blocks += 1
-        if blocks:
-            shared = blocks if self.shape.share else 0
-            held = list(tokens[: blocks * block])
-            self.rows[admit.request.id] = _Held(admit.request, held, settled=len(held), shared=shared)
         return blocks * block
 
     def _settle(self, row: _Held, tokens: int) -> None:
@@ -156,7 +161,7 @@ class HashRunner:
             before, tokens = 0, max((mark for mark in row.marks if mark <= tokens), default=0)
         full = tokens // self.shape.block if self.shape.cache else 0
         for i in range(before // self.shape.block, full):
-            self.stored[row.request.salt, tuple(row.fed[: (i + 1) * self.shape.block])] = None
+            self.stored[row.request.salt, tuple(row.tokens[: (i + 1) * self.shape.block])] = None
         if self.shape.share:
             row.shared = max(row.shared, full)
 
@@ -183,23 +188,31 @@ class HashRunner:
                 self.rows.setdefault(admit.request.id, _Held(admit.request))
             self.lost |= ids
             raise Boom("the step raised")
-        for admit in plan.admit:
-            self._admit(admit)
+        evicted = {admit.request.id for admit in plan.admit if not self._admit(admit)}
         assert len(self.rows) <= self._max_running, "more rows than slots"
         assert not ids & self.lost, "a lost row was used before it was released"
         assert len({chunk.id for chunk in plan.prefill}) == len(plan.prefill), "two chunks for one row"
         assert self.in_flight or not ids & self.failed, "a row that is known to have failed"
+        self.failed |= evicted
         scores = [self._prefill(chunk) for chunk in plan.prefill if chunk.id not in self.failed]
         failed = tuple(RowFailure(id=i, message=self.failures.pop(i)) for i in sorted(ids) if i in self.failures)
         self.failed.update(failure.id for failure in failed)
         rows = tuple(self._decode(row) for row in plan.decode if row.id not in self.failed)
         if self.shape.blocks:
-            self.least_room = min(self.least_room, self.room())
+            self.least_room = min(self.least_room, self.free_blocks())
             assert self.least_room >= 0, "more blocks than there are"
-        prefill_s, decode_s = self.cost(sum(len(chunk.tokens) for chunk in plan.prefill), len(plan.decode))
+        prefill_s, decode_s = self.cost(sum(chunk.count for chunk in plan.prefill), len(plan.decode))
         told = tuple(score for score in scores if score is not None)
-        result = StepResult(rows=rows, scores=told, failures=failed, prefill_s=prefill_s, decode_s=decode_s)
-        fed = [(row, len(row.fed)) for row in self.rows.values()]
+        result = StepResult(
+            rows=rows,
+            scores=told,
+            failures=failed,
+            evicted=tuple(sorted(evicted)),
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+        )
+        rejected = self._rejected(plan, rows)
+        fed = [(row, row.cached, rejected.get(row.request.id, 0)) for row in self.rows.values()]
         self.in_flight.append((plan, result, fed))
         assert len(self.in_flight) <= 1 + self.shape.lookahead, "more in flight than it can look ahead"
 
@@ -211,47 +224,60 @@ class HashRunner:
             self.lost &= self.rows.keys()
             self.in_flight.clear()
             raise Boom("the step raised late")
-        for row, tokens in fed:
+        for row, tokens, rejected in fed:
+            row.bound -= rejected
             if self.rows.get(row.request.id) is row and row.request.id not in self.lost | self.failed:
                 self._settle(row, tokens)
         return result
 
-    def _admit(self, admit: Admit) -> None:
-        row = self.rows.setdefault(admit.request.id, _Held(admit.request))
-        assert row.request is admit.request, "admitted twice without a release"
-        assert len(row.fed) == admit.cached, "admitted with what was not reused"
-        assert row.picked is None, "admitted twice without a release"
+    def _admit(self, admit: Admit) -> bool:
+        """Whether the row has got what it was to reuse."""
+        request, cached = admit.request, admit.cached_tokens
+        assert request.id not in self.rows, "admitted twice without a release"
+        if cached and request.id in self.evicts:
+            self.evicts.remove(request.id)
+            return False
+        tokens, block = [*request.prompt, *admit.history], self.shape.block
+        parts = (tuple(tokens[: (i + 1) * block]) for i in range(cached // block))
+        assert all((request.salt, part) in self.stored for part in parts), "admitted with what is not cached"
+        shared = cached // block if self.shape.share else 0
+        self.rows[request.id] = _Held(request, tokens, cached, cached, settled=cached, shared=shared)
+        return True
 
     def _prefill(self, chunk: PrefillChunk) -> RowScores | None:
         row = self.rows[chunk.id]
-        assert chunk.tokens, "an empty chunk"
-        assert chunk.start == len(row.fed), f"chunk starts at {chunk.start}, the cache holds {len(row.fed)}"
+        assert chunk.count > 0, "an empty chunk"
+        assert chunk.start == row.cached, f"chunk starts at {chunk.start}, the cache holds {row.cached}"
+        assert chunk.start + chunk.count < len(row.tokens), "the last token is left for a decode row"
         assert all(mark > chunk.start for mark in chunk.checkpoints), "what is there already can't be kept any more"
         assert self.shape.marked or not chunk.checkpoints, "nobody asked for that"
         row.marks |= set(chunk.checkpoints)
-        row.fed += chunk.tokens
-        self.computed += len(chunk.tokens)
+        row.cached += chunk.count
+        row.bound += chunk.count
+        self.computed += chunk.count
         if row.request.prompt_logprobs is None:
             return None
         prompt = row.request.prompt
-        scored = prompt[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]
+        scored = prompt[chunk.start + 1 : chunk.start + 1 + chunk.count]
         return RowScores(id=chunk.id, logprobs=tuple(TokenLogprob(logprob=-float(token)) for token in scored))
 
     def _decode(self, decode: DecodeRow) -> RowTokens:
         row = self.rows[decode.id]
-        fed = row.picked if decode.token is None else decode.token
-        assert fed is not None, "nothing was picked for the row before"
-        assert row.picked in (None, fed), "fed another token than was picked"
-        row.fed.append(fed)
-        assert tuple(row.fed[: len(row.request.prompt)]) == row.request.prompt, "another prompt than its own"
-        assert len(row.fed) == len(row.request.prompt) + decode.position, "the cache holds all before this position"
-        assert decode.position < row.request.max_tokens, "a token beyond the last"
-        tokens: list[int] = []
-        for _ in range(self.shape.per_step):
-            tokens.append(next_token((*row.fed, *tokens)))
-        row.fed += tokens[:-1]
-        row.picked = tokens[-1]
-        return RowTokens(id=decode.id, tokens=tuple(tokens))
+        assert row.cached == len(row.tokens) - 1, "the cache holds all but the last token"
+        assert row.bound == len(row.request.prompt) + decode.position - 1, "the next token is at this position at most"
+        assert self.shape.drafts or row.bound == row.cached, "the position is known"
+        assert decode.position + decode.drafts < row.request.max_tokens, "a token beyond the last"
+        count = 1 + self.accepts(row.tokens) % (1 + decode.drafts)
+        for _ in range(count):
+            row.tokens.append(next_token(row.tokens))
+        row.cached += count
+        row.bound += 1 + decode.drafts
+        return RowTokens(id=decode.id, tokens=tuple(row.tokens[-count:]))
+
+    def _rejected(self, plan: StepPlan, rows: Iterable[RowTokens]) -> dict[str, int]:
+        """Draft tokens of each row that the step has no use for."""
+        gained = {row.id: len(row.tokens) for row in rows}
+        return {d.id: 1 + d.drafts - gained[d.id] for d in plan.decode if d.id in gained}
 
 
 @dataclass
@@ -277,7 +303,7 @@ class Bench:
         prefill_tokens: int = 512,
         kv_tokens: int = 0,
         *,
-        reuse: Callable[[Admit], int] | None = None,
+        match: Callable[[Admit], int] | None = None,
         **shape: Any,
     ) -> None:
         self.shape = Shape(**shape)
@@ -287,15 +313,17 @@ class Bench:
             kv_tokens,
             kv_block=self.shape.block,
             kv_blocks=self.shape.blocks,
+            draft_tokens=self.shape.drafts,
             prefix_cache=self.shape.cache,
             sharing=self.shape.sharing,
         )
         self.runner = HashRunner(max_running, self.shape)
-        self.scheduler = Scheduler(limits, reuse or self.runner.reuse)
+        self.scheduler = Scheduler(limits, match or self.runner.match_prefix)
         self.now = 0.0
         self.heard: dict[str, Heard] = {}
         self.plan = StepPlan(step=0)
         self.released: tuple[str, ...] = ()
+        self.preempted: tuple[str, ...] = ()  # of those, in the last plan
         self.raised = 0
         self.waits = 0  # steps of rows that wait for what others compute
 
@@ -319,11 +347,12 @@ class Bench:
 
     def step(self, seconds: float = 0.01) -> tuple[Output, ...]:
         """One iteration as the engine's loop does it."""
-        departed = self.scheduler.take_released_ids()
-        self.release(departed)
-        self.plan = self.scheduler.plan(self.now, self.runner.room() if self.shape.blocks else None)
-        self.release(self.plan.release)
-        self.released = departed + self.plan.release
+        ended = self.scheduler.take_released_ids()
+        self.release(ended)
+        self.plan = self.scheduler.plan(self.now, self.runner.free_blocks() if self.shape.blocks else None)
+        self.preempted = self.scheduler.take_released_ids()
+        self.release(self.preempted)
+        self.released = ended + self.preempted
         self.scheduler.check_integrity()
         self._check_joins()
         began, outputs = self.now, self._advance()
@@ -360,7 +389,9 @@ class Bench:
         return self._settled(lead) < shared and shared - max(lead.cached_tokens, *kept, 0) >= MIN_SHARED_TOKENS
 
     def _settled(self, row: Sequence) -> int:
-        return self.runner.rows[row.id].settled if row.id in self.runner.rows else 0
+        """Tokens that the runner has of a row; the plan at hand is not started yet."""
+        new = next((admit.cached_tokens for admit in self.plan.admit if admit.request.id == row.id), 0)
+        return self.runner.rows[row.id].settled if row.id in self.runner.rows else new
 
     def release(self, ids: tuple[str, ...]) -> None:
         assert len(set(ids)) == len(ids), "released twice"

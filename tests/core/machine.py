@@ -120,13 +120,13 @@ class Served:
     def _start(self, plan: StepPlan) -> None:
         machine, began, factor = self.machine, self.now, 1.0
         if plan.prefill:
-            self.chunks.append((self.now, sum(len(chunk.tokens) for chunk in plan.prefill)))
+            self.chunks.append((self.now, sum(chunk.count for chunk in plan.prefill)))
             factor = machine.first if any(admit.request.id == "long" for admit in plan.admit) else 1.0
             factor = 5.0 if len(self.chunks) in machine.slow else factor
         self.now += self._noisy(factor * (machine.build_mixed_s if plan.prefill else machine.build_s))
         sizes = {chunk.start: 0 for chunk in plan.prefill}
         for chunk in plan.prefill:
-            sizes[chunk.start] += len(chunk.tokens)
+            sizes[chunk.start] += chunk.count
         self._device_free = max(self.now, self._device_free) + self._noisy(factor * machine.computed_s(sizes))
         self._started.append(_Started(plan, began, self._device_free))
 
@@ -152,7 +152,7 @@ class Served:
 
 def pieces(plan: StepPlan) -> list[RowSegment]:
     """What each row computes in a step, as the runner sees it."""
-    tokens = {chunk.id: chunk.tokens for chunk in plan.prefill}
+    tokens = {chunk.id: (0,) * chunk.count for chunk in plan.prefill}
     picks = {decode.id for decode in plan.decode}
     return [
         segment(id_, (*tokens.get(id_, ()), *(0,) * (id_ in picks)), 0, picks=id_ in picks)

@@ -27,7 +27,7 @@ def tail(name: str, count: int = 20) -> tuple[int, ...]:
 
 def joined(bench: Bench) -> dict[str, int]:
     """Who joins in the last plan, with what."""
-    return {admit.request.id: admit.cached for admit in bench.plan.admit}
+    return {admit.request.id: admit.cached_tokens for admit in bench.plan.admit}
 
 
 # Who waits, and until when
@@ -303,7 +303,7 @@ def test_a_lead_without_memory_does_not_hold_others_for_ever() -> None:
     for i in range(3):
         bench.submit(f"{i}", prompt=(*SYSTEM, *tail(f"{i}")))
     bench.step()
-    bench.runner.room = lambda: 0  # type: ignore[method-assign]
+    bench.runner.free_blocks = lambda: 0  # type: ignore[method-assign]
     bench.run(steps=3 * MAX_STUCK_PLANS + 20)
     assert all(heard.finish is not None for heard in bench.heard.values())
     bench.assert_idle()

@@ -11,19 +11,19 @@ from treadle.core.plan import RowTokens, StepResult
 CANCELLED = Finish(reason=FinishReason.CANCELLED, code="client")
 
 
-def decoding(bench: Bench) -> dict[str, tuple[int | None, int]]:
-    return {row.id: (row.token, row.position) for row in bench.plan.decode}
+def decoding(bench: Bench) -> dict[str, int]:
+    return {row.id: row.position for row in bench.plan.decode}
 
 
-def test_the_token_of_a_step_in_flight_is_not_known_and_the_position_is() -> None:
+def test_positions_go_on_while_tokens_are_in_flight() -> None:
     bench = Bench(lookahead=1)
     request = bench.submit("a", prompt=(1, 2, 3), max_tokens=4)
     seen = []
     while bench.scheduler.has_work:
         bench.step()
         seen.append(decoding(bench).get("a"))
-    assert seen[:4] == [(3, 0), (None, 1), (None, 2), (None, 3)]
-    assert not any(seen[4:])
+    assert seen[:4] == [0, 1, 2, 3]
+    assert set(seen[4:]) == {None}
     bench.assert_undisturbed(request)
     bench.assert_idle()
 
@@ -231,6 +231,84 @@ def test_a_row_that_makes_steps_raise_late_fails_alone() -> None:
     bench.assert_idle()
 
 
+# Several tokens a step
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+@pytest.mark.parametrize("accepted", [0, 1, 3])
+def test_steps_gain_several_tokens_while_others_are_in_flight(lookahead: int, accepted: int) -> None:
+    bench = Bench(lookahead=lookahead, drafts=3)
+    bench.runner.accepts = lambda tokens: accepted
+    requests = [bench.submit(name, max_tokens=40) for name in "abc"]
+    steps = bench.run()
+    for request in requests:
+        bench.assert_undisturbed(request)
+    assert steps <= 40 // (1 + accepted) + 6
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_the_books_are_settled_to_what_was_accepted(lookahead: int) -> None:
+    """Planned as if all drafts were accepted; settled, only what was is computed, and may be reused."""
+    bench = Bench(lookahead=lookahead, drafts=3)
+    bench.runner.accepts = lambda tokens: 1
+    bench.submit("a", prompt=4, max_tokens=40)
+    bench.until(lambda: len(bench.heard["a"].tokens) >= 6)
+    seq = bench.scheduler._sequences["a"]
+    assert seq.tokens_in_flight == 4 * lookahead
+    assert seq.num_computed_tokens == seq.num_tokens - 1 + seq.tokens_in_flight
+    assert seq.committed_tokens == seq.num_tokens - 1 == bench.runner.rows["a"].settled
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_an_end_among_several_tokens_drops_the_rest(at: int) -> None:
+    """By a stop token; and what the step in flight computes behind it."""
+    plain, _ = expected(Submit(id="a", prompt=(1, 2, 3), max_tokens=20))
+    bench = Bench(lookahead=1, drafts=3)
+    bench.runner.accepts = lambda tokens: 3
+    request = bench.submit("a", prompt=(1, 2, 3), max_tokens=20, stop_token_ids=(plain[at],))
+    bench.run()
+    bench.assert_undisturbed(request)
+    assert len(bench.heard["a"].tokens) == at + 1
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_no_more_drafts_are_planned_than_tokens_are_wanted(most: int) -> None:
+    bench = Bench(lookahead=1, drafts=3)
+    bench.runner.accepts = lambda tokens: 3
+    request = bench.submit("a", max_tokens=most)
+    bench.step()
+    assert bench.plan.decode[0].drafts == min(3, most - 1)
+    bench.run()
+    bench.assert_undisturbed(request)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_nobody_is_preempted_for_drafts(lookahead: int) -> None:
+    """They get what all others leave, and give it back when they are rejected."""
+    bench = Bench(block=1, blocks=2 * 24, lookahead=lookahead, drafts=5)
+    bench.runner.accepts = lambda tokens: 0
+    requests = [bench.submit(name, prompt=4, max_tokens=20) for name in "ab"]
+    bench.run()
+    for request in requests:
+        bench.assert_undisturbed(request)
+    assert bench.statistics().preempted == 0
+
+
+def test_a_cancel_drops_tokens_and_drafts_in_flight() -> None:
+    bench = Bench(lookahead=1, drafts=3, block=1, blocks=60)
+    bench.submit("a", max_tokens=30)
+    other = bench.submit("b", max_tokens=20)
+    for _ in range(3):
+        bench.step()
+    bench.cancel("a")
+    bench.run()
+    bench.assert_undisturbed(other)
+    assert bench.heard["a"].finish == CANCELLED
+    bench.assert_idle()
+
+
 # What a runner may not do
 
 
@@ -242,13 +320,14 @@ def test_a_row_that_neither_gains_nor_fails_is_a_bug() -> None:
         bench.scheduler.apply(plan, StepResult())
 
 
-def test_several_tokens_a_step_and_looking_ahead_do_not_go_together() -> None:
-    bench = Bench(lookahead=1)
+@pytest.mark.parametrize(("drafts", "gained"), [(0, (1, 2)), (1, (1, 2, 3)), (1, ())])
+def test_more_tokens_than_were_planned_or_none_is_a_bug(drafts: int, gained: tuple[int, ...]) -> None:
+    bench = Bench(lookahead=1, drafts=drafts)
     bench.submit("a", max_tokens=9)
     first = bench.scheduler.plan(0.0)
     bench.scheduler.plan(0.0)
-    with pytest.raises(AssertionError, match="several tokens"):
-        bench.scheduler.apply(first, StepResult(rows=(RowTokens("a", (1, 2)),)))
+    with pytest.raises(AssertionError, match="for each accepted draft"):
+        bench.scheduler.apply(first, StepResult(rows=(RowTokens("a", gained),)))
 
 
 def test_results_come_in_the_order_of_their_plans() -> None:

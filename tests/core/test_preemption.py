@@ -31,6 +31,7 @@ def test_all_get_what_they_would_get_alone(seed: int) -> None:
         max_running=chance.choice((2, 5, 16)),
         prefill_tokens=chance.choice((8, 64)),
         lookahead=chance.choice((0, 1, 2)),
+        drafts=chance.choice((0, 0, 3)),
         block=block,
         blocks=-(-60 // block) * chance.choice((1, 1, 2, 3)),
         cache=chance.random() < 0.5,
@@ -55,7 +56,7 @@ def test_the_newest_gives_way_and_comes_back_with_its_tokens(lookahead: int) -> 
     bench = Bench(block=4, blocks=8, lookahead=lookahead)
     first, second = (bench.submit(name, prompt=4, max_tokens=24) for name in ("first", "second"))
     bench.until(lambda: bench.statistics().preempted == 1)
-    assert bench.plan.release == ("second",)
+    assert bench.preempted == ("second",)
     assert names(bench) in (["first"], [])
     now = bench.statistics()
     assert (now.running, now.waiting) == (1, 1)
@@ -77,7 +78,7 @@ def test_the_worst_priority_gives_way_before_the_newest() -> None:
     bench.step()
     bench.submit("urgent", prompt=4, max_tokens=24)
     bench.until(lambda: bench.statistics().preempted == 1)
-    assert bench.plan.release == ("patient",)
+    assert bench.preempted == ("patient",)
     bench.run()
 
 
@@ -87,7 +88,7 @@ def test_who_was_first_keeps_its_claim_when_it_is_sent_later() -> None:
     newer = bench.submit("newer", prompt=4, max_tokens=24, arrival=2, resumed=True)
     older = bench.submit("older", prompt=4, max_tokens=24, arrival=1, resumed=True)
     bench.until(lambda: bench.statistics().preempted == 1)
-    assert bench.plan.release == ("newer",)
+    assert bench.preempted == ("newer",)
     bench.run()
     for request in (older, newer):
         bench.assert_undisturbed(request)
@@ -160,7 +161,7 @@ def test_a_runner_that_has_no_room_for_one_row_alone_ends_it_with_an_error() -> 
     """Nobody waits for memory that does not come: what the runner says of its room is not what it promised."""
     bench = Bench(block=4, blocks=8)
     bench.submit("a", prompt=7, max_tokens=9)
-    bench.runner.room = lambda: 0  # type: ignore[method-assign]
+    bench.runner.free_blocks = lambda: 0  # type: ignore[method-assign]
     bench.run(steps=MAX_STUCK_PLANS + 6)
     finish = bench.heard["a"].finish
     assert finish is not None

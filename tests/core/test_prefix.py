@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.core.drive import Bench
-from treadle.core.messages import Finish, FinishReason
+from treadle.core.messages import Finish, FinishReason, Submit
 from treadle.core.plan import MAX_SCORED_TOKENS
-from treadle.core.scheduler import MIN_SHARED_TOKENS
+from treadle.core.scheduler import MIN_SHARED_TOKENS, Scheduler
 
 LONG = tuple(range(200))
 LENGTH = Finish(reason=FinishReason.LENGTH)
 
 
 def prefilled(bench: Bench) -> int:
-    return sum(len(chunk.tokens) for chunk in bench.plan.prefill)
+    return sum(chunk.count for chunk in bench.plan.prefill)
 
 
 # Reuse
@@ -27,8 +27,8 @@ def test_a_prompt_that_was_seen_is_not_computed_again() -> None:
     bench.run()
     again = bench.submit("b", prompt=(*LONG[:100], 7, 7, 7))
     bench.step()
-    assert bench.plan.admit[0].cached == 100
-    assert [(chunk.start, len(chunk.tokens)) for chunk in bench.plan.prefill] == [(100, 2)]
+    assert bench.plan.admit[0].cached_tokens == 100
+    assert [(chunk.start, chunk.count) for chunk in bench.plan.prefill] == [(100, 2)]
     bench.run()
     bench.assert_undisturbed(again)
     assert bench.heard["a"].cached == [0]
@@ -43,9 +43,8 @@ def test_all_but_the_last_token_may_be_reused() -> None:
     bench.run()
     again = bench.submit("b", prompt=LONG)
     bench.step()
-    assert bench.plan.admit[0].cached == 199
+    assert bench.plan.admit[0].cached_tokens == 199
     assert bench.plan.prefill == ()
-    assert bench.plan.decode[0].token == LONG[-1]
     bench.run()
     bench.assert_undisturbed(again)
 
@@ -62,9 +61,56 @@ def test_what_was_reused_is_told_once_though_the_row_joins_again() -> None:
     assert bench.heard["a"].cached == [0]
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_who_does_not_get_its_cached_tokens_computes_them(lookahead: int) -> None:
+    """They are asked for when a plan is made, and taken over when it is started."""
+    bench = Bench(cache=True, lookahead=lookahead)
+    first = bench.submit("first", prompt=LONG)
+    bench.run()
+    other = bench.submit("other", max_tokens=20)
+    bench.step()
+    bench.runner.evicts = {"a"}
+    again = bench.submit("a", prompt=LONG, max_tokens=9)
+    bench.step()
+    assert bench.plan.admit[0].cached_tokens > 0
+    bench.run()
+    for request in (first, other, again):
+        bench.assert_undisturbed(request)
+    assert not bench.runner.evicts
+    assert bench.runner.computed >= 2 * (len(LONG) - 1)
+    bench.assert_idle()
+
+
+def test_who_has_ended_meanwhile_is_not_computed_again() -> None:
+    bench = Bench(cache=True, lookahead=1)
+    bench.submit("first", prompt=LONG)
+    bench.run()
+    bench.runner.evicts = {"a"}
+    bench.submit("a", prompt=LONG)
+    bench.step()
+    bench.cancel("a")
+    bench.run()
+    assert bench.heard["a"].tokens == []
+    bench.assert_idle()
+
+
+def test_a_plan_can_be_made_again_as_it_changes_nothing_in_the_runner() -> None:
+    bench = Bench(cache=True, share=True, block=4, blocks=200)
+    bench.submit("first", prompt=LONG)
+    bench.run()
+    free, plans = bench.runner.free_blocks(), []
+    for _ in range(2):
+        scheduler = Scheduler(bench.scheduler.limits, bench.runner.match_prefix)
+        scheduler.submit(Submit(id="a", prompt=LONG, max_tokens=3), 0.0)
+        plans.append(scheduler.plan(0.0, bench.runner.free_blocks()))
+    assert plans[0] == plans[1]
+    assert plans[0].admit[0].cached_tokens == 196
+    assert (bench.runner.free_blocks(), bench.runner.rows) == (free, {})
+
+
 @pytest.mark.parametrize("said", [-1, 200, 1000])
 def test_a_runner_that_reuses_what_is_not_there_is_a_bug(said: int) -> None:
-    bench = Bench(reuse=lambda admit: said)
+    bench = Bench(match=lambda admit: said)
     bench.submit("a", prompt=LONG)
     with pytest.raises(AssertionError, match="all but the last may be reused"):
         bench.step()
@@ -104,7 +150,7 @@ def test_the_first_of_a_group_computes_the_prompt_and_the_others_join_it() -> No
         assert [chunk.id for chunk in bench.plan.prefill] == ["g.0"]
     assert all(bench.heard[row.id].admitted == 1 for row in rows), "they count as admitted"
     bench.step()
-    assert [admit.cached for admit in bench.plan.admit] == [196, 196, 196]
+    assert [admit.cached_tokens for admit in bench.plan.admit] == [196, 196, 196]
     assert computed + prefilled(bench) == 199 + 3 * 3
     bench.run()
     for request in rows:
@@ -177,7 +223,7 @@ def test_nobody_waits_for_a_prompt_that_is_cached_already() -> None:
     for i in range(3):
         bench.submit(f"g.{i}", prompt=LONG, group="g")
     bench.step()
-    assert [admit.cached for admit in bench.plan.admit] == [196, 196, 196]
+    assert [admit.cached_tokens for admit in bench.plan.admit] == [196, 196, 196]
 
 
 # Scores
@@ -255,7 +301,7 @@ def test_a_step_scores_no_more_tokens_than_it_has_memory_for() -> None:
     most = 0
     while bench.scheduler.has_work:
         bench.step()
-        chunks = {chunk.id: len(chunk.tokens) for chunk in bench.plan.prefill}
+        chunks = {chunk.id: chunk.count for chunk in bench.plan.prefill}
         assert chunks.get("a", 0) + chunks.get("b", 0) <= MAX_SCORED_TOKENS
         most = max(most, sum(chunks.values()))
     assert most > MAX_SCORED_TOKENS

@@ -105,7 +105,8 @@ def test_first_come_first_served_within_a_priority_and_lower_priorities_first() 
 
 
 def test_several_tokens_a_step_end_at_the_limit_and_the_rest_is_dropped() -> None:
-    bench = Bench(per_step=3)
+    bench = Bench(drafts=2)
+    bench.runner.accepts = lambda tokens: 2
     request = bench.submit("a", max_tokens=7)
     steps = bench.run()
     bench.assert_undisturbed(request)
@@ -114,8 +115,8 @@ def test_several_tokens_a_step_end_at_the_limit_and_the_rest_is_dropped() -> Non
 
 
 def test_logprobs_stay_with_their_tokens() -> None:
-    bench = Bench()
-    bench.submit("a", max_tokens=2, logprobs=0)
+    bench = Bench(drafts=2)
+    bench.submit("a", max_tokens=9, logprobs=0, stop_token_ids=(2,))
     plan = bench.scheduler.plan(0.0)
     several = tuple(TokenLogprob(logprob=-float(i)) for i in range(3))
     outputs = bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (1, 2, 3), several),)))
@@ -343,12 +344,14 @@ def test_an_id_that_is_used_again_at_once_is_told_of_apart() -> None:
     assert (second.finish, second.admitted, second.tokens) == (None, True, expected(request)[0][:1])
 
 
-def test_who_does_not_ask_who_departed_finds_it_in_the_plan() -> None:
+def test_released_ids_are_told_once_and_are_not_lost_by_planning() -> None:
     bench = Bench()
     bench.submit("a", max_tokens=50)
     bench.step()
     bench.cancel("a")
-    assert bench.scheduler.plan(bench.now).release == ("a",)
+    assert bench.scheduler.plan(bench.now).idle
+    assert bench.scheduler.take_released_ids() == ("a",)
+    assert bench.scheduler.take_released_ids() == ()
 
 
 # Waiting
@@ -597,4 +600,4 @@ def test_a_plan_without_work_is_applied_without_harm() -> None:
     (output,) = scheduler.apply(scheduler.plan(0.0), StepResult())
     assert output.finish == CANCELLED
     scheduler.submit(Submit(id="b", prompt=(1, 2), max_tokens=1), 0.0)
-    assert scheduler.plan(0.0).admit[0].cached == 0
+    assert scheduler.plan(0.0).admit[0].cached_tokens == 0

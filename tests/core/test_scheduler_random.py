@@ -24,13 +24,14 @@ class Life:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         chance = self.chance
-        memory: dict[str, int] = {"kv_tokens": chance.choice((0, 0, 150)), "per_step": chance.choice((1, 1, 3))}
+        memory: dict[str, int] = {"kv_tokens": chance.choice((0, 0, 150)), "drafts": chance.choice((0, 0, 2))}
         if chance.random() < 0.7:
             block = chance.choice((1, 4, 16))
             memory = {
                 "block": block,
                 "blocks": chance.choice((0, 220, 500)) // block,
                 "lookahead": chance.choice((0, 1, 1, 2)),
+                "drafts": chance.choice((0, 0, 1, 4)),
             }
         self.bench = Bench(
             max_running=chance.choice((1, 2, 4, 7)),

@@ -16,31 +16,10 @@ def row(prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 8, **options: obj
 def test_the_last_token_is_left_for_the_decode_row() -> None:
     assert row().prefill_left == 2
     assert row(prompt=(7,)).prefill_left == 0
-    assert row().last_token == 3
 
 
 def test_reserves_prompt_and_completion() -> None:
     assert row(max_tokens=5).max_num_tokens == 8
-
-
-@pytest.mark.parametrize(
-    ("cached", "count", "tokens"),
-    [
-        (0, 2, (1, 2)),
-        (1, 2, (2, 3)),
-        (0, 5, (1, 2, 3, 10, 11)),
-        (2, 2, (3, 10)),
-        (3, 2, (10, 11)),
-        (4, 1, (11,)),
-    ],
-)
-def test_upcoming_runs_from_the_prompt_into_what_was_generated(
-    cached: int, count: int, tokens: tuple[int, ...]
-) -> None:
-    it = row()
-    it.tokens = [10, 11, 12]
-    it.num_computed_tokens = cached
-    assert it.upcoming(count) == tokens
 
 
 def test_a_stop_token_ends_and_counts() -> None:
@@ -75,8 +54,6 @@ def test_rewind_keeps_the_tokens_and_forgets_the_cache() -> None:
     it.rewind()
     assert (it.state, it.tokens, it.joined) == (State.PREFILL, [9], False)
     assert (it.prefill_left, it.committed_tokens) == (3, 0)
-    assert it.last_token == 9
-    assert it.upcoming(3) == (1, 2, 3)
 
 
 def test_a_row_that_waits_or_is_done_can_not_be_rewound() -> None:

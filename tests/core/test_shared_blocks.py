@@ -36,7 +36,7 @@ def test_who_begins_like_one_that_runs_is_let_in_on_the_rest_alone() -> None:
     rows = [bench.submit(f"{i}", prompt=(*SYSTEM, *tail(f"{i}", 8)), max_tokens=4) for i in range(4)]
     bench.step()
     assert running(bench) == 5
-    assert [admit.cached for admit in bench.plan.admit] == [400] * 4
+    assert [admit.cached_tokens for admit in bench.plan.admit] == [400] * 4
     assert bench.plan.decode[0].id == "first"
     bench.run()
     for request in rows:

@@ -43,7 +43,7 @@ class Hand:
         self.mailbox = Mailbox()
         self.said: list[FromOwner] = []
         limits = OwnerLimits(max_running=max_running, prefill_tokens=64)
-        scheduler = scheduler_for(self.runner.capabilities(), limits, self.runner.reuse)
+        scheduler = scheduler_for(self.runner.capabilities(), limits, self.runner.match_prefix)
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self.said.append, lambda: self.now)
 
     def put(self, *messages: Any) -> Hand:
@@ -312,14 +312,14 @@ REUSES = {"prefix_cache": True, "kv_block": 4, "kv_blocks": 400}
 def test_a_row_whose_prefix_cannot_be_looked_up_fails_alone(monkeypatch, lookahead):
     """B7: an exception out of `reuse` has a scope; those that joined in the same plan are recomputed."""
     hand = Hand(can={**REUSES, "lookahead": lookahead}).put(ask("a", 20, prompt=(9, 9))).step(4)
-    reuse = hand.runner.reuse
+    reuse = hand.runner.match_prefix
 
     def poisoned(admit: Any) -> int:
         if admit.request.id == "bad":
             raise ValueError("torn index")
         return reuse(admit)
 
-    monkeypatch.setattr(hand.loop.scheduler._plan_builder, "_reuse", poisoned)
+    monkeypatch.setattr(hand.loop.scheduler._plan_builder, "_match", poisoned)
     good = [ask(f"r{i}", 5, prompt=(i, 3)) for i in range(2)]
     hand.put(good[0], ask("bad"), good[1]).step().until_idle()
     assert hand.end("bad").code == "engine_step_failed"
@@ -332,13 +332,13 @@ def test_a_row_whose_prefix_cannot_be_looked_up_fails_alone(monkeypatch, lookahe
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("where", ["room", "plan"])
+@pytest.mark.parametrize("where", ["free_blocks", "plan"])
 def test_planning_that_raises_once_fails_nobody_and_changes_no_token(monkeypatch, where, lookahead):
     """B7: with nobody named, rows are tried one by one, and the trial passes."""
     requests = [ask(f"r{i}", 5 + i, prompt=(i, 3)) for i in range(3)]
     hand = Hand(can={**REUSES, "lookahead": lookahead}).put(*requests).step(3)
-    owner: Any = hand.runner if where == "room" else hand.loop.scheduler._plan_builder
-    name = "room" if where == "room" else "build"
+    owner: Any = hand.runner if where == "free_blocks" else hand.loop.scheduler._plan_builder
+    name = "free_blocks" if where == "free_blocks" else "build"
     truly, calls = getattr(owner, name), []
 
     def hiccup(*args: Any) -> Any:
@@ -379,14 +379,14 @@ def test_a_row_on_which_planning_raises_is_found_by_trial(monkeypatch):
 def test_planning_that_always_raises_ends_the_owner(monkeypatch):
     """B7: it does not go on for ever, with or without rows to blame."""
     hand = Hand(can=REUSES).put(ask("a"))
-    monkeypatch.setattr(hand.runner, "room", lambda: 1 // 0)
+    monkeypatch.setattr(hand.runner, "free_blocks", lambda: 1 // 0)
     assert not serve(hand.loop)
     last = hand.said[-1]
     assert isinstance(last, Failed)
     assert f"{MAX_FAILING_STEPS} steps in a row raised" in last.message
 
 
-@pytest.mark.parametrize("where", ["room", "reuse"])
+@pytest.mark.parametrize("where", ["free_blocks", "match"])
 def test_a_runner_that_breaks_while_planning_is_the_owners_end_at_once(monkeypatch, where):
     """B7."""
 
@@ -394,8 +394,8 @@ def test_a_runner_that_breaks_while_planning_is_the_owners_end_at_once(monkeypat
         raise RunnerBroken("the device is lost")
 
     hand = Hand(can=REUSES).put(ask("a"))
-    owner: Any = hand.runner if where == "room" else hand.loop.scheduler._plan_builder
-    monkeypatch.setattr(owner, where if where == "room" else "_reuse", broken)
+    owner: Any = hand.runner if where == "free_blocks" else hand.loop.scheduler._plan_builder
+    monkeypatch.setattr(owner, where if where == "free_blocks" else "_match", broken)
     assert not serve(hand.loop)
     assert hand.said[-1] == Failed(code="engine_died", message="the engine failed and is replaced: the device is lost")
 

@@ -73,6 +73,7 @@ class ExploredRunner(Inert, HashRunner):
             kv_block=self.shape.block,
             kv_blocks=self.shape.blocks,
             lookahead=self.shape.lookahead,
+            draft_tokens=self.shape.drafts,
         )
 
     def start(self, plan: StepPlan) -> None:
@@ -235,7 +236,7 @@ class ModelOwner:
         world = self.world
         self.runner = ExploredRunner(world.slots, world.shape, world.context, world.poison)
         can = self.runner.capabilities()
-        scheduler = scheduler_for(can, OwnerLimits(world.slots, 2), self.runner.reuse)
+        scheduler = scheduler_for(can, OwnerLimits(world.slots, 2), self.runner.match_prefix)
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._say, world.clock, self.table)
         self._say(Ready(capabilities=can, pid=self.pid))
 

@@ -15,6 +15,7 @@ SMALL = (
     Scenario("one", (A,), budget={"cancel": 1, "match": 1, "die": 1}),
     Scenario("two", (B, C), budget={"cancel": 1}),
     Scenario("group", (PAIR,), budget={"cancel": 1, "crash": 1}),
+    Scenario("drafts", (A,), shape=Shape(lookahead=1, drafts=1), budget={"match": 1, "raises late": 1}),
     Scenario("lookahead", (A,), shape=Shape(lookahead=1), budget={"match": 1, "raises": 1, "raises late": 1}),
     Scenario("faults", (A,), budget={"raises": 2, "fails": 1, "breaks": 1}),
     Scenario("waits", (B, PAIR), waiting=3, budget={"short": 1}),

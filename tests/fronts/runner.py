@@ -11,7 +11,7 @@ import msgspec
 from tests.support.capabilities import capabilities
 from tests.support.scripted import Script, ScriptedRunner
 from treadle.core.messages import PrefixStatistics, RunnerStatistics, TokenLogprob
-from treadle.core.plan import Admit, RowScores, StepPlan, StepResult
+from treadle.core.plan import RowScores, StepPlan, StepResult
 from treadle.runner.base import Job, JobContext
 
 
@@ -31,13 +31,11 @@ class FrontRunner(ScriptedRunner):
         )
         self.looked_up = self.reused = 0
 
-    def reuse(self, admit: Admit) -> int:
-        found = super().reuse(admit)
-        self.looked_up += len(admit.request.prompt)
-        self.reused += found
-        return found
-
     def execute(self, plan: StepPlan) -> StepResult:
+        for admit in plan.admit:
+            if admit.request.prompt_logprobs is None:
+                self.looked_up += len(admit.request.prompt)
+                self.reused += admit.cached_tokens
         result = super().execute(plan)
         starts = {chunk.id: chunk.start for chunk in plan.prefill}
         scores = tuple(self._scored(of, starts[of.id]) for of in result.scores)

@@ -49,8 +49,10 @@ class Driven:
 
     def reuse(self, name: str, salt: str, tokens: Sequence[int]) -> int:
         self.release(name)
-        self.live[name] = KvSequence(name, salt, tokens)
-        return int(self.backend.reuse(self.live[name], tokens))
+        self.live[name] = KvSequence(name, salt, [*tokens, 0])
+        count = int(self.backend.match(salt, tokens))
+        assert self.backend.reuse([(self.live[name], count)]) == [count], "it gets what was found"
+        return count
 
     def admit(self, name: str, salt: str = "", tokens: Sequence[int] = ()) -> None:
         sequence = self.live.setdefault(name, KvSequence(name, salt, tokens))

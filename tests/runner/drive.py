@@ -74,10 +74,10 @@ class Drive:
                 row.joined = True
             if row.prefill_left:
                 tokens = row.all_tokens[row.cached : row.cached + min(choice.chunk, row.prefill_left)]
-                prefill.append(PrefillChunk(id=row.id, start=row.cached, tokens=tokens))
+                prefill.append(PrefillChunk(id=row.id, start=row.cached, count=len(tokens)))
                 row.cached += len(tokens)
             if not row.prefill_left:
-                decode.append(DecodeRow(id=row.id, token=row.all_tokens[-1], position=len(row.tokens)))
+                decode.append(DecodeRow(id=row.id, position=len(row.tokens)))
         return StepPlan(step=self.steps, admit=tuple(admit), prefill=tuple(prefill), decode=tuple(decode))
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:

@@ -207,14 +207,14 @@ def test_a_row_whose_id_came_back_is_left_alone_when_a_step_is_computed_again(
     wanted = reference(model, back)
     redrawn = _count(monkeypatch)
     admit = (Admit(request=wide), Admit(request=gone))
-    first = (DecodeRow("wide", 5, 0), DecodeRow("a", 3, 0))
-    runner.start(StepPlan(step=1, admit=admit, prefill=(PrefillChunk("a", 0, (1, 2)),), decode=first))
-    runner.start(StepPlan(step=2, decode=(DecodeRow("wide", None, 1), DecodeRow("a", None, 1))))
+    first = (DecodeRow("wide", 0), DecodeRow("a", 0))
+    runner.start(StepPlan(step=1, admit=admit, prefill=(PrefillChunk("a", 0, 2),), decode=first))
+    runner.start(StepPlan(step=2, decode=(DecodeRow("wide", 1), DecodeRow("a", 1))))
     runner.release("a")
-    assert runner.reuse(Admit(request=back)) == 0
+    assert runner.match_prefix(Admit(request=back)) == 0
     runner.finish()
     assert redrawn
     assert [row.id for row in runner.finish().rows] == ["wide"]
-    chunk = PrefillChunk("a", 0, (9, 8, 7))
-    plan = StepPlan(step=3, admit=(Admit(request=back),), prefill=(chunk,), decode=(DecodeRow("a", 6, 0),))
+    chunk = PrefillChunk("a", 0, 3)
+    plan = StepPlan(step=3, admit=(Admit(request=back),), prefill=(chunk,), decode=(DecodeRow("a", 0),))
     assert runner.execute(plan).rows[0].tokens == (wanted[0],)

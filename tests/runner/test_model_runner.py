@@ -127,7 +127,7 @@ def test_rows_lost_in_an_exception_fail_alone_when_nobody_readmits_them(either: 
     with pytest.raises(KeyError):
         drive.step(everyone(drive))
     assert runner.statistics().kv_bytes == 0
-    result = runner.execute(StepPlan(step=2, decode=(DecodeRow(id="a", token=1, position=0),)))
+    result = runner.execute(StepPlan(step=2, decode=(DecodeRow(id="a", position=0),)))
     assert [failure.id for failure in result.failures] == ["a"]
     assert run_alone(runner, submit("x")) == run_alone(ModelRunner(model), submit("x"))
 
@@ -221,10 +221,15 @@ def test_who_joins_when_there_is_no_memory_to_copy_what_is_kept_computes_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(mx, "eval", full)
-        assert runner.reuse(Admit(request=submit("b", (10,) * 68))) == 0
+        other = submit("b", (10,) * 68)
+        assert runner.match_prefix(Admit(request=other)) == 67
+        admit, decode = Admit(request=other, cached_tokens=67), DecodeRow(id="b", position=0)
+        runner.start(StepPlan(step=1, admit=(admit,), decode=(decode,)))
+    result = runner.finish()
+    assert (result.evicted, result.rows, result.failures) == (("b",), (), ())
     assert runner.statistics().kv_bytes == 0
     assert run_alone(runner, request) == wanted
-    assert runner.reuse(Admit(request=submit("b", (10,) * 68))) == 67
+    assert runner.match_prefix(Admit(request=other)) == 67
 
 
 def test_an_array_of_another_thread_breaks_the_runner(either: Tiny) -> None:
@@ -263,8 +268,8 @@ def test_a_row_that_cannot_be_admitted_fails_alone(runner: ModelRunner, request_
     plan = StepPlan(
         step=1,
         admit=(Admit(request=request_), Admit(request=good)),
-        prefill=(PrefillChunk(id="bad", start=0, tokens=(1,)), PrefillChunk(id="good", start=0, tokens=(10, 20))),
-        decode=(DecodeRow(id="bad", token=1, position=0), DecodeRow(id="good", token=30, position=0)),
+        prefill=(PrefillChunk(id="bad", start=0, count=1), PrefillChunk(id="good", start=0, count=2)),
+        decode=(DecodeRow(id="bad", position=0), DecodeRow(id="good", position=0)),
     )
     result = runner.execute(plan)
     assert [(f.id, why in f.message) for f in result.failures] == [("bad", True)]
@@ -285,8 +290,8 @@ def test_a_prompt_that_the_model_refuses_in_a_pass_of_its_own_fails_alone(tiny: 
 def test_rows_that_were_never_admitted_fail_by_name(runner: ModelRunner) -> None:
     plan = StepPlan(
         step=1,
-        prefill=(PrefillChunk(id="ghost", start=0, tokens=(1,)),),
-        decode=(DecodeRow(id="phantom", token=1, position=0),),
+        prefill=(PrefillChunk(id="ghost", start=0, count=1),),
+        decode=(DecodeRow(id="phantom", position=0),),
     )
     assert {f.id for f in runner.execute(plan).failures} == {"ghost", "phantom"}
 

@@ -80,8 +80,8 @@ def test_a_row_whose_logits_are_nan_fails_alone(tmp_path: Path, sampling: Sampli
     plan = StepPlan(
         step=1,
         admit=tuple(Admit(request=request) for request in requests),
-        prefill=tuple(PrefillChunk(id=request.id, start=0, tokens=request.prompt[:-1]) for request in requests),
-        decode=tuple(DecodeRow(id=request.id, token=request.prompt[-1], position=0) for request in requests),
+        prefill=tuple(PrefillChunk(id=request.id, start=0, count=len(request.prompt) - 1) for request in requests),
+        decode=tuple(DecodeRow(id=request.id, position=0) for request in requests),
     )
     result = runner.execute(plan)
     assert [(failure.id, "logits for this request are NaN" in failure.message) for failure in result.failures] == [
@@ -89,6 +89,6 @@ def test_a_row_whose_logits_are_nan_fails_alone(tmp_path: Path, sampling: Sampli
     ]
     assert [row.id for row in result.rows] == ["good", "other"]
     runner.release("bad")
-    after = StepPlan(step=2, decode=tuple(DecodeRow(id=row.id, token=row.tokens[0], position=1) for row in result.rows))
+    after = StepPlan(step=2, decode=tuple(DecodeRow(id=row.id, position=1) for row in result.rows))
     assert [row.id for row in runner.execute(after).rows] == ["good", "other"]
     runner.close()

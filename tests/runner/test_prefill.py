@@ -37,13 +37,13 @@ def test_each_chunk_is_in_one_pass_and_a_shared_pass_is_short_and_even(sizes: li
 def steps(runner: ModelRunner, prompts: dict[str, tuple[int, ...]], cut: int) -> dict[str, list[int]]:
     """Prefill all prompts in two steps, the first `cut` tokens and the rest, then decode 12 tokens each."""
     admits = tuple(Admit(request=Submit(id=name, prompt=prompt, max_tokens=12)) for name, prompt in prompts.items())
-    first = tuple(PrefillChunk(id=n, start=0, tokens=p[:cut]) for n, p in prompts.items())
-    rest = tuple(PrefillChunk(id=n, start=cut, tokens=p[cut:-1]) for n, p in prompts.items())
+    first = tuple(PrefillChunk(id=n, start=0, count=cut) for n, p in prompts.items())
+    rest = tuple(PrefillChunk(id=n, start=cut, count=len(p) - 1 - cut) for n, p in prompts.items())
     runner.execute(StepPlan(step=1, admit=admits, prefill=first))
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     last = {name: prompt[-1] for name, prompt in prompts.items()}
     for position in range(12):
-        decode = tuple(DecodeRow(id=name, token=last[name], position=position) for name in prompts)
+        decode = tuple(DecodeRow(id=name, position=position) for name in prompts)
         result = runner.execute(StepPlan(step=2 + position, prefill=() if position else rest, decode=decode))
         assert not result.failures
         for row in result.rows:
@@ -73,16 +73,16 @@ def test_a_bad_prompt_among_those_of_a_pass_fails_alone(either: Tiny) -> None:
     runner = ModelRunner(model)
     good, bad = (
         Submit(id="good", prompt=(1, 2, 3, 4), max_tokens=12),
-        Submit(id="bad", prompt=(1, 2, 3, 4), max_tokens=12),
+        Submit(id="bad", prompt=(1, model.vocabulary, 3, 4), max_tokens=12),
     )
     chunks = (
-        PrefillChunk(id="good", start=0, tokens=(1, 2, 3)),
-        PrefillChunk(id="bad", start=0, tokens=(1, model.vocabulary, 3)),
+        PrefillChunk(id="good", start=0, count=3),
+        PrefillChunk(id="bad", start=0, count=3),
     )
     plan = StepPlan(step=1, admit=(Admit(request=good), Admit(request=bad)), prefill=chunks)
     result = runner.execute(plan)
     assert [failure.id for failure in result.failures] == ["bad"]
-    decode = (DecodeRow(id="good", token=4, position=0),)
+    decode = (DecodeRow(id="good", position=0),)
     alone = steps(ModelRunner(model), {"good": good.prompt}, 1)["good"]
     assert runner.execute(StepPlan(step=2, decode=decode)).rows[0].tokens[0] == alone[0]
 

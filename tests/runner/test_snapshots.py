@@ -18,11 +18,11 @@ from tests.runner.reference import reference, references
 from tests.runner.test_with_scheduler import POISON, Poisonous
 from treadle.core.messages import FinishReason, Submit
 from treadle.core.plan import Admit, PrefillChunk, StepPlan
+from treadle.runner.forward.segments import KvSequence
 from treadle.runner.kv.padded.snapshots import BLOCK, NODE_BYTES, Snapshots
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
-from treadle.runner.step import RunningRow
 
 SNAPSHOT_FAMILIES = ["mamba", "qwen3_next", "falcon_h1", "deepseek_v3", "llama4"]
 CUTS = ["deepseek_v3"]
@@ -242,14 +242,14 @@ def test_a_row_that_failed_leaves_nothing(tiny: Tiny) -> None:
     prompt = some_tokens(1, 400)
     asked = request("a", prompt)
     for start in (0, 100):
-        chunk = PrefillChunk("a", start, prompt[start : start + 100])
+        chunk = PrefillChunk("a", start, len(prompt[start : start + 100]))
         admit = (Admit(request=asked),) if not start else ()
         runner.execute(StepPlan(step=1, admit=admit, prefill=(chunk,)))
-    result = runner.execute(StepPlan(step=2, prefill=(PrefillChunk("a", 200, prompt[200:300]),)))
+    result = runner.execute(StepPlan(step=2, prefill=(PrefillChunk("a", 200, len(prompt[200:300])),)))
     assert [failure.id for failure in result.failures] == ["a"]
     runner.release("a")
     assert runner.statistics().prefix.held == 0
-    assert runner.reuse(Admit(request=asked)) == 0
+    assert runner.match_prefix(Admit(request=asked)) == 0
 
 
 class FailsAt:
@@ -380,8 +380,8 @@ def test_rows_that_join_add_nothing_to_the_budget(tiny: Tiny) -> None:
     for i in range(12):
         loop.run(request(f"r{i}", some_tokens(i, 3 * BLOCK), max_tokens=2))
     for i in range(40):
-        sequence = RunningRow(f"joins {i}", "", some_tokens(100 + i, 3 * BLOCK), request(f"joins {i}", [1]))
-        runner._rows[sequence.id] = sequence
+        sequence = KvSequence(f"joins {i}", "", some_tokens(100 + i, 3 * BLOCK))
+        runner._rows[sequence.id] = sequence  # type: ignore[assignment]
         runner._backend.admit(sequence)
         assert runner.statistics().prefix.held_bytes <= memory // 2
 

@@ -33,7 +33,7 @@ class Clocked:
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self.held |= {admit.request.id for admit in plan.admit}
-        self.now += (1.0 if plan.decode else 0.0) + self._token_s * sum(len(chunk.tokens) for chunk in plan.prefill)
+        self.now += (1.0 if plan.decode else 0.0) + self._token_s * sum(chunk.count for chunk in plan.prefill)
         if self._fails:
             return StepResult(failures=tuple(RowFailure(id=row_id, message="no memory") for row_id in self.held))
         return StepResult(rows=tuple(RowTokens(id=row.id, tokens=(7,)) for row in plan.decode))
@@ -65,7 +65,7 @@ def test_rows_and_prompts_that_do_not_fit_the_blocks_are_not_timed(tiny: Tiny) -
     runner = Clocked(can=capabilities(CAN, kv_block=32, kv_blocks=5))
     measure(runner, replace(tiny("llama"), max_running=16, context=4096), runner.clock)
     assert max(len(plan.decode) for plan in runner.plans) == 5
-    assert max(len(chunk.tokens) for plan in runner.plans for chunk in plan.prefill) == 64
+    assert max(chunk.count for plan in runner.plans for chunk in plan.prefill) == 64
 
 
 @pytest.mark.parametrize(("token_s", "longest"), [(0.01, 64), (0.0005, 256), (0.0, 1024)])
@@ -73,7 +73,7 @@ def test_prompts_are_timed_by_the_shortest_chunk_that_tells(tiny: Tiny, token_s:
     runner = Clocked(token_s)
     found = measure(runner, replace(tiny("llama"), context=4096), runner.clock)
     assert found.prompt_token_s == pytest.approx(token_s)
-    assert max(len(chunk.tokens) for plan in runner.plans for chunk in plan.prefill) == longest
+    assert max(chunk.count for plan in runner.plans for chunk in plan.prefill) == longest
 
 
 def test_rows_that_fail_leave_their_cost_unknown(tiny: Tiny) -> None:

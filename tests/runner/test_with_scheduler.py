@@ -120,7 +120,7 @@ class SmallBlocks(ModelRunner):
     def capabilities(self) -> Capabilities:
         return capabilities(super().capabilities(), kv_block=8, kv_blocks=self.blocks)
 
-    def room(self) -> int:
+    def free_blocks(self) -> int:
         return self.blocks - sum(-(-row.cached // 8) for row in self._rows.values())
 
 

@@ -73,44 +73,42 @@ class SimulatedRunner(Inert):
     def capabilities(self) -> Capabilities:
         return self._can
 
-    def room(self) -> int:
+    def free_blocks(self) -> int:
         block = self._can.kv.block
         return self._can.kv.blocks - sum(-(-row.fed // block) for row in self.rows.values())
 
-    def reuse(self, admit: Admit) -> int:
+    def match_prefix(self, admit: Admit) -> int:
         salt = admit.request.salt
         if not salt or salt not in self._stored:
             return 0
         block = self._can.kv.block
-        most = min(self._trunk, len(admit.request.prompt) - 1, max(0, self.room()) * block)
-        if found := most - most % block:
-            self.rows[admit.request.id] = _Held(admit.request, found)
-        return found
+        most = min(self._trunk, len(admit.request.prompt) - 1, max(0, self.free_blocks()) * block)
+        return most - most % block
 
     def start(self, plan: StepPlan) -> None:
         if self.raise_next:
             self.raise_next = False
             raise ValueError("a step raises by lot")
         for admit in plan.admit:
-            held = self.rows.setdefault(admit.request.id, _Held(admit.request, 0))
-            assert held.fed == admit.cached, "admitted with another number than was reused"
+            assert admit.request.id not in self.rows, "admitted again without a release"
+            self.rows[admit.request.id] = _Held(admit.request, admit.cached_tokens)
         for chunk in plan.prefill:
             held = self.rows[chunk.id]
             assert chunk.start == held.fed, "a chunk begins where the cache ends"
-            held.fed += len(chunk.tokens)
+            held.fed += chunk.count
             if held.request.salt and held.fed >= self._trunk:
                 self._stored.add(held.request.salt)
         for decode in plan.decode:
             held = self.rows[decode.id]
             held.fed += 1
             assert held.fed == len(held.request.prompt) + decode.position, "the cache holds all before this position"
-        assert self.room() >= 0, "more blocks than there are"
+        assert self.free_blocks() >= 0, "more blocks than there are"
         self._plan = plan
 
     def finish(self) -> StepResult:
         plan, self._plan = self._plan, None
         assert plan is not None
-        prefill_s, decode_s = self._costs.of(len(plan.decode), sum(len(chunk.tokens) for chunk in plan.prefill))
+        prefill_s, decode_s = self._costs.of(len(plan.decode), sum(chunk.count for chunk in plan.prefill))
         self._spend(prefill_s + decode_s)
         failures: tuple[RowFailure, ...] = ()
         if self.fail_next and plan.decode:
@@ -211,7 +209,7 @@ class SimulatedOwner:
             return
         can = self._machine.capabilities()
         self.runner = SimulatedRunner(can, self._machine.costs, self._machine.trunk, self._spend)
-        scheduler = scheduler_for(can, OwnerLimits(self._machine.slots, 512), self.runner.reuse)
+        scheduler = scheduler_for(can, OwnerLimits(self._machine.slots, 512), self.runner.match_prefix)
         self.loop = EngineLoop(self.runner, scheduler, self._mailbox, self._say, self._clock, self._table)
         self._say(Ready(capabilities=can, pid=self.pid, load_s=self._machine.costs.load_s))
         self._wake()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from treadle.core.messages import Capabilities, RunnerStatistics, Submit, TokenLogprob
 from treadle.core.plan import Admit, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
@@ -20,12 +20,12 @@ Script = Callable[[Submit, int], int]
 
 @dataclass(eq=False)
 class Held:
-    """A row of the runner: `sequence` is the content of its cache, `picked` the last token sampled for it."""
+    """A row of the runner: all of its `tokens`, the first `cached` of which are in its cache."""
 
     request: Submit
-    sequence: list[int] = field(default_factory=list)
-    picked: int | None = None
-    settled: int = 0  # tokens of `sequence` computed by finished steps
+    tokens: list[int]
+    cached: int = 0
+    settled: int = 0  # of those in the cache, what finished steps computed
 
 
 class ScriptedRunner:
@@ -68,31 +68,28 @@ class ScriptedRunner:
     def warm_up(self) -> None:
         return
 
-    def room(self) -> int:
+    def free_blocks(self) -> int:
         block = self._can.kv.block
-        return self._can.kv.blocks - sum(-(-len(row.sequence) // block) for row in self.held.values())
+        return self._can.kv.blocks - sum(-(-row.cached // block) for row in self.held.values())
 
-    def reuse(self, admit: Admit) -> int:
+    def match_prefix(self, admit: Admit) -> int:
         if not self._can.steps.prefix_cache:
             return 0
         tokens = (*admit.request.prompt, *admit.history)[:-1]
         found = max((_shared(tokens, old) for salt, old in self._kept() if salt == admit.request.salt), default=0)
         if self._can.kv.blocks:
-            found = min(found, max(0, self.room()) * self._can.kv.block)
-        found -= found % self._can.kv.block
-        if found:
-            self.held[admit.request.id] = Held(admit.request, list(tokens[:found]), settled=found)
-        return found
+            found = min(found, max(0, self.free_blocks()) * self._can.kv.block)
+        return found - found % self._can.kv.block
 
     def _kept(self) -> Iterator[tuple[str, Sequence[int]]]:
         """Yield salts and tokens that can be reused."""
         yield from self._cached
         for row in self.held.values():
-            yield row.request.salt, row.sequence[: row.settled]
+            yield row.request.salt, row.tokens[: row.settled]
 
     def start(self, plan: StepPlan) -> None:
         self.in_flight.append(self.execute(plan))
-        self._began.append([(row, len(row.sequence)) for row in self.held.values()])
+        self._began.append([(row, row.cached) for row in self.held.values()])
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         assert len(self.in_flight) <= 1 + self._can.steps.lookahead, "more steps in flight than it can look ahead"
 
@@ -114,44 +111,44 @@ class ScriptedRunner:
         for admit in plan.admit:
             self._admit(admit)
         scores = tuple(scores for chunk in plan.prefill if (scores := self._prefill(chunk)) is not None)
-        rows = tuple(self._decode(row.id, row.token, row.position) for row in plan.decode)
-        assert not self._can.kv.blocks or self.room() >= 0, "more blocks than there are"
+        rows = tuple(self._decode(row.id, row.position) for row in plan.decode)
+        assert not self._can.kv.blocks or self.free_blocks() >= 0, "more blocks than there are"
         return StepResult(rows=rows, scores=scores)
 
     def _admit(self, admit: Admit) -> None:
-        held = self.held.setdefault(admit.request.id, Held(admit.request))
-        assert held.request is admit.request, "admitted again without a release"
-        assert len(held.sequence) == admit.cached, "admitted with another number than was reused"
-        self.seen.append(admit.request)
+        request, cached = admit.request, admit.cached_tokens
+        assert request.id not in self.held, "admitted again without a release"
+        assert cached == 0 or cached <= self.match_prefix(admit), "admitted with what is not cached"
+        self.held[request.id] = Held(request, [*request.prompt, *admit.history], cached, settled=cached)
+        self.seen.append(request)
 
     def _prefill(self, chunk: PrefillChunk) -> RowScores | None:
         row = self.held[chunk.id]
-        assert chunk.start == len(row.sequence), "a chunk begins where the cache ends"
-        row.sequence.extend(chunk.tokens)
-        self.computed += len(chunk.tokens)
+        assert chunk.start == row.cached, "a chunk begins where the cache ends"
+        row.cached += chunk.count
+        assert row.cached < len(row.tokens), "the last token is left for a decode row"
+        self.computed += chunk.count
         asked, prompt = row.request.prompt_logprobs, row.request.prompt
         if asked is None:
             return None
-        new = prompt[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]
+        new = prompt[chunk.start + 1 : chunk.start + 1 + chunk.count]
         return RowScores(id=chunk.id, logprobs=tuple(_logprob(token, asked) for token in new))
 
-    def _decode(self, row_id: str, token: int | None, position: int) -> RowTokens:
+    def _decode(self, row_id: str, position: int) -> RowTokens:
         row = self.held[row_id]
-        fed = row.picked if token is None else token
-        assert fed is not None, "nothing was picked for the row before"
-        row.sequence.append(fed)
-        prompt = row.request.prompt
-        assert tuple(row.sequence[: len(prompt)]) == prompt, "another prompt than its own"
-        assert len(row.sequence) == len(prompt) + position, "the cache holds all before this position"
-        row.picked = self.script(row.request, position)
+        assert row.cached == len(row.tokens) - 1, "the cache holds all but the last token"
+        assert len(row.tokens) == len(row.request.prompt) + position, "the next token is at this position"
+        row.cached += 1
+        token = self.script(row.request, position)
+        row.tokens.append(token)
         asked = row.request.logprobs
-        logprobs = () if asked is None else (_logprob(row.picked, asked),)
-        return RowTokens(id=row_id, tokens=(row.picked,), logprobs=logprobs)
+        logprobs = () if asked is None else (_logprob(token, asked),)
+        return RowTokens(id=row_id, tokens=(token,), logprobs=logprobs)
 
     def release(self, row_id: str) -> None:
         row = self.held.pop(row_id, None)
         if row is not None and self._can.steps.prefix_cache:
-            self._cached.append((row.request.salt, tuple(row.sequence)))
+            self._cached.append((row.request.salt, tuple(row.tokens[: row.cached])))
 
     def trim_memory(self) -> None:
         self.rests += 1

@@ -94,6 +94,16 @@ class PrefixIndex:
 
         A match is a use. Repeated uses by one `request` count as one.
         """
+        found = self.find(salt, tokens)
+        # A few tokens of a chat template begin many prompts: a match of less than half a block is no use of it.
+        if found.last is not None and 2 * found.agree >= found.last.tokens:
+            self._order.use(found.last, request)
+        elif found.nodes:
+            self._order.use(found.nodes[-1], request)
+        return found
+
+    def find(self, salt: str, tokens: Sequence[int]) -> Match:
+        """Return the same as `match`, without counting it as a use."""
         node = self._roots.get(salt)
         if node is None:
             return Match()
@@ -107,11 +117,6 @@ class PrefixIndex:
             node = child
         done = len(nodes) * block
         last, agree = node.best_child(pack(tokens[done : done + block]))
-        # A few tokens of a chat template begin many prompts: a match of less than half a block is no use of it.
-        if last is not None and 2 * agree >= last.tokens:
-            self._order.use(last, request)
-        elif nodes:
-            self._order.use(node, request)
         return Match(tuple(nodes), last, agree, done + agree)
 
     def insert(

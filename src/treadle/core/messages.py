@@ -202,6 +202,7 @@ class StepCapabilities(Message, frozen=True):
     - `prefill_tokens`: most prompt tokens of a step (0: no limit).
     - `prefill_quantum`: chunks of prompts are best multiples of it (0: any length).
     - `chunk_sizes`: best numbers of prompt tokens of a step, ascending (empty: any number).
+    - `draft_tokens`: most draft tokens that a decode row may verify.
     - `prefix_cache`: prompts are reused; `sharing` says what can be reused of running sequences.
     - `decode_step_s`, `prompt_token_s`: seconds of a decode step with all slots taken and of a prompt token, measured
       in the warm-up (0: not measured).
@@ -211,6 +212,7 @@ class StepCapabilities(Message, frozen=True):
     prefill_tokens: int = 0
     prefill_quantum: int = 0
     chunk_sizes: tuple[int, ...] = ()
+    draft_tokens: int = 0
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
     decode_step_s: float = 0.0

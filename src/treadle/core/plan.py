@@ -11,48 +11,48 @@ MAX_SCORED_TOKENS = 512
 
 
 class PrefillChunk(msgspec.Struct, frozen=True):
-    """Compute `tokens` of sequence `id`, whose cache holds `start` tokens. Other sequences go on from it after
+    """Compute `count` tokens of sequence `id`, whose cache holds `start` tokens. Other sequences go on from it after
     `checkpoints` tokens, all above `start`: a runner whose `sharing` is MARKED keeps its state there, or a little
     before."""
 
     id: str
     start: int
-    tokens: tuple[int, ...]
+    count: int
     checkpoints: tuple[int, ...] = ()
 
 
 class DecodeRow(msgspec.Struct, frozen=True):
-    """Feed `token` to sequence `id` and sample the token at `position` (0 is the first generated one).
+    """Feed the last token of sequence `id`, and up to `drafts` draft tokens behind it. Sample the token at `position`
+    (0: the first generated one), and those behind accepted drafts.
 
-    `token` is None if the step started just before, not finished yet, samples it: only the runner has it then.
+    The step started just before, not finished yet, may be the one that samples the token to feed. If that step may
+    reject drafts, `position` is an upper bound: the runner knows the true one. Blocks for all drafts are allocated.
     """
 
     id: str
-    token: int | None
     position: int
+    drafts: int = 0
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """A sequence that joins. `history` are tokens generated before it was last released; `cached` is the number of
-    tokens of prompt and history that `Runner.reuse` found in the cache."""
+    """A sequence that joins. `history` are tokens generated before it was last released. It starts with the first
+    `cached_tokens` tokens of prompt and history from the prefix cache, where `Runner.match_prefix` found them."""
 
     request: Submit
     history: tuple[int, ...] = ()
-    cached: int = 0
+    cached_tokens: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """The work of one step, in the order in which a runner does it.
+    """The work of one step, in the order in which a runner does it. It names tokens by position: the runner has them.
 
-    1. `release`: forget these sequences, even if steps in flight compute for them; those results are dropped.
-    2. `admit`: sequences that join. One that was released may be admitted again, with `history`.
-    3. `prefill`: at most one chunk of a sequence.
-    4. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
+    1. `admit`: sequences that join. One that was released may be admitted again, with `history`.
+    2. `prefill`: at most one chunk of a sequence.
+    3. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
        left out. A sequence with `max_tokens` 0 never decodes.
     """
 
     step: int
-    release: tuple[str, ...] = ()
     admit: tuple[Admit, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
@@ -64,8 +64,8 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class RowTokens(msgspec.Struct, frozen=True):
-    """Tokens that sequence `id` gained: one or more, with log-probabilities if its request asks for them. Each decode
-    row of a plan gains or fails. Only a runner without lookahead gives more than one."""
+    """Tokens that sequence `id` gained, one and one more for each accepted draft, with log-probabilities if its request
+    asks for them. Each decode row of a plan gains or fails. Blocks of rejected drafts are free by now."""
 
     id: str
     tokens: tuple[int, ...]
@@ -88,10 +88,15 @@ class RowScores(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Result of a step. `prefill_s` and `decode_s` are wall seconds, for the prefill budget of the next plan."""
+    """Result of a step. `prefill_s` and `decode_s` are wall seconds, for the prefill budget of the next plan.
+
+    `evicted` are admitted sequences whose cached tokens could not be taken over. Nothing was computed for them; they
+    are admitted again without.
+    """
 
     rows: tuple[RowTokens, ...] = ()
     scores: tuple[RowScores, ...] = ()
     failures: tuple[RowFailure, ...] = ()
+    evicted: tuple[str, ...] = ()
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -20,7 +20,7 @@ from .scheduler_counters import SchedulerCounters
 from .sequence import Sequence
 from .shared_blocks import shared_blocks
 
-Reuse = Callable[[Admit], int]
+MatchPrefix = Callable[[Admit], int]
 
 
 class SequenceFault(Exception):
@@ -31,28 +31,30 @@ class SequenceFault(Exception):
         self.id = id_
 
 
-def no_reuse(admit: Admit) -> int:
+def no_prefix(admit: Admit) -> int:
     """Return 0: nothing is cached of any sequence."""
     return 0
 
 
 class PlanBuilder:
-    """Builds plans. `reuse` returns how many tokens of a joining sequence the runner has cached. Sequences wait for
+    """Builds plans. `match` returns how many tokens of a joining sequence the runner has cached. Sequences wait for
     prefixes of `min_shared` tokens or more that others compute (0: they never wait), shared as `sharing` says."""
 
     def __init__(
         self,
-        reuse: Reuse,
+        match: MatchPrefix,
         prefill_budget: PrefillBudget,
         counters: SchedulerCounters,
         outputs: Outputs,
         *,
         min_shared: int,
         sharing: Sharing,
+        draft_tokens: int,
     ) -> None:
-        self._reuse = reuse
+        self._match = match
         self._min_shared = min_shared
         self._sharing = sharing
+        self._draft_tokens = draft_tokens
         self._prefill_budget = prefill_budget
         self._counters = counters
         self._outputs = outputs
@@ -62,14 +64,7 @@ class PlanBuilder:
         """Whether sequences with a common prefix hold the same blocks."""
         return self._sharing is Sharing.HELD and self._min_shared > 0
 
-    def build(
-        self,
-        step: int,
-        release: tuple[str, ...],
-        running: Collection[Sequence],
-        demand: DecodeDemand,
-        budget: BlockBudget,
-    ) -> StepPlan:
+    def build(self, step: int, running: Collection[Sequence], demand: DecodeDemand, budget: BlockBudget) -> StepPlan:
         """Plan step number `step` of the `running` sequences. Those in `demand` get their blocks first."""
         decoding = allocate(demand, budget)
         active = self._active(running)
@@ -83,8 +78,8 @@ class PlanBuilder:
             chunks = tuple(self._chunks(active, budget, step, waiting))
             newly = (seq for seq in active if seq not in demanded and seq.decodes_after(step - 1))
             decoding.update(seq for seq in newly if budget.allocate(seq.num_computed_tokens))
-        decode = tuple(self._decode(seq, step) for seq in active if seq in decoding)
-        return StepPlan(step=step, release=release, admit=joins, prefill=chunks, decode=decode)
+        decode = tuple(self._decode(seq, step, budget) for seq in active if seq in decoding)
+        return StepPlan(step=step, admit=joins, prefill=chunks, decode=decode)
 
     def _active(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return all running sequences; with suspects among them, the first suspect and those that are none."""
@@ -110,7 +105,7 @@ class PlanBuilder:
         """Let `seq` join with its cached prefix, of which running sequences hold `shared` blocks. A sequence with
         `prompt_logprobs` computes its whole prompt."""
         admit = Admit(request=seq.request, history=tuple(seq.tokens))
-        cached = self._match(admit) if seq.request.prompt_logprobs is None else 0
+        cached = self._cached(admit) if seq.may_reuse and seq.request.prompt_logprobs is None else 0
         if not 0 <= cached < seq.num_tokens:
             raise AssertionError(f"of {seq.num_tokens} tokens all but the last may be reused, and {cached} were")
         if not seq.cached_reported:
@@ -121,12 +116,12 @@ class PlanBuilder:
         seq.num_computed_tokens = seq.committed_tokens = seq.cached_tokens = cached
         budget.free = max(0, budget.free - max(0, budget.blocks(cached) - shared))
         self._counters.cached_tokens += cached
-        return msgspec.structs.replace(admit, cached=cached)
+        return msgspec.structs.replace(admit, cached_tokens=cached)
 
-    def _match(self, admit: Admit) -> int:
+    def _cached(self, admit: Admit) -> int:
         """Return how many tokens the runner has cached. Raises SequenceFault if it raises."""
         try:
-            return self._reuse(admit)
+            return self._match(admit)
         except Exception as error:
             raise SequenceFault(admit.request.id) from error
 
@@ -154,15 +149,22 @@ class PlanBuilder:
 
     def _chunk(self, seq: Sequence, count: int, step: int, waiting: Collection[Sequence]) -> PrefillChunk:
         marks = checkpoints(seq, waiting) if self._sharing is Sharing.MARKED else ()
-        chunk = PrefillChunk(id=seq.id, start=seq.num_computed_tokens, tokens=seq.upcoming(count), checkpoints=marks)
+        chunk = PrefillChunk(id=seq.id, start=seq.num_computed_tokens, count=count, checkpoints=marks)
         seq.num_computed_tokens += count
         seq.last_prefill_step = step
         self._counters.prompt_tokens += count
         return chunk
 
-    def _decode(self, seq: Sequence, step: int) -> DecodeRow:
-        decode = DecodeRow(id=seq.id, token=seq.last_token, position=seq.position)
-        seq.num_computed_tokens += 1
-        seq.tokens_in_flight += 1
-        seq.last_decode_step = step
+    def _decode(self, seq: Sequence, step: int, budget: BlockBudget) -> DecodeRow:
+        drafts = self._drafts(seq, budget) if self._draft_tokens else 0
+        decode = DecodeRow(id=seq.id, position=seq.position, drafts=drafts)
+        seq.plan_decode(step, drafts)
         return decode
+
+    def _drafts(self, seq: Sequence, budget: BlockBudget) -> int:
+        """Allocate blocks for draft tokens from what all others have left; return their number."""
+        held = seq.num_computed_tokens + 1
+        missing = seq.request.max_tokens - seq.position - 1
+        drafts = min(self._draft_tokens, missing, budget.capacity(held))
+        budget.allocate(held, drafts)
+        return drafts

@@ -18,7 +18,7 @@ Tenants of one priority are served in turn, each FIFO (`queue`), into `max_runni
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ from .messages import (
 )
 from .outputs import Outputs
 from .plan import RowTokens, StepPlan, StepResult
-from .plan_builder import PlanBuilder, Reuse, no_reuse
+from .plan_builder import MatchPrefix, PlanBuilder, no_prefix
 from .preemption import decode_demand, select_victims
 from .prefill_budget import Charge, PrefillBudget
 from .queue import Queue
@@ -59,6 +59,7 @@ class SchedulerLimits:
     - `chunk_sizes`: allowed prompt tokens of a step, ascending; empty for any number.
     - `kv_blocks` of `kv_block` tokens: cache memory. With 0 blocks, sequences reserve up to `kv_tokens` tokens (0: no
       limit) instead.
+    - `draft_tokens`: most draft tokens of a decode row.
     - `prefix_cache`: the runner reuses prompts, those of running sequences as `sharing` says.
     """
 
@@ -69,6 +70,7 @@ class SchedulerLimits:
     chunk_sizes: tuple[int, ...] = ()
     kv_block: int = 1
     kv_blocks: int = 0
+    draft_tokens: int = 0
     prefix_cache: bool = False
     sharing: Sharing = Sharing.COPIED
 
@@ -90,10 +92,10 @@ class _InFlightStep:
 class Scheduler:
     """Waiting and running sequences of one owner. Not thread safe: only the owner calls it.
 
-    `reuse` returns how many tokens of a joining sequence the runner has cached (`Runner.reuse`).
+    `match` returns how many tokens of a joining sequence the runner has cached (`Runner.match_prefix`).
     """
 
-    def __init__(self, limits: SchedulerLimits, reuse: Reuse = no_reuse) -> None:
+    def __init__(self, limits: SchedulerLimits, match: MatchPrefix = no_prefix) -> None:
         self.limits = limits
         min_shared = MIN_SHARED_TOKENS if limits.prefix_cache else 0
         self._sequences: dict[str, Sequence] = {}
@@ -108,7 +110,13 @@ class Scheduler:
         self._stuck = 0
         self._counters = SchedulerCounters()
         self._plan_builder = PlanBuilder(
-            reuse, self._prefill_budget, self._counters, self._outputs, min_shared=min_shared, sharing=limits.sharing
+            match,
+            self._prefill_budget,
+            self._counters,
+            self._outputs,
+            min_shared=min_shared,
+            sharing=limits.sharing,
+            draft_tokens=limits.draft_tokens,
         )
 
     # Arrivals ---------------------------------------------------------------------------------------------------
@@ -148,8 +156,8 @@ class Scheduler:
     # Steps -------------------------------------------------------------------------------------------------------
 
     def take_released_ids(self) -> tuple[str, ...]:
-        """Take the ids of sequences that the runner is to release before the next plan is made, as that counts free
-        blocks. Ids that are not taken are in the plan's `release`."""
+        """Take the ids of sequences that the runner is to release: before a plan is made, as that counts free blocks,
+        and before it is started, as it may have preempted some."""
         ids, self._released_ids = tuple(self._released_ids), []
         return ids
 
@@ -164,13 +172,11 @@ class Scheduler:
         demand = decode_demand(running, self._counters.steps, budget)
         shortfall = demand.shortfall(budget)
         if self._in_flight and (shortfall > 0 or self._has_suspects()):
-            return StepPlan(step=self._counters.steps + 1, release=self.take_released_ids())
+            return StepPlan(step=self._counters.steps + 1)
         if not self._preempt(select_victims(running, shortfall, budget), now):
             self._admit_waiting(now, budget)
         self._expire_waiting(now)
-        release = tuple(self._released_ids)
-        plan = self._plan_builder.build(self._counters.steps + 1, release, running, demand, budget)
-        self._released_ids = []  # not before: `build` may raise, and they must be released all the same
+        plan = self._plan_builder.build(self._counters.steps + 1, running, demand, budget)
         self._launch(plan)
         return plan
 
@@ -181,6 +187,8 @@ class Scheduler:
         step = self._in_flight.popleft()
         _check(step.plan is plan, "plans are applied in their order")
         self._record_times(step, result)
+        for id_ in result.evicted:
+            self._recompute(id_, (step, *self._in_flight))
         for failure in result.failures:
             if (seq := step.sequences.get(failure.id)) is not None and seq.live:
                 self._end(seq, failed("engine_step_failed", failure.message))
@@ -188,14 +196,14 @@ class Scheduler:
             if (seq := step.sequences[scores.id]).live:
                 self._outputs.of(seq).prompt_logprobs += seq.unreported_scores(scores.logprobs)
         for admit in plan.admit:
-            self._commit_prefill(step.sequences[admit.request.id], admit.cached)
+            self._commit_prefill(step.sequences.get(admit.request.id), admit.cached_tokens)
         for chunk in plan.prefill:
-            self._commit_prefill(step.sequences[chunk.id], chunk.start + len(chunk.tokens))
+            self._commit_prefill(step.sequences.get(chunk.id), chunk.start + chunk.count)
         gained = {row.id: row for row in result.rows}
         for decode in plan.decode:
-            if (seq := step.sequences[decode.id]).live:
+            if (seq := step.sequences.get(decode.id)) is not None and seq.live:
                 _check(decode.id in gained, "a sequence that decodes gains or fails")
-                self._gain(seq, gained[decode.id])
+                self._gain(seq, decode.drafts, gained[decode.id])
         return self.flush()
 
     def recover(self, plan: StepPlan, message: str) -> tuple[Output, ...]:
@@ -274,13 +282,16 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError if the books disagree; when idle, nothing may be left."""
         waiting = {seq.id for seq in self._queue.waiting}
-        decoding = [step.sequences[decode.id] for step in self._in_flight for decode in step.plan.decode]
+        sampled: Counter[Sequence | None] = Counter()
+        for step in self._in_flight:
+            for decode in step.plan.decode:
+                sampled[step.sequences.get(decode.id)] += 1 + decode.drafts
         _check(waiting | self._running.keys() == self._sequences.keys(), "each live sequence waits or runs")
         _check(not waiting & self._running.keys(), "no sequence both waits and runs")
         _check(len(self._running) <= self.limits.max_running, "no more sequences than slots")
         _check(self._queue.check(len(self._sequences)), "groups count their sequences")
         _check(
-            all(seq.tokens_in_flight == decoding.count(seq) for seq in self._sequences.values()),
+            all(seq.tokens_in_flight == sampled[seq] for seq in self._sequences.values()),
             "sequences count their tokens in flight",
         )
 
@@ -293,7 +304,7 @@ class Scheduler:
             self._counters.steps += 1
             sequences = {id_: self._running[id_] for id_ in _sequence_ids(plan)}
             self._in_flight.append(_InFlightStep(plan, sequences, self._charge_prefill(plan)))
-        stuck = self._running and not (self._in_flight or plan.release)
+        stuck = self._running and not (self._in_flight or self._released_ids)
         self._stuck = self._stuck + 1 if stuck else 0
         if self._stuck > MAX_STUCK_PLANS:
             first = min(self._running.values(), key=lambda seq: seq.rank)
@@ -363,10 +374,18 @@ class Scheduler:
             if step.plan is plan:
                 return seqs
 
+    def _recompute(self, id_: str, steps: Iterable[_InFlightStep]) -> None:
+        """The cache has lost what sequence `id_` was to start with: rewind it, and drop what `steps` compute for it."""
+        seqs = [step.sequences.pop(id_, None) for step in steps]
+        if (seq := seqs[0]) is not None and seq.live:
+            seq.rewind()
+            seq.may_reuse = False
+            self._released_ids.append(id_)
+
     # Results -----------------------------------------------------------------------------------------------------
 
     def _charge_prefill(self, plan: StepPlan) -> Charge:
-        chunks = {chunk.id: len(chunk.tokens) for chunk in plan.prefill}
+        chunks = {chunk.id: chunk.count for chunk in plan.prefill}
         return self._prefill_budget.bill(
             sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode)
         )
@@ -377,26 +396,25 @@ class Scheduler:
         self._counters.prefill_s += result.prefill_s
         self._counters.decode_s += result.decode_s
 
-    def _commit_prefill(self, seq: Sequence, count: int) -> None:
+    def _commit_prefill(self, seq: Sequence | None, count: int) -> None:
         """Settle that the first `count` tokens of `seq` are computed."""
-        if not seq.live:
+        if seq is None or not seq.live:
             return
         seq.committed_tokens = count
         self._outputs.of(seq).prompt_done = min(count, len(seq.request.prompt))
         if seq.request.max_tokens == 0 and count == seq.num_tokens - 1:
             self._end(seq, Finish(reason=FinishReason.LENGTH))
 
-    def _gain(self, seq: Sequence, gained: RowTokens) -> None:
+    def _gain(self, seq: Sequence, drafts: int, gained: RowTokens) -> None:
         tokens = gained.tokens
+        _check(0 < len(tokens) <= 1 + drafts, "a sequence gains a token, and one more for each accepted draft")
         seq.suspect = False
-        seq.tokens_in_flight -= 1
-        _check(len(tokens) == 1 or not seq.tokens_in_flight, "several tokens a step are not planned ahead of")
+        seq.settle_decode(drafts, len(tokens))
         out = self._outputs.of(seq)
         if seq.state is State.PREFILL:
             seq.on(Event.PROMPT_DONE)
             self._counters.prompt_tokens += 1  # the last one was fed as a decode row
             out.prompt_done = len(seq.request.prompt)
-        seq.num_computed_tokens += len(tokens) - 1
         finish, before = None, len(seq.tokens)
         for token in tokens:
             if (finish := seq.append(token)) is not None:

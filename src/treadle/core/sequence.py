@@ -12,8 +12,9 @@ from .states import Event, State, advance
 class Sequence:
     """A sequence from its arrival to its end. Times are in seconds of the owner's clock.
 
-    `num_computed_tokens` counts what is planned: the tokens in the cache once all steps in flight are finished.
-    `committed_tokens` counts what is settled: the tokens that applied steps have computed, which others may reuse.
+    Its books have two stages. Planned: `num_computed_tokens` are in the cache once all steps in flight are finished,
+    and `tokens_in_flight` are sampled by them, if they accept all drafts; both are corrected when a step is applied.
+    Settled: `tokens`, and the `committed_tokens` that applied steps have computed, which others may reuse.
     """
 
     request: Submit
@@ -26,12 +27,13 @@ class Sequence:
     committed_tokens: int = 0
     cached_tokens: int = 0  # of these, reused from the prefix cache when it joined
     cached_reported: bool = False  # when it joined first
-    tokens_in_flight: int = 0  # sampled by the steps in flight
+    tokens_in_flight: int = 0
     last_decode_step: int = 0
     last_prefill_step: int = 0  # or the step of its admission: prompts with the lowest are served first
     scored_tokens: int = 0  # of its prompt, since it joined
     reported_scores: int = 0
     joined: bool = False  # the runner has it
+    may_reuse: bool = True  # cached tokens of others
     suspect: bool = False  # was in a step that raised, and has gained nothing since
     prefix_leader: Sequence | None = None  # computes the prefix that it waits for, before it joins
     awaited_tokens: int = 0  # the length of this prefix
@@ -79,7 +81,7 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """The position among generated tokens that the next decode row samples."""
+        """The position among generated tokens that the next decode row samples, if all drafts are accepted."""
         return len(self.tokens) + self.tokens_in_flight
 
     @property
@@ -96,21 +98,17 @@ class Sequence:
             and (not self.tokens_in_flight or self.last_decode_step == step)
         )
 
-    @property
-    def last_token(self) -> int | None:
-        """The token that a decode row feeds; None while a step in flight samples it."""
-        if self.tokens_in_flight:
-            return None
-        return self.tokens[-1] if self.tokens else self.request.prompt[-1]
+    def plan_decode(self, step: int, drafts: int) -> None:
+        """Book a decode row with `drafts` draft tokens in step number `step`."""
+        self.num_computed_tokens += 1 + drafts
+        self.tokens_in_flight += 1 + drafts
+        self.last_decode_step = step
 
-    def upcoming(self, count: int) -> tuple[int, ...]:
-        """Return the next `count` tokens to prefill."""
-        prompt = self.request.prompt
-        start, end = self.num_computed_tokens, self.num_computed_tokens + count
-        head = prompt[start:end]
-        if end <= len(prompt):
-            return head
-        return head + tuple(self.tokens[max(0, start - len(prompt)) : end - len(prompt)])
+    def settle_decode(self, drafts: int, gained: int) -> None:
+        """Correct the books of a decode row with `drafts` draft tokens, which has gained `gained` tokens."""
+        self.tokens_in_flight -= 1 + drafts
+        self.num_computed_tokens -= 1 + drafts - gained
+        self.committed_tokens += gained
 
     def on(self, event: Event) -> None:
         """Take a transition. Raises IllegalTransition if there is none."""

@@ -51,7 +51,7 @@ class InlineOwner:
         if self.runner is None:
             return
         can = self.runner.capabilities()
-        scheduler = scheduler_for(can, self._limits, self.runner.reuse)
+        scheduler = scheduler_for(can, self._limits, self.runner.match_prefix)
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._send, self._clock, self._table)
         self._send(Ready(capabilities=can, pid=os.getpid()))
 

@@ -206,8 +206,8 @@ class EngineLoop:
 
     def _plan(self) -> StepPlan:
         self._release_finished()
-        plan = self.scheduler.plan(self._clock(), self.runner.room() if self._counts_blocks else None)
-        self._release(plan.release)
+        plan = self.scheduler.plan(self._clock(), self.runner.free_blocks() if self._counts_blocks else None)
+        self._release(self.scheduler.take_released_ids())  # those that were preempted
         for admit in plan.admit:
             if admit.request.id in self._unreleased:
                 raise RunnerBroken(f"row {admit.request.id} can't be released, and would run twice")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready
-from ..core.plan_builder import Reuse, no_reuse
+from ..core.plan_builder import MatchPrefix, no_prefix
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..errors import TreadleError
 from ..runner.base import Runner, RunnerBroken, RunnerFactory
@@ -48,7 +48,7 @@ def run_owner(
     if runner is None:
         return False
     try:
-        scheduler = scheduler_for(runner.capabilities(), limits, runner.reuse)
+        scheduler = scheduler_for(runner.capabilities(), limits, runner.match_prefix)
         loop = EngineLoop(runner, scheduler, mailbox, send, clock, table)
         send(Ready(capabilities=runner.capabilities(), pid=os.getpid(), load_s=clock() - started))
         return serve(loop)
@@ -85,8 +85,8 @@ def build_runner(build: RunnerFactory, send: Send) -> Runner | None:
     return runner
 
 
-def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = no_reuse) -> Scheduler:
-    """Create a scheduler for the runner's capabilities; `reuse` looks up cached prefixes of joining sequences."""
+def scheduler_for(can: Capabilities, limits: OwnerLimits, match: MatchPrefix = no_prefix) -> Scheduler:
+    """Create a scheduler for the runner's capabilities; `match` looks up cached prefixes of joining sequences."""
     return Scheduler(
         SchedulerLimits(
             max_running=limits.max_running,
@@ -96,10 +96,11 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits, reuse: Reuse = no_reus
             chunk_sizes=can.steps.chunk_sizes,
             kv_block=can.kv.block,
             kv_blocks=can.kv.blocks,
+            draft_tokens=can.steps.draft_tokens,
             prefix_cache=can.steps.prefix_cache,
             sharing=can.steps.sharing,
         ),
-        reuse,
+        match,
     )
 
 

@@ -42,19 +42,19 @@ class Runner(Protocol):
         """Run every kind of step once and leave nothing behind, also when it raises (C2)."""
         ...
 
-    def room(self) -> int:
-        """Blocks of cache memory that no sequence holds, of `Capabilities.kv_blocks`. Blocks that only the prefix cache
-        holds count as free, those of steps that were started as held. Not called where `kv_blocks` is 0."""
+    def free_blocks(self) -> int:
+        """Return how many of `Capabilities.kv.blocks` no sequence holds. Blocks of the prefix cache alone are free,
+        those that started steps take are not. Not called if there are 0 blocks."""
         ...
 
-    def reuse(self, admit: Admit) -> int:
-        """Give the sequence the longest cached prefix of its prompt and history, without the last token; its length.
-        The prefix is the sequence's until it is released, and takes no more blocks than there is `room`. The plan that
-        is being made admits the sequence with this number (one with `prompt_logprobs` with 0, without asking)."""
+    def match_prefix(self, admit: Admit) -> int:
+        """Return how many tokens of prompt and history, without the last one, the prefix cache holds. A query without
+        side effects: the tokens are taken over when the plan that admits the sequence with this number is started. Not
+        called for sequences with `prompt_logprobs`."""
         ...
 
     def start(self, plan: StepPlan) -> None:
-        """Begin the plan's work. `plan.release` was already passed to `release` and is not looked at here.
+        """Begin the plan's work. Cached tokens of all admitted sequences are taken over before anything is allocated.
 
         Up to `Capabilities.lookahead` more steps may be started before `finish` is called for the first of them. A row
         that fails in one of those may be in the next ones: there it fails again, or is left out of the result.

@@ -32,7 +32,7 @@ from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up
 from .sampling.logprobs import Logprobs
 from .sampling.sampler import Draw, SamplingRow, draw
-from .step import RunningRow, Step, piece_of
+from .step import RunningRow, Step, segment_of
 
 _log = logging.getLogger(__name__)
 
@@ -112,21 +112,14 @@ class ModelRunner:
         self._costs = measure(self, model)
         self._backend.reset()
 
-    def room(self) -> int:
+    def free_blocks(self) -> int:
         """Blocks of cache memory that no sequence holds."""
         return self._backend.free_blocks()
 
-    def reuse(self, admit: Admit) -> int:
-        """The number of the sequence's tokens that come from the prefix cache, and are its own from now on; 0 where
-        memory is short."""
+    def match_prefix(self, admit: Admit) -> int:
+        """Return how many tokens of a new sequence the prefix cache holds."""
         self._owner.check()
-        request = admit.request
-        self._forget(request.id)
-        sequence = self._rows[request.id] = RunningRow(request.id, request.salt, [], request)
-        with suppress(OutOfMemory), mlx_runtime("reusing a prompt"):
-            return self._backend.reuse(sequence, (*request.prompt, *admit.history)[:-1])
-        self._backend.invalidate([sequence])
-        return 0
+        return self._backend.match(admit.request.salt, (*admit.request.prompt, *admit.history)[:-1])
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Start a step and finish it; nothing else may be started."""
@@ -228,19 +221,20 @@ class ModelRunner:
     # Starting ------------------------------------------------------------------------------------------------------
 
     def _step(self, plan: StepPlan) -> Step:
-        failed: dict[str, str] = {}
-        for admit in plan.admit:
-            self._admit(admit, failed)
+        step = Step(began=self._clock(), pieces=[], rows={}, picks=[], failed={})
+        if plan.admit:
+            self._admit_all(plan.admit, step)
+        failed, evicted = step.failed, step.evicted
         before = {pick.id: i for i, pick in enumerate(self._started[-1].picks)} if self._started else {}
-        step = Step(began=self._clock(), pieces=[], rows={}, picks=[], failed=failed)
         picked = {pick.id: pick for pick in plan.decode}
         for chunk in plan.prefill:
-            if chunk.id not in failed:
-                self._take_part(step, chunk.id, chunk, picked.pop(chunk.id, None), before)
+            pick = picked.pop(chunk.id, None)
+            if chunk.id not in failed and chunk.id not in evicted:
+                self._take_part(step, chunk.id, chunk, pick, before)
         for id_, pick in picked.items():
-            if id_ not in failed:
+            if id_ not in failed and id_ not in evicted:
                 self._take_part(step, id_, None, pick, before)
-        step.picks = [pick for pick in plan.decode if pick.id not in failed]
+        step.picks = [pick for pick in plan.decode if pick.id in step.rows]
         return step
 
     def _take_part(
@@ -253,35 +247,45 @@ class ModelRunner:
             return
         if chunk is not None and chunk.checkpoints:
             self._backend.checkpoint(row, chunk.checkpoints)
-        piece = piece_of(row, () if chunk is None else chunk.tokens, pick, before)
-        try:
-            if piece.previous < 0 or chunk is not None:
-                self._check_tokens(piece.tokens)
-        except (ValueError, TypeError, OverflowError) as error:
-            self.release(id_)
-            step.failed[id_] = f"the prompt can't be read: {error}"
-            return
+        piece = segment_of(row, chunk, pick, before)
         row.cached = piece.end
         step.pieces.append(piece)
         step.rows[id_] = row
 
-    def _admit(self, admit: Admit, failed: dict[str, str]) -> None:
+    def _admit_all(self, admits: Sequence[Admit], step: Step) -> None:
+        """Register new sequences, and take over their cached prefixes before anything is allocated."""
+        rows = [row for admit in admits if (row := self._register(admit, step)) is not None]
+        step.evicted = self._reuse([row for row in rows if row.request.prompt_logprobs is None])
+        for row in rows:
+            if row.id not in step.evicted:
+                self._backend.admit(row)
+
+    def _register(self, admit: Admit, step: Step) -> RunningRow | None:
         request = admit.request
-        if not admit.cached:
-            self.release(request.id)
-        sequence = self._rows.get(request.id)
-        if sequence is None:
-            assert not admit.cached, "the prefix that was reused for a sequence is gone"
-            sequence = self._rows[request.id] = RunningRow(request.id, request.salt, [], request)
-        sequence.tokens, sequence.cached = [*request.prompt, *admit.history], admit.cached
+        self._forget(request.id)
+        tokens = [*request.prompt, *admit.history]
         try:
-            self._check_tokens(sequence.tokens)
-            sequence.sampling = SamplingRow(request, admit.history, self._model.vocabulary)
+            self._check_tokens(tokens)
+            sampling = SamplingRow(request, admit.history, self._model.vocabulary)
         except (ValueError, TypeError, OverflowError) as error:
-            failed[request.id] = str(error)
-            self._forget(request.id)
-            return
-        self._backend.admit(sequence)
+            step.failed[request.id] = str(error)
+            return None
+        row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens)
+        self._rows[request.id] = row
+        return row
+
+    def _reuse(self, rows: list[RunningRow]) -> set[str]:
+        """Take over cached prefixes. Return the ids of sequences that did not get theirs, which are forgotten."""
+        if not rows:
+            return set()
+        found = [0] * len(rows)
+        with suppress(OutOfMemory), mlx_runtime("reusing a prompt"):
+            found = self._backend.reuse([(row, row.cached) for row in rows])
+        evicted = [row for row, count in zip(rows, found, strict=True) if count != row.cached]
+        self._backend.invalidate(evicted)
+        for row in evicted:
+            del self._rows[row.id]
+        return {row.id for row in evicted}
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """Out of range ids are read from outside the embedding table on some devices."""
@@ -328,7 +332,7 @@ class ModelRunner:
             arrays += [*step.drawn.arrays, *step.logprobs.arrays]
         if self._backend.lookahead:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
-        else:
+        elif arrays:
             mx.eval(arrays)
 
     # Finishing -----------------------------------------------------------------------------------------------------
@@ -358,6 +362,7 @@ class ModelRunner:
             rows=tuple(gained),
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             failures=tuple(RowFailure(id=id_, message=message) for id_, message in step.failed.items()),
+            evicted=tuple(step.evicted),
             **self._seconds(step, seconds),
         )
 

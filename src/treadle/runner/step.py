@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.messages import Submit, TokenLogprob
-from ..core.plan import DecodeRow
+from ..core.plan import DecodeRow, PrefillChunk
 from .device.staging import Put, direct
 from .forward.segments import ForwardOutput, KvSequence, RowSegment
 from .sampling.logprobs import Logprobs, PromptScores
@@ -19,27 +19,28 @@ from .sampling.sampler import Draw, SamplingRow
 
 @dataclass(slots=True, eq=False)
 class RunningRow(KvSequence):
-    """A live sequence: the one object for it in the runner, from `reuse` or its admission to its release.
+    """A live sequence: the one object for it in the runner, from its admission to its release.
 
-    Its caches hold `cached` tokens, with those of steps that are not finished yet. `tokens` and `sampling` are set when
-    it is admitted.
+    Its caches hold `cached` tokens, with those of steps that are not finished yet.
     """
 
     tokens: list[int]
     request: Submit
-    cached: int = 0
-    sampling: SamplingRow = field(init=False)
+    sampling: SamplingRow
+    cached: int
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """`rows` compute `pieces`, and those in `picks` pick a token; `failed` are those that can't, and why."""
+    """`rows` compute `pieces`, and those in `picks` pick a token; `failed` are those that can't, and why; those in
+    `evicted` have lost their cached prefix."""
 
     began: float
     pieces: list[RowSegment]
     rows: dict[str, RunningRow]
     picks: list[DecodeRow]
     failed: dict[str, str]
+    evicted: Collection[str] = ()
     computed: ForwardOutput = field(default_factory=ForwardOutput)
     drawn: Draw | None = None
     logprobs: Logprobs | None = None
@@ -97,17 +98,27 @@ class Step:
         return Logprobs(self.picked_from(), mx.array(list(tokens), mx.int32), self.sampling).read()
 
 
-def piece_of(row: RunningRow, tokens: Sequence[int], decode: DecodeRow | None, before: Mapping[str, int]) -> RowSegment:
-    """What `row` computes: a chunk of its prompt, the token that goes before its next pick, or one after the other.
-    `before` are the places of the step before's picks, one of which may be that token."""
-    request, start = row.request, row.cached
-    previous, wants = -1, 0
+def segment_of(
+    row: RunningRow, chunk: PrefillChunk | None, decode: DecodeRow | None, before: Mapping[str, int]
+) -> RowSegment:
+    """Return the tokens that `row` computes: a chunk, the token that a decode row feeds, or both in a row. `before` are
+    the indices of the tokens that the step before samples: the token to feed may be one of them."""
+    start, previous, wants = row.cached, -1, 0
+    end = start
+    if chunk is not None:
+        assert chunk.start == start, f"a chunk at {chunk.start}, and {start} tokens are in the cache"
+        end += chunk.count
+    tokens = row.tokens
     if decode is not None:
-        token, wants = decode.token, 1
-        if token is None:
-            previous, token = before[request.id], 0
-        tokens = (*tokens, token)
-        assert len(request.prompt) + decode.position == start + len(tokens), "the prompt must be in the cache"
-    if request.prompt_logprobs is not None and start < len(request.prompt) - 1:
+        end, wants = end + 1, 1
+        assert len(row.request.prompt) + decode.position == end, "the prompt must be in the cache"
+        if end > len(tokens):
+            previous = before[row.id]
+            tokens = [*tokens[start:], 0]
+        else:
+            tokens = tokens[start:end]
+    else:
+        tokens = tokens[start:end]
+    if row.request.prompt_logprobs is not None and start < len(row.request.prompt) - 1:
         wants = len(tokens)
     return RowSegment(row, tokens, start, wants, decode is not None, previous)

@@ -23,13 +23,13 @@ def asked(id_: str, prompt: Sequence[int], max_tokens: int = 5) -> Submit:
 def read(runner: ModelRunner, request: Submit, end: int, start: int = 0) -> None:
     """Compute the request's prompt from `start` to `end`."""
     admit = () if start else (Admit(request=request),)
-    chunk = PrefillChunk(request.id, start, request.prompt[start:end])
+    chunk = PrefillChunk(request.id, start, len(request.prompt[start:end]))
     runner.execute(StepPlan(step=1, admit=admit, prefill=(chunk,)))
 
 
 def found(runner: ModelRunner, prompt: Sequence[int]) -> int:
     """How much of `prompt` is kept."""
-    count = runner.reuse(Admit(request=asked("finds", [*prompt, 0])))
+    count = runner.match_prefix(Admit(request=asked("finds", [*prompt, 0])))
     runner.release("finds")
     return count
 

@@ -30,7 +30,10 @@ class NamedPages(Pages):
         return self.tables[name]
 
     def reuse_for(self, name: str, salt: str, tokens: Sequence[int]) -> int:
-        return self.reuse(self.begin(name, salt), tokens)
+        table = self.begin(name, salt)
+        count = self.match(salt, tokens)
+        assert self.reuse_partial(table, self.reuse(table, (*tokens, 0), count)) == count, "it gets what was found"
+        return count
 
     def drop(self, name: str, tokens: Sequence[int] = ()) -> None:
         table = self.tables.pop(name, None)

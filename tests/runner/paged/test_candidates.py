@@ -148,7 +148,7 @@ def test_a_small_budget_is_what_there_is(pages: int) -> None:
     module = make("llama")
     runner = ModelRunner(loaded(module, paged(module, pages=pages)))
     runner.warm_up()
-    assert (runner.capabilities().kv.blocks, runner.room()) == (pages, pages)
+    assert (runner.capabilities().kv.blocks, runner.free_blocks()) == (pages, pages)
     loop = Looped(runner)
     fits = Submit(id="fits", prompt=tuple(range(pages * PAGE - 9)), max_tokens=9)
     assert len(loop.run(fits)["fits"]) == 9

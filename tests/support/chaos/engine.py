@@ -97,7 +97,7 @@ class Orders:
 
         runner._launch, runner._read = launched, read_back
         _wrap(backend, "compute", lambda: self._fail(_IN_MLX))
-        _wrap(runner, "room", lambda: self._fail({StepFault.RAISE_PLAN: _raise}))
+        _wrap(runner, "free_blocks", lambda: self._fail({StepFault.RAISE_PLAN: _raise}))
         _wrap(runner, "release", lambda: self._fail({StepFault.RAISE_RELEASE: _raise}))
 
     def _look(self) -> None:

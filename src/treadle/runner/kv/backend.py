@@ -85,8 +85,13 @@ class KvBackend(Protocol):
         """Blocks that no live sequence holds; blocks of the prefix cache alone count as free."""
         ...
 
-    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
-        """Give a new sequence the longest cached prefix of `tokens`; its length in tokens."""
+    def match(self, salt: str, tokens: Sequence[int]) -> int:
+        """Return how many tokens of the longest cached prefix of `tokens` a sequence could reuse. Changes nothing."""
+        ...
+
+    def reuse(self, wanted: Sequence[tuple[KvSequence, int]]) -> list[int]:
+        """Give each new sequence its first n tokens from the prefix cache; return how many each one got. All prefixes
+        are held before anything is allocated."""
         ...
 
     def admit(self, sequence: KvSequence) -> None:

@@ -63,7 +63,7 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
     """Seconds of the last of a few steps in which `rows` rows decode."""
     requests = [Submit(id=f"warm-up {i}", prompt=(0,), max_tokens=_STEPS, salt="warm-up") for i in range(rows)]
     admit = tuple(Admit(request=request) for request in requests)
-    decode = tuple(DecodeRow(id=request.id, token=0, position=0) for request in requests)
+    decode = tuple(DecodeRow(id=request.id, position=0) for request in requests)
     seconds = 0.0
     try:
         for position in range(1, _STEPS + 1):
@@ -72,7 +72,7 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
             seconds, admit = clock() - began, ()
             if result.failures:
                 return 0.0
-            decode = tuple(DecodeRow(id=row.id, token=row.tokens[0], position=position) for row in result.rows)
+            decode = tuple(DecodeRow(id=row.id, position=position) for row in result.rows)
         return seconds
     finally:
         _release(runner, requests)
@@ -92,7 +92,7 @@ def _prompt_token_s(runner: Warmable, model: LoadedModel, capacity: _Capacity, c
 
 def _chunk_s(runner: Warmable, tokens: int, clock: Clock) -> float:
     request = Submit(id="warm-up", prompt=(0,) * (tokens + 1), max_tokens=1, salt="warm-up")
-    chunk = PrefillChunk(id=request.id, start=0, tokens=request.prompt[:-1])
+    chunk = PrefillChunk(id=request.id, start=0, count=len(request.prompt) - 1)
     try:
         began = clock()
         result = runner.execute(StepPlan(step=0, admit=(Admit(request=request),), prefill=(chunk,)))

@@ -33,13 +33,13 @@ def warm_up(runner: Warmable, passes: Sequence[WarmPass]) -> None:
         Submit(id="warm-up 1", prompt=_PROMPT, max_tokens=3, sampling=every, logprobs=1, salt="warm-up"),
     ]
     try:
-        chunks = tuple(PrefillChunk(id=request.id, start=0, tokens=_PROMPT[:-1]) for request in requests)
-        first = tuple(DecodeRow(id=request.id, token=_PROMPT[-1], position=0) for request in requests)
+        chunks = tuple(PrefillChunk(id=request.id, start=0, count=len(_PROMPT) - 1) for request in requests)
+        first = tuple(DecodeRow(id=request.id, position=0) for request in requests)
         admit = tuple(Admit(request=request) for request in requests)
         result = runner.execute(StepPlan(step=0, admit=admit, prefill=chunks, decode=first))
         if result.failures:
             raise ValueError(result.failures[0].message)
-        second = tuple(DecodeRow(id=row.id, token=row.tokens[0], position=1) for row in result.rows)
+        second = tuple(DecodeRow(id=row.id, position=1) for row in result.rows)
         runner.execute(StepPlan(step=0, decode=second))
     finally:
         for request in requests:
@@ -53,11 +53,11 @@ def warm_pass(runner: Warmable, one: WarmPass) -> None:
     whole = Submit(id="warm-up", prompt=prompt, max_tokens=1, prompt_logprobs=one.scored, salt="warm-up")
     requests = [*decoding, whole] if one.chunks else decoding
     admit = tuple(Admit(request=request) for request in requests)
-    decode = tuple(DecodeRow(id=request.id, token=0, position=0) for request in decoding)
+    decode = tuple(DecodeRow(id=request.id, position=0) for request in decoding)
     try:
         start = 0
         for size in one.chunks or (0,):
-            chunk = PrefillChunk(id=whole.id, start=start, tokens=prompt[start : start + size])
+            chunk = PrefillChunk(id=whole.id, start=start, count=min(size, len(prompt) - start))
             prefill = (chunk,) if size else ()
             runner.execute(StepPlan(step=0, admit=admit, prefill=prefill, decode=decode))
             admit, decode, start = (), (), start + size

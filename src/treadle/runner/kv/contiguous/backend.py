@@ -107,13 +107,19 @@ class ContiguousBackend:
 
     # Sequences ---------------------------------------------------------------------------------------------------
 
-    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
+    def match(self, salt: str, tokens: Sequence[int]) -> int:
+        return 0 if self._index is None else self._index.find(salt, tokens).tokens
+
+    def reuse(self, wanted: Sequence[tuple[KvSequence, int]]) -> list[int]:
+        return [self._reuse(sequence, count) for sequence, count in wanted]
+
+    def _reuse(self, sequence: KvSequence, count: int) -> int:
         assert sequence.kv is None
         sequence.kv = state = self._new_state()
         if self._index is None:
             return 0
-        self._looked_up += len(tokens)
-        found = self._index.match(sequence.salt, tokens, sequence.id)
+        self._looked_up += len(sequence.tokens) - 1
+        found = self._index.match(sequence.salt, sequence.tokens[:count], sequence.id)
         if found.tokens:
             self._copy_prefix(state, found)
         return found.tokens

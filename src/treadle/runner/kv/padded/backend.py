@@ -89,9 +89,18 @@ class PaddedBackend:
 
     # Sequences ---------------------------------------------------------------------------------------------------
 
-    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
+    def match(self, salt: str, tokens: Sequence[int]) -> int:
+        return 0 if self._snapshots is None else self._snapshots.match(salt, tokens)
+
+    def reuse(self, wanted: Sequence[tuple[KvSequence, int]]) -> list[int]:
+        return [self._reuse(sequence, count) for sequence, count in wanted]
+
+    def _reuse(self, sequence: KvSequence, count: int) -> int:
         assert sequence.kv is None
-        found = None if self._snapshots is None else self._snapshots.find(sequence.salt, tokens, sequence.id)
+        if self._snapshots is None:
+            return 0
+        self._snapshots.looked_up += len(sequence.tokens) - 1
+        found = self._snapshots.find(sequence.salt, sequence.tokens[:count], sequence.id)
         if found is None:
             return 0
         sequence.kv = PaddedState(found.caches, cached=found.tokens, stored=found.tokens)

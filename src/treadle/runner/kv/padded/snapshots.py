@@ -50,16 +50,18 @@ class Snapshots:
         self._index = PrefixIndex(BLOCK)
         self._kept: dict[int, Snapshot] = {}
         self._handles = 0
-        self._looked_up = self._reused = self._copied_bytes = 0
+        self.looked_up = self._reused = self._copied_bytes = 0
         self._stored = self._evicted = self._held = 0
 
     # Finding -----------------------------------------------------------------------------------------------------
 
+    def match(self, salt: str, tokens: Sequence[int]) -> int:
+        """Return the length in tokens of the longest prefix of `tokens` that is kept. Changes nothing."""
+        return self._located(self._index.find(salt, tokens), tokens)[1]
+
     def find(self, salt: str, tokens: Sequence[int], request: str) -> Snapshot | None:
-        """The longest cached prefix of `tokens`, with caches that can be written to."""
-        self._looked_up += len(tokens)
-        match = self._index.match(salt, tokens, request)
-        node, count = self._within(match) if self._cuts else self._deepest(match.nodes, tokens)
+        """Return the longest prefix of `tokens` that is kept, with caches that can be written to."""
+        node, count = self._located(self._index.match(salt, tokens, request), tokens)
         if node is None:
             return None
         kept = self._kept[node.handle]
@@ -73,6 +75,10 @@ class Snapshots:
         leaves = self._library.leaves(caches)  # a state is replaced, keys and values are written to
         self._copied_bytes += sum(int(cache.nbytes) for cache in leaves if hasattr(cache, "keys"))
         return Snapshot(caches, count)
+
+    def _located(self, match: Match, tokens: Sequence[int]) -> tuple[Node | None, int]:
+        """Return the snapshot to use for `tokens`, and how many of them it spares."""
+        return self._within(match) if self._cuts else self._deepest(match.nodes, tokens)
 
     def _within(self, match: Match) -> tuple[Node | None, int]:
         """The snapshot that shares most tokens with the match, and their number."""
@@ -154,7 +160,7 @@ class Snapshots:
     def statistics(self) -> PrefixStatistics:
         """Counters of the cache, in tokens: a snapshot of n tokens counts as n."""
         return PrefixStatistics(
-            looked_up=self._looked_up,
+            looked_up=self.looked_up,
             reused=self._reused,
             copied_bytes=self._copied_bytes,
             stored=self._stored,

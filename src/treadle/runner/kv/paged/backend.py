@@ -121,10 +121,18 @@ class PagedBackend:
 
     # Sequences ---------------------------------------------------------------------------------------------------
 
-    def reuse(self, sequence: KvSequence, tokens: Sequence[int]) -> int:
-        assert sequence.kv is None
-        sequence.kv = state = _State(PageTable(sequence.id, sequence.salt))
-        return self._pages.reuse(state.table, tokens)
+    def match(self, salt: str, tokens: Sequence[int]) -> int:
+        return self._pages.match(salt, tokens)
+
+    def reuse(self, wanted: Sequence[tuple[KvSequence, int]]) -> list[int]:
+        for sequence, _ in wanted:
+            self.admit(sequence)
+        tables = [sequence.kv.table for sequence, _ in wanted]
+        partial = [
+            self._pages.reuse(table, sequence.tokens, count)
+            for table, (sequence, count) in zip(tables, wanted, strict=True)
+        ]
+        return [self._pages.reuse_partial(table, last) for table, last in zip(tables, partial, strict=True)]
 
     def admit(self, sequence: KvSequence) -> None:
         if sequence.kv is None:

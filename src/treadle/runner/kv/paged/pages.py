@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ....cache.index import Freed, PrefixIndex
+from ....cache.index import Freed, Match, PrefixIndex
 from ....cache.node import Node
 
 WORTH_COPYING = 4
@@ -72,21 +72,39 @@ class Pages:
         """Pages that sequences hold."""
         return self.count - self.free
 
-    def reuse(self, mine: PageTable, tokens: Sequence[int]) -> int:
-        """Give an empty table the pages of the longest cached prefix of `tokens`; its length in tokens."""
-        assert not mine.count
+    def match(self, salt: str, tokens: Sequence[int]) -> int:
+        """Return the length in tokens of the longest prefix of `tokens` that a sequence could reuse now. The copy of a
+        partly matching page needs a free one."""
         if self.index is None:
             return 0
-        self.looked_up += len(tokens)
-        found = self.index.match(mine.salt, tokens, mine.request)
+        found = self.index.find(salt, tokens)
+        if found.last is not None and found.agree >= self.size // WORTH_COPYING:
+            held_next = sum(not node.pins for node in found.path)
+            if self.free > held_next:
+                return found.tokens
+        return len(found.nodes) * self.size
+
+    def reuse(self, mine: PageTable, tokens: Sequence[int], count: int) -> Match:
+        """Give an empty table the whole pages of the first `count` tokens that are cached, and hold a page that begins
+        like the rest. Return the match, for `reuse_partial`."""
+        assert not mine.count
+        if self.index is None:
+            return Match()
+        self.looked_up += len(tokens) - 1
+        found = self.index.match(mine.salt, tokens[:count], mine.request)
         self.index.acquire(found.path)
         mine.nodes = list(found.nodes)
         for node in found.nodes:
             mine.append(node.handle)
+        return found
+
+    def reuse_partial(self, mine: PageTable, found: Match) -> int:
+        """Append a copy of the page that matches in part, if one is left for it; return how many tokens are reused in
+        all."""
         reused = mine.count * self.size
-        if found.last is not None:
+        if self.index is not None and found.last is not None:
             try:
-                if found.agree >= self.size // WORTH_COPYING and self._copy_partial(mine, found.last):
+                if self._copy_partial(mine, found.last):
                     reused = found.tokens
             finally:
                 self._give(self.index.release([found.last]))
@@ -95,8 +113,7 @@ class Pages:
 
     def _copy_partial(self, mine: PageTable, last: Node) -> bool:
         """Copy-on-write of a partly matching page: append a copy of `last`'s, if a page is left for it."""
-        assert self.index is not None
-        if not self._free and not self.index.evictable:
+        if not self.free:
             return False
         page = self._take()
         mine.append(page)  # before anything can raise: a table's pages are freed with it
