@@ -134,6 +134,37 @@ def test_a_kernel_picks_the_same_ahead_as_in_lock_step(tiny: Tiny, room: int, mo
         assert_alike(run.everything(request.id), step.everything(request.id))
 
 
+@pytest.mark.parametrize("kinds", [("greedy", "drawn"), ("penalised",), ("greedy", "penalised")], ids="_".join)
+def test_rows_that_need_their_last_token_do_not_delay_the_others(
+    tiny: Tiny, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a step that is started ahead, all others are sampled when it is started; there is one draw for each group."""
+    draws: list[tuple[Any, set[bool]]] = []
+    real = ModelRunner._draw
+
+    def recording(self: ModelRunner, step: Any, places: Sequence[int]) -> None:
+        if places:
+            draws.append((step, {step.rows[step.picks[place].id].sampling.remembers for place in places}))
+        real(self, step, places)
+
+    monkeypatch.setattr(ModelRunner, "_draw", recording)
+    model = tiny("llama")
+    some = requests(random.Random(5), kinds)
+    run = Looped(ModelRunner(ahead(model)))
+    run.run(*some)
+    steps = {id(step): step for step, _ in draws}.values()
+    seen = [[remembers for of, remembers in draws if of is step] for step in steps]
+    if "penalised" not in kinds:
+        assert all(groups == [{False}] for groups in seen)
+    else:
+        assert all(groups in ([{False}], [{True}], [{False}, {True}], [{False, True}]) for groups in seen)
+        assert ([{False}, {True}] in seen) == (len(kinds) == 2)
+    step = Looped(ModelRunner(model))
+    step.run(*some)
+    for request in some:
+        assert_alike(run.everything(request.id), step.everything(request.id))
+
+
 def _count(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Counts the steps that were computed again."""
     real, seen = ModelRunner._go_on, []

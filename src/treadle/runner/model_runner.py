@@ -31,8 +31,8 @@ from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up
 from .sampling.logprobs import Logprobs
-from .sampling.sampler import Draw, SamplingRow, draw
-from .step import RunningRow, Step, segment_of
+from .sampling.sampler import SamplingRow, draw
+from .step import RunningRow, SampledGroup, Step, segment_of
 
 _log = logging.getLogger(__name__)
 
@@ -308,28 +308,38 @@ class ModelRunner:
     def _launch(self, step: Step, before: Step | None) -> None:
         """Build the step's graph and hand it to the device."""
         with mlx_runtime("computing a step"):
-            done = step.computed = self._backend.compute(step.pieces, None if before is None else before.picked)
+            sampled = None if before is None else before.sampled(self._put)
+            done = step.computed = self._backend.compute(step.pieces, sampled)
             for id_, message in done.refused.items():
                 self.release(id_)
                 step.failed[id_] = message
             step.picks = [pick for pick in step.picks if pick.id not in step.failed]
             step.scores = step.prompt_scores(self._put)
-            step.drawn = step.logprobs = None
-            if before is None or not any(row.remembers for row in step.sampling):
-                self._draw(step)
-            elif done.logits is not None:  # what to pick from depends on picks that are not known yet
-                mx.async_eval(done.logits)  # type: ignore[no-untyped-call]
+            step.groups = []
+            step.deferred = [] if before is None else [i for i, row in enumerate(step.sampling) if row.remembers]
+            places = range(len(step.picks))
+            self._draw(step, [i for i in places if i not in step.deferred] if step.deferred else places)
 
-    def _draw(self, step: Step) -> None:
-        """Pick a token for each row that gains one; nothing is waited for where steps may run ahead."""
+    def _draw_deferred(self, step: Step) -> None:
+        """Sample the rows that have waited for the tokens of the step before."""
+        places, step.deferred = step.deferred, []
+        if places:
+            self._draw(step, places)
+
+    def _draw(self, step: Step, places: Sequence[int]) -> None:
+        """Sample a token for each row at `places`; nothing is waited for where steps may run ahead."""
         arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
-        if step.picks:
-            rows, logits, put = step.sampling, step.picked_from(self._put), self._put
-            step.drawn = draw(logits, rows, [pick.position for pick in step.picks], self._model.draws, put)
+        if places:
+            put, picks = self._put, [step.picks[place] for place in places]
+            rows, logits = [step.rows[pick.id].sampling for pick in picks], step.picked_from(picks, put)
+            drawn = draw(logits, rows, [pick.position for pick in picks], self._model.draws, put)
             if self._model.lands is not None:
-                step.drawn.land(self._model.lands)
-            step.logprobs = Logprobs(logits, step.drawn.tokens, rows, put)
-            arrays += [*step.drawn.arrays, *step.logprobs.arrays]
+                drawn.land(self._model.lands)
+            logprobs = Logprobs(logits, drawn.tokens, rows, put)
+            step.groups.append(SampledGroup(places, drawn, logprobs))
+            arrays += [*drawn.arrays, *logprobs.arrays]
+        elif step.deferred:
+            arrays.append(step.computed.logits)
         if self._backend.lookahead:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
         elif arrays:
@@ -339,16 +349,15 @@ class ModelRunner:
 
     def _read(self, step: Step) -> StepResult:
         with mlx_runtime("finishing a step"):
-            tokens, redrawn = ([], False) if step.drawn is None else step.drawn.settle()
-            if step.drawn is None:
+            tokens, found, redrawn = step.read()
+            if not step.groups:
                 mx.eval(step.computed.arrays)
             lost = step.without_numbers(tokens) if NO_PICK in tokens else ()
             step.failed.update(dict.fromkeys(lost, NOT_FINITE))
-            found = step.read_logprobs(tokens, redrawn)
             scores = {id_: score.read() for id_, score in step.scores.items()}
             self._advance(step, tokens)
             if redrawn:
-                step.drawn = Draw(mx.array(tokens, mx.int32))
+                step.correct(tokens)
             self._go_on(step, redrawn)
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)
@@ -381,15 +390,14 @@ class ModelRunner:
         self._backend.commit(step.pieces)
 
     def _go_on(self, step: Step, redrawn: bool) -> None:
-        """Steps that were started on this one's picks: those that waited for them are drawn; if a pick has changed
-        since, they are computed again, which writes over what they wrote."""
+        """Sample the rows of later steps that waited for this one's tokens. If a token has changed since, compute those
+        steps again, which writes over what they wrote."""
         before = step
         for later in list(self._started)[1:]:
             if redrawn:
                 later.drop([id_ for id_, row in later.rows.items() if self._rows.get(id_) is not row])
                 self._launch(later, before)
-            if later.drawn is None and later.picks:
-                self._draw(later)
+            self._draw_deferred(later)
             before = later
 
 

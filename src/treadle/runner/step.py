@@ -31,9 +31,22 @@ class RunningRow(KvSequence):
 
 
 @dataclass(slots=True, eq=False)
+class SampledGroup:
+    """Rows of a step that are sampled together; `places` are their indices among the step's `picks`."""
+
+    places: Sequence[int]
+    drawn: Draw
+    logprobs: Logprobs
+
+
+@dataclass(slots=True, eq=False)
 class Step:
     """`rows` compute `pieces`, and those in `picks` pick a token; `failed` are those that can't, and why; those in
-    `evicted` have lost their cached prefix."""
+    `evicted` have lost their cached prefix.
+
+    Rows are sampled in `groups`: those that wait for the tokens of the step before, at the places in `deferred`, after
+    all others. One group has all rows of most steps.
+    """
 
     began: float
     pieces: list[RowSegment]
@@ -42,8 +55,8 @@ class Step:
     failed: dict[str, str]
     evicted: Collection[str] = ()
     computed: ForwardOutput = field(default_factory=ForwardOutput)
-    drawn: Draw | None = None
-    logprobs: Logprobs | None = None
+    groups: list[SampledGroup] = field(default_factory=list)
+    deferred: list[int] = field(default_factory=list)
     scores: dict[str, PromptScores] = field(default_factory=dict)
 
     def drop(self, ids: Collection[str]) -> None:
@@ -58,15 +71,19 @@ class Step:
         """How each of `picks` is picked."""
         return [self.rows[pick.id].sampling for pick in self.picks]
 
-    @property
-    def picked(self) -> Any | None:
-        """The picks, on the device, and maybe zeros behind them."""
-        return None if self.drawn is None else self.drawn.filled
+    def sampled(self, put: Put = direct) -> Any | None:
+        """The sampled tokens of all rows (int32) on the device, in the order of `picks`, and maybe zeros behind them;
+        None if there are none. No row may be deferred any more."""
+        assert not self.deferred
+        if len(self.groups) < 2:
+            return self.groups[0].drawn.filled if self.groups else None
+        order = np.argsort([place for group in self.groups for place in group.places]).astype(np.int32)
+        return mx.concatenate([group.drawn.tokens for group in self.groups])[put(order)[0]]
 
-    def picked_from(self, put: Put = direct) -> Any:
-        """Logits (P, V) of the last token of each row that picks."""
-        logits, places = self.computed.logits, [self.computed.places[pick.id] for pick in self.picks]
-        last = [first + count - 1 for first, count in places]
+    def picked_from(self, picks: Sequence[DecodeRow], put: Put = direct) -> Any:
+        """Logits (P, V) of the last token of each of `picks`."""
+        logits, rows = self.computed.logits, [self.computed.places[pick.id] for pick in picks]
+        last = [first + count - 1 for first, count in rows]
         assert logits is not None
         return logits if last == list(range(logits.shape[0])) else logits[put(np.array(last, np.int32))[0]]
 
@@ -85,17 +102,34 @@ class Step:
 
     def without_numbers(self, tokens: Sequence[int]) -> list[str]:
         """Rows whose picked token, one of `tokens`, has NaN for its logit."""
-        logits = mx.take_along_axis(self.picked_from(), mx.array(list(tokens), mx.int32)[:, None], axis=-1)
+        logits = mx.take_along_axis(self.picked_from(self.picks), mx.array(list(tokens), mx.int32)[:, None], axis=-1)
         wrong = np.array(mx.isnan(logits)[:, 0])
         return [pick.id for pick, is_wrong in zip(self.picks, wrong, strict=True) if is_wrong]
 
-    def read_logprobs(self, tokens: Sequence[int], redrawn: bool) -> dict[int, TokenLogprob]:
-        """Log-probabilities of `tokens`, which were picked, by their place in `picks`."""
-        if self.logprobs is None:
-            return {}
-        if not redrawn:
-            return self.logprobs.read()
-        return Logprobs(self.picked_from(), mx.array(list(tokens), mx.int32), self.sampling).read()
+    def read(self) -> tuple[list[int], dict[int, TokenLogprob], bool]:
+        """Wait for the sampled tokens. Return them, log-probabilities by index, and whether any token differs from what
+        the device has, as it was drawn again."""
+        tokens, any_redrawn = [0] * len(self.picks), False
+        found: dict[int, TokenLogprob] = {}
+        for group in self.groups:
+            own, redrawn = group.drawn.settle()
+            logprobs = group.logprobs
+            if redrawn:
+                any_redrawn = True
+                picks = [self.picks[place] for place in group.places]
+                rows = [self.rows[pick.id].sampling for pick in picks]
+                logprobs = Logprobs(self.picked_from(picks), mx.array(own, mx.int32), rows)
+            if len(self.groups) == 1:
+                return own, logprobs.read(), redrawn
+            for place, token in zip(group.places, own, strict=True):
+                tokens[place] = token
+            found |= {group.places[i]: logprob for i, logprob in logprobs.read().items()}
+        return tokens, found, any_redrawn
+
+    def correct(self, tokens: Sequence[int]) -> None:
+        """Put `tokens`, some of which were drawn again, in the place of what the device has."""
+        drawn = Draw(mx.array(list(tokens), mx.int32))
+        self.groups = [SampledGroup(range(len(tokens)), drawn, Logprobs(None, None, ()))]
 
 
 def segment_of(
