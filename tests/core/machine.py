@@ -13,12 +13,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tests.runner.backends import segment
 from treadle.core.messages import Output, Submit
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
-from treadle.runner.forward.segments import RowSegment
+from treadle.runner.forward.segments import KvSequence, RowSegment
 from treadle.runner.forward.step_times import StepTimes
 
 HICCUPS = 250
@@ -155,7 +154,7 @@ def pieces(plan: StepPlan) -> list[RowSegment]:
     tokens = {chunk.id: (0,) * chunk.count for chunk in plan.prefill}
     picks = {decode.id for decode in plan.decode}
     return [
-        segment(id_, (*tokens.get(id_, ()), *(0,) * (id_ in picks)), 0, picks=id_ in picks)
+        RowSegment(KvSequence(id_, "", ()), (*tokens.get(id_, ()), *(0,) * (id_ in picks)), 0, picks=id_ in picks)
         for id_ in {**tokens, **dict.fromkeys(picks)}
     ]
 
