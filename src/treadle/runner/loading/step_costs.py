@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from ...core.messages import Capabilities, Submit
-from ...core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
+from ...core.messages import Capabilities
+from ...core.plan import Admit, DecodeRow, StepPlan
+from ..kv.backend import WarmPass
 from ..kv.contiguous.buffer import STEP
 from .model import LoadedModel
-from .warmup import Warmable
+from .synthetic_steps import Clock, Warmable, decoders, release, run_pass
 
 _MOST_ROWS = 64
 _STEPS = 3  # the first may compile
 _CHUNKS = (64, 256, 1024)
 _TELLING_S = 0.1  # a chunk that takes this long tells the cost of a token
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class StepCosts:
     prompt_token_s: float = 0.0
 
 
-def measure(runner: Measurable, model: LoadedModel, clock: Clock = time.perf_counter) -> StepCosts:
+def measure(runner: Warmable, model: LoadedModel, clock: Clock = time.perf_counter) -> StepCosts:
     """Time decode steps of all slots (of 64, where there are more) and chunks of prompts. Leaves nothing behind (C2).
 
     A row that fails in a timed step, for lack of memory as a rule, leaves that cost at 0.
@@ -37,12 +34,6 @@ def measure(runner: Measurable, model: LoadedModel, clock: Clock = time.perf_cou
     capacity = _Capacity(runner.capabilities(), model)
     rows = min(model.max_running, _MOST_ROWS, capacity.rows)
     return StepCosts(_decode_step_s(runner, rows, clock), _prompt_token_s(runner, model, capacity, clock))
-
-
-class Measurable(Warmable, Protocol):
-    """A runner whose steps can be measured."""
-
-    def capabilities(self) -> Capabilities: ...
 
 
 class _Capacity:
@@ -61,7 +52,7 @@ class _Capacity:
 
 def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
     """Seconds of the last of a few steps in which `rows` rows decode."""
-    requests = [Submit(id=f"warm-up {i}", prompt=(0,), max_tokens=_STEPS, salt="warm-up") for i in range(rows)]
+    requests = decoders(rows, _STEPS)
     admit = tuple(Admit(request=request) for request in requests)
     decode = tuple(DecodeRow(id=request.id, position=0) for request in requests)
     seconds = 0.0
@@ -75,7 +66,7 @@ def _decode_step_s(runner: Warmable, rows: int, clock: Clock) -> float:
             decode = tuple(DecodeRow(id=row.id, position=position) for row in result.rows)
         return seconds
     finally:
-        _release(runner, requests)
+        release(runner, requests)
 
 
 def _prompt_token_s(runner: Warmable, model: LoadedModel, capacity: _Capacity, clock: Clock) -> float:
@@ -85,23 +76,6 @@ def _prompt_token_s(runner: Warmable, model: LoadedModel, capacity: _Capacity, c
     for tokens in _CHUNKS:
         if tokens > longest or seconds >= _TELLING_S:
             break
-        _chunk_s(runner, tokens, clock)
-        seconds, timed = _chunk_s(runner, tokens, clock), tokens
+        run_pass(runner, WarmPass(chunks=(tokens,)), clock)
+        seconds, timed = run_pass(runner, WarmPass(chunks=(tokens,)), clock), tokens
     return seconds / timed
-
-
-def _chunk_s(runner: Warmable, tokens: int, clock: Clock) -> float:
-    request = Submit(id="warm-up", prompt=(0,) * (tokens + 1), max_tokens=1, salt="warm-up")
-    chunk = PrefillChunk(id=request.id, start=0, count=len(request.prompt) - 1)
-    try:
-        began = clock()
-        result = runner.execute(StepPlan(step=0, admit=(Admit(request=request),), prefill=(chunk,)))
-        return 0.0 if result.failures else clock() - began
-    finally:
-        _release(runner, [request])
-
-
-def _release(runner: Warmable, requests: list[Submit]) -> None:
-    for request in requests:
-        runner.release(request.id)
-    runner.trim_memory()
