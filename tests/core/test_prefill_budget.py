@@ -23,9 +23,9 @@ def done(
     decode_s: float,
     beside: bool | None = None,
 ) -> None:
-    """A step of that is billed and finished; rows decoded `beside` the chunks, or as the last budget was made for."""
-    bill = pace.bill(prefill_tokens, beside=pace._beside if beside is None else beside)
-    pace.observe(bill, prefill_s=prefill_s, decode_s=decode_s)
+    """A step of that is charged and finished; rows decoded `beside` the chunks, or as the last budget was made for."""
+    charge = pace.charge(prefill_tokens, beside=pace._beside if beside is None else beside)
+    pace.observe(charge, prefill_s=prefill_s, decode_s=decode_s)
 
 
 @dataclass

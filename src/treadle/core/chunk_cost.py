@@ -1,17 +1,17 @@
-"""What a chunk of a prompt costs, learned from chunks that were computed."""
+"""The cost of a prefill chunk, learned from measured chunks."""
 
 from __future__ import annotations
 
 CHUNK_S = 0.2
 LONGEST_CHUNK_S = 0.6
-WORTH_OVERHEADS = 4.0  # a chunk that nobody decodes beside takes as long as this many overheads
+WORTH_OVERHEADS = 4.0  # overheads that a chunk takes where nothing decodes
 FORGET = 0.9  # weight of the past against each new measurement
-FORGET_FAST = 0.3  # the same, where the past said several times too much
+FORGET_FAST = 0.3  # the same, where the past is several times too high
 MOST_OVERHEAD = 0.95  # of the mean chunk: no token is free
-LEAST_SPREAD = 0.01  # of sizes, as a part of their mean square: below it they tell nothing of the overhead
-TELLING_SPREAD = 0.2  # what they tell is taken as it is
-LEAST_S = 1e-9  # a token costs something
-OUTLIER = 2.5  # times what was expected: once, it is chance, and counts for no more than that
+LEAST_SPREAD = 0.01  # of sizes, as a part of their mean square: below it they do not show the overhead
+TELLING_SPREAD = 0.2  # the same: from here on the overhead is taken as fitted
+LEAST_S = 1e-9  # of a token
+OUTLIER = 2.5  # times the expected cost: one such chunk may be chance, and counts as this much
 
 
 class ChunkCost:
@@ -21,7 +21,7 @@ class ChunkCost:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._overhead = 0.0
         self._tried = 0.0
-        self._slow = False  # what was measured last
+        self._slow = False  # the chunk measured last
         self.told_apart = False  # sizes have differed enough to tell the overhead from the tokens
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -43,7 +43,7 @@ class ChunkCost:
         self._fit()
 
     def _slow_down(self, factor: float) -> None:
-        """All is dearer than it was: once far too slow tells nothing of overhead and tokens."""
+        """Scale the whole line: one slow chunk does not show whether overhead or tokens cost more."""
         self._y *= factor
         self._xy *= factor
         self._overhead *= factor
@@ -53,7 +53,7 @@ class ChunkCost:
         return self._y > 0
 
     def _fit(self) -> None:
-        """Sizes that hardly differ tell nothing of the overhead: it stays what it was found to be."""
+        """Fit the line; the overhead stays as it was found where sizes hardly differ."""
         spread = self._weight * self._xx - self._x * self._x
         part = spread / (self._xx * self._weight)
         if part > LEAST_SPREAD:
@@ -74,12 +74,12 @@ class ChunkCost:
         return overhead + per_token * tokens
 
     def tokens_alone(self) -> int:
-        """How many tokens a chunk should have that nobody decodes beside. While all sizes were alike, another one."""
+        """Tokens of a chunk where nothing decodes; another size than before while all were equal."""
         overhead, _ = self.line()
         tokens = self.tokens(max(CHUNK_S, min(LONGEST_CHUNK_S, WORTH_OVERHEADS * overhead)))
         return tokens if self.told_apart else max(tokens, int(2 * self._tried))
 
     def tokens(self, seconds: float) -> int:
-        """How many tokens `seconds` pay for; at most twice as many as were tried of late, as the line may mislead."""
+        """Tokens that `seconds` pay for; at most twice as many as were tried lately, as the line may mislead."""
         overhead, per_token = self.line()
         return int(min(max(0.0, seconds - overhead) / per_token, 2 * self._tried))

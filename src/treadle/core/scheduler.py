@@ -386,13 +386,15 @@ class Scheduler:
 
     def _charge_prefill(self, plan: StepPlan) -> Charge:
         chunks = {chunk.id: chunk.count for chunk in plan.prefill}
-        return self._prefill_budget.bill(
+        return self._prefill_budget.charge(
             sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode)
         )
 
     def _record_times(self, step: _InFlightStep, result: StepResult) -> None:
-        behind = self._in_flight[0].charge if self._in_flight else None
-        self._prefill_budget.observe(step.charge, prefill_s=result.prefill_s, decode_s=result.decode_s, behind=behind)
+        following = self._in_flight[0].charge if self._in_flight else None
+        self._prefill_budget.observe(
+            step.charge, prefill_s=result.prefill_s, decode_s=result.decode_s, following=following
+        )
         self._counters.prefill_s += result.prefill_s
         self._counters.decode_s += result.decode_s
 

@@ -1,4 +1,4 @@
-"""How much of a step went to prompts and how much to decoding, where one pass computes both."""
+"""The seconds of a step split between prompts and decoding, where one pass computes both."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from .segments import RowSegment
 
 _FORGET = 0.7
-_FASTER = 0.8  # of the past: what takes less was held up by nothing
-_SLOWER = 1.5  # of the past: what takes more counts for no more, as it may be chance
-_DISPROVED = 3  # steps in a row that took less with prompts than the past did without
+_FASTER = 0.8  # of the past: a shorter step was delayed by nothing
+_SLOWER = 1.5  # of the past, the most that one step counts as: more may be chance
+_DISPROVED = 3  # steps in a row that were shorter with prompts than the past without
 
 
 class StepTimes:
-    """Splits steps' seconds. In a pass with prompts beside them, decoding rows are taken to cost what they lately did
-    without; before that is known, or where it can't be so any more, what their share of the tokens comes to.
+    """Splits steps' seconds. Decoding sequences beside prompts are taken to cost what they lately did without; before
+    that is known, or where it is disproved, their share of the tokens.
 
-    Where the next step is prepared while one is computed, a step of decoding rows may have been held up by prompts that
-    come after it: it counts once another such step has followed, or if it was none the longer for it.
+    Where the next step is prepared while one is computed, its prompts may delay a step of decoding sequences. Such a
+    step counts once another step without prompts has followed, or if it was not longer than the past.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,6 @@ class StepTimes:
         if not decoding:
             return 0.0
         self._disproved = self._disproved + 1 if seconds <= self._alone_s else 0
-        if self._disproved == _DISPROVED:  # the rows that decode are not those that they were
+        if self._disproved == _DISPROVED:  # decoding has become cheaper
             self._alone_s, self._disproved = 0.0, 0
         return min(seconds, self._alone_s) if self._alone_s else seconds * decoding / tokens
