@@ -33,7 +33,7 @@ VOCABULARY = 151_936
 CONTEXT = 40_960
 
 
-def make_model(folder: Path, layers: int, hidden: int) -> None:
+def make_model(folder: Path, layers: int, hidden: int, heads: int = 16) -> None:
     """Make a model folder of real size: the tests' tokenizer, and random weights."""
     make_tiny(folder, architecture="qwen3", context=CONTEXT, eos=False)
     config = json.loads((folder / "config.json").read_text())
@@ -41,7 +41,7 @@ def make_model(folder: Path, layers: int, hidden: int) -> None:
         "hidden_size": hidden,
         "intermediate_size": 3 * hidden,
         "num_hidden_layers": layers,
-        "num_attention_heads": 16,
+        "num_attention_heads": heads,
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": VOCABULARY,
