@@ -40,12 +40,12 @@ async def first(*waits: Coroutine[Any, Any, object]) -> None:
 async def until(work: Any, shutdown: asyncio.Event, serving: asyncio.Task[None]) -> None:
     """Run `work` until it ends, or `shutdown` is set, or the web server has ended; raises what `work` raises."""
     working = asyncio.ensure_future(work)
-    asked = asyncio.create_task(shutdown.wait())
+    stopping = asyncio.create_task(shutdown.wait())
     try:
-        await asyncio.wait((working, asked, serving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
     finally:
-        for task in (working, asked):
+        for task in (working, stopping):
             task.cancel()
-        await asyncio.gather(working, asked, return_exceptions=True)
+        await asyncio.gather(working, stopping, return_exceptions=True)

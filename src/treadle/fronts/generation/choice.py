@@ -1,7 +1,7 @@
 """Reader of one choice: from the deltas of its generation to pieces with text, up to a stop.
 
-A stop string ends the choice here: the engine is told to stop, tokens behind the one that completed it are dropped, and
-usage counts up to that one.
+A stop string ends the choice here: the generation is cancelled, tokens behind the one that completed the string are
+dropped, and usage counts up to that one.
 """
 
 from __future__ import annotations

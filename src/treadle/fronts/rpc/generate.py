@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Worker:
-    """What the calls of both wires share: the model, the settings, live calls, and who counts and logs them."""
+    """Shared state of both wires' calls: the model, settings, live calls, metrics and the access log."""
 
     model: ServedModel
     settings: Settings
@@ -172,7 +172,7 @@ class _Answer:
                 await self._send_or_cancel(choices, self.writer.complete(choice, piece, whole))
 
     async def _send_or_cancel(self, choices: Choices, message: Any) -> None:
-        """Send one message. A reader that stalls loses its request: its place is for those who read."""
+        """Send one message. Cancel the request of a reader that stalls, to free its slot."""
         try:
             await self._send(message)
         except ReaderStalled:

@@ -48,7 +48,8 @@ WRITE_ASIDE_ENTRIES = 2000
 
 @dataclass(frozen=True)
 class Server:
-    """What the routes share: models, settings, callers and bodies. `fingerprint` is a model's `system_fingerprint`."""
+    """Shared state of the routes: models, settings, callers and bodies. `fingerprint` returns a model's
+    `system_fingerprint`."""
 
     models: Models
     settings: Settings

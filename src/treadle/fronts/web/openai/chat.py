@@ -120,9 +120,9 @@ def _max_tokens(body: ChatFields, given: Renamed) -> tuple[int | None, str]:
 
 
 def _logprobs(body: ChatFields) -> int | None:
-    """How many likely tokens to list with each token; None without log-probabilities."""
-    asked = bool(body.top_logprobs) if body.logprobs is None else body.logprobs
-    return (body.top_logprobs or 0) if asked else None
+    """The number of likely tokens to list with each token; None without log-probabilities."""
+    requested = bool(body.top_logprobs) if body.logprobs is None else body.logprobs
+    return (body.top_logprobs or 0) if requested else None
 
 
 def _continues(body: ChatFields) -> bool:
