@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "fronts": (
         *("core", "text", "telemetry", "hosts", "keys"),
         *("engine.client", "engine.reservation", "engine.generation", "engine.status", "engine.observer"),
+        "engine.block_feeds",
     ),
     "telemetry": ("core", "streams"),
     "models": (),

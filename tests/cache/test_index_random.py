@@ -7,9 +7,10 @@ import random
 import pytest
 
 from tests.cache.oracle import Entry, Oracle, Tokens
-from treadle.cache.events import Removed, Stored
+from treadle.cache.events import chained_id
 from treadle.cache.index import Freed, PrefixIndex
-from treadle.cache.node import Node, NodeState
+from treadle.cache.node import Node, NodeState, pack
+from treadle.core.messages import BlockRemoved, BlocksCleared, BlockStored
 
 SALTS = ("", "a", "b")
 
@@ -21,12 +22,12 @@ class Life:
         self.chance = random.Random(seed)
         self.block = self.chance.choice((1, 2, 3, 4, 8))
         self.letters = self.chance.choice((2, 3, 50))
-        self.index = PrefixIndex(self.block, events=True)
+        self.index = PrefixIndex(self.block)
         self.oracle = Oracle(self.block)
         self.nodes: dict[int, Node] = {}  # by handle, gone ones too
         self.rows: list[list[Node]] = []
         self.handles = 0
-        self.heard: set[int] = set()
+        self.heard: dict[str, set[int]] = {}  # by salt that is watched
 
     def run(self, operations: int) -> None:
         steps = (self.match, self.match, self.request, self.request, self.request, self.end, self.end, self.evict)
@@ -34,6 +35,8 @@ class Life:
             self.chance.choice(steps)()
             if self.chance.random() < 0.02:
                 self.clear()
+            if self.chance.random() < 0.05:
+                self.watch()
             self.check()
         while self.rows:
             self.end()
@@ -41,7 +44,7 @@ class Life:
         assert {handle for handle, _ in self.index.evict(self.index.size)} == set(self.oracle.evict(10**9))
         self.check()
         assert (self.index.size, self.index.nodes, self.index.tokens, self.index.salts) == (0, 0, 0, 0)
-        assert not self.heard
+        assert not any(self.heard.values())
 
     # Operations
 
@@ -132,6 +135,13 @@ class Life:
         assert {handle for handle, _ in freed} == self.oracle.clear(salt)
         self.check_sizes(freed)
 
+    def watch(self) -> None:
+        salt, on = self.chance.choice(SALTS), self.chance.random() < 0.7
+        self.index.watch(salt, on)
+        self.heard.pop(salt, None)
+        if on:
+            self.heard[salt] = set()
+
     # Checks
 
     def entry(self, node: Node) -> Entry:
@@ -154,19 +164,34 @@ class Life:
         self.listen()
 
     def listen(self) -> None:
-        """Check that the events describe what can be found."""
-        for event in self.index.drain_events():
-            match event:
-                case Stored(id, parent):
-                    assert parent == 0 or parent in self.heard
-                    assert id not in self.heard
-                    self.heard.add(id)
-                case Removed(id):
-                    self.heard.remove(id)
-        assert self.heard == {self.nodes[entry.handle].id for entry in self.oracle.linked()}
+        """Whoever hears the events of a salt knows which of its full blocks can be found."""
+        while events := self.index.drain_events():
+            for event in events:
+                heard = self.heard[event.salt]
+                match event:
+                    case BlockStored():
+                        assert event.parent == 0 or event.parent in heard
+                        assert event.id not in heard
+                        heard.add(event.id)
+                    case BlockRemoved():
+                        heard.remove(event.id)
+                    case BlocksCleared():
+                        heard.clear()
+        for salt, heard in self.heard.items():
+            full = [entry for entry in self.oracle.linked(salt) if len(entry.tokens) == self.block]
+            assert heard == {id_of(entry) for entry in full}
 
 
+def id_of(entry: Entry) -> int:
+    above = 0 if entry.above is None else id_of(entry.above)
+    return chained_id(above, entry.salt, pack(entry.tokens))
+
+
+@pytest.mark.parametrize("at_once", [1, 128])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_index_does_what_a_search_through_a_list_does(seed: int) -> None:
+def test_the_index_does_what_a_search_through_a_list_does(
+    seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F6"""
+    monkeypatch.setattr("treadle.cache.events.ANNOUNCED_AT_ONCE", at_once)
     Life(seed).run(120)

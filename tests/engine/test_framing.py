@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 
 from treadle.core.messages import (
+    BlockRemoved,
+    BlocksCleared,
+    BlockStored,
     Cancel,
     CancelJob,
     CancelReason,
@@ -25,6 +28,7 @@ from treadle.core.messages import (
     Stopped,
     Submit,
     TokenLogprob,
+    WatchBlocks,
 )
 from treadle.engine.framing import HEADER, frame, from_owner, to_owner
 
@@ -56,6 +60,8 @@ TO_OWNER = [
     *(Cancel(id="a", reason=reason) for reason in CancelReason),
     RunJob(id="j", name="save", args={"path": "/x", "n": 3, "deep": {"list": [1, None, "é"], "bytes": b"\x00"}}),
     CancelJob(id="j"),
+    WatchBlocks("s"),
+    WatchBlocks("s", on=False),
     Ping(),
     Stop(),
     Submit(id="c", prompt=(1,), max_tokens=9, generated=(4, 5), scored=3, resumed=True),
@@ -73,6 +79,7 @@ FROM_OWNER = [
             Output(id="b", tokens=(1, 2), logprobs=(TokenLogprob(logprob=-0.5, top=((1, -0.5), (2, -2.0))),) * 2),
             *(Output(id="c", finish=Finish(reason=r, stop_token_id=0, code="x", message="y")) for r in FinishReason),
         ),
+        events=(BlocksCleared("s", lost=True), BlockStored("s", -(2**63), 0, (1, 2)), BlockRemoved("s", 2**63 - 1)),
         statistics=EngineStatistics(steps=2, runner=RunnerStatistics(active_bytes=2**40)),
     ),
     JobDone(id="j", result={"vectors": b"\x00\x01", "shape": [2, 3]}),

@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from tests.support.faults import Faults, FaultyRunner, plain
+from treadle.cache.index import PrefixIndex
 from treadle.core import block_budget
 from treadle.core.messages import (
+    BlocksCleared,
+    BlockStored,
     Cancel,
     CancelJob,
     Failed,
@@ -26,6 +29,7 @@ from treadle.core.messages import (
     Stop,
     Stopped,
     Submit,
+    WatchBlocks,
 )
 from treadle.engine.loop import JOB_BEAT_S, MAX_FAILING_STEPS, MAX_RELEASE_TRIES, REST_AFTER_S, EngineLoop
 from treadle.engine.mailbox import Mailbox
@@ -886,3 +890,48 @@ def _random_run(seed: int) -> None:
     assert set(hand.jobs) == {"j0", "j1", "j2"}
     assert not hand.runner.rows
     hand.loop.scheduler.check_integrity()
+
+
+# Block events
+
+
+def events_of(hand: Hand) -> list[str]:
+    reports = [message for message in hand.said if isinstance(message, StepReport)]
+    return [type(event).__name__ for report in reports for event in report.events]
+
+
+def test_no_step_asks_for_block_events_while_nobody_watches() -> None:
+    hand = Hand()
+    hand.put(Submit(id="a", prompt=(1, 2, 3, 4, 5), max_tokens=2)).step().until_idle()
+    assert hand.runner.index is None, "it would have raised"
+    assert events_of(hand) == []
+
+
+def test_block_events_come_with_the_reports_of_steps_and_without() -> None:
+    hand = Hand()
+    hand.runner.index = PrefixIndex(2)
+    hand.put(Submit(id="a", prompt=(1, 2, 3, 4), max_tokens=1)).step().until_idle()
+    hand.put(WatchBlocks("")).step().until_idle()
+    assert events_of(hand) == ["BlocksCleared", "BlockStored", "BlockStored"]
+    hand.said.clear()
+    hand.put(Submit(id="b", prompt=(5, 6), max_tokens=1)).step().until_idle()
+    assert events_of(hand) == ["BlockStored"]
+    hand.said.clear()
+    hand.put(WatchBlocks("", on=False), Submit(id="c", prompt=(7, 8), max_tokens=1)).step().until_idle()
+    assert events_of(hand) == []
+    assert not hand.loop.has_work
+
+
+def test_what_was_cached_before_is_told_on_though_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block a turn, until there is no more."""
+    monkeypatch.setattr("treadle.cache.events.ANNOUNCED_AT_ONCE", 1)
+    hand = Hand()
+    hand.runner.index = PrefixIndex(2)
+    hand.put(Submit(id="a", prompt=(1, 2, 3, 4, 5, 6), max_tokens=1)).step().until_idle()
+    hand.said.clear()
+    hand.put(WatchBlocks(""), WatchBlocks("nobody's")).step()
+    first = next(message.events for message in hand.said if isinstance(message, StepReport))
+    assert [type(event) for event in first] == [BlocksCleared, BlocksCleared, BlockStored]
+    assert hand.loop.has_work
+    hand.until_idle()
+    assert events_of(hand).count("BlockStored") == 3

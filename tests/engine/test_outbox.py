@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.core.messages import (
+    BlockEvent,
+    BlockRemoved,
+    BlocksCleared,
+    BlockStored,
     EngineStatistics,
     Finish,
     FinishReason,
@@ -17,6 +22,7 @@ from treadle.core.messages import (
     Stopped,
     TokenLogprob,
 )
+from treadle.engine import outbox
 from treadle.engine.outbox import Outbox, merge
 
 
@@ -149,3 +155,19 @@ def test_what_was_put_before_the_close_is_still_taken():
     outbox.close()
     assert outbox.take() == [Stopped()]
     assert outbox.take() == []
+
+
+STORED: tuple[BlockEvent, ...] = (BlockStored("a", 1, 0, (5, 6)), BlockRemoved("b", 2))
+
+
+def test_block_events_stay_in_order() -> None:
+    first, second = StepReport(step=1, events=STORED), StepReport(step=2, events=STORED[::-1])
+    assert merge(first, second).events == STORED + STORED[::-1]
+
+
+def test_too_many_block_events_give_way_to_one_a_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it asks for what is there then."""
+    monkeypatch.setattr(outbox, "MOST_EVENTS", 3)
+    report = merge(StepReport(step=1, events=STORED), StepReport(step=2, events=STORED))
+    assert report.events == (BlocksCleared("a", lost=True), BlocksCleared("b", lost=True))
+    assert merge(report, StepReport(step=3, events=STORED[:1])).events == (*report.events, STORED[0])

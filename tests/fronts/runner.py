@@ -10,6 +10,7 @@ import msgspec
 
 from tests.support.capabilities import capabilities
 from tests.support.scripted import Script, ScriptedRunner
+from treadle.cache.index import PrefixIndex
 from treadle.core.messages import PrefixStatistics, RunnerStatistics, TokenLogprob
 from treadle.core.plan import RowScores, StepPlan, StepResult
 from treadle.runner.base import Job, JobContext
@@ -22,13 +23,18 @@ def prompt_score(prompt: Sequence[int], at: int, top: int) -> TokenLogprob:
 
 
 class FrontRunner(ScriptedRunner):
-    """`prefix_cache` reuses prompts of rows that have ended."""
+    """`prefix_cache` reuses prompts of rows that have ended; with `block` it tells of their full blocks."""
 
-    def __init__(self, script: Script, *, vocabulary: int, context: int = 4096, prefix_cache: bool = False) -> None:
+    def __init__(
+        self, script: Script, *, vocabulary: int, context: int = 4096, prefix_cache: bool = False, block: int = 0
+    ) -> None:
         super().__init__(script, vocabulary=vocabulary, context=context)
         self._can = capabilities(
             self._can, prefix_cache=prefix_cache, kv_block=1 if prefix_cache else self._can.kv.block
         )
+        kv = msgspec.structs.replace(self._can.kv, prefix_block=block)
+        self._can = msgspec.structs.replace(self._can, kv=kv)
+        self.index = PrefixIndex(block) if block else None
         self.looked_up = self.reused = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -59,4 +65,6 @@ class FrontRunner(ScriptedRunner):
     def _reset(self, context: JobContext, args: Mapping[str, Any]) -> int:
         dropped = self.statistics().prefix.held
         self._cached.clear()
+        if self.index is not None:
+            self.index.clear()
         return dropped

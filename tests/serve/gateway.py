@@ -61,6 +61,11 @@ class Gateway:
         until("a gateway that is ready", lambda: self._ok("/readiness"), START_S)
         return self
 
+    @property
+    def said(self) -> str:
+        """Its log so far."""
+        return self._log.read_text("utf-8", "replace")
+
     def _ok(self, path: str) -> bool:
         assert self._process.poll() is None, self._log.read_text("utf-8", "replace")
         with contextlib.suppress(httpx.TransportError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -64,6 +65,22 @@ def test_a_stream_has_its_finish_reason_and_its_usage(gateway: tuple[str, Serve,
     assert reasons == ["length"]
     assert usage[-1]["completion_tokens"] == 8
     server.idle()
+
+
+def test_the_gateway_knows_what_is_cached(gateway: tuple[str, Serve, Gateway]) -> None:
+    """It reads the events: their blocks' size is in no other message that it gets by then."""
+    wire, server, front = gateway
+    if wire == "mlx":
+        return
+    front.complete("a prompt that fills a block of its own. " * 8)
+    until("a block", lambda: re.search(r"Learned block_size from KV event .*block_size=32", plain(front.said)))
+    assert "state snapshot" in plain(front.said)
+    server.idle()
+
+
+def plain(text: str) -> str:
+    """Without the colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def test_the_richer_wire_has_stop_strings_and_several_choices(gateway: tuple[str, Serve, Gateway]) -> None:

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from treadle.core.messages import Capabilities, RunnerStatistics, Submit, TokenLogprob
+from treadle.cache.index import PrefixIndex
+from treadle.core.messages import BlockEvent, Capabilities, RunnerStatistics, Submit, TokenLogprob
 from treadle.core.plan import Admit, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
 from treadle.runner.base import Job
 
@@ -48,6 +49,7 @@ class ScriptedRunner:
         self._began: deque[list[tuple[Held, int]]] = deque()
         self.most_in_flight = 0
         self._cached: list[tuple[str, tuple[int, ...]]] = []
+        self.index: PrefixIndex | None = None  # of ended rows, for block events
         self._can = Capabilities(
             model="scripted",
             architecture="none",
@@ -149,6 +151,21 @@ class ScriptedRunner:
         row = self.held.pop(row_id, None)
         if row is not None and self._can.steps.prefix_cache:
             self._cached.append((row.request.salt, tuple(row.tokens[: row.cached])))
+        if row is not None and self.index is not None:
+            self._keep(self.index, row)
+
+    def _keep(self, index: PrefixIndex, row: Held) -> None:
+        node, tokens = None, row.tokens[: row.cached]
+        for start in range(0, len(tokens) - index.block + 1, index.block):
+            node = index.insert(node, row.request.salt, tokens[start : start + index.block], 1, 1).node
+
+    def watch_blocks(self, salt: str, on: bool) -> None:
+        assert self.index is not None, "watched without blocks"
+        self.index.watch(salt, on)
+
+    def block_events(self) -> tuple[BlockEvent, ...]:
+        assert self.index is not None, "nothing was watched"
+        return self.index.drain_events()
 
     def trim_memory(self) -> None:
         self.rests += 1

@@ -20,9 +20,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from .events import Event, Removed, Stored, chained_id
+from ..core.messages import BlockEvent
+from .events import EventLog
 from .eviction import EvictionOrder
-from .node import TOKEN_BYTES, Node, NodeState, pack, unpack
+from .node import TOKEN_BYTES, Node, NodeState, pack
 
 
 class Freed(NamedTuple):
@@ -60,11 +61,11 @@ class PrefixIndex:
     """Prefix index with blocks of `block` tokens. Not thread-safe.
 
     `size` (in the caller's unit), `nodes` and `tokens` are totals over all nodes, including detached ones.
-    `stored_tokens` and `evicted_tokens` count since the start. With `events`, stores and removals are recorded until
-    `drain_events`.
+    `stored_tokens` and `evicted_tokens` count since the start. Events of watched salts are
+    recorded until `drain_events`.
     """
 
-    def __init__(self, block: int, *, events: bool = False) -> None:
+    def __init__(self, block: int) -> None:
         assert block > 0
         self.block = block
         self.size = 0
@@ -76,7 +77,7 @@ class PrefixIndex:
         self._serial = 0
         self._roots: dict[str, Node] = {}
         self._order = EvictionOrder()
-        self._events: list[Event] | None = [] if events else None
+        self._log: EventLog | None = None
 
     @property
     def evictable(self) -> int:
@@ -186,18 +187,28 @@ class PrefixIndex:
         freed: list[Freed] = []
         for name in salts:
             root = self._roots.pop(name)
+            if self._log is not None:
+                self._log.cleared(name)
             for node in reversed(list(_descendants(root))):
                 self._detach(node, freed)
                 node.children = node.order = None
             root.children = root.order = None
         return freed
 
-    def drain_events(self) -> list[Event]:
-        """Return and clear the recorded events in order; [] unless the index records events."""
-        if not self._events:
-            return []
-        events, self._events = self._events, []
-        return events
+    # Watching ----------------------------------------------------------------------------------------------------
+
+    def watch(self, salt: str, on: bool = True) -> None:
+        """Record the events of a salt from its present blocks on, or no longer."""
+        if on:
+            self._log = self._log or EventLog(self.block)
+            self._log.watch(salt, self._roots.get(salt))
+        elif self._log is not None:
+            self._log.ignore(salt)
+            self._log = self._log if self._log.watches else None
+
+    def drain_events(self) -> tuple[BlockEvent, ...]:
+        """Return and clear the recorded events in order; see `EventLog.drain`."""
+        return () if self._log is None else self._log.drain()
 
     def _keys(self, tokens: Sequence[int]) -> Iterator[bytes]:
         """Yield the keys of the full blocks of `tokens`, packing twice as many blocks each time."""
@@ -225,9 +236,8 @@ class PrefixIndex:
         self.stored_tokens += node.tokens
         self._order.add(node, request)
         self._order.enqueue(node)
-        if self._events is not None:
-            node.id = chained_id(parent.id, parent.salt, key)
-            self._events.append(Stored(node.id, parent.id, parent.salt, unpack(key)))
+        if self._log is not None:
+            self._log.stored(node)
         return node
 
     def _unlink(self, node: Node, freed: list[Freed]) -> None:
@@ -249,8 +259,8 @@ class PrefixIndex:
     def _detach(self, node: Node, freed: list[Freed]) -> None:
         node.state = NodeState.DETACHED
         self._order.discard(node)
-        if self._events is not None:
-            self._events.append(Removed(node.id))
+        if self._log is not None:
+            self._log.removed(node)
         if not node.pins:
             self._free(node, freed)
 

@@ -48,9 +48,9 @@ class Node:
     """A block, with the caller's `handle` and `size`. A root has neither tokens nor parent.
 
     `refs`: references to this node. `pins`: `refs` plus the number of pinned children; a node is pinned while it or a
-    descendant is referenced. `id`: 0 unless the index records events. Fields of the eviction order: `rank`;
-    `last_request`, the last to use the node; `match_ended`, whether a match of another request ended here; `branches`,
-    the number of branches counted here; `queued`, whether the node is in the heap.
+    descendant is referenced. Fields of the eviction order: `rank`; `last_request`, the last to use the node;
+    `match_ended`, whether a match of another request ended here; `branches`, the number of branches counted here;
+    `queued`, whether the node is in the heap.
     """
 
     salt: str
@@ -59,7 +59,6 @@ class Node:
     handle: int
     size: int
     serial: int
-    id: int = 0
     state: NodeState = NodeState.LINKED
     refs: int = 0
     pins: int = 0

@@ -1,6 +1,6 @@
 """Everything that crosses between the fronts and the owner: frozen structs of plain values, nothing else.
 
-To the owner: Submit, Cancel, RunJob, CancelJob, Ping, Stop.
+To the owner: Submit, Cancel, RunJob, CancelJob, WatchBlocks, Ping, Stop.
 From the owner: Loading, Ready, Failed, StepReport, JobDone, Pong, Stopped.
 
 Each struct is tagged, so one decoder per direction reads a whole stream of them (see `engine/framing.py`).
@@ -110,6 +110,14 @@ class CancelJob(Message, frozen=True, tag=True):
     id: str
 
 
+class WatchBlocks(Message, frozen=True, tag=True):
+    """Report the events of the cached blocks of one salt, or with `on` false no longer: BlocksCleared, a BlockStored
+    for each block that is there, then each change. For a salt that is watched already it starts anew."""
+
+    salt: str
+    on: bool = True
+
+
 class Ping(Message, frozen=True, tag=True):
     """Ask the owner for a Pong between two steps: an idle owner says nothing by itself."""
 
@@ -118,7 +126,7 @@ class Stop(Message, frozen=True, tag=True):
     """End the owner: every request that still lives gets its terminal event, then the owner unwinds."""
 
 
-ToOwner = Submit | Cancel | RunJob | CancelJob | Ping | Stop
+ToOwner = Submit | Cancel | RunJob | CancelJob | WatchBlocks | Ping | Stop
 
 
 # From the owner -----------------------------------------------------------------------------------------------
@@ -171,6 +179,34 @@ class Output(Message, frozen=True):
     finish: Finish | None = None
 
 
+class BlockStored(Message, frozen=True, tag=True, array_like=True):
+    """A full block of tokens can be reused by requests of `salt`. `parent` is the id of the block before it, 0 at the
+    beginning of a prompt."""
+
+    salt: str
+    id: int
+    parent: int
+    tokens: tuple[int, ...]
+
+
+class BlockRemoved(Message, frozen=True, tag=True, array_like=True):
+    """A block can't be found any more."""
+
+    salt: str
+    id: int
+
+
+class BlocksCleared(Message, frozen=True, tag=True, array_like=True):
+    """No block of `salt` counts that was stored before. With `lost`, events were dropped: those that follow don't count
+    either, until the next BlocksCleared."""
+
+    salt: str
+    lost: bool = False
+
+
+BlockEvent = BlockStored | BlockRemoved | BlocksCleared
+
+
 class Sharing(StrEnum):
     """What a row can have of another one that runs and begins alike."""
 
@@ -184,7 +220,8 @@ class KvCapabilities(Message, frozen=True):
 
     A running sequence of n tokens holds about `row_bytes + n * token_bytes` bytes, all of them together at most
     `budget_bytes` (0: no limit). Memory is given out in `blocks` blocks of `block` tokens (0 blocks: no limit). `dtype`
-    is the type in which keys and values are stored.
+    is the type in which keys and values are stored. `prefix_block`: tokens of a block whose events WatchBlocks reports
+    (0: it reports none).
     """
 
     token_bytes: int = 0
@@ -193,6 +230,7 @@ class KvCapabilities(Message, frozen=True):
     block: int = 1
     blocks: int = 0
     dtype: str = ""
+    prefix_block: int = 0
 
 
 class StepCapabilities(Message, frozen=True):
@@ -307,10 +345,11 @@ class Failed(Message, frozen=True, tag=True):
 
 
 class StepReport(Message, frozen=True, tag=True):
-    """Everything one step has to say, in one message."""
+    """Everything one step has to say, in one message. `events` are in order."""
 
     step: int
     outputs: tuple[Output, ...] = ()
+    events: tuple[BlockEvent, ...] = ()
     statistics: EngineStatistics = EngineStatistics()
 
 

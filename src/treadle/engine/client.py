@@ -19,6 +19,7 @@ from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..errors import EngineDied, EngineUnavailable, TreadleError
 from .admission import Admission, AdmissionLimits
+from .block_feeds import BlockFeeds
 from .deaths import Death
 from .dispatch import Dispatch
 from .handle import Launch
@@ -58,6 +59,7 @@ class EngineClient:
         self.clock = clock
         self.jobs = Jobs(self._send_job)
         self.supervisor = Supervisor(launch, self, timeouts or Timeouts(), clock)
+        self.blocks = BlockFeeds(self.supervisor.send)
         self._observers = Observers(observers)
         loading = EngineUnavailable("the engine is loading its model")
         self.admission = Admission(limits, loading, self.supervisor.outage.left_s, self._on_refused, clock)
@@ -161,6 +163,7 @@ class EngineClient:
     def on_message(self, message: FromOwner) -> None:
         if isinstance(message, StepReport):
             self.dispatch.step(message)
+            self.blocks.take(message.events)
         else:
             assert isinstance(message, JobDone)
             self.jobs.done(message)
@@ -175,10 +178,12 @@ class EngineClient:
             self._restarts_reported += 1
             self._observers.tell(lambda observer: observer.restarted())
         self.admission.open_(capabilities)
+        self.blocks.ready()
         self.dispatch.resume()
 
     def on_death(self, death: Death) -> int:
         self._owed = None
+        self.blocks.lose()
         self._observers.tell(lambda observer: observer.died(death.cause.value))
         self.jobs.fail_all(EngineDied(f"the engine was lost while this job ran ({death.reason})"))
         return self.dispatch.died(death)
@@ -190,6 +195,7 @@ class EngineClient:
     def on_lost(self, running: TreadleError, waiting: TreadleError) -> None:
         self._owed = None
         self.admission.close(waiting)
+        self.blocks.close(waiting)
         self.jobs.fail_all(running)
         self.dispatch.lost(running, waiting)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.messages import (
+    BlockEvent,
     Cancel,
     CancelJob,
     Failed,
@@ -38,6 +39,7 @@ from ..core.messages import (
     Stopped,
     Submit,
     ToOwner,
+    WatchBlocks,
 )
 from ..core.plan import StepPlan
 from ..core.plan_builder import SequenceFault
@@ -96,6 +98,8 @@ class EngineLoop:
         self._memory = RunnerStatistics()
         self._failing = 0
         self._unreleased: dict[str, int] = {}
+        self._watched: set[str] = set()
+        self._more_events = False
         self._beat = clock()
         self._idle_since: float | None = None
         self._rested = False
@@ -149,7 +153,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether `run_once` has anything to do but wait."""
-        return self.scheduler.has_work or bool(self._jobs or self._unreleased)
+        return self.scheduler.has_work or bool(self._jobs or self._unreleased) or self._more_events
 
     # Taking ------------------------------------------------------------------------------------------------------
 
@@ -176,8 +180,18 @@ class EngineLoop:
                 self.scheduler.cancel(message, self._clock())
             case RunJob():
                 self._jobs.append(message)
+            case WatchBlocks():
+                self._watch(message)
             case CancelJob() if all(job.id != message.id for job in self._jobs):
                 self.mailbox.forget_job(message.id)  # it arrived after the job's end
+
+    def _watch(self, message: WatchBlocks) -> None:
+        if message.on:
+            self._watched.add(message.salt)
+        else:
+            self._watched.discard(message.salt)
+        self.runner.watch_blocks(message.salt, message.on)
+        self._more_events = bool(self._watched)
 
     def _run_job(self, job: RunJob) -> None:
         try:
@@ -303,16 +317,22 @@ class EngineLoop:
     # Reporting ---------------------------------------------------------------------------------------------------
 
     def _flush(self, outputs: tuple[Output, ...]) -> None:
-        if outputs:
-            self._report(outputs)
+        events = self._events() if self._watched else ()
+        if outputs or events:
+            self._report(outputs, events)
         if not self.scheduler.has_work:
             self.scheduler.check_integrity()
 
-    def _report(self, outputs: tuple[Output, ...]) -> None:
+    def _events(self) -> tuple[BlockEvent, ...]:
+        events = self.runner.block_events()
+        self._more_events = bool(events)
+        return events
+
+    def _report(self, outputs: tuple[Output, ...], events: tuple[BlockEvent, ...] = ()) -> None:
         self._step += 1
         self._beat = self._clock()
         statistics = self.scheduler.statistics(self._beat, self._memory, step_s=self._step_s)
-        self._send(StepReport(step=self._step, outputs=outputs, statistics=statistics))
+        self._send(StepReport(step=self._step, outputs=outputs, events=events, statistics=statistics))
 
     def _stop(self) -> None:
         self._end_all(Finish(reason=FinishReason.ERROR, code="server_stopping", message="the server is stopping"))

@@ -1,7 +1,7 @@
 """Outbox: the owner's output queue.
 
 Putting never blocks. When the reader lags, step reports are merged: tokens accumulate in order, nothing is lost, and
-the number of queued messages stays bounded.
+the number of queued messages stays bounded. Too many block events give way to one that says so.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import threading
 
 import msgspec
 
-from ..core.messages import FromOwner, Output, StepReport
+from ..core.messages import BlockEvent, BlocksCleared, FromOwner, Output, StepReport
 
 MERGE_AFTER = 32
+MOST_EVENTS = 16_384
+"""Block events that wait in one report. Those of more can be had again, from what is in the cache then."""
 
 
 class Outbox:
@@ -59,7 +61,14 @@ def merge(first: StepReport, second: StepReport) -> StepReport:
     for output in (*first.outputs, *second.outputs):
         earlier = outputs.get(output.id)
         outputs[output.id] = output if earlier is None else _merge_outputs(earlier, output)
-    return StepReport(step=second.step, outputs=tuple(outputs.values()), statistics=second.statistics)
+    events = _bounded(first.events + second.events)
+    return StepReport(step=second.step, outputs=tuple(outputs.values()), events=events, statistics=second.statistics)
+
+
+def _bounded(events: tuple[BlockEvent, ...]) -> tuple[BlockEvent, ...]:
+    if len(events) <= MOST_EVENTS:
+        return events
+    return tuple(BlocksCleared(salt, lost=True) for salt in dict.fromkeys(event.salt for event in events))
 
 
 def _merge_outputs(a: Output, b: Output) -> Output:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ..core.messages import Capabilities, RunnerStatistics
+from ..core.messages import BlockEvent, Capabilities, RunnerStatistics
 from ..core.plan import Admit, StepPlan, StepResult
 
 
@@ -77,6 +77,16 @@ class Runner(Protocol):
 
     def statistics(self) -> RunnerStatistics:
         """Memory in use; cheap enough for every step."""
+        ...
+
+    def watch_blocks(self, salt: str, on: bool) -> None:
+        """Record the events of the cached blocks of a salt, from what is there now on, or no longer. Not called where
+        `KvCapabilities.prefix_block` is 0."""
+        ...
+
+    def block_events(self) -> tuple[BlockEvent, ...]:
+        """What happened to watched blocks since the last time, in order. It is asked again, without a step between,
+        until it is empty."""
         ...
 
     def jobs(self) -> Mapping[str, Job]:

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..core.messages import Capabilities, KvCapabilities, RunnerStatistics, StepCapabilities
+from ..core.messages import BlockEvent, Capabilities, KvCapabilities, RunnerStatistics, StepCapabilities
 from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from .base import Job, JobContext
 from .device import memory
@@ -88,6 +88,7 @@ class ModelRunner:
                 block=backend.block,
                 blocks=backend.blocks,
                 dtype=model.kv_dtype,
+                prefix_block=0 if backend.index is None else backend.index.block,
             ),
             steps=StepCapabilities(
                 lookahead=backend.lookahead,
@@ -183,6 +184,17 @@ class ModelRunner:
         if self._pool is not None:
             self._pool.follow(now["active_bytes"])
         return RunnerStatistics(**now, kv_bytes=kv_bytes, prefix=self._backend.statistics())
+
+    def watch_blocks(self, salt: str, on: bool) -> None:
+        """Record the events of a salt's cached blocks, or no longer."""
+        self._owner.check()
+        assert self._backend.index is not None
+        self._backend.index.watch(salt, on)
+
+    def block_events(self) -> tuple[BlockEvent, ...]:
+        """What happened to watched blocks since the last time."""
+        self._owner.check()
+        return () if self._backend.index is None else self._backend.index.drain_events()
 
     def jobs(self) -> Mapping[str, Job]:
         """`memory` answers with bytes by kind; `release_memory` gives freed buffers back and says how many bytes;

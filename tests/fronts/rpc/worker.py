@@ -142,10 +142,13 @@ async def worker(
     context: int = 4096,
     default_sampling: dict[str, float] | None = None,
     prefix_cache: bool = False,
+    block: int = 0,
     connections: Connections | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
-    runner = FrontRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache)
+    runner = FrontRunner(
+        script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache, block=block
+    )
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s))
     texts = BytesTexts(bytes_text(context, default_sampling))

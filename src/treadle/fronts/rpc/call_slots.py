@@ -17,7 +17,7 @@ EXTRA_CALLS_PER_PEER = 1024
 """The same, per address."""
 MAX_STREAMS = 256
 STREAMS_PER_PEER = 64
-LONG_LIVED = frozenset({"/grpc.health.v1.Health/Watch"})
+LONG_LIVED = frozenset({"/grpc.health.v1.Health/Watch", "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"})
 REFLECTION = "/grpc.reflection."
 RETRY_S = 1.0
 

@@ -23,6 +23,10 @@ class Context(Protocol):
         """Send a message; returns when the client has room for it."""
         ...
 
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Begin the answer, before its first message."""
+        ...
+
     def peer(self) -> str:
         """Return the client's address, as a URI."""
         ...

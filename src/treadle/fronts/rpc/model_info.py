@@ -107,7 +107,7 @@ class WorkerInfo:
             vocabulary=min(text.vocabulary, capabilities.vocabulary),
             dtype=capabilities.dtype,
             kv_dtype=capabilities.kv.dtype,
-            kv_block=capabilities.kv.block,
+            kv_block=capabilities.kv.prefix_block or capabilities.kv.block,
             model_type=text.model_type,
             architectures=text.architectures,
             eos_token_ids=text.eos_token_ids,

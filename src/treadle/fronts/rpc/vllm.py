@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -18,8 +19,9 @@ from ...installation import version
 from ..generation.choice import Choice
 from ..generation.pieces import Piece
 from ..prefixes import reset_prefixes
+from .block_events import subscribe
 from .context import Context, NotImplementedHere, refuse
-from .guard import check_admin
+from .guard import caller_of, check_admin
 from .request import RpcRequest
 from .service import EngineService, given, parse_request
 from .writer import MessageWriter
@@ -95,8 +97,12 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
         return common.FlushCacheResponse(success=True, message=f"{dropped} tokens of cached prompts dropped")
 
     async def SubscribeKvEvents(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        await _not_here(context, "this worker tells of no cache events: route by prompts instead")
-        yield  # a generator, as the method streams
+        """The cached blocks of the caller's salt, and each change."""
+        await self._facts.check_ready(context)
+        salt, start = self._worker.authenticator.salts.salt(caller_of().tenant_digest), request.start_sequence_number
+        async with contextlib.aclosing(subscribe(self._worker.model.engine, salt, start, context)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def StartProfile(self, request: Any, context: Context) -> Any:
         await _not_here(context, "this worker has no profiler: measure it with treadle bench")

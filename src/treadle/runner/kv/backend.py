@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ...cache.index import PrefixIndex
 from ...core.messages import PrefixStatistics, Sharing
 from ..forward.segments import ForwardOutput, KvSequence, RowSegment
 
@@ -70,6 +71,11 @@ class KvBackend(Protocol):
 
     @property
     def sharing(self) -> Sharing: ...
+
+    @property
+    def index(self) -> PrefixIndex | None:
+        """The index of cached blocks; None where no prefixes are kept, or not as blocks."""
+        ...
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]: ...

@@ -92,6 +92,10 @@ class ContiguousBackend:
         self._store = BlockStore()
         self._looked_up = self._reused = 0
 
+    @property
+    def index(self) -> PrefixIndex | None:
+        return self._index
+
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         return warm_passes(self._config.device, limits)
 

@@ -80,6 +80,7 @@ class PaddedBackend:
         self._model = CachedModel(module, config.library, pad_to(config.device))
         self._batch = DecodeBatch()
         self._snapshots = _snapshots(config.library, module) if config.keep_prefixes else None
+        self.index = None  # snapshots are reused whole: routers that compare blocks could not tell what is
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         return warm_passes(self._config.device, limits)

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from ....cache.index import PrefixIndex
 from ....core.messages import PrefixStatistics, Sharing
 from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, prompt_bucket
 from ...forward.ragged import ForwardPass, RaggedBatch
@@ -104,6 +105,10 @@ class PagedBackend:
         self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
         self._pages = Pages(config.pages, PAGE, self._copy, keep_prefixes=config.keep_prefixes)
         self._copies: dict[int, int] = {}
+
+    @property
+    def index(self) -> PrefixIndex | None:
+        return self._pages.index
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
