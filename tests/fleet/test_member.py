@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.serve.server import gone, until
@@ -117,10 +118,14 @@ it._process.wait()
 """
 KILLED = """
 import pathlib, signal, sys
+from treadle.fleet import member
 from treadle.fleet.member import Member
+member.DEATH_SIGNAL = sys.argv[2] == "kernel"
+other = Member("other", [sys.executable, "-c", "import signal; signal.pause()"], pathlib.Path(sys.argv[1] + ".other"))
+other.start()
 it = Member("m", [sys.executable, "-c", "import signal; signal.pause()"], pathlib.Path(sys.argv[1]))
 it.start()
-print(it.pid, flush=True)
+print(it.pid, other.pid, flush=True)
 signal.pause()
 """
 
@@ -132,17 +137,45 @@ def test_its_start_runs_no_fork_handlers(tmp_path: Path) -> None:
     assert (done.stdout, (tmp_path / "log").read_text()) == ("", "up\n")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it goes on")
-def test_it_ends_with_a_fleet_that_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "log")], stdout=subprocess.PIPE) as fleet:
+def processes_of(pids: list[int]) -> list[int]:
+    """The members, once each is its program, and the processes beside them."""
+    until("they are programs", lambda: all(len(psutil.Process(pid).cmdline()) == 3 for pid in pids))
+    return [*pids, *(child.pid for pid in pids for child in psutil.Process(pid).children())]
+
+
+KERNEL = pytest.param("kernel", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux alone can"))
+
+
+@pytest.mark.parametrize("leash", [KERNEL, "pipe"])
+def test_members_end_with_a_fleet_that_is_killed(tmp_path: Path, leash: str) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "log"), leash]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as fleet:
         assert fleet.stdout is not None
-        pid = int(fleet.stdout.readline())
-        until("it is the program", lambda: Path(f"/proc/{pid}/cmdline").read_text().count("\0") == 3)
+        pids = processes_of([int(pid) for pid in fleet.stdout.readline().split()])
+        assert len(pids) == (2 if leash == "kernel" else 4)
         fleet.kill()
-    until("it is gone", lambda: gone(pid))
+    until("they are gone", lambda: all(gone(pid) for pid in pids))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the start fails")
+@in_loop
+async def test_the_process_beside_a_member_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the fleet ends the member, or it ends by itself."""
+    monkeypatch.setattr("treadle.fleet.member.DEATH_SIGNAL", False)
+    it = member(tmp_path, FOREVER)
+    it.start()
+    assert it.pid is not None
+    pids = processes_of([it.pid])
+    os.kill(it.pid, signal.SIGUSR1)
+    until("both are gone", lambda: it.pid is None and gone(pids[1]))
+    it.revive(0.0)
+    it.revive(1.0)
+    assert it.pid is not None
+    pids = processes_of([it.pid])
+    await it.stop(10)
+    assert it.ending() == "killed by SIGTERM"
+    until("both are gone again", lambda: all(gone(pid) for pid in pids))
+
+
 def test_a_program_that_can_t_be_run_says_so_in_its_log(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF, but not really")

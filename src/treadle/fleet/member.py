@@ -18,6 +18,10 @@ from ..processes import last_lines, signal_group, wait_for_exit
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 DIE_WITH_PARENT = Path(__file__).with_name("die_with_parent.py")
+DEATH_SIGNAL = sys.platform == "linux"
+"""Whether the kernel ends a member when the fleet is killed; elsewhere a process beside it does."""
+
+_pipe: tuple[int, int] | None = None
 
 
 class Member:
@@ -66,6 +70,7 @@ class Member:
                     stderr=subprocess.STDOUT,
                     env=self._environment(),
                     start_new_session=True,
+                    pass_fds=() if DEATH_SIGNAL else (_life_pipe(),),
                 )
             except OSError as error:
                 raise StartFailed(f"{self.name} could not be started: {self._command[0]}: {error.strerror}") from error
@@ -75,12 +80,11 @@ class Member:
                 os.sched_setaffinity(self._process.pid, self._cores)
 
     def _full_command(self) -> list[str]:
-        """Return the command; on Linux, one that ends with this process. Raises FileNotFoundError."""
-        if sys.platform != "linux":
-            return self._command
+        """Return the command, which ends with this process. Raises FileNotFoundError."""
         if shutil.which(self._command[0]) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *self._command]
+        parent = f"pid={os.getpid()}" if DEATH_SIGNAL else f"fd={_life_pipe()}"
+        return [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), parent, *self._command]
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name not in self._hidden_variables}
@@ -171,3 +175,11 @@ class Member:
             return last_lines(self.log.read_text("utf-8", "replace"))
         except OSError:
             return ""
+
+
+def _life_pipe() -> int:
+    """The read end of a pipe whose write end is open as long as this process lives, and in no other."""
+    global _pipe
+    if _pipe is None:
+        _pipe = os.pipe()
+    return _pipe[0]
