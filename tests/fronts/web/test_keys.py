@@ -12,6 +12,8 @@ import pytest
 from tests.fronts.web.server import Front, forever, front, settle
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
+from treadle.core.messages import Submit
+from treadle.engine.quarantine import Quarantine, quarantined
 from treadle.fronts.auth_throttle import MOST_WRONG
 from treadle.keys import ALL, Key, KeyLimits, digest
 from treadle.keys.file import add
@@ -142,6 +144,22 @@ async def test_a_keys_requests_a_minute(keys: Path) -> None:
         assert f.telemetry.metrics.value("treadle_refused_total", {"reason": "rate_limit_exceeded"}) == 1
         refusals = (await asks(f, "GET", "/v1/status", key("boss"))).json["admission"]["refused"]
         assert refusals == {"rate_limit_exceeded": 1}
+        assert f.idle()
+
+
+@in_loop
+async def test_refusals_have_the_limits_too(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And count for nothing where nothing was computed."""
+    async with front(api_keys=keys) as f:
+        wrong = await f.post("/v1/completions", {"prompt": "hi", "temperature": 9}, headers=key("slow"))
+        assert (wrong.status, wrong.headers["x-ratelimit-remaining-requests"]) == (400, "2")
+
+        def refuse(self: Quarantine, request: Submit) -> None:
+            raise quarantined()
+
+        monkeypatch.setattr(Quarantine, "check", refuse)
+        poison = await asks(f, "POST", "/v1/completions", key("slow"))
+        assert (poison.status, poison.headers["x-ratelimit-remaining-requests"]) == (422, "2")
         assert f.idle()
 
 

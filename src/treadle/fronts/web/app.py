@@ -69,6 +69,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_exception)
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
+    app.add_middleware(ErrorEnvelope)  # within EarlyReject, which adds x-ratelimit-* to all answers
     app.add_middleware(
         EarlyReject,
         authenticator=authenticator,
