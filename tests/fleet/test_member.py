@@ -167,12 +167,12 @@ async def test_the_process_beside_a_member_ends_with_it(tmp_path: Path, monkeypa
     pids = processes_of([it.pid])
     os.kill(it.pid, signal.SIGUSR1)
     until("both are gone", lambda: it.pid is None and gone(pids[1]))
-    it.revive(0.0)
-    it.revive(1.0)
+    it.restart_if_due(0.0)
+    it.restart_if_due(1.0)
     assert it.pid is not None
     pids = processes_of([it.pid])
     await it.stop(10)
-    assert it.ending() == "killed by SIGTERM"
+    assert it.exit_description() == "killed by SIGTERM"
     until("both are gone again", lambda: all(gone(pid) for pid in pids))
 
 

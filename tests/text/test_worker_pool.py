@@ -118,7 +118,9 @@ def test_the_server_spells_every_token_as_the_tokenizer_does(tmp_path: Path, kin
     run(main)
 
 
-def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(folder: Path) -> None:
+def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         async with pool_of(folder) as pool:
             before = await pool.run("pid", b"")
@@ -128,6 +130,7 @@ def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(folder: Path
             assert await pool.run("pid", b"") == before
 
     run(main)
+    assert not caplog.messages, "it is the client's business"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(folder: Path
     ],
 )
 def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone(
-    folder: Path, job: str, params: bytes, named: str
+    folder: Path, job: str, params: bytes, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         async with pool_of(folder) as pool:
@@ -156,6 +159,8 @@ def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone
             assert pool.unavailable_reason == ""
 
     run(main)
+    (line,) = [text for text in caplog.messages if named in text]
+    assert "on this request, which got 400; " in line or "a request may take, which got 400; " in line
 
 
 def test_a_worker_that_somebody_else_killed_costs_no_answer(folder: Path, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Runs a program that is sent SIGTERM when the fleet ends: `die_with_parent.py PARENT PROGRAM ARGUMENT...`.
+"""Launcher that ties a program to its parent: `die_with_parent.py PARENT PROGRAM ARGUMENT...`.
 
-PARENT is `pid=NUMBER` where the kernel sends the signal (Linux, PR_SET_PDEATHSIG). Elsewhere it is `fd=NUMBER`, the read
-end of a pipe whose only write end the fleet holds: a process beside the program reads from it until the fleet ends.
+PARENT is `pid=NUMBER` where the kernel sends the signal (Linux, PR_SET_PDEATHSIG). Elsewhere it is `fd=NUMBER`, the
+read end of a pipe whose only write end the fleet holds: a process beside the program reads from it until the end.
 
-The process prepares itself and then becomes the program. Doing so between fork and exec (`preexec_fn`) would run
-Python, and the fork handlers of libraries such as gRPC, in the copy of a process with threads. This file is run by its
-path and imports the standard library alone.
+The process prepares itself and then executes the program. A `preexec_fn` would instead run Python, and the fork
+handlers of libraries such as gRPC, in the fork of a process with threads. This file is run by its path and imports only
+the standard library.
 """
 
 from __future__ import annotations

@@ -121,12 +121,13 @@ class Done(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The job failed with this error."""
+    """The job failed with this error. `fault` says what went wrong where the job did not refuse the request."""
 
     code: str
     message: str
     param: str | None = None
     last: bool = False
+    fault: str = ""
 
 
 ToServer = Load | Fork | Kill

@@ -66,8 +66,8 @@ class Worker:
             self._enter(IDLE)
 
     def _failed(self, how: str, kind: type[TreadleError]) -> Failed:
-        stage = STAGES[self._stages[self._slot]] or "text work"
-        return Failed(kind.code, f"{stage} {how}: send fewer or shorter messages", last=True)
+        fault = f"{STAGES[self._stages[self._slot]] or 'text work'} {how}"
+        return Failed(kind.code, f"{fault}: send fewer or shorter messages", last=True, fault=fault)
 
     def _enter(self, stage: int) -> None:
         self._stages[self._slot] = stage

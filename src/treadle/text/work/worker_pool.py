@@ -27,11 +27,12 @@ from ...errors import (
     TreadleError,
 )
 from ...processes import is_stopped
+from ...units import duration
 from ..packed_view import unpack
 from ..view import TextView
 from .fork_server_process import ForkServerProcess
 from .item_queue import ItemQueue
-from .messages import Done, Exited, Load, Order, Speeds, from_worker
+from .messages import Done, Exited, Failed, Load, Order, Speeds, from_worker
 from .work_item import Counters, WorkerHandle, WorkItem, cpu_limit_s, error_from
 from .worker_set import WorkerSet
 
@@ -220,7 +221,7 @@ class WorkerPool:
             await self._on_worker_lost(worker, item, late=False)
             return
         self.counters.record(self._clock() - began)
-        item.resolve(payload if isinstance(message, Done) else error_from(message))
+        item.resolve(payload if isinstance(message, Done) else self._reported(message))
         self._release(worker, message.last)
 
     def _release(self, worker: WorkerHandle, last: bool) -> None:
@@ -250,23 +251,34 @@ class WorkerPool:
         how = item.failure(exited, late)
         self.counters.killed[stage] += 1
         self.on_killed(stage)
-        self._warn(
-            f"{stage} {how}, which got 400; its process was replaced; if ordinary requests do this, use another "
-            "template or model"
-        )
-        item.resolve(InvalidRequest(f"{stage} {how}: send fewer or shorter messages"))
+        error = InvalidRequest(f"{stage} {how}: send fewer or shorter messages")
+        self._warn(f"{stage} {how}", error, f" (since the start: {sum(self.counters.killed.values())})")
+        item.resolve(error)
 
-    def _warn(self, event: str) -> None:
+    def _reported(self, message: Failed) -> TreadleError:
+        """Return the error that a worker reports; log it unless the job refused the request itself."""
+        error = error_from(message)
+        if message.fault:
+            self._warn(message.fault, error)
+        return error
+
+    def _warn(self, fault: str, error: TreadleError, more: str = "") -> None:
         if self._clock() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = self._clock()
-            log.warning("%s (since the start: %d)", event, sum(self.counters.killed.values()))
+            log.warning(
+                "%s, which got %d; its process was replaced; if ordinary requests do this, use another template or "
+                "model%s",
+                fault,
+                error.http_status,
+                more,
+            )
 
     def _busy(self, why: str) -> Busy:
         self.counters.refused += 1
         self.on_refused()
         pending = self._pending
         wait_s = max(1.0, pending * self.counters.mean_s / self.workers, self.blocked_s if pending else 0.0)
-        return Busy(f"the server is busy: {why}; try again in about {wait_s:.0f} s", retry_after_s=wait_s)
+        return Busy(f"the server is busy: {why}; try again in about {duration(wait_s)}", retry_after_s=wait_s)
 
     # Workers ---------------------------------------------------------------------------------------------------
 
