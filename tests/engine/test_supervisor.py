@@ -105,8 +105,8 @@ async def test_a_start_returns_when_the_owner_is_ready():
 
 
 @in_loop
-async def test_a_first_start_that_fails_is_final_with_the_owners_reason():
-    """C1: one clear message, no second try."""
+async def test_a_first_start_that_fails_is_final_with_the_owners_reason(caplog):
+    """C1: one clear message, no second try, and no line of its own: whoever started it reports."""
     scene = Scene()
     start = asyncio.create_task(scene.supervisor.start())
     owner = await scene.yard.next()
@@ -116,6 +116,7 @@ async def test_a_first_start_that_fails_is_final_with_the_owners_reason():
         await asyncio.wait_for(start, WAIT_S)
     assert await asyncio.wait_for(scene.supervisor.failed(), WAIT_S) == "no such model"
     assert len(scene.yard.launched) == 1
+    assert not caplog.messages
     await scene.supervisor.stop()
     assert scene.supervisor.state is EngineState.FAILED
 

@@ -119,4 +119,6 @@ def test_weights_that_are_not_the_models_and_no_answer_that_says_ready(start: St
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     server = start(folder)
     assert server.never_ready()
-    assert "other" in failed(server)
+    reason = failed(server)
+    assert "other" in reason
+    assert server.said.count(reason.removeprefix("treadle: error: ")) == 1

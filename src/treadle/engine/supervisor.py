@@ -353,9 +353,9 @@ class Supervisor:
         return backoff_s
 
     def _fail(self, reason: str) -> None:
-        event = "the engine did not start" if self.state is EngineState.STARTING else "the engine has failed for good"
+        if self.state is not EngineState.STARTING:  # then `ready` raises, and its caller reports
+            log.error("the engine has failed for good: %s", reason)
         self._set_state(EngineState.FAILED, reason)
-        log.error("%s: %s", event, reason)
         cause = reason if self._reason_is_public else "see its log"
         error = EngineUnavailable(f"the engine has failed for good: {cause}")
         self._events.on_lost(EngineDied(error.message), error)
