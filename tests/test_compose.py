@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from treadle import installation
-from treadle.compose.checks import require_installed
+from treadle.compose.checks import require_grpc, require_installed
 from treadle.compose.owner import owner_of, owner_spec
 from treadle.config import Settings
 from treadle.errors import StartFailed
@@ -55,6 +56,14 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyP
     assert caught.value.message == said
     with pytest.raises(StartFailed, match=r"^MLX is missing: get \('cpu',\)$"):
         require_installed("owner/name")
+
+
+def test_grpc_that_is_too_old_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_grpc()
+    monkeypatch.setitem(sys.modules, "grpc_health.v1", None)  # an import raises
+    monkeypatch.setattr("treadle.installation.grpc_packages.version_of", lambda name: "1.60.0")
+    with pytest.raises(StartFailed, match=r"^grpcio 1\.60\.0 is installed and Treadle needs >=1\.81\.1: .*install"):
+        require_grpc()
 
 
 def test_what_is_installed_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,10 @@ import pytest
 
 REQUIRES = (
     "fastapi>=0.160",
+    "grpcio>=1.81.1",
+    "grpcio-health-checking>=1.81.1",
+    "grpcio-reflection>=1.81.1",
+    "smg-grpc-proto<0.5,>=0.4.28",
     "mlx>=0.32.4; sys_platform == 'darwin' and platform_machine == 'arm64'",
     "mlx-lm<0.33,>=0.32.2",
     "mlx[cpu]>=0.32.4; sys_platform == 'linux' and extra == 'cpu'",

@@ -23,6 +23,19 @@ def require_installed(model: str, *, gateway: bool = False) -> None:
         raise StartFailed(installation.combine(problems))
 
 
+def require_grpc() -> None:
+    """Import the packages of the gRPC front. Generated code refuses a gRPC that is older than its generator. Raises
+    StartFailed with the command that installs the right ones."""
+    try:
+        from grpc_health.v1 import health_pb2_grpc  # noqa: F401
+        from grpc_reflection.v1alpha import reflection  # noqa: F401
+        from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc  # noqa: F401
+    except Exception as error:
+        from ..installation import diagnose_grpc
+
+        raise StartFailed(str(diagnose_grpc(error))) from error
+
+
 def check_cheaply(settings: Settings) -> None:
     """Check the settings as far as that needs no loading. Raises ModelError or ConfigError."""
     from ..models.resolve import check_named

@@ -17,7 +17,7 @@ from ..engine.client import EngineClient
 from ..engine.supervisor import EngineState
 from ..errors import StartFailed, spelled
 from ..exposure import Reach, check, reach_of
-from .checks import check_cheaply, require_installed
+from .checks import check_cheaply, require_grpc, require_installed
 from .engine import engine_for
 from .sockets import listen
 from .texts import TextWorkers
@@ -183,6 +183,7 @@ class Server:
         return by_front
 
     def _rpc(self, parts: _Parts) -> RpcServer:
+        require_grpc()
         from ..fronts.rpc.server import RpcServer
 
         return RpcServer(

@@ -19,6 +19,7 @@ from .backend import (
     version_of,
 )
 from .commands import backend_extra, install_command, pip_install, requirement
+from .grpc_packages import diagnose_grpc
 from .invoked import command
 from .origin import version
 
@@ -30,6 +31,7 @@ __all__ = [
     "combine",
     "command",
     "diagnose",
+    "diagnose_grpc",
     "install_command",
     "package_problem",
     "pip_install",
