@@ -17,11 +17,12 @@ import pytest
 from rich.console import Console
 
 from tests.support.tiny import make_tiny
-from treadle.cli.check import Bounds, check_model, first_difference
+from treadle.cli.check import Bounds, check_model, first_difference, reach
 from treadle.cli.check_report import CheckReport, Outcome
 from treadle.cli.engine_trial import CompletedRun, make_prompt
 from treadle.cli.findings import Finding, Findings, Mark
 from treadle.config import Settings
+from treadle.engine.generation import Generation
 from treadle.text import TextModel
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,32 @@ def test_an_engine_that_does_not_come_back_fails_the_crash_check(
     assert outcomes["crash"].mark is Mark.FAIL
     assert "start_failed" in outcomes["crash"].text
     assert "engine_unavailable" in outcomes["burst"].text
+
+
+@pytest.mark.parametrize(
+    ("context", "late", "mark", "said"),
+    [
+        (2048, 2, None, "slot free in"),
+        (2048, 3, Mark.FAIL, "3 streams of 512 tokens went on to their end"),
+        (64, 3, Mark.WARN, "3 streams of 24 tokens went on to their end"),
+    ],
+)
+def test_a_stream_that_is_over_before_its_cancel_is_no_failure_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: int, late: int, mark: Mark | None, said: str
+) -> None:
+    """As on a busy machine: so often the cancel comes only when the stream has ended."""
+    streams = 0
+
+    async def busy(generation: Generation, tokens: int) -> None:
+        nonlocal streams
+        streams += 1
+        await reach(generation, 10_000 if streams <= late else tokens)
+
+    monkeypatch.setattr("treadle.cli.check.reach", busy)
+    monkeypatch.setattr("treadle.cli.check.EngineChecks.steps", lambda self: [("cancel", 60.0, self.cancel)])
+    found = check(make_tiny(tmp_path / "model", context=context, eos=False))["cancel"]
+    assert said in found.text
+    assert found.mark is mark or (mark is None and found.mark is not Mark.FAIL)
 
 
 def test_a_model_that_can_not_start_ends_the_checks(tmp_path: Path) -> None:
