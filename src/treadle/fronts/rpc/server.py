@@ -109,6 +109,7 @@ class RpcServer:
         LOGGER.removeFilter(self._lines)
         if self._census is not None:
             self._census.cancel()
+            await asyncio.gather(self._census, return_exceptions=True)
 
 
 def _check_address(host: str, port: int) -> None:
