@@ -170,7 +170,7 @@ def check(cases: int, new: type[Kernels] = Kernels, longest: int = 2500) -> bool
     rng, worst, wrong = random.Random(0), 0.0, 0
     for _ in range(cases):
         heads, rep = rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 4, 5, 8, 16])
-        dim, window = rng.choice([64, 128, 128, 256]), rng.choice([0, 0, 48, 512])
+        dim, window = rng.choice([64, 80, 96, 128, 128, 256]), rng.choice([0, 0, 48, 512])
         most = 300 if rng.random() < 0.5 else DECODE_ROWS[-1] // rep
         least = 1 if most * rep <= DECODE_ROWS[-1] else DECODE_ROWS[-1] // rep + 1
         positions = (0, rng.randint(0, 100), rng.randint(0, longest))

@@ -37,8 +37,8 @@ inline void copy_async(unsigned to, const void* from, unsigned bytes = 16) {
   if (self->last_copy - self->first_copy == MOST_COPIES) fail("more copies on their way than are emulated");
   self->copies[self->last_copy++ % MOST_COPIES] = {to, bytes, from, self->groups};
 }
-inline void copy_async_off(unsigned to, const void* from, unsigned bytes, unsigned by) {
-  copy_async(to + by, static_cast<const unsigned char*>(from) + by, bytes);
+inline void copy_async_off(unsigned to, const void* from, unsigned bytes, unsigned to_by, unsigned from_by) {
+  copy_async(to + to_by, static_cast<const unsigned char*>(from) + from_by, bytes);
 }
 inline void commit_group() { ++self->groups; }
 inline void wait_group(int left) {

@@ -46,7 +46,7 @@ _INSTRUCTIONS = (
     _known("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;", "=r r", "movmatrix"),
     _known("cp.async.cg.shared.global [%0], [%1], 16, %2;", "r l r", "copy_async"),
     _known("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;", "r l", "copy_async"),
-    _known("cp.async.cg.shared.global [%0 + %3], [%1 + %3], 16, %2;", "r l r n", "copy_async_off"),
+    _known("cp.async.cg.shared.global [%0 + %3], [%1 + %4], 16, %2;", "r l r n n", "copy_async_off"),
     _known("cp.async.commit_group;", "", "commit_group"),
     _known("cp.async.wait_group %0;", "n", "wait_group"),
     _known("cp.async.wait_group <n>;", "", "wait_group"),

@@ -52,7 +52,10 @@ def same(found: Pool, wanted: Pool) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("heads", "dim", "dtype", "bits"),
-    [(2, 64, mx.bfloat16, 16), (3, 128, mx.float16, 16), (2, 128, mx.bfloat16, 8), (1, 256, mx.float16, 8)],
+    [
+        *[(2, 64, mx.bfloat16, 16), (3, 128, mx.float16, 16), (2, 128, mx.bfloat16, 8), (1, 256, mx.float16, 8)],
+        *[(2, 80, mx.bfloat16, 16), (3, 80, mx.float16, 8), (2, 96, mx.bfloat16, 8)],
+    ],
 )
 def test_tokens_are_put_at_their_slots(heads: int, dim: int, dtype: Any, bits: int, seed: int) -> None:
     """Of 8 bits with their factors, which are 1 for a token of zeros."""

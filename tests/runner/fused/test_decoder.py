@@ -158,6 +158,20 @@ def test_other_decoders_are_refused_by_name(name: str) -> None:
         decoder(make(name))
 
 
+@pytest.mark.parametrize("dim", [80, 96])
+def test_heads_that_are_no_multiple_of_64_are_served_without(dim: int) -> None:
+    """Phi's: attention over pages, and the module's own layers."""
+    module = make("llama", head_dim=dim)
+    config = paged(module)
+    assert not config.fused
+    prompt = PROMPTS[-1]
+    expected = make("llama", head_dim=dim)(mx.array([prompt]))[0]
+    for pieces in (1, 5):
+        assert mx.allclose(logits(module, config, prompt, pieces), expected, atol=2e-3, rtol=1e-3).item()
+    with pytest.raises(NotImplementedError, match=f"heads of {dim}"):
+        FusedDecoder(module, ReferenceKernels(KV_HEADS, dim, PAGE, mx.float32, rep=2), Selection())
+
+
 def test_a_head_behind_an_unknown_norm_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="last norm"):
         FusedDecoder(make("llama"), ReferenceKernels(KV_HEADS, DIM, PAGE, mx.float32, rep=2), None)

@@ -115,7 +115,7 @@ def test_the_module_is_as_it_was_when_nothing_could_be_used() -> None:
     ("shape", "why"),
     [
         (AttentionShape(2, 4, 64, mx.float32), "not in"),
-        (AttentionShape(2, 4, 80, mx.bfloat16), "not of 80"),
+        (AttentionShape(2, 4, 112, mx.bfloat16), "not of 112"),
         (AttentionShape(3, 4, 64, mx.bfloat16), "can't share"),
         (AttentionShape(1, 17, 64, mx.bfloat16), "17 query heads share"),
         (AttentionShape(1, 16, 128, mx.float16), ""),

@@ -118,6 +118,8 @@ def _layer(layer: Any, page: int, tools: Tools) -> _Layer:
 
     qkv = product(attention.q_proj, attention.k_proj, attention.v_proj)
     dim = qkv.outputs // (queries + 2 * kv)
+    if dim % 64:
+        raise NotImplementedError(f"heads of {dim} dimensions")
     return _Layer(
         norm=norm.weight,
         eps=float(norm.eps),

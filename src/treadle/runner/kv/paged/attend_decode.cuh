@@ -86,9 +86,10 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
                                   int* counters, int heads) {
   constexpr bool SMALL = sizeof(S) == 1;
   constexpr float RAISED = 1024.0f;
-  constexpr int WARPS = 4, TILE = 16, STEPS = D / 16, GROUPS = ROWS / 8, LINE = D + 4;
-  constexpr int BYTES = D * sizeof(S), CHUNKS = BYTES / 16;
-  constexpr int STAGE = 2 * TILE * (BYTES + (SMALL ? 4 : 0));
+  constexpr int WARPS = 4, TILE = 16, GROUPS = ROWS / 8, LINE = D + 4;
+  constexpr int BYTES = D * sizeof(S), WIDE = ROW_OF<D> * sizeof(S), CHUNKS = (BYTES + 31) / 32 * 2;  // in pairs
+  constexpr int WHOLE = D / 16, STEPS = SMALL ? CHUNKS : WHOLE;  // of 16 dimensions
+  constexpr int STAGE = 2 * TILE * (WIDE + (SMALL ? 4 : 0));
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ float shared_m[WARPS][8], shared_l[WARPS][8];
   __shared__ int flag;
@@ -97,7 +98,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
   float* shared_o = reinterpret_cast<float*>(memory + WARPS * STAGES * STAGE);  // [WARPS][8][LINE]
   const int first = starts[blockIdx.x], last = starts[blockIdx.x + 1];
   const size_t plane = size_t(heads) * PAGE * D;  // from a page's keys to its values
-  auto swapped = [](int chunk, int token) { return chunk ^ (CHUNKS < 8 ? token >> 1 & 3 : token & 7); };
+  auto swapped = [](int chunk, int token) { return chunk ^ (WIDE < 128 ? token >> 1 & 3 : token & 7); };
 
   int ahead = first, tile_ahead = warp, tiles_ahead = 0, lo_ahead = 0, hi_ahead = 0, pages_ahead = 0, page_ahead = 0;
   auto look_ahead = [&](bool next) {
@@ -127,13 +128,13 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
 #pragma unroll
       for (int i = 0; i < TILE * CHUNKS / 32; ++i) {
         const int token = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
-        const bool inside = base + token < hi_ahead;
-        const unsigned place = to + token * BYTES + swapped(chunk, token) * 16;
+        const bool inside = base + token < hi_ahead && (BYTES == CHUNKS * 16 || chunk * 16 < BYTES);
+        const unsigned place = to + token * WIDE + swapped(chunk, token) * 16;
         fetch(place, from + token * BYTES + chunk * 16, inside);
-        fetch(place + TILE * BYTES, from + plane * sizeof(S) + token * BYTES + chunk * 16, inside);
+        fetch(place + TILE * WIDE, from + plane * sizeof(S) + token * BYTES + chunk * 16, inside);
       }
       if (SMALL && lane < 8)  // kv_scales of 16 keys, then of 16 values
-        fetch(to + 2 * TILE * BYTES + lane * 16, kv_scales + at + (lane >> 2) * (plane / D) + (lane & 3) * 4, true);
+        fetch(to + 2 * TILE * WIDE + lane * 16, kv_scales + at + (lane >> 2) * (plane / D) + (lane & 3) * 4, true);
       tile_ahead += WARPS;
       look_ahead(false);
     }
@@ -154,7 +155,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
 #pragma unroll
       for (int i = 0; i < STEPS; ++i) {
         query[n][i][0] = query[n][i][1] = 0;
-        if (r >= item.rows) continue;
+        if (r >= item.rows || i >= WHOLE) continue;
         if constexpr (SMALL) {  // in the order in which bytes come
           const uint2 four = *reinterpret_cast<const uint2*>(from + i * 16 + 4 * t);
           query[n][i][0] = halved(four.x, T());
@@ -185,8 +186,8 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
       asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
       __syncwarp();
       produce(stage == 0 ? STAGES - 1 : stage - 1);
-      const unsigned keys = shared_address(ring + stage * STAGE), values = keys + TILE * BYTES;
-      const float* kept = reinterpret_cast<const float*>(ring + stage * STAGE + 2 * TILE * BYTES);
+      const unsigned keys = shared_address(ring + stage * STAGE), values = keys + TILE * WIDE;
+      const float* kept = reinterpret_cast<const float*>(ring + stage * STAGE + 2 * TILE * WIDE);
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       float s[GROUPS][4];
 #pragma unroll
@@ -197,7 +198,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
       for (int i = 0; i < CHUNKS; i += 2) {
         unsigned a[4];
         const int token = lane & 15, chunk = i + (lane >> 4);
-        load_matrices(a, keys + token * BYTES + swapped(chunk, token) * 16);
+        load_matrices(a, keys + token * WIDE + swapped(chunk, token) * 16);
 #pragma unroll
         for (int n = 0; n < GROUPS; ++n) {
           if constexpr (SMALL) {
@@ -254,7 +255,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
       for (int i = 0; i < CHUNKS; i += 2) {
         unsigned a[4];
         const int token = (lane & 7) + (SMALL ? lane & 8 : lane >> 1 & 8), chunk = i + (SMALL ? lane >> 4 : lane >> 3 & 1);
-        load_transposed(a, values + token * BYTES + swapped(chunk, token) * 16);
+        load_transposed(a, values + token * WIDE + swapped(chunk, token) * 16);
 #pragma unroll
         for (int n = 0; n < GROUPS; ++n) {
           if constexpr (SMALL) {
@@ -285,7 +286,7 @@ __device__ inline void attend_decode(const T* q, const S* pool, const float* kv_
         }
         float* line = shared_o + (warp * 8 + 2 * t + c) * LINE;
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i) {
+        for (int i = 0; i < WHOLE; ++i) {
           line[i * 16 + (SMALL ? 2 * g : g)] = SMALL ? o[n][i][c] / RAISED : o[n][i][c];
           line[i * 16 + (SMALL ? 2 * g + 1 : g + 8)] = SMALL ? o[n][i][2 + c] / RAISED : o[n][i][2 + c];
         }

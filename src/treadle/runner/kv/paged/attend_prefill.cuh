@@ -90,19 +90,19 @@ __device__ inline void merge_parts(const Item& item, int block, int h, int heads
   }
 }
 
-// 16 bytes of every STEP-th row below END, to shared memory; zeros for those that are not `left`. The distances are
-// in the instructions.
-template <int ROW, int END, int STEP, int WIDE>
+// 16 bytes of every STEP-th row below END, FROM bytes apart, to shared memory, TO bytes apart; zeros for those that are
+// not `left`. The distances are in the instructions.
+template <int ROW, int END, int STEP, int TO, int FROM>
 __device__ inline void fetch_rows(unsigned to, const char* from, int left) {
   if constexpr (ROW < END) {
-    asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %3], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(ROW < left ? 16 : 0), "n"(ROW * WIDE)
+    asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %4], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(ROW < left ? 16 : 0), "n"(ROW * TO), "n"(ROW * FROM)
                  : "memory");
-    fetch_rows<ROW + STEP, END, STEP, WIDE>(to, from, left);
+    fetch_rows<ROW + STEP, END, STEP, TO, FROM>(to, from, left);
   }
 }
 
-// Scores of a warp's F fragments of 16 rows with N groups of 8 tokens. Both lie in shared memory in rows of D, the
+// Scores of a warp's F fragments of 16 rows with N groups of 8 tokens. Both lie in shared memory in rows of ROW_OF<D>, the
 // 16-byte pieces of row r at their place ^ (r & 7); `queries` and `keys` are this thread's piece of the first matrices.
 template <typename T, int D, int F, int N>
 __device__ inline void score(float (&s)[F][N][4], unsigned queries, unsigned keys) {
@@ -116,11 +116,11 @@ __device__ inline void score(float (&s)[F][N][4], unsigned queries, unsigned key
   for (int i = 0; i < D / 16; ++i) {
     unsigned a[F][4];
 #pragma unroll
-    for (int f = 0; f < F; ++f) load_matrices(a[f], (queries ^ (i << 5)) + f * 16 * D * 2);
+    for (int f = 0; f < F; ++f) load_matrices(a[f], (queries ^ (i << 5)) + f * 16 * ROW_OF<D> * 2);
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       unsigned b[4];  // two groups of 8 tokens by two halves of 16 dimensions
-      load_matrices(b, (keys ^ (i << 5)) + n * 8 * D * 2);
+      load_matrices(b, (keys ^ (i << 5)) + n * 8 * ROW_OF<D> * 2);
 #pragma unroll
       for (int f = 0; f < F; ++f) {
         mma(s[f][n], a[f][0], a[f][1], a[f][2], a[f][3], b[0], b[1], T());
@@ -192,7 +192,7 @@ __device__ inline void gather(float (&o)[F][D / 8][4], const float (&s)[F][N][4]
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       unsigned b[4];  // two halves of 16 tokens by two groups of 8 dimensions
-      load_transposed(b, (values ^ (n << 4)) + i * 16 * D * 2);
+      load_transposed(b, (values ^ (n << 4)) + i * 16 * ROW_OF<D> * 2);
 #pragma unroll
       for (int f = 0; f < F; ++f) {
         mma(o[f][n], p[f][0], p[f][1], p[f][2], p[f][3], b[0], b[1], kind);
@@ -237,16 +237,17 @@ __device__ inline void leave(const Item& item, const float (&o)[F][D / 8][4], co
 // Many packed rows (128 a tile) over cached tokens, TILE of them at a time in shared memory, the next ones on their way
 // meanwhile (FlashAttention-2, Dao 2023). A warp has 32 rows, so that all it reads from shared memory serves two mma;
 // of 256 dimensions its registers hold the sums of 16. Blocks have 128 threads (256 at D = 256) and
-// (128 + 4 * TILE) * D * 2 bytes. They start in the order of the items, all heads of one after another: the longest
+// (128 + 4 * TILE) * ROW_OF<D> * 2 bytes. They start in the order of the items, all heads of one after another: the longest
 // items should come first.
 template <typename T, int D, int REP, int PAGE, int WINDOW, int TILE>
 __device__ inline void attend_prefill(const T* q, const T* pool, const int* pages, const int* items, float factor,
                                    T* out, float* partial, float* scales, int* counters, int heads) {
-  constexpr int ROWS = 128, F = D > 128 ? 1 : 2, OWN = 16 * F, THREADS = 32 * ROWS / OWN, CHUNKS = D / 8;
-  constexpr int STEP = THREADS / CHUNKS, WIDE = D * 2;  // tokens that all threads fetch at once, bytes of a token
+  constexpr int ROWS = 128, F = D > 128 ? 1 : 2, OWN = 16 * F, THREADS = 32 * ROWS / OWN, CHUNKS = ROW_OF<D> / 8;
+  constexpr int STEP = THREADS / CHUNKS, WIDE = ROW_OF<D> * 2;  // tokens that all threads fetch at once, bytes of a row
+  constexpr int BYTES = D * 2;                                  // of a token in a page
   constexpr int GROUP = TILE < 32 ? TILE : 32;  // tokens that surely share a page
   constexpr int BATCH = 32 * GROUP / TILE;      // tiles whose pages a warp knows
-  extern __shared__ __align__(1024) unsigned char memory[];  // queries [ROWS], keys [2][TILE], values [2][TILE] of D
+  extern __shared__ __align__(1024) unsigned char memory[];  // queries [ROWS], keys [2][TILE], values [2][TILE]
   const int linear = blockIdx.y * gridDim.x + blockIdx.x, block = linear / heads, h = linear % heads;
   const Item item(items + block * 8);
   if (item.rows == 0) return;  // there are more blocks than items, as launches come in few sizes
@@ -254,13 +255,14 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
 
   // What this thread fetches is the same piece of every STEP-th row; STEP is a multiple of 8.
   const int token = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  const bool fetches = D == ROW_OF<D> || chunk * 8 < D;
   const unsigned start = shared_address(memory);
   unsigned piece = start + token * WIDE + ((chunk ^ (token & 7)) << 4);
 #pragma unroll
   for (int r = 0; r < ROWS; r += STEP) {
     const int packed = item.row0 + min(r + token, item.rows - 1);
     const T* from = q + (size_t(item.token + packed / REP) * heads * REP + h * REP + packed % REP) * D + chunk * 8;
-    fetch(piece + r * WIDE, from, r + token < item.rows);
+    if (fetches) fetch(piece + r * WIDE, from, r + token < item.rows);
   }
   const char* mine = reinterpret_cast<const char*>(pool + (size_t(h) * PAGE + token) * D + chunk * 8);
   asm volatile("" : "+l"(mine), "+r"(piece));  // not to be worked out again for every tile
@@ -274,9 +276,10 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
 #pragma unroll
     for (int i = 0; i < TILE; i += GROUP) {
       const unsigned page = __shfl_sync(~0u, known, tile % BATCH * (TILE / GROUP) + i / GROUP);
-      const char* from = mine + size_t(page) * stride + (PAGE > GROUP ? unsigned(base + i) % PAGE * WIDE : 0);
-      fetch_rows<0, GROUP, STEP, WIDE>(to + i * WIDE, from, left - i);
-      fetch_rows<0, GROUP, STEP, WIDE>(to + (2 * TILE + i) * WIDE, from + stride / 2, left - i);
+      const char* from = mine + size_t(page) * stride + (PAGE > GROUP ? unsigned(base + i) % PAGE * BYTES : 0);
+      if (!fetches) continue;
+      fetch_rows<0, GROUP, STEP, WIDE, BYTES>(to + i * WIDE, from, left - i);
+      fetch_rows<0, GROUP, STEP, WIDE, BYTES>(to + (2 * TILE + i) * WIDE, from + stride / 2, left - i);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
@@ -287,7 +290,7 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
   unsigned keys = start + (ROWS + low + third * 8) * WIDE + ((second ^ low) << 4);
   unsigned values = start + (ROWS + 2 * TILE + low + second * 8) * WIDE + ((third ^ low) << 4);
   asm volatile("" : "+r"(queries), "+r"(keys), "+r"(values));
-  float o[F][CHUNKS][4], m[F][2], l[F][2];
+  float o[F][D / 8][4], m[F][2], l[F][2];
 #pragma unroll
   for (int f = 0; f < F; ++f)
 #pragma unroll
@@ -295,7 +298,7 @@ __device__ inline void attend_prefill(const T* q, const T* pool, const int* page
       m[f][half] = LOWEST;
       l[f][half] = 0.0f;
 #pragma unroll
-      for (int n = 0; n < CHUNKS; ++n) o[f][n][2 * half] = o[f][n][2 * half + 1] = 0.0f;
+      for (int n = 0; n < D / 8; ++n) o[f][n][2 * half] = o[f][n][2 * half + 1] = 0.0f;
     }
   const int first = item.position + (item.row0 + warp * OWN) / REP;
   const int last = item.position + (item.row0 + min(warp * OWN + OWN, item.rows) - 1) / REP;

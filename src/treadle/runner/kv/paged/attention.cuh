@@ -13,6 +13,11 @@
 
 namespace treadle {
 
+// Dimensions that a row of D takes in shared memory, where its 16-byte pieces are swapped about: a power of two. Pages
+// hold D.
+template <int D>
+constexpr int ROW_OF = D <= 64 ? 64 : D <= 128 ? 128 : 256;
+
 constexpr float LOWEST = -1e30f;  // finite: a difference of two is 0, not a NaN
 constexpr float NEVER = -3e38f;   // weighs nothing beside LOWEST
 

@@ -14,7 +14,9 @@ from ..backend import Unsupported
 from .pool import Pool, PoolKernels
 from .tiling import DECODE_ROWS, PREFILL_ROWS, TILE, Tiles
 
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256)
+_WIDTHS = (64, 128, 256)
+"""Dimensions of a row in shared memory: those of a head, padded."""
 _LOG2_E = 1.4426950408889634
 _PREFILL_TILES = (64, 16)
 """Cached tokens that a block of the prefill kernel reads together, by the shared memory there is."""
@@ -142,12 +144,17 @@ class Kernels(PoolKernels):
 
     def _decode_memory(self, stages: int) -> int:
         """Bytes of shared memory: a ring of tiles for each warp, and its sums."""
-        line = self.dim + 4 if self.int8 else self.dim * int(self.dtype.size)
+        line = self._width + 4 if self.int8 else self._width * int(self.dtype.size)
         return _DECODE_WARPS * (stages * 2 * TILE * line + 8 * (self.dim + 4) * 4)
 
     def _prefill_memory(self, tile: int) -> int:
         """Bytes of shared memory: queries, and two tiles of keys and of values."""
-        return (PREFILL_ROWS + 4 * tile) * self.dim * int(self.dtype.size)
+        return (PREFILL_ROWS + 4 * tile) * self._width * int(self.dtype.size)
+
+    @property
+    def _width(self) -> int:
+        """Dimensions of a row in shared memory."""
+        return next(width for width in _WIDTHS if self.dim <= width)
 
     @cached_property
     def _decode(self) -> CudaKernel:

@@ -38,15 +38,17 @@ _INT8_BODY = """
   const int slot = slots[token];
   if (slot < 0) return;
   const T* from = (value ? v : k) + (size_t(token) * HEADS + h) * D;
-  float x[D / 32], most = 0.0f;
-  for (int e = 0; e < D / 32; ++e) {
-    x[e] = treadle::wide(from[e * 32 + lane]);
+  constexpr int EACH = (D + 31) / 32;
+  float x[EACH], most = 0.0f;
+  for (int e = 0; e < EACH; ++e) {
+    x[e] = e * 32 + lane < D ? treadle::wide(from[e * 32 + lane]) : 0.0f;
     most = fmaxf(most, fabsf(x[e]));
   }
   const float factor = treadle::factor_of(most);
   const size_t line = ((size_t(slot / PAGE) * 2 + value) * HEADS + h) * PAGE + slot % PAGE;
   unsigned char* to = const_cast<unsigned char*>(pool) + line * D;
-  for (int e = 0; e < D / 32; ++e) to[e * 32 + lane] = treadle::whole(x[e], factor);
+  for (int e = 0; e < EACH; ++e)
+    if (e * 32 + lane < D) to[e * 32 + lane] = treadle::whole(x[e], factor);
   if (lane == 0) const_cast<float*>(kv_scales)[line] = factor;
 """
 _DEQUANTIZE_BODY = """

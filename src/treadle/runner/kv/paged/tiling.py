@@ -26,7 +26,7 @@ PREFILL_ROWS = 128
 DECODE_BLOCKS = 264
 """Blocks of a decode launch, all kv heads counted: two for each of a large GPU's multiprocessors. All read the same
 number of cached tokens."""
-PREFILL_SLOTS = {64: 264, 128: 264, 256: 132}
+PREFILL_SLOTS = {64: 264, 80: 264, 96: 264, 128: 264, 256: 132}
 """Prefill blocks that a large GPU runs at a time, by a head's dimensions: two or one for each multiprocessor."""
 COUNTERS = 1 << 16
 """Blocks of a launch whose partial results may be merged."""
