@@ -66,7 +66,7 @@ class Trace:
     def start(self, plan: Any) -> None:
         began = self._clock()
         self._start(plan)
-        chunks = {chunk.id: len(chunk.tokens) for chunk in plan.prefill}
+        chunks = {chunk.id: chunk.count for chunk in plan.prefill}
         step = {
             "decoding": sum(decode.id not in chunks for decode in plan.decode),
             "prompt_tokens": sum(chunks.values()),
