@@ -157,7 +157,7 @@ def main() -> None:
                 model = load(
                     make_model(Path(folder), config, bits), memory=1 << 30, max_running=8, kv_bits=options.kv_bits
                 )
-                backend = model.choice.config.name + (", fused layers" if model.choice.config.fused else "")
+                backend = model.compute.summary()
                 found = [greedy(model, options.tokens), sampled(model, options.tokens)]
             seconds = time.perf_counter() - began
             print(f"{family:10} {bits:2} bits: {backend}; {'; '.join(found)}; {seconds:.0f} s", flush=True)

@@ -32,6 +32,7 @@ from treadle.runner.kv.cost import KvCost
 from treadle.runner.loading import candidates
 from treadle.runner.loading.backend_choice import BackendChoice
 from treadle.runner.loading.model import LoadedModel
+from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling.sampling_kernel import sampling_kernel
@@ -74,7 +75,10 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
     library = connect()
     args = module.args
     token_bytes = args.num_hidden_layers * 2 * args.num_key_value_heads * args.head_dim * 2
-    config = candidates.paged(library, module, tokens * token_bytes, [], keep_prefixes=True, bits=kv_bits)
+    reference = Reference(library, module, args.max_position_embeddings)
+    config = candidates.paged(reference, tokens * token_bytes, [], keep_prefixes=True, bits=kv_bits)
+    if not config.fused:
+        raise SystemExit("the layers are not fused: see the warnings above")
     if kind == "plain":
         config = replace(config, decoder=None)
     print(f"# {kind}: backend {config.name}, fused {config.fused}", flush=True)
@@ -91,8 +95,8 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
         weight_bytes=0,
         choice=BackendChoice(config, KvCost(token_bytes, 0), tokens * token_bytes),
         kv_dtype="bfloat16",
-        draws=sampling_kernel(args.vocab_size, mx.bfloat16),
-        lands=readback(),
+        draws=sampling_kernel(args.vocab_size, mx.bfloat16).required(),
+        lands=readback().required(),
     )
 
 

@@ -317,6 +317,6 @@ def test_a_choice_keeps_the_reasons_against_better_backends(
 ) -> None:
     choice = tiny(family, padded=padded).choice
     assert choice.config.name == backend
-    assert list(choice.rejected) == rejected
+    assert [(one.backend, one.reason) for one in choice.rejected] == rejected
     assert choice.reason_against("paged") == rejected[0][1]
     assert choice.reason_against("fused layers") == ""

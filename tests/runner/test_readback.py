@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support.cuda import ReferenceKernel, failing, is_left_out
+from tests.support.cuda import ReferenceKernel, failing, is_left_out, works
 from tests.support.emulated import EmulatedKernel
 from treadle.runner.device.readback import MOST, PendingReadback, Readback, readback
 
@@ -59,7 +59,7 @@ def test_too_many_numbers_are_left_to_mlx() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_landing_that_works_is_used(kernel: Any) -> None:
-    assert readback(kernel) is not None
+    assert works(readback(kernel))
 
 
 class Idle(ReferenceKernel):

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from tests.support.cuda_launches import LAUNCHES, Launch
+from treadle.core.compute_path import KernelState
 from treadle.runner.device.cuda import CudaKernel
 from treadle.runner.device.properties import DeviceProperties
+from treadle.runner.device.self_test import SelfTested
 from treadle.runner.kv.paged.kernels import Kernels
 from treadle.runner.kv.paged.tiling import PREFILL_ROWS
 
@@ -57,10 +59,18 @@ class ReferenceKernels(Kernels):
     compile: ClassVar[Callable[..., Any]] = staticmethod(lambda program: program)
 
 
-def is_left_out(make: Callable[[], object], why: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Check that `make` returns None, with one warning that gives the reason."""
+def works(tested: SelfTested[Any]) -> bool:
+    """Whether a kernel passed its self-test."""
+    return tested.kernel is not None and tested.status.state is KernelState.ACTIVE
+
+
+def is_left_out(make: Callable[[], SelfTested[Any]], why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Check that a kernel failed its self-test, and that one warning and its status give the reason."""
     with caplog.at_level(logging.WARNING):
-        assert make() is None
+        tested = make()
+    assert tested.kernel is None
+    assert tested.status.state is KernelState.FAILED
+    assert why in tested.status.reason
     (record,) = caplog.records
     assert why in record.message
 

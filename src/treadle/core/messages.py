@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from .compute_path import ComputePath
+
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of every message: immutable and made of plain values."""
@@ -258,7 +260,8 @@ class StepCapabilities(Message, frozen=True):
 
 
 class Capabilities(Message, frozen=True):
-    """Description of a runner and its model, in plain values. `context` is the longest sequence in tokens."""
+    """Description of a runner and its model, in plain values. `context` is the longest sequence in tokens;
+    `compute` are the backend and kernels that run the model, with reasons against better ones."""
 
     model: str
     architecture: str
@@ -272,6 +275,7 @@ class Capabilities(Message, frozen=True):
     steps: StepCapabilities = StepCapabilities()
     modalities: tuple[str, ...] = ("text",)
     path: str = "batched"  # or serialized
+    compute: ComputePath = ComputePath()
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 
 

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from ..core.compute_path import KernelPolicy
 from ..errors import ConfigError
 from ..units import size
 from .base import Progress
-from .device.blas import BlasReport
+from .device.blas import BlasReport, blas_status
 from .device.blas_threads import ThreadGovernor
 from .device.guard import leave_thread
 from .loading.loader import load
@@ -27,6 +28,7 @@ def build(
     memory: int | None = None,
     prefix_cache: bool = True,
     kv_bits: int | None = None,
+    kernels: KernelPolicy = KernelPolicy.AUTO,
     blas: BlasReport | None = None,
     max_running: int = 1,
     prefill_tokens: int = 2048,
@@ -34,7 +36,8 @@ def build(
 ) -> ModelRunner:
     """The runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
-    `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `LoadOptions` describes the others.
+    `kernels` says which custom kernels are used. `blas` is the report of `blas.prepare`: it is shown, and its warning
+    logged. `LoadOptions` describes the others.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -51,6 +54,8 @@ def build(
             prefill_tokens=prefill_tokens,
             prefix_cache=prefix_cache,
             kv_bits=kv_bits,
+            kernels=kernels,
+            blas=None if blas is None else blas_status(blas),
             details=details,
             progress=progress,
         )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from ..core.messages import BlockEvent, Capabilities, KvCapabilities, RunnerStatistics, StepCapabilities
@@ -58,7 +59,7 @@ class ModelRunner:
         self._before_step = before_step
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
-        self._put = Staging().put if model.device == "cuda" else direct
+        self._put = Staging().put if model.staged else direct
         self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
@@ -101,6 +102,7 @@ class ModelRunner:
                 prompt_token_s=self._costs.prompt_token_s,
             ),
             path="serialized" if backend.name == "serial" else "batched",
+            compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead),
             details=model.details,
         )
 

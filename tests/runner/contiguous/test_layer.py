@@ -78,7 +78,7 @@ class Rows:
         assert layer.offset.tolist() == positions.tolist()
         layer.update_and_fetch(mx.array(keys[:, :, None]), mx.array(values[:, :, None]))
         out = layer.attend(
-            mx.array(self.queries[:, :, None]), self.scale, 0, None if sinks is None else mx.array(sinks)
+            mx.array(self.queries[:, :, None]), None, None, self.scale, 0, None if sinks is None else mx.array(sinks)
         )
         mx.eval(out)
         return np.array(out)
@@ -112,7 +112,7 @@ def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
     key, value = rows.fresh(1, rows.heads, rows.dim), rows.fresh(1, rows.heads, rows.value_dim)
     query = rows.fresh(1, rows.heads * rows.group, rows.dim)
     layer.update_and_fetch(mx.array(key[:, :, None]), mx.array(value[:, :, None]))
-    found = layer.attend(mx.array(query[:, :, None]), rows.scale, window.size, None)
+    found = layer.attend(mx.array(query[:, :, None]), None, None, rows.scale, window.size, None)
     keys, values = (np.concatenate([old, new]) for old, new in zip(rows.known["a"], (key, value), strict=True))
     np.testing.assert_allclose(
         np.array(found)[:, :, 0], reference(query, keys, values, 30, rows.scale, 4, None), atol=1e-4

@@ -57,7 +57,7 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     config = paged(module, bits=kv_bits, kernels=EmulatedKernels)
     assert config.fused
     model, exact = loaded(module, config), _exact(module)
-    draws = sampling_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel)
+    draws = sampling_kernel(model.vocabulary, mx.bfloat16, EmulatedKernel).kernel
     assert draws is not None
     loop = Looped(ModelRunner(replace(model, draws=draws)), max_running=4, prefill_tokens=64)
     some = requests(random.Random(bits + kv_bits), 6)

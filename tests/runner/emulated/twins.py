@@ -129,4 +129,4 @@ def _attended(rows: Driven, segments: list[RowSegment], queries: Any, keys: Any,
     rows.begin(segments)
     (layer,) = rows.backend.layers
     layer.update_and_fetch(keys, values)
-    return layer.attend(queries, queries.shape[-1] ** -0.5, 0, None)
+    return layer.attend(queries, keys, values, queries.shape[-1] ** -0.5, 0, None)

@@ -13,6 +13,7 @@ from treadle.runner.kv.paged.kernels import Kernels
 from treadle.runner.loading import candidates
 from treadle.runner.loading.backend_choice import BackendChoice, Rejection
 from treadle.runner.loading.model import LoadedModel
+from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect
 
 VOCABULARY = 261
@@ -110,7 +111,8 @@ def paged(
     Raises Unsupported."""
     size = mx.float16.size if module.model.embed_tokens.weight.dtype == mx.float16 else mx.float32.size
     budget, some = pages * _page_bytes(size), [] if rejected is None else rejected
-    return candidates.paged(connect(), module, budget, some, keep_prefixes=keep_prefixes, bits=bits, kernels=kernels)
+    reference = Reference(connect(), module, 2048)
+    return candidates.paged(reference, budget, some, keep_prefixes=keep_prefixes, bits=bits, kernels=kernels)
 
 
 def _page_bytes(size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from treadle.runner.loading.backend_choice import BackendChoice, BackendRequest
 from treadle.runner.loading.choose_backend import choose
 from treadle.runner.loading.probe import Probe
 from treadle.runner.loading.profile_run import step_bytes
+from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect
 
 ROOM = 64 << 20
@@ -28,13 +30,14 @@ ROOM = 64 << 20
 
 def a_device_with(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """So much of its memory is free, whatever else the tests hold."""
+    gc.collect()  # of what earlier tests left nothing is freed while memory is measured
     monkeypatch.setattr(memory, "usable_bytes", lambda kind: room + mx.get_active_memory())
 
 
 def chosen(budget: int | None = None, prefill_tokens: int = 256) -> BackendChoice:
     request = BackendRequest("cuda", budget, 4, True, prefill_tokens=prefill_tokens)
-    found = Probe(VOCABULARY, mx.float32, KvCost(1, 2), "")
-    return choose(connect(), make("llama"), found, request, ReferenceKernels)
+    found = Probe(VOCABULARY, mx.float32, KvCost(1, 2), Reference(connect(), make("llama"), 2048))
+    return choose(found, request, ReferenceKernels)
 
 
 def pages_of(choice: BackendChoice) -> PagedConfig:

@@ -47,7 +47,7 @@ class Rows:
         (layer,) = self.rows.backend.layers
         assert layer.offset.tolist() == positions.tolist()
         layer.update_and_fetch(keys, values)
-        found = layer.attend(queries, DIM**-0.5, self.asks, None)
+        found = layer.attend(queries, keys, values, DIM**-0.5, self.asks, None)
         if self.bits == 8:
             keys, values = rounded(keys), rounded(values)
         for piece in parts:
@@ -104,4 +104,4 @@ def test_attention_sinks_are_refused() -> None:
     kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
     (layer,) = Driven(PagedConfig([0], kernels, None, pages=4, keep_prefixes=False)).backend.layers
     with pytest.raises(NotImplementedError, match="sinks"):
-        layer.attend(mx.zeros((1, 1, 1, DIM)), 1.0, 0, mx.zeros(1))
+        layer.attend(mx.zeros((1, 1, 1, DIM)), None, None, 1.0, 0, mx.zeros(1))

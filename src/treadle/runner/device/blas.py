@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ...installation import install_command
 
 FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
@@ -61,6 +62,15 @@ def prepare(threads: int | None = None, cache: Path | None = None) -> BlasReport
     except (OSError, LookupError, ValueError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
         why = f"OpenBLAS could not be loaded ({error}): matrix products will be slow; {install_command('cpu')}"
         return BlasReport(which_blas(), warning=" ".join(why.split()))
+
+
+def blas_status(report: BlasReport) -> KernelStatus:
+    """The state of the BLAS library in place of MLX's own."""
+    if report.warning or report.name == REFERENCE:
+        return KernelStatus(KernelName.BLAS, KernelState.FAILED, report.warning or f"{REFERENCE} is many times slower")
+    if report.name == DEVICE:
+        return KernelStatus(KernelName.BLAS, KernelState.NOT_APPLICABLE, "for Linux CPUs only")
+    return KernelStatus(KernelName.BLAS, KernelState.ACTIVE, str(report))
 
 
 def default_threads() -> int:

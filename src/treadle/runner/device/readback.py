@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from ...core.compute_path import KernelName
 from .cuda import CudaKernel, NewKernel
 from .pinned_memory import PinnedMemory
-from .self_test import self_tested
+from .self_test import SelfTested, self_tested
 
 MOST = 4096
 _PLACES = 8
@@ -76,14 +77,14 @@ class Readback:
         return PendingReadback(filled, self._views[place], count)
 
 
-def readback(kernel: NewKernel = CudaKernel) -> Readback | None:
-    """A landing; None, with one warning, where trying it did not give what it should."""
-    otherwise = "picks reach the host by MLX's copies"
-    return self_tested("how picks reach the host", otherwise, lambda: Readback(kernel), _why_not)
+def readback(kernel: NewKernel = CudaKernel) -> SelfTested[Readback]:
+    """The readback kernel with the outcome of its self-test."""
+    instead = "mx.array copies bring tokens to the host (about 0.2 ms a step slower)"
+    return self_tested(KernelName.READBACK, lambda: Readback(kernel), _why_not, instead=instead)
 
 
 def _why_not(made: Readback) -> str:
-    """What is wrong with what arrives; empty if nothing is."""
+    """Return what is wrong with the numbers that arrive; empty if nothing is."""
     for turn in range(2 * _PLACES):
         first, second = mx.arange(turn, turn + 300), mx.arange(300) * turn
         landed = made.send(first.astype(mx.int32), second.astype(mx.int32))

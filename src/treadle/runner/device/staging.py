@@ -11,7 +11,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from ...core.compute_path import KernelName, KernelStatus
 from .pinned_memory import PinnedMemory
+from .self_test import self_tested
 
 Put = Callable[..., list[Any]]
 """Makes MLX arrays of NumPy's: `direct`, or `Staging.put`."""
@@ -56,6 +58,11 @@ class Staging:
             start += size
         return found
 
+    @property
+    def shared(self) -> bool:
+        """Whether the device reads the staging buffer in place."""
+        return self._memory.shared
+
     def _copied(self, numbers: npt.NDArray[np.uint32], count: int) -> Any:
         """The numbers as int32, padded to `count`, in the device's memory; not evaluated yet."""
         if not self._memory.shared or count > RING // 4:
@@ -79,3 +86,21 @@ class Staging:
         """Evaluate the copies from that part of the ring; earlier ones are evaluated already."""
         while self._copies and self._copies[0][0] < last and self._copies[0][1] > first:
             mx.eval(self._copies.popleft()[2])
+
+
+def staging_status() -> KernelStatus:
+    """The outcome of a self-test: arrays arrive as they were, through memory that host and device share."""
+    made = self_tested(KernelName.STAGING, Staging, _why_not, instead="MLX makes each step's arrays on the host")
+    return made.status
+
+
+def _why_not(staging: Staging) -> str:
+    """Return what is wrong with arrays that arrive; empty if nothing is."""
+    if not staging.shared:
+        return "the device does not see what the host writes into shared memory"
+    for turn in range(4):
+        numbers, floats = np.arange(turn, turn + 77, dtype=np.int32), np.linspace(-1, turn, 33, dtype=np.float32)
+        arrived = staging.put(numbers, floats)
+        if not all(np.array_equal(sent, np.array(one)) for sent, one in zip((numbers, floats), arrived, strict=True)):
+            return "arrays do not arrive as they were sent"
+    return ""

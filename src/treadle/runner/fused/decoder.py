@@ -42,6 +42,11 @@ class _Layer:
     gate_up: MergedLinear
     down: MergedLinear
 
+    @property
+    def products(self) -> tuple[MergedLinear, ...]:
+        """The layer's matrix products."""
+        return self.qkv, self.out, self.gate_up, self.down
+
 
 class FusedDecoder:
     """Computes `module`'s passes over pages that `kernels` read, with `selection` before its head. Raises
@@ -64,6 +69,7 @@ class FusedDecoder:
         self._first_eps = inner.layers[0].input_layernorm.eps
         tied = bool(module.args.tie_word_embeddings)
         self._head = inner.embed_tokens.as_linear if tied else merge_linears([module.lm_head], tools, head=True)
+        self.product_kernels = tools.statuses([product for layer in self._layers for product in layer.products])
 
     def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
         """Logits (N, 1, V) of the selected `tokens` (T, 1)."""

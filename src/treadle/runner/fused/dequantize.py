@@ -7,8 +7,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ...core.compute_path import KernelName
 from ..device.cuda import CudaKernel, NewKernel
-from ..device.self_test import self_tested
+from ..device.self_test import SelfTested, self_tested
 from .workspace import Workspace
 
 _THREADS = 256
@@ -72,17 +73,19 @@ class Dequantizer:
         return same, plain
 
 
-def dequantizer(kernel: NewKernel = CudaKernel) -> Dequantizer | None:
-    """One that works; None, with one warning, where trying it did not give what it should."""
-    otherwise = "products of many rows with quantized weights are left to MLX"
+def dequantizer(kernel: NewKernel = CudaKernel) -> SelfTested[Dequantizer]:
+    """The kernel with the outcome of its self-test."""
     return self_tested(
-        "the kernel that makes weights plain", otherwise, lambda: Dequantizer(kernel), lambda _: _why_not(kernel)
+        KernelName.DEQUANTIZE,
+        lambda: Dequantizer(kernel),
+        lambda _: _why_not(kernel),
+        instead="MLX multiplies many rows with quantized weights (three to five times as long)",
     )
 
 
 def _why_not(kernel: NewKernel) -> str:
-    """What is wrong with weights that are made plain, by others of the kind as each takes its memory once; empty if
-    nothing is."""
+    """Return what is wrong with dequantized weights; empty if nothing is. Each width is tested on a kernel of its own,
+    as one takes its memory once."""
     wrong = [bits for bits in _BITS if not _is_right(Dequantizer(kernel), bits)]
     return f"weights of {wrong[0]} bits are not what they should be" if wrong else ""
 

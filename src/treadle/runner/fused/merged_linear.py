@@ -10,7 +10,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ..device.cuda import NewKernel
+from ..device.self_test import SelfTested, not_applicable
 from .dequantize import Dequantizer, dequantizer
 from .skinny_gemm import SkinnyGemm
 from .small_gemm import SmallGemm, small_gemm
@@ -23,6 +25,8 @@ MANY_ROWS = 65
 """Rows from which on it pays to dequantize weights."""
 LEAST_ROWS = 2
 """Rows from which on kernels of ours are used for weights that are not quantized: for one row, MLX's is the fastest."""
+_HEAVY = "a layer's weights take longer to read than MLX's products take to start"
+_SHAPES = "no weight of the model has a shape and type that it takes"
 
 
 @dataclass
@@ -88,18 +92,22 @@ class Tools:
         """The tools for a model with `layer_bytes` bytes of weights a layer."""
         return cls(kernel, Workspace(mx.float32), layer_bytes <= LIGHT)
 
-    @cached_property
+    @property
     def dequantizer(self) -> Dequantizer | None:
         """The dequantizer, self-tested at its first use; None where that failed."""
+        return self._dequantizer.kernel
+
+    @cached_property
+    def _dequantizer(self) -> SelfTested[Dequantizer]:
         return dequantizer(self.kernel)
 
     @cached_property
-    def _small(self) -> SmallGemm | None:
+    def _small_gemm(self) -> SelfTested[SmallGemm]:
         return small_gemm(self.kernel)
 
     def small(self, outputs: int, columns: int, dtype: Any) -> SmallGemm | None:
         """The kernel for dozens of rows of such a weight; None where it is not supported, or not worth while."""
-        return self._small if self.light and SmallGemm.takes(outputs, columns, dtype) else None
+        return self._small_gemm.kernel if self.light and SmallGemm.takes(outputs, columns, dtype) else None
 
     def skinny(self, weight: Any, *parts: Any, bits: int = 16, group: int = 0) -> SkinnyGemm | None:
         """The kernel for few rows of a weight with its scales and biases; None where it is not supported, or not worth
@@ -111,6 +119,23 @@ class Tools:
             return SkinnyGemm(weight, scales, biases, bits, group, self.kernel, workspace=self.workspace)
         except NotImplementedError:
             return None
+
+    def statuses(self, products: Sequence[MergedLinear]) -> list[KernelStatus]:
+        """States of the kernels for matrix products, as the model's `products` use them."""
+        skinny = KernelStatus(KernelName.SKINNY_GEMM, KernelState.ACTIVE)
+        if all(product.skinny is None for product in products):
+            skinny = not_applicable(KernelName.SKINNY_GEMM, _HEAVY if not self.light else _SHAPES)
+        return [skinny, self._small_gemm_status(), self._dequantizer_status(products)]
+
+    def _small_gemm_status(self) -> KernelStatus:
+        if "_small_gemm" in self.__dict__:
+            return self._small_gemm.status
+        return not_applicable(KernelName.SMALL_GEMM, _HEAVY if not self.light else _SHAPES)
+
+    def _dequantizer_status(self, products: Sequence[MergedLinear]) -> KernelStatus:
+        if "_dequantizer" in self.__dict__:
+            return self._dequantizer.status
+        return not_applicable(KernelName.DEQUANTIZE, "the weights are not quantized")
 
 
 def merge_linears(layers: Sequence[Any], tools: Tools, *, head: bool = False) -> MergedLinear:

@@ -1,4 +1,4 @@
-"""The shape of a model's attention, recorded from one run of it."""
+"""The attention of a model's layers, recorded from one run of it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from ..kv.backend import Unsupported
 from ..kv.paged.kernels import AttentionShape
 
 
+def check_attention(module: Any, layers: int) -> None:
+    """Raises NotImplementedError where a layer attends to other keys and values than its own cache's, as layers do that
+    share a cache, or that change what it returns; whatever the module's code raises comes through."""
+    _recorded(module, layers)
+
+
 def attention_shape(module: Any, layers: int) -> AttentionShape:
     """The shape that all of the module's `layers` layers have. Raises Unsupported where they differ, or where a layer's
     attention is not plain attention over its own keys and values; whatever the module's code raises comes through."""
-    recorders = [_Recorder() for _ in range(layers)]
-    module(mx.array([[1]], mx.int32), cache=recorders)
-    shapes = {recorder.shape for recorder in recorders}
+    shapes = {recorder.shape for recorder in _recorded(module, layers)}
     if len(shapes) > 1:
         raise Unsupported("its layers have different heads")
     (shape,) = shapes
     return shape
+
+
+def _recorded(module: Any, layers: int) -> list[_Recorder]:
+    recorders = [_Recorder() for _ in range(layers)]
+    module(mx.array([[1]], mx.int32), cache=recorders)
+    return recorders
 
 
 class _Recorder:
@@ -31,6 +41,7 @@ class _Recorder:
         self.keys: Any = None
         self.values: Any = None
         self.queries: Any = None
+        self.has_sinks = False
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         return None
@@ -39,14 +50,17 @@ class _Recorder:
         self.keys, self.values = keys, values
         return keys, values
 
-    def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
-        if sinks is not None:
-            raise NotImplementedError("the kernels know no attention sinks")
+    def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
+        if keys is not self.keys or values is not self.values:
+            raise NotImplementedError("a layer attends to other keys and values than its cache's")
+        self.has_sinks = sinks is not None
         self.queries = queries
-        return queries
+        return mx.zeros((*queries.shape[:-1], values.shape[-1]), queries.dtype)
 
     @property
     def shape(self) -> AttentionShape:
+        if self.has_sinks:
+            raise NotImplementedError("the kernels know no attention sinks")
         if self.queries is None or self.values.shape != self.keys.shape:
             raise NotImplementedError("a layer's keys and values differ in shape, or are shared")
         _, heads, _, dim = self.keys.shape

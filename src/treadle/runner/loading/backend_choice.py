@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...core.compute_path import KernelPolicy
 from ..kv.backend import KvConfig
 from ..kv.cost import KvCost
 
@@ -15,7 +16,7 @@ class BackendRequest:
 
     `memory` is the byte budget of all sequences (None: a share of what is free), for up to `max_running` sequences,
     beside steps of `prefill_tokens` tokens of prompts. `keep_prefixes` asks for the prefix cache, `kv_bits` 8 for int8
-    keys and values, and `padded` for mlx-lm's caches whatever the model.
+    keys and values, `padded` for mlx-lm's caches whatever the model, and `kernels` which custom kernels may be used.
     """
 
     device: str
@@ -25,16 +26,19 @@ class BackendRequest:
     kv_bits: int | None = None
     prefill_tokens: int = 2048
     padded: bool = False
+    kernels: KernelPolicy = KernelPolicy.AUTO
 
 
 class Rejection(NamedTuple):
     """A better `backend` that was not chosen, and the reason, in words for an operator.
 
-    `backend` is "fused layers", "paged", "contiguous" or "padded".
+    `backend` is "fused layers", "paged", "contiguous" or "padded"; `failed` says whether its self-test failed, where it
+    should have served the model.
     """
 
     backend: str
     reason: str
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class BackendChoice:
     prefill_tokens: int = 0
     rejected: tuple[Rejection, ...] = ()
 
+    def rejection(self, backend: str) -> Rejection | None:
+        """The rejection of `backend`; None where it was not rejected."""
+        return next((rejection for rejection in self.rejected if rejection.backend == backend), None)
+
     def reason_against(self, backend: str) -> str:
         """The reason why `backend` was not chosen; empty where it was not rejected."""
-        return next((rejection.reason for rejection in self.rejected if rejection.backend == backend), "")
+        found = self.rejection(backend)
+        return "" if found is None else found.reason

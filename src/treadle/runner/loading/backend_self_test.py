@@ -2,88 +2,107 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
-from ..base import RunnerBroken
 from ..device.guard import mlx_runtime
+from ..device.self_test import FAULTS
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import KvBackend, KvConfig, Unsupported
-from ..kv.paged.backend import PAGE, PagedBackend
-from ..mlxlm import MlxLm
-
-TOLERANCE = 0.25
-"""Mean difference over the logits' spread: half precision stays far below, a wrong position goes far above."""
-
-FAULTS = (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, RunnerBroken)
-"""Errors of a model's code that is used in another way than its author thought of, or of a kernel's compiler."""
-_PROMPTS = (tuple(range(1, 38)), (8, 9), (10, 11, 12, 13))
-_SPLITS = (19, 1, 2)
-_NEXT = (14, 15, 16)
-SELF_TEST_PAGES = sum(-(-(len(prompt) + 1) // PAGE) for prompt in _PROMPTS)
+from ..kv.paged.backend import PAGE, PagedBackend, PagedConfig
+from .reference import Filling, Found, Reference, Trial
 
 
 class SelfTestFailed(Unsupported):
     """A KV backend that should serve the model gave wrong results, or a fault, on this machine."""
 
 
-def self_test(library: MlxLm, module: Any, config: KvConfig) -> None:
-    """Compute a few sequences, in pieces and together, in the backend of `config`. Raises SelfTestFailed where it
-    failed, or gave other logits than mlx-lm's caches."""
+def self_test(reference: Reference, config: KvConfig, trials: Sequence[Trial]) -> None:
+    """Compute all trials, in chunks and together, in the backend of `config`. Raises SelfTestFailed where that failed,
+    or gave other logits than the reference."""
     live: dict[str, KvSequence] = {}
     backend: KvBackend | None = None
     try:
-        with mlx_runtime("trying the model"):
-            backend = config.build(module, live, time.monotonic)
-            alone = [_alone(library, module, *row) for row in zip(_PROMPTS, _SPLITS, _NEXT, strict=True)]
-            together = _together(backend, live)
-            mx.eval(alone, together)
+        with mlx_runtime("testing the KV backend"):
+            tested = _Fillable(getattr(config, "decoder", None) or reference.module)
+            if isinstance(config, PagedConfig) and config.decoder is not None:
+                config = dataclasses.replace(config, decoder=tested)
+            backend = config.build(tested, live, time.monotonic)
+            found = _together(backend, live, tested, reference, trials)
             copies_pages = not isinstance(backend, PagedBackend) or backend.copies_pages()
+        reason = reference.why_not(found)
     except FAULTS as error:
-        raise SelfTestFailed(f"rows in one pass failed ({type(error).__name__}: {error})") from error
+        raise SelfTestFailed(f"sequences in one pass failed ({type(error).__name__}: {error})") from error
     finally:
         if backend is not None:
             backend.close()
     if not copies_pages:
         raise SelfTestFailed("a page's copy is another one")
-    for expected, found in zip(alone, together, strict=True):
-        _compare(expected.astype(mx.float32), found.astype(mx.float32))
+    if reason:
+        raise SelfTestFailed(reason)
 
 
-def _compare(expected: Any, found: Any) -> None:
-    if expected.shape != found.shape:
-        raise SelfTestFailed(f"rows in one pass gave logits {found.shape} and not {expected.shape}")
-    if not (mx.mean(mx.abs(found - expected)) <= TOLERANCE * mx.std(expected)).item():
-        raise SelfTestFailed("rows gave other logits in one pass than alone")
+def pages_for(trials: Sequence[Trial]) -> int:
+    """Pages that hold all trials at their ends."""
+    return sum(-(-trial.length // PAGE) for trial in trials)
 
 
-def _alone(library: MlxLm, module: Any, prompt: Sequence[int], split: int, token: int) -> Any:
-    """Logits (3, V) after the first `split` tokens of a prompt, after all of it and after one more token."""
-    caches = library.new_caches(module)
-    first = module(mx.array([prompt], mx.int32), cache=caches)[0]
-    second = module(mx.array([[token]], mx.int32), cache=caches)[0]
-    return mx.concatenate([first[split - 1 : split], first[-1:], second])
+class _Fillable:
+    """Stands for a module in a backend. While there is a `filling` it computes nothing, and gives the backend's layers
+    these made-up keys and values."""
+
+    def __init__(self, module: Any) -> None:
+        self.filling: Filling | None = None
+        self._module = module
+
+    def __call__(self, tokens: Any, cache: Sequence[Any]) -> Any:
+        if self.filling is None:
+            return self._module(tokens, cache=cache)
+        count = tokens.shape[0]
+        for layer, pair in zip(cache, self.filling.keys_and_values, strict=True):
+            assert pair is not None, "a backend of keys and values alone"
+            layer.update_and_fetch(*(_as_batch(array, count) for array in pair))
+        return mx.zeros((count, 1, 1))
 
 
-def _together(backend: KvBackend, live: dict[str, KvSequence]) -> list[Any]:
-    """The same of all prompts: each in two pieces, beside the others', then one more token of all."""
-    live |= {str(i): KvSequence(str(i), "", prompt) for i, prompt in enumerate(_PROMPTS)}
-    whole = [(live[str(i)], *row) for i, row in enumerate(zip(_PROMPTS, _SPLITS, _NEXT, strict=True))]
-    steps = [
-        [RowSegment(sequence, prompt[:split], 0, wants=1) for sequence, prompt, split, _ in whole],
-        [RowSegment(sequence, prompt[split:], split, wants=1) for sequence, prompt, split, _ in whole],
-        [RowSegment(sequence, (token,), len(prompt), wants=1) for sequence, prompt, _, token in whole],
-    ]
-    found: list[list[Any]] = [[] for _ in whole]
-    for sequence in live.values():
-        backend.admit(sequence)
-    for segments in steps:
+def _as_batch(array: Any, count: int) -> Any:
+    """Keys or values (1, heads, n, D) as those of a ragged batch of `count` tokens (count, heads, 1, D)."""
+    batch = array[0].transpose(1, 0, 2)
+    padding = mx.zeros((count - batch.shape[0], *batch.shape[1:]), batch.dtype)
+    return mx.contiguous(mx.concatenate([batch, padding])[:, :, None])
+
+
+def _together(
+    backend: KvBackend, live: dict[str, KvSequence], tested: _Fillable, reference: Reference, trials: Sequence[Trial]
+) -> list[Found]:
+    """Logits at the places of all trials: each prompt in two chunks beside the others', then the continuations."""
+    rows = [KvSequence(str(i), "", (*[0] * trial.filled, *trial.tokens)) for i, trial in enumerate(trials)]
+    live |= {row.id: row for row in rows}
+    for row, trial in zip(rows, trials, strict=True):
+        backend.admit(row)
+        if trial.filled:
+            tested.filling = reference.filling(trial)
+            mx.eval(backend.compute([RowSegment(row, row.tokens[: trial.filled], 0)], None).arrays)
+            tested.filling = None
+    parts: dict[str, list[Any]] = {row.id: [] for row in rows}
+    for ends in zip(*(_ends(trial) for trial in trials), strict=True):
+        segments = [
+            RowSegment(row, row.tokens[start:end], start, wants=1) for row, (start, end) in zip(rows, ends, strict=True)
+        ]
         done = backend.compute(segments, None)
         assert done.logits is not None
         mx.eval(done.logits, done.arrays)
         for id_, (first, _) in done.places.items():
-            found[int(id_)].append(done.logits[first : first + 1])
-    return [mx.concatenate(parts) for parts in found]
+            parts[id_].append(done.logits[first : first + 1])
+    return [Found(trial, mx.concatenate(parts[row.id])) for row, trial in zip(rows, trials, strict=True)]
+
+
+def _ends(trial: Trial) -> list[tuple[int, int]]:
+    """Where each chunk of the trial starts and ends, made-up tokens included."""
+    ends = [trial.filled, *(trial.filled + place + 1 for place in trial.places)]
+    return list(pairwise(ends))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from ..device.properties import DeviceProperties
+from ..device.self_test import FAULTS
 from ..fused.decoder import FusedDecoder
 from ..kv.backend import Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
@@ -17,17 +20,22 @@ from ..kv.cost import KvCost
 from ..kv.paged.backend import PAGE, PagedConfig
 from ..kv.paged.kernels import AttentionShape, Kernels
 from ..mlxlm import MlxLm
-from .attention_shape import attention_shape
+from .attention_shape import attention_shape, check_attention
 from .backend_choice import BackendRequest, Rejection
-from .backend_self_test import FAULTS, SELF_TEST_PAGES, SelfTestFailed, self_test
+from .backend_self_test import SelfTestFailed, pages_for, self_test
+from .reference import Reference
 
 _log = logging.getLogger(__name__)
 
 
-def contiguous(library: MlxLm, module: Any, cost: KvCost, budget: int, request: BackendRequest) -> ContiguousConfig:
-    """Buffers of each sequence's own, within `budget` bytes, tested with `module`."""
+def contiguous(reference: Reference, cost: KvCost, budget: int, request: BackendRequest) -> ContiguousConfig:
+    """Buffers of each sequence's own, within `budget` bytes, tested with the reference's module."""
+    library, module = reference.library, reference.module
+    windows = routed_windows(library, module)
+    with _known_attention():
+        check_attention(module, len(windows))
     config = ContiguousConfig(
-        routed_windows(library, module),
+        windows,
         library.selection(module),
         request.device,
         cost,
@@ -35,13 +43,13 @@ def contiguous(library: MlxLm, module: Any, cost: KvCost, budget: int, request: 
         cost.blocks(budget, request.max_running, STEP),
         request.keep_prefixes,
     )
-    self_test(library, module, replace(config, keep_prefixes=False))
+    most = budget // max(1, cost.token_bytes) // 2
+    self_test(reference, replace(config, keep_prefixes=False), reference.trials(most))
     return config
 
 
 def paged(
-    library: MlxLm,
-    module: Any,
+    reference: Reference,
     budget: int,
     rejected: list[Rejection],
     *,
@@ -49,19 +57,21 @@ def paged(
     bits: int = 16,
     kernels: type[Kernels] = Kernels,
 ) -> PagedConfig:
-    """As many pages as `budget` bytes hold, tested with `module`. Its layers are fused; where that can't be, the reason
-    is added to `rejected`. With 8 `bits` keys and values are stored as int8."""
-    config = _pages(library, module, budget, bits, kernels)
+    """As many pages as `budget` bytes hold, tested with the reference's module. Its layers are fused; where that can't
+    be, the reason is added to `rejected`. With 8 `bits` keys and values are stored as int8."""
+    config = _pages(reference.library, reference.module, budget, bits, kernels)
+    if config.kernels.int8:
+        reference = reference.for_int8()
     try:
-        fused = _with_fused_layers(module, config)
-        _test_pages(library, module, fused)
+        fused = _with_fused_layers(reference.module, config)
+        _test_pages(reference, fused)
     except Unsupported as error:
-        level = logging.WARNING if isinstance(error, SelfTestFailed) else logging.INFO
-        _log.log(level, "the layers' kernels are not fused: %s; steps are slower", error)
-        rejected.append(Rejection("fused layers", str(error)))
+        failed = isinstance(error, SelfTestFailed)
+        _log.log(logging.WARNING if failed else logging.INFO, "layers are not fused: %s; steps are slower", error)
+        rejected.append(Rejection("fused layers", str(error), failed))
     else:
         return replace(fused, keep_prefixes=keep_prefixes)
-    _test_pages(library, module, config)
+    _test_pages(reference, config)
     return replace(config, keep_prefixes=keep_prefixes)
 
 
@@ -81,8 +91,9 @@ def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
         raise Unsupported(str(error)) from error
 
 
-def _test_pages(library: MlxLm, module: Any, config: PagedConfig) -> None:
-    self_test(library, module, replace(config, pages=SELF_TEST_PAGES))
+def _test_pages(reference: Reference, config: PagedConfig) -> None:
+    trials = reference.trials(config.pages * PAGE // 2)
+    self_test(reference, replace(config, pages=pages_for(trials)), trials)
 
 
 def routed_windows(library: MlxLm, module: Any) -> list[int]:
@@ -96,8 +107,17 @@ def routed_windows(library: MlxLm, module: Any) -> list[int]:
 
 
 def _shape(module: Any, layers: int) -> AttentionShape:
-    try:
+    with _known_attention():
         return attention_shape(module, layers)
+
+
+@contextmanager
+def _known_attention() -> Iterator[None]:
+    """Make whatever a model's code raises a reason against a backend."""
+    try:
+        yield
+    except Unsupported:
+        raise
     except FAULTS as error:
         raise Unsupported(f"its attention is not known ({type(error).__name__}: {error})") from error
 

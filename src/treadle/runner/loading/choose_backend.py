@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from ...core.compute_path import KernelPolicy
 from ...errors import ConfigError
 from ..device import memory as mem
 from ..device.guard import OutOfMemory
 from ..kv.backend import Unsupported
 from ..kv.padded.backend import PaddedConfig
-from ..kv.padded.prefill import can_share
 from ..kv.paged.backend import PagedConfig
 from ..kv.paged.kernels import Kernels
-from ..mlxlm import MlxLm
+from ..kv.planned_attention import pad_to
 from . import candidates
 from .backend_choice import BackendChoice, BackendRequest, Rejection
+from .backend_self_test import SelfTestFailed
+from .padded_self_test import reason_not_batched, shares_prefill
 from .probe import Probe
 from .profile_run import step_bytes
 
@@ -46,15 +48,13 @@ def check_bits(kv_bits: int | None, device: str) -> None:
         )
 
 
-def choose(
-    library: MlxLm, module: Any, found: Probe, request: BackendRequest, kernels: type[Kernels] = Kernels
-) -> BackendChoice:
-    """The backend for `module`, of which the probe `found` how it runs in mlx-lm's caches: paged on CUDA, with fused
-    layers if possible, else contiguous, else padded, else serial.
+def choose(found: Probe, request: BackendRequest, kernels: type[Kernels] = Kernels) -> BackendChoice:
+    """The backend for the model of which `found` has the reference: paged on CUDA, with fused layers if possible, else
+    contiguous, else padded, else serial.
 
     Raises ConfigError where `kv_bits` were asked for and can't be had, or where there is no memory for a step.
     """
-    choosing = _Choosing(library, module, found, request, kernels)
+    choosing = _Choosing(found, request, kernels)
     choice = choosing.asked() if request.padded else choosing.best()
     return replace(choice, rejected=tuple(choosing.rejected))
 
@@ -62,12 +62,8 @@ def choose(
 class _Choosing:
     """One choice: a method for each backend, which returns None where it is rejected."""
 
-    def __init__(
-        self, library: MlxLm, module: Any, found: Probe, request: BackendRequest, kernels: type[Kernels]
-    ) -> None:
+    def __init__(self, found: Probe, request: BackendRequest, kernels: type[Kernels]) -> None:
         self.rejected: list[Rejection] = []
-        self._library = library
-        self._module = module
         self._found = found
         self._request = request
         self._kernels = kernels
@@ -77,12 +73,15 @@ class _Choosing:
         if request.device != "cuda":
             self._reject("paged", f"its kernels are for CUDA, and this is {request.device}")
             return None
+        if request.kernels is KernelPolicy.OFF:
+            self._off()
+            return None
         budget = mem.kv_budget(request.memory, request.device, mem.PAGES_SHARE)
-        make = partial(candidates.paged, self._library, self._module, budget, self.rejected)
+        make = partial(candidates.paged, self._found.reference, budget, self.rejected)
         bits, keep_prefixes = request.kv_bits or 16, request.keep_prefixes
         config = self._tried("paged", partial(make, keep_prefixes=keep_prefixes, bits=bits, kernels=self._kernels))
         if config is not None:
-            return _sized(config, self._module, budget, request)
+            return _sized(config, self._found.reference.module, budget, request)
         reason = self.rejected[-1].reason
         if request.kv_bits:
             raise ConfigError(
@@ -102,21 +101,22 @@ class _Choosing:
 
     def contiguous(self) -> BackendChoice | None:
         request, cost, budget = self._request, self._found.kv, self._budget
-        make = partial(candidates.contiguous, self._library, self._module, cost, budget, request)
+        make = partial(candidates.contiguous, self._found.reference, cost, budget, request)
         config = self._tried("contiguous", make)
         return None if config is None else BackendChoice(config, cost, budget)
 
     def padded(self) -> BackendChoice:
-        request, cost, not_batched = self._request, self._found.kv, self._found.not_batched
+        request, cost, reference = self._request, self._found.kv, self._found.reference
+        not_batched = reason_not_batched(reference)
         if not_batched:
-            self.rejected.append(Rejection("padded", not_batched))
+            self._reject("padded", not_batched)
         config = PaddedConfig(
-            self._library,
+            reference.library,
             request.device,
             cost,
             self._budget,
             batched=not not_batched,
-            shared_prefill=not not_batched and can_share(self._library, self._module),
+            shared_prefill=not not_batched and shares_prefill(reference, pad_to(request.device)),
             keep_prefixes=request.keep_prefixes,
         )
         return BackendChoice(config, cost, self._budget)
@@ -130,11 +130,20 @@ class _Choosing:
         try:
             return make()
         except Unsupported as error:
-            self._reject(backend, str(error))
+            self._reject(backend, str(error), isinstance(error, SelfTestFailed))
             return None
 
-    def _reject(self, backend: str, reason: str) -> None:
-        self.rejected.append(Rejection(backend, reason))
+    def _off(self) -> None:
+        """No custom kernels, as the user wants it."""
+        if self._request.kv_bits:
+            raise ConfigError(
+                f"only custom kernels read keys and values of {self._request.kv_bits} bits, and they are off: {_FIX}",
+                param="kv_bits",
+            )
+        self._reject("paged", "custom kernels are off (`kernels`)")
+
+    def _reject(self, backend: str, reason: str, failed: bool = False) -> None:
+        self.rejected.append(Rejection(backend, reason, failed))
 
 
 def _sized(config: PagedConfig, module: Any, budget: int, request: BackendRequest) -> BackendChoice:

@@ -7,24 +7,27 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ...core.compute_path import KernelPolicy, KernelState, KernelStatus
 from ...errors import ConfigError, ModelError, one_line
 from ...installation import version_of
 from ...units import size
 from ..base import Progress, RunnerBroken
 from ..device import memory as mem
 from ..device.cuda import lift_graph_byte_limit
-from ..device.readback import readback
+from ..device.readback import Readback, readback
+from ..device.staging import staging_status
 from ..mlxlm import MlxLm, connect
-from ..sampling.sampling_kernel import sampling_kernel
+from ..sampling.sampling_kernel import SamplingKernel, sampling_kernel
 from .backend_choice import BackendChoice, BackendRequest
 from .choose_backend import check_bits, choose
+from .compute_path import check_required, compute_path
 from .config_oddities import oddities
 from .model import LoadedModel
 from .probe import Probe, probe
@@ -42,8 +45,8 @@ class LoadOptions:
     `name` is its public name (the folder's by default) and `context` shortens its own. `memory` is the byte budget of
     all caches (a share of what the weights leave by default) for up to `max_running` sequences, beside steps of
     `prefill_tokens` tokens of prompts. `prefix_cache` keeps prompts for others, and `kv_bits` 8 stores keys and values
-    as int8. With `padded` they are in mlx-lm's caches, whatever the model. `details` are shown to
-    people beside those that the load finds.
+    as int8. With `padded` they are in mlx-lm's caches, whatever the model. `kernels` says which custom kernels are
+    used, and `blas` is the state of the BLAS library. `details` are shown to people beside those that the load finds.
     """
 
     name: str = ""
@@ -54,6 +57,8 @@ class LoadOptions:
     prefix_cache: bool = True
     kv_bits: int | None = None
     padded: bool = False
+    kernels: KernelPolicy = KernelPolicy.AUTO
+    blas: KernelStatus | None = None
     details: Mapping[str, str] = field(default_factory=dict)
 
     def request(self, device: str) -> BackendRequest:
@@ -66,6 +71,7 @@ class LoadOptions:
             kv_bits=self.kv_bits,
             prefill_tokens=self.prefill_tokens,
             padded=self.padded,
+            kernels=self.kernels,
         )
 
 
@@ -73,7 +79,8 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     """Load the model in `folder`, its weights included, as `LoadOptions` says, and choose its KV backend.
 
     Raises StartFailed when mlx-lm does not fit, ModelError when the model can't be loaded or run, ConfigError when
-    `context` is longer than the model's, `kv_bits` can't be had, or there is no memory for a step.
+    `context` is longer than the model's, `kv_bits` can't be had, there is no memory for a step, or `kernels` is
+    require and not all of them are active.
     """
     wanted = LoadOptions(**options)
     progress("loading mlx-lm")
@@ -87,11 +94,17 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     progress("measuring the model")
     with _model_errors(folder):
         found = probe(library, read.module, length, folder)
-        choice = choose(library, read.module, found, wanted.request(device.kind))
+        choice = choose(found, wanted.request(device.kind))
     mx.clear_cache()
+    kernels = _step_kernels(found, device.kind, wanted.kernels)
+    states = [*kernels.states, *(() if wanted.blas is None else (wanted.blas,))]
+    path = compute_path(choice, device.kind, wanted.kernels, states, found.reference)
     name = wanted.name or folder.name
+    if wanted.kernels is KernelPolicy.REQUIRE:
+        check_required(path, name)
     about = _about(device.name, library, read.config, assumed) | _backend_details(name, choice, wanted)
-    return _loaded(read, library, device.kind, found, choice, wanted, name=name, context=length, about=about)
+    model = _loaded(read, library, device.kind, found, choice, wanted, name=name, context=length, about=about)
+    return replace(model, draws=kernels.sampling, lands=kernels.readback, staged=kernels.staged, compute=path)
 
 
 def _prepared(device: str) -> MlxLm:
@@ -129,10 +142,26 @@ def _loaded(
         choice=choice,
         kv_dtype="int8" if options.kv_bits and not options.padded else read.dtype,
         max_running=options.max_running,
-        draws=sampling_kernel(found.vocabulary, found.logits) if device == "cuda" else None,
-        lands=readback() if device == "cuda" else None,
         details={**about, **options.details},
     )
+
+
+@dataclass(frozen=True)
+class _StepKernels:
+    """The kernels of a step that are not of a KV backend, as far as they passed their self-tests."""
+
+    sampling: SamplingKernel | None = None
+    readback: Readback | None = None
+    staged: bool = False
+    states: tuple[KernelStatus, ...] = ()
+
+
+def _step_kernels(found: Probe, device: str, policy: KernelPolicy) -> _StepKernels:
+    if device != "cuda" or policy is KernelPolicy.OFF:
+        return _StepKernels()
+    sampling, back, staging = sampling_kernel(found.vocabulary, found.logits), readback(), staging_status()
+    staged = staging.state is KernelState.ACTIVE
+    return _StepKernels(sampling.kernel, back.kernel, staged, (sampling.status, back.status, staging))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...core.compute_path import ComputePath
 from ..device.readback import Readback
 from ..kv.backend import Clock, KvBackend, Live
 from ..kv.cost import KvCost
@@ -18,7 +19,9 @@ class LoadedModel:
     """`module` and the KV backend that was chosen for it.
 
     `kv_dtype` is the type of stored keys and values. No more than `max_running` sequences are expected. `draws` is the
-    sampling kernel, and `lands` the readback of sampled tokens, where there are such. `details` are shown to people.
+    sampling kernel, and `lands` the readback of sampled tokens, where there are such; with `staged` small arrays reach
+    the device through the staging buffer. `compute` is the compute path without its look-ahead, which the backend
+    knows. `details` are shown to people.
     """
 
     name: str
@@ -36,6 +39,8 @@ class LoadedModel:
     max_running: int = 64
     draws: Kernel | None = None
     lands: Readback | None = None
+    compute: ComputePath = field(default_factory=ComputePath)
+    staged: bool = False
     details: dict[str, str] = field(default_factory=dict)
 
     @property

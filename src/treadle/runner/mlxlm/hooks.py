@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,23 @@ class Window:
 
 @dataclass
 class Selection:
-    """The tokens of a pass (T, 1, D) that go on to the model's head: those at `rows`, or all."""
+    """The tokens of a pass, (T, 1, D) or of one sequence (1, T, D), that go on to the model's head: those at `rows`, or
+    all."""
 
     rows: Any | None = None
+
+
+@contextmanager
+def selected(selection: Selection | None, rows: Any | None) -> Iterator[None]:
+    """Let the head see only the tokens at `rows`, while it lasts, where there is a selection."""
+    if selection is None:
+        yield
+        return
+    selection.rows = rows
+    try:
+        yield
+    finally:
+        selection.rows = None
 
 
 class SelectingNorm(nn.Module):  # type: ignore[misc]
@@ -42,7 +57,9 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: Any) -> Any:
         x, rows = self.norm(x), self._selection.rows
-        return x if rows is None else x[rows]
+        if rows is None:
+            return x
+        return x[rows] if x.shape[1] == 1 else x[:, rows]
 
     @property
     def selection(self) -> Selection:
@@ -77,7 +94,7 @@ def routed(shared: Callable[..., Any]) -> Callable[..., Any]:
             return shared(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if mask is not None and not isinstance(mask, Window):
             raise NotImplementedError("the model makes a mask of its own")
-        return attend(queries, scale, mask.size if mask is not None else 0, sinks)
+        return attend(queries, keys, values, scale, mask.size if mask is not None else 0, sinks)
 
     attention.routes = True  # type: ignore[attr-defined]
     return attention

@@ -96,6 +96,20 @@ class MlxLm:
             flat.extend(self.leaves(list(cache.caches)) if inside else [cache])
         return flat
 
+    def windows_of_caches(self, model: Any) -> list[int]:
+        """The lengths of the model's sliding windows, each once, whatever else its layers keep."""
+        leaves = self.leaves(self.new_caches(model))
+        found = {int(leaf.max_size) for leaf in leaves if type(leaf) is self._cache.RotatingKVCache and not leaf.keep}
+        return sorted(found)
+
+    def keys_and_values(self, leaf: Any) -> tuple[Any, Any] | None:
+        """Keys and values (1, heads, n, D) of the tokens that a cache of one sequence holds, at most its window's; None
+        for a cache of another kind."""
+        if type(leaf) not in (self._cache.KVCache, self._cache.RotatingKVCache) or leaf.keys is None:
+            return None
+        count = leaf.size()
+        return leaf.keys[..., :count, :], leaf.values[..., :count, :]
+
     def detach(self, caches: Caches) -> None:
         """Give one sequence's caches arrays of their own, not evaluated yet, without capacity to grow: arrays that they
         were a part of, or shared, can be freed or written to."""

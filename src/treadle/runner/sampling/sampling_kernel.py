@@ -7,9 +7,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ...core.compute_path import KernelName
 from ...core.messages import Sampling, Submit
 from ..device.cuda import CudaKernel, NewKernel
-from ..device.self_test import self_tested
+from ..device.self_test import SelfTested, self_tested
 from .sampler import SamplingRow, draw
 
 _THREADS = 512
@@ -45,13 +46,13 @@ class SamplingKernel:
         return tokens, spilled
 
 
-def sampling_kernel(vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> SamplingKernel | None:
-    """The kernel for logits of `dtype`; None, with one warning, where trying it did not give what it should."""
+def sampling_kernel(vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> SelfTested[SamplingKernel]:
+    """The kernel for logits of `dtype`, with the outcome of its self-test."""
     return self_tested(
-        "the sampling kernel",
-        "the sampling kernel is not used",
+        KernelName.SAMPLING,
         lambda: SamplingKernel(vocabulary, dtype, kernel),
         lambda made: _why_not(made, vocabulary, dtype) or _why_not(made, vocabulary, mx.float32),
+        instead="MLX's operations sample (some thirty of them a step)",
     )
 
 
@@ -68,7 +69,8 @@ _TRIED = (
 
 
 def _why_not(kernel: SamplingKernel, vocabulary: int, dtype: Any) -> str:
-    """What is wrong with what `kernel` picks for a few rows whose best tokens are known; empty if nothing is."""
+    """Return what is wrong with the tokens that `kernel` samples for rows whose best tokens are known; empty if nothing
+    is."""
     best = [vocabulary // 2, vocabulary - 1, 0, vocabulary // 4]
     logits = np.full(vocabulary, -40.0, np.float32)
     logits[best] = [8.0, 4.0, 0.0, -4.0]

@@ -66,8 +66,9 @@ class ContiguousLayer:
             self._buffer(segment).append(_part_of(keys, segment), _part_of(values, segment))
         return keys, values
 
-    def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
-        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence."""
+    def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
+        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence. `keys`
+        and `values` are what `update_and_fetch` returned: the self-test checks that."""
         window = min(filter(None, (window, self._window)), default=0)
         parts = self._attend_singles(queries, scale, window, sinks)
         for segment in self._step.longer:

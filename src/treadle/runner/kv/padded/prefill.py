@@ -14,11 +14,10 @@ import mlx.core as mx
 
 from ... import mlxlm
 from ...forward.segments import RowSegment
-from ...mlxlm import Caches, MlxLm
+from ...mlxlm import Caches
 
 MAX_SHARED_TOKENS = 512  # of a sequence's cache, afterwards
 MAX_PADDED = 2  # the longest chunk of a pass over its shortest
-_TOLERANCE = 0.05
 
 
 def passes(chunks: Sequence[RowSegment]) -> list[list[RowSegment]]:
@@ -49,27 +48,3 @@ def together(model: Any, tokens: Sequence[Sequence[int]], caches: Sequence[Cache
     rows = [mlxlm.extract(batch, place) for place in range(len(tokens))]
     mx.eval([mlxlm.states(row) for row in rows])
     return rows
-
-
-def can_share(library: MlxLm, model: Any) -> bool:
-    """Whether prompts of this model that shared a pass give the same logits as prompts computed alone."""
-    prompts = ((1, 2, 3, 4, 5), (6, 7), (8, 9, 10))
-    try:
-        rows = together(model, prompts, [library.new_caches(model) for _ in prompts])
-        rows = together(model, prompts[::-1], rows)
-        for i, (first, second) in enumerate(zip(prompts, prompts[::-1], strict=True)):
-            alone = library.new_caches(model)
-            model(mx.array([[*first, *second]], mx.int32), cache=alone)
-            if not _same(_next(model, alone), _next(model, rows[i])):
-                return False
-    except (ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError):
-        return False
-    return True
-
-
-def _next(model: Any, caches: Caches) -> Any:
-    return model(mx.array([[11]], mx.int32), cache=caches)[:, -1, :].astype(mx.float32)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return bool((mx.mean(mx.abs(a - b)) <= _TOLERANCE * mx.std(a)).item())

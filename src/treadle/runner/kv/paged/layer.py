@@ -168,8 +168,9 @@ class PagedLayer:
         self.written = self.step.kernels.write(self.pool, keys, values, self.step.slots)
         return keys, values
 
-    def attend(self, queries: Any, scale: float, window: int, sinks: Any | None) -> Any:
-        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence."""
+    def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
+        """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence. `keys`
+        and `values` are what `update_and_fetch` returned: the self-test checks that."""
         if sinks is not None:
             raise NotImplementedError("the kernels know no attention sinks")
         window = min(filter(None, (window, self.window)), default=0)

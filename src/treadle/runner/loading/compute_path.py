@@ -1,0 +1,90 @@
+"""The compute path of a loaded model: its KV backend and the state of each custom kernel, as the start found them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...core.compute_path import (
+    Backend,
+    ComputePath,
+    KernelName,
+    KernelPolicy,
+    KernelState,
+    KernelStatus,
+)
+from ...errors import ConfigError
+from ..device.self_test import not_applicable
+from ..kv.padded.backend import PaddedConfig
+from ..kv.paged.backend import PagedConfig
+from .backend_choice import BackendChoice
+from .reference import Reference
+
+_PAGED = (KernelName.DECODE_ATTENTION, KernelName.PREFILL_ATTENTION, KernelName.PAGE_WRITES)
+_FUSED = (KernelName.FUSED_LAYERS, KernelName.COMPILED_PASSES)
+_PRODUCTS = (KernelName.SKINNY_GEMM, KernelName.SMALL_GEMM, KernelName.DEQUANTIZE)
+_BACKENDS = ("fused layers", "paged", "contiguous", "padded")
+_ELSEWHERE = "for CUDA only"
+_TURNED_OFF = "turned off by `kernels`"
+_UNUSED = "this backend does not use it"
+
+
+def compute_path(
+    choice: BackendChoice, device: str, policy: KernelPolicy, own: Iterable[KernelStatus], reference: Reference
+) -> ComputePath:
+    """The path of a model with the backend of `choice` on `device`. `own` are the states of kernels that are not of a
+    KV backend; `reference` judged the backend."""
+    config = choice.config
+    possible = _BACKENDS if device == "cuda" else _BACKENDS[2:]
+    known = {status.name: status for status in own}
+    if device == "cuda" and policy is not KernelPolicy.OFF:
+        known |= {status.name: status for status in _of_backend(choice)}
+    return ComputePath(
+        backend=Backend(config.name),
+        best=Backend.PAGED if device == "cuda" else Backend.CONTIGUOUS,
+        fused=config.fused,
+        shared_prefill=not isinstance(config, PaddedConfig) or config.shared_prefill,
+        kernels=tuple(known.get(name) or _missing(name, device, policy) for name in KernelName),
+        why=tuple(f"{one.backend}: {one.reason}" for one in choice.rejected if one.backend in possible),
+        tested_tokens=reference.tested_tokens,
+        deviation=round(reference.deviation, 2),
+    )
+
+
+def check_required(path: ComputePath, name: str) -> None:
+    """Raises ConfigError, in one line, where the path of model `name` falls short of `kernels` "require"."""
+    if shortfalls := path.shortfalls():
+        raise ConfigError(
+            f"`kernels` is require, and {name} would run {path.backend} without all of them: {'; '.join(shortfalls)}; "
+            "leave `kernels` out to serve it like this",
+            param="kernels",
+        )
+
+
+def _of_backend(choice: BackendChoice) -> Iterable[KernelStatus]:
+    """States of the kernels of paged backends, as far as the choice tells them."""
+    config = choice.config
+    if isinstance(config, PagedConfig):
+        yield from (KernelStatus(name, KernelState.ACTIVE) for name in _PAGED)
+        if config.decoder is not None:
+            yield from (KernelStatus(name, KernelState.ACTIVE) for name in _FUSED)
+            yield from config.decoder.product_kernels
+            return
+    names = [*(() if isinstance(config, PagedConfig) else _PAGED), *_FUSED]
+    rejection = choice.rejection("fused layers" if isinstance(config, PagedConfig) else "paged")
+    if rejection is not None:
+        state = KernelState.FAILED if rejection.failed else KernelState.NOT_APPLICABLE
+        yield from (KernelStatus(name, state, rejection.reason) for name in names)
+        yield from (not_applicable(name, "the layers are not fused") for name in _PRODUCTS)
+
+
+def _missing(name: KernelName, device: str, policy: KernelPolicy) -> KernelStatus:
+    """The state of a kernel that was not tested."""
+    if name is KernelName.BLAS:
+        return not_applicable(name, "for Linux CPUs only")
+    if device != "cuda":
+        return not_applicable(name, _ELSEWHERE)
+    return (
+        KernelStatus(name, KernelState.OFF, _TURNED_OFF)
+        if policy is KernelPolicy.OFF
+        else not_applicable(name, _UNUSED)
+    )
