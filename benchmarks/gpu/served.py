@@ -93,7 +93,7 @@ def main() -> None:
     if not options.quick:
         loads += ["burst:c=16", "burst:c=64", "stall:prompt=5000,tokens=8192", "interactive:prompt=5000,tokens=8192"]
     arguments = [word for load in options.workload or loads for word in ("--workload", load)]
-    serve = f"treadle serve {folder} --max-running {options.max_running} --memory {options.memory}"
+    serve = f"treadle serve {folder} --max-running {options.max_running} --memory {options.memory} --kernels require"
     arguments += ["--start", f"{sys.executable} -m {serve}"]
     arguments += ["--name", "treadle"]
     arguments += ["--model", folder.name, "--rounds", rounds, "--max-lag", "1"]

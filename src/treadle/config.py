@@ -19,6 +19,7 @@ from .hosts import ANY, address_of, bindable, host_of, is_pattern, nearest_origi
 GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_auth", "grpc_no_auth")
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
+KERNELS = ("auto", "require", "off")
 KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -39,8 +40,10 @@ class Settings:
     the model's own; `threads` None is measured. `memory` is the byte budget of keys and values, of running sequences
     and of cached prefixes together; None takes all that the device leaves, or a share of it. Cached prefixes use the
     part of it that running sequences leave, unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized,
-    on CUDA; 4 is refused with the reason. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and
-    key turn TLS on, and with `grpc_client_ca` only clients with a certificate of that authority may connect.
+    on CUDA; 4 is refused with the reason. `kernels` "auto" uses each custom kernel that passes its self-test, "require"
+    fails the start where one does not or the KV backend is not the device's best, and "off" uses operations of MLX and
+    mlx-lm only. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn TLS on, and with
+    `grpc_client_ca` only clients with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.
@@ -89,6 +92,7 @@ class Settings:
     prefix_cache: bool = True
     kv_bits: int | None = None
     threads: int | None = None
+    kernels: str = "auto"
 
     in_process: bool = False
     hang_after_s: float = 30.0
@@ -119,6 +123,7 @@ class Settings:
                 raise ConfigError(f"`{name}` must be 0 to 65535, not {port}", param=name)
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise ConfigError(f"`kv_bits` is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
+        _one_of("kernels", self.kernels, KERNELS)
         _one_of("log_level", self.log_level.lower(), LOG_LEVELS)
         _one_of("log_format", self.log_format, LOG_FORMATS)
         _check_grpc(self)

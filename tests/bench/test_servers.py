@@ -149,6 +149,15 @@ async def test_the_first_model_is_taken_unless_one_is_named() -> None:
         assert target.info.model == "b"
         assert target.control == ["/v1/models"]
         assert target.info.version == "Fake 1.2"
+        assert target.info.compute == ""
+
+
+@in_loop
+async def test_a_server_that_says_how_it_computes_is_noted() -> None:
+    with fake_server(models=("a",), status={"compute": {"summary": "paged, fused"}}) as server:
+        target = target_of(server)
+        await target.get_ready(60, None)
+        assert target.info.compute == "paged, fused"
 
 
 @in_loop

@@ -33,6 +33,9 @@ GOOD: dict[str, dict[str, Any]] = {
         "kv_token_bytes": 10,
         "kv_row_bytes": 0,
         "kv_least_tokens": 256,
+        "path": "batched, KV cache in buffers a row",
+        "backend": "contiguous",
+        "best": "contiguous",
     },
 }
 
@@ -87,8 +90,22 @@ def test_a_machine_that_can_serve(capsys: pytest.CaptureFixture[str], folder: Pa
 
 def test_the_question_carries_the_settings(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     probe = Asked()
-    report(capsys, probe, folder, threads=3, context=50, memory=77 << 20, kv_bits=8)
-    assert probe.request == ProbeRequest(folder=str(folder), threads=3, context=50, memory=77 << 20, kv_bits=8)
+    report(capsys, probe, folder, threads=3, context=50, memory=77 << 20, kv_bits=8, kernels="off")
+    asked = {"threads": 3, "context": 50, "memory": 77 << 20, "kv_bits": 8, "kernels": "off"}
+    assert probe.request == ProbeRequest(folder=str(folder), **asked)
+
+
+@pytest.mark.parametrize(("kernels", "code"), [("auto", 0), ("off", 0), ("require", 1)])
+def test_a_worse_backend_fails_only_where_the_best_is_required(
+    capsys: pytest.CaptureFixture[str], folder: Path, kernels: str, code: int
+) -> None:
+    model = {**GOOD["model"], "backend": "padded", "path": "batched on mlx-lm's caches"}
+    found, plain = report(capsys, Asked(model=model), folder, kernels=kernels)
+    line = plain["sections"]["Model"]["compute path"]
+    assert found == code
+    assert line["value"].startswith("padded expected: batched on mlx-lm's caches")
+    assert ("require asks for contiguous" in line["value"]) is (kernels == "require")
+    assert line["facts"] == {"backend": "padded", "best": "contiguous", "kernels": kernels}
 
 
 def test_for_people_each_line_has_a_mark_and_the_verdict_comes_last(

@@ -12,13 +12,22 @@ from treadle.cli.json_reporter import LogReporter, run_logged
 from treadle.cli.serve import TerminalReporter
 from treadle.compose.server import ServerReporter
 from treadle.config import Settings
+from treadle.core.compute_path import Backend, ComputePath, KernelName, KernelState, KernelStatus
 from treadle.core.messages import Capabilities
 from treadle.errors import ConfigError, StartFailed
 from treadle.exposure import Access, Reach
 from treadle.models.transfer import Transfer
 
 CAN = Capabilities(
-    model="m", architecture="a", vocabulary=1, context=1, device="cpu", dtype="float32", parameters=1, weight_bytes=1
+    model="m",
+    architecture="a",
+    vocabulary=1,
+    context=1,
+    device="cpu",
+    dtype="float32",
+    parameters=1,
+    weight_bytes=1,
+    compute=ComputePath(Backend.CONTIGUOUS, kernels=(KernelStatus(KernelName.BLAS, KernelState.ACTIVE),)),
 )
 
 
@@ -53,7 +62,16 @@ def test_it_says_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert "late" not in shown  # a download that was given up is no longer shown
     assert all(
         word in shown
-        for word in ("listens on", "downloading o/m: 50 %", "reading", "Ready", "curl", "Shutting down", "Stopped")
+        for word in (
+            "path     contiguous, blas",
+            "listens on",
+            "downloading o/m: 50 %",
+            "reading",
+            "Ready",
+            "curl",
+            "Shutting down",
+            "Stopped",
+        )
     )
 
 
@@ -88,6 +106,14 @@ def test_a_log_has_the_same_events_as_fields(caplog: pytest.LogCaptureFixture) -
     downloading = {"model": "o/m", "done_bytes": 1, "total_bytes": 2, "bytes_per_s": 0, "note": ""}
     assert told["downloading"] == downloading
     assert told["ready"].items() >= {"url": "http://127.0.0.1:1", "model": "m", "max_running": 3}.items()
+    path = {
+        "path": "contiguous, blas",
+        "backend": "contiguous",
+        "fused": False,
+        "kernels": {"blas": "active"},
+        "why": [],
+    }
+    assert told["ready"].items() >= path.items()
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["access"]
 
 

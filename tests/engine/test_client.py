@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.aio import in_loop
 from tests.support.capabilities import capabilities
 from tests.support.owners import CAN, WAIT_S, Clock, FakeOwner, Yard, settle
+from treadle.core.compute_path import Backend, ComputePath
 from treadle.core.messages import (
     Cancel,
     CancelReason,
@@ -834,6 +836,21 @@ async def test_observers_hear_of_everything_though_one_of_them_raises():
     assert scene.notes.of("tokens") == [("chat", 2, 0.25)]
     assert scene.notes.of("finished") == [("chat", "length", 0.75)]
     assert len(scene.notes.of("step")) == 3
+    await scene.client.stop()
+
+
+@in_loop
+async def test_the_status_says_how_the_engine_computes():
+    """`path` is what runs, not what was asked for."""
+    scene = Scene(running=4)
+    assert (status_of(scene.client)["path"], status_of(scene.client)["compute"]) == ("batched", None)
+    path = ComputePath(Backend.SERIAL, Backend.CONTIGUOUS, why=("padded: no",))
+    await scene.begin(msgspec.structs.replace(CAN, path="serialized", compute=path))
+    status = status_of(scene.client)
+    assert status["path"] == "serialized"
+    assert status["compute"]["summary"] == "serial (padded: no)"
+    assert (status["compute"]["backend"], status["compute"]["fused"]) == ("serial", False)
+    assert "compute" not in status["capabilities"]
     await scene.client.stop()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ..core.compute_path import ComputePath
 from .measures import percentiles
 from .ratios import Figure, FigureRow, figure_row
 from .samples import Machine
@@ -57,7 +58,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class EngineResult(msgspec.Struct, frozen=True):
-    """A whole run, as its JSON file holds it. `details` are for people: device, versions, BLAS."""
+    """A whole run, as its JSON file holds it. `details` are for people: device, versions, BLAS; `compute` is how
+    Treadle ran the model."""
 
     format: int
     started: str
@@ -70,6 +72,7 @@ class EngineResult(msgspec.Struct, frozen=True):
     rounds: int
     seed: int
     batches: tuple[Batch, ...]
+    compute: ComputePath | None = None
 
 
 class RunRecorder:

@@ -23,7 +23,8 @@ def engine_table(result: EngineResult) -> RenderableType:
         for i, row in enumerate(batch.figures):
             table.add_row("" if i else str(batch.size), row.figure.name, *_cells(row))
         table.add_section()
-    details = ", ".join(f"{key} {value}" for key, value in result.details.items())
+    path = {} if result.compute is None else {"compute path": result.compute.summary()}
+    details = ", ".join(f"{key} {value}" for key, value in (result.details | path).items())
     return Group(table, *(Text(agreement_line(batch)) for batch in result.batches), Text(details, style="dim"))
 
 

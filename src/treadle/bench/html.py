@@ -72,7 +72,9 @@ class _Page:
         }
         listed = "".join(f"<dt>{key}</dt><dd>{text(value)}</dd>" for key, value in facts.items() if value)
         rows = "".join(self._target(target) for target in self._result.targets)
-        heads = "".join(f"<th>{name}</th>" for name in ("target", "version", "model", "URL", "started with"))
+        heads = "".join(
+            f"<th>{name}</th>" for name in ("target", "version", "model", "compute path", "URL", "started with")
+        )
         return (
             f"<header><h1>treadle bench</h1></header><section><h2>What ran where</h2><dl>{listed}</dl>"
             f'<div class="scroll"><table class="targets"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
@@ -81,7 +83,8 @@ class _Page:
 
     def _target(self, target: TargetInfo) -> str:
         command = f"<code>{text(target.command)}</code>" if target.command else "ran already"
-        cells = (text(target.version) or "–", text(target.model), f"<code>{text(target.url)}</code>", command)
+        facts = (text(target.version) or "–", text(target.model), text(target.compute) or "–")
+        cells = (*facts, f"<code>{text(target.url)}</code>", command)
         name = f'<td class="name">{self._swatch(target.name)}{text(target.name)}</td>'
         return f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.compute_path import ComputePath
 from ..core.messages import Failed, FinishReason, FromOwner, RunnerStatistics, StepReport, Submit
 from ..engine.loop import EngineLoop
 from ..engine.mailbox import Mailbox
@@ -87,6 +88,7 @@ def measure(folder: Path, name: str, bench: EngineBench, progress: ReportProgres
             rounds=bench.rounds,
             seed=bench.seed,
             batches=batches,
+            compute=engines.compute,
         )
     finally:
         engines.close()
@@ -142,6 +144,11 @@ class Engines:
         except BaseException:
             self._runner.close()
             raise
+
+    @property
+    def compute(self) -> ComputePath:
+        """How Treadle runs the model."""
+        return self._runner.capabilities().compute
 
     def check(self, size: int) -> None:
         """Raise BenchError if `size` rows can't share a step, or don't fit."""

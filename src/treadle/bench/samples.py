@@ -77,13 +77,15 @@ class Round(msgspec.Struct):
 
 
 class TargetInfo(msgspec.Struct):
-    """A server under test: its name in tables, its URL, its model, and its command if it was started here."""
+    """A server under test: its name in tables, its URL, its model, and its command if it was started here. `compute` is
+    the compute path that a Treadle server reports, in one line."""
 
     name: str
     url: str
     model: str
     command: str = ""
     version: str = ""
+    compute: str = ""
 
 
 class Machine(msgspec.Struct):

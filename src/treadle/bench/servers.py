@@ -154,12 +154,19 @@ class Target:
             raise BenchError(f"{self.info.name} was not ready after {timeout_s:g} s{arguments}") from None
         self.control = [path for path in ("/health", "/v1/models") if (await self.client.get(path)).status == 200]
         self.info.version = await self._version()
+        self.info.compute = await self._compute()
 
     async def _version(self) -> str:
         """Return title and version from its API's description; empty if it has none."""
         described = (await self.client.get("/openapi.json")).json()
         info = described.get("info") if isinstance(described, dict) else None
         return f"{info.get('title', '')} {info.get('version', '')}".strip() if isinstance(info, dict) else ""
+
+    async def _compute(self) -> str:
+        """Return the compute path of a Treadle server, in one line; empty for others."""
+        status = await self._status()
+        compute = None if status is None else status.get("compute")
+        return str(compute.get("summary", "")) if isinstance(compute, dict) else ""
 
     async def _wait_until_listening(self) -> None:
         while not (answer := await self.client.get("/v1/models")).status:
@@ -207,9 +214,13 @@ class Target:
 
     async def status(self) -> dict[str, float] | None:
         """Return the counters of a Treadle server; None for other servers."""
+        status = await self._status()
+        return None if status is None else counters(status)
+
+    async def _status(self) -> dict[str, Any] | None:
         answer = await self.client.get("/v1/status")
         value = answer.json() if answer.status == 200 else None
-        return None if not isinstance(value, dict) else counters(value)
+        return value if isinstance(value, dict) else None
 
 
 def counters(status: dict[str, Any]) -> dict[str, float] | None:

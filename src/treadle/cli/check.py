@@ -61,12 +61,7 @@ class EngineChecks:
         """Check that the engine loads its model and warms up."""
         began = time.monotonic()
         await self._trial.client.start()
-        capabilities = self._capabilities
-        note = (
-            ""
-            if capabilities.path == "batched"
-            else f"; rows don't share a step ({capabilities.details.get('not batched', capabilities.path)})"
-        )
+        note = f"; {self._capabilities.compute.summary()}"
         load_s = self._trial.client.supervisor.load_s
         return Outcome("start", Mark.OK, f"ready after {time.monotonic() - began:.1f} s (load {load_s:.1f} s){note}")
 

@@ -75,7 +75,7 @@ class CheckReport:
         cache = f", {size(capabilities.kv.budget_bytes)} of cache" if capabilities.kv.budget_bytes else ""
         architecture = f"{capabilities.architecture}, {count(capabilities.parameters)} parameters, {capabilities.dtype}"
         return (
-            f"{self.model} ({architecture}, {capabilities.path}; "
+            f"{self.model} ({architecture}, {capabilities.path}: {capabilities.compute.summary()}; "
             f"{size(capabilities.weight_bytes)} of weights{cache}, context {capabilities.context:,})"
         )
 

@@ -42,6 +42,7 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     memory: int | None = None
     chat_template: str | None = None
     kv_bits: int | None = None
+    kernels: str = "auto"
     sketch: bool = False
     spelling: dict[str, str] = {}
 

@@ -113,6 +113,7 @@ def _probe_request(settings: Settings, location: ModelLocation) -> ProbeRequest:
         memory=settings.memory,
         chat_template=None if settings.chat_template is None else str(settings.chat_template),
         kv_bits=settings.kv_bits,
+        kernels=settings.kernels,
         sketch=location.sketch,
         spelling=dict(settings.spelling),
     )
@@ -189,7 +190,8 @@ def _prospects(settings: Settings, location: ModelLocation, result: ProbeResult)
         return [Finding(MODEL, "would run", reason, Mark.FAIL, facts={"error": reason})]
     shape = f"{part['architecture']}, {count(part['parameters'])} parameters, {part['dtype']}"
     return [
-        Finding(MODEL, "would run", f"{shape}, {size(part['weight_bytes'])} in memory{_path(part)}", facts=part),
+        Finding(MODEL, "would run", f"{shape}, {size(part['weight_bytes'])} in memory", facts=part),
+        _path(settings, part),
         Finding(MODEL, "context", f"{part['context']:,} tokens", facts={"tokens": part["context"]}),
         _cache(settings, part),
     ]
@@ -204,8 +206,15 @@ def _budget(settings: Settings, result: ProbeResult) -> list[Finding]:
     return [Finding(MODEL, "capacity", value, Mark.FAIL, "give less --memory, or leave it out")]
 
 
-def _path(part: Mapping[str, Any]) -> str:
-    return f"; {part['path']}" if part.get("path") else ""
+def _path(settings: Settings, part: Mapping[str, Any]) -> Finding:
+    """The expected KV backend; a failure where `--kernels require` asks for a better one."""
+    backend, best = part["backend"], part["best"]
+    value = f"{backend} expected: {part['path']}; the start tests it"
+    facts = {"backend": backend, "best": best, "kernels": settings.kernels}
+    if settings.kernels == "require" and backend != best:
+        why = f"{value}; --kernels require asks for {best}, this device's best"
+        return Finding(MODEL, "compute path", why, Mark.FAIL, "leave --kernels out, or choose another model", facts)
+    return Finding(MODEL, "compute path", value, facts=facts)
 
 
 def _cache(settings: Settings, part: Mapping[str, Any]) -> Finding:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..core.compute_path import Backend, KernelPolicy
 from ..errors import ModelError
 from ..models import folder_checks, safetensors_file
 from ..text.folder import FolderConfig
@@ -21,13 +22,20 @@ if TYPE_CHECKING:
 
 _FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_PATHS = {
+    Backend.PAGED: "batched, KV cache in pages",
+    Backend.CONTIGUOUS: "batched, KV cache in buffers a row",
+    Backend.PADDED: "batched on mlx-lm's caches, prefixes from snapshots",
+    Backend.SERIAL: "one request at a time, as mlx-lm's caches for it can't be batched",
+}
 _PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
 
 
 class Estimate(msgspec.Struct, frozen=True):
     """`kv_token_bytes` and `kv_row_bytes` are None if the config alone does not determine them (quantized keys and
     values, for one): the start measures them. `kv_budget_bytes` is 0 if the memory is unknown. `kv_least_tokens` is the
-    first allocation of a sequence. `path` is the expected KV backend; the start decides by trial."""
+    first allocation of a sequence. `path` describes the expected KV `backend`, and `best` is the
+    best of the device; the start decides by self-tests."""
 
     architecture: str
     parameters: int
@@ -39,6 +47,8 @@ class Estimate(msgspec.Struct, frozen=True):
     kv_row_bytes: int | None = None
     kv_least_tokens: int = 1
     path: str = ""
+    backend: str = ""
+    best: str = ""
 
 
 def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
@@ -69,6 +79,8 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     leaves = library.leaves(caches)
     cost = None if request.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
     token_bytes, row_bytes = cost or (None, None)
+    plain, pages = library.windows(module) is not None, kind == "cuda" and request.kernels != KernelPolicy.OFF
+    backend = expected_backend(plain, library.can_merge(caches), pages)
     return Estimate(
         architecture=str(config["model_type"]),
         parameters=parameters,
@@ -79,18 +91,18 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         kv_token_bytes=token_bytes,
         kv_row_bytes=row_bytes,
         kv_least_tokens=buffer.STEP,
-        path=expected_path(library.windows(module) is not None, library.can_merge(caches), kind),
+        path=_PATHS[backend],
+        backend=backend.value,
+        best=(Backend.PAGED if kind == "cuda" else Backend.CONTIGUOUS).value,
     )
 
 
-def expected_path(plain_kv: bool, mergeable: bool, kind: str) -> str:
-    """Describe the expected KV backend on a device of this `kind`: `plain_kv` keys and values, or caches that can be
-    merged."""
-    if not mergeable and not plain_kv:
-        return "one request at a time, as mlx-lm's caches for it can't be batched"
-    if not plain_kv:
-        return "batched on mlx-lm's caches, prefixes from snapshots"
-    return "batched, KV cache in pages" if kind == "cuda" else "batched, KV cache in buffers a row"
+def expected_backend(plain_kv: bool, mergeable: bool, pages: bool) -> Backend:
+    """Return the expected KV backend of a model with `plain_kv` keys and values, or caches that can be merged, where
+    the kernels for `pages` may run."""
+    if plain_kv:
+        return Backend.PAGED if pages else Backend.CONTIGUOUS
+    return Backend.PADDED if mergeable else Backend.SERIAL
 
 
 def kv_cost(leaves: list[Any], config: Mapping[str, Any], width: int, context: int) -> tuple[int, int] | None:

@@ -55,6 +55,7 @@ class LogReporter:
         self, reach: Reach, name: str, capabilities: Capabilities, sampling: Mapping[str, float], load_s: float
     ) -> None:
         """Log the model, its limits, and the access: a warning where it is open to strangers."""
+        compute = capabilities.compute
         fields = {
             "url": reach.url,
             "model": name,
@@ -62,6 +63,11 @@ class LogReporter:
             "parameters": capabilities.parameters,
             "dtype": capabilities.dtype,
             "device": capabilities.device,
+            "path": compute.summary(),
+            "backend": compute.backend.value,
+            "fused": compute.fused,
+            "kernels": {kernel.name.value: kernel.state.value for kernel in compute.kernels},
+            "why": list(compute.why),
             "weight_bytes": capabilities.weight_bytes,
             "kv_budget_bytes": capabilities.kv.budget_bytes,
             "context": capabilities.context,

@@ -125,6 +125,7 @@ class TerminalReporter:
                 [capabilities.device, *(f"{k} {v}" if k != "device" else v for k, v in capabilities.details.items())]
             ),
             "memory": memory,
+            "path": capabilities.compute.summary(),
             "limits": f"{settings.max_running} running, {settings.waiting_places} waiting up to "
             f"{settings.max_wait_s:g} s, {capabilities.context:,} tokens of context",
             "clients": connections(self._limits),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..config import Settings
+from ..core.compute_path import KernelPolicy
 from ..engine.owner import OwnerLimits
 from ..errors import spelled
 
@@ -29,6 +30,7 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     prefix_cache: bool
     kv_bits: int | None
     threads: int | None
+    kernels: str
     log_level: str
     log_format: str
     spelling: dict[str, str]
@@ -46,6 +48,7 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         prefix_cache=settings.prefix_cache,
         kv_bits=settings.kv_bits,
         threads=settings.threads,
+        kernels=settings.kernels,
         log_level=settings.log_level,
         log_format=settings.log_format,
         spelling=dict(settings.spelling),
@@ -92,6 +95,7 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
                 memory=spec.memory,
                 prefix_cache=spec.prefix_cache,
                 kv_bits=spec.kv_bits,
+                kernels=KernelPolicy(spec.kernels),
                 blas=report,
                 max_running=spec.max_running,
                 prefill_tokens=spec.prefill_tokens,

@@ -136,6 +136,7 @@ class Server:
         texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), metrics)
         model = ServedModel(model_names(settings), engine, texts, settings.max_tokens)
         metrics.watch(model)
+        metrics.watch_compute(engine)
         authenticator.report_refusals_to(engine.gate.refuse)
         metrics.watch_keys(authenticator)
         connections = self._connections(engine, telemetry)

@@ -18,13 +18,15 @@ def status_of(client: EngineClient) -> dict[str, Any]:
     health = client.health()
     generations = client.dispatch.generations
     waits = [now - generation.submitted for generation in generations if generation.started is None]
-    path = "serialized" if client.admission.limits.max_running == 1 else "batched"
     can = client.capabilities
+    serialized = client.admission.limits.max_running == 1 or (can is not None and can.path == "serialized")
+    path = "serialized" if serialized else "batched"
     return {
         "state": health.state,
         "ready": health.ready,
         "reason": health.reason,
         "path": path,
+        "compute": None if can is None else {"summary": can.compute.summary(), **msgspec.to_builtins(can.compute)},
         "admission": {
             **client.gate.statistics(now),
             "running": len(generations) - len(waits),
@@ -38,9 +40,10 @@ def status_of(client: EngineClient) -> dict[str, Any]:
 
 
 def _flat(can: Capabilities) -> dict[str, Any]:
-    """Return all fields side by side; those of `kv` with `kv_` before their names."""
+    """Return all fields side by side; those of `kv` with `kv_` before their names. The compute path, which the status
+    shows beside the capabilities, is left out."""
     fields: dict[str, Any] = msgspec.to_builtins(can)
-    kv, steps = fields.pop("kv", {}), fields.pop("steps", {})  # defaults are omitted
+    kv, steps, _ = fields.pop("kv", {}), fields.pop("steps", {}), fields.pop("compute", None)  # defaults are omitted
     return {**fields, **{f"kv_{name}": value for name, value in kv.items()}, **steps}
 
 

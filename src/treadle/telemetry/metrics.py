@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
 from ..core.refusals import Refusal
+from .compute_metrics import ComputeCollector, ComputeSource
 from .connections import ConnectionsCollector, ConnectionsSource
 from .exposition import format_family
 from .key_metrics import KeyCollector, KeySource
@@ -236,6 +237,10 @@ class Metrics:
     def watch(self, source: HealthSource) -> None:
         """Report the server's live, ready and state at every scrape."""
         self.registry.register(_HealthCollector(source))
+
+    def watch_compute(self, source: ComputeSource) -> None:
+        """Show the engine's KV backend and kernels at every scrape."""
+        self.registry.register(ComputeCollector(source))
 
     def watch_keys(self, source: KeySource) -> None:
         """Report each API key's usage at every scrape."""

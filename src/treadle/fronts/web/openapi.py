@@ -240,6 +240,7 @@ SERVER: dict[str, Schema] = {
             "ready": {"type": "boolean"},
             "reason": STRING,
             "path": STRING,
+            "compute": OBJECT_OR_NULL,
             "uptime_s": {"type": "number", "minimum": 0},
             "admission": OBJECT,
             "requests": listed(OBJECT),

@@ -101,6 +101,18 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "ready": True,
         "reason": "",
         "path": "batched",
+        "compute": {
+            "summary": "contiguous, blas",
+            "backend": "contiguous",
+            "best": "contiguous",
+            "fused": False,
+            "lookahead": 0,
+            "shared_prefill": True,
+            "kernels": [{"name": "blas", "state": "active", "reason": "OpenBLAS 0.3.29, up to 8 threads"}],
+            "why": [],
+            "tested_tokens": 524,
+            "deviation": 0.9,
+        },
         "admission": {
             "capacity": 16,
             "max_waiting": 16,

@@ -163,6 +163,7 @@ def _facts(capabilities: Capabilities, engine: EngineClient) -> Iterable[tuple[s
         if capabilities.kv.budget_bytes
         else "KV cache not limited"
     )
+    yield "Compute path", capabilities.compute.backend.value, capabilities.compute.summary()
     yield "Memory", f"{size(capabilities.weight_bytes)} of weights", cache
     admission = engine.admission.limits
     waiting = f"{admission.max_waiting} more wait up to {admission.max_wait_s:g} s"
