@@ -1,7 +1,7 @@
-"""The places inside: whether a request finds room beside all promises, and when it may come back where it does not.
+"""Capacity of the gate: whether a request fits beside all promises, and when a refused one may return.
 
-What is promised within the time that a newcomer would hold a slot is not given away to those behind. A slot that stands
-free is given to whoever comes, unless a ticket is due at once whose rows could not wait in the queue instead.
+Places promised within the time that a new row would hold a slot are not given to later requests. A free slot is given
+to any request, unless a ticket is due at once whose rows could not wait in the queue instead.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ SEVERAL_MARGIN = 1  # departures by which the forecast for several rows may be w
 
 @dataclass(frozen=True)
 class GateLimits:
-    """Places for `running` and `waiting` rows, the `tokens` all of them may reserve (0: not limited), and how long a
-    row may wait, in seconds. `by_forecast`: only those may wait for whom a slot is expected within that time."""
+    """Limits of admission: places for `running` and `waiting` rows, the `tokens` that all of them may reserve (0: no
+    limit), and a row's longest wait in seconds. With `by_forecast`, a request may wait only if a slot is expected
+    within that time."""
 
     running: int
     waiting: int
@@ -46,7 +47,7 @@ class GateLimits:
 
 
 class AdmissionCapacity:
-    """What is taken, by whom, and what is promised. `tokens` are those that the rows inside reserve."""
+    """Taken and promised places. `tokens` are those that admitted rows reserve."""
 
     def __init__(self, limits: GateLimits, line: VirtualQueue, shares: FairShares) -> None:
         self.limits = limits
@@ -62,7 +63,7 @@ class AdmissionCapacity:
         return self.rows - self.displaced
 
     def obstacle(self, arrival: Arrival, rows: int, tokens: int, now: float) -> Refusal | None:
-        """Why `rows` rows of `arrival` can not come in now."""
+        """Return why `rows` rows of `arrival` can't be admitted now; None if they can."""
         limits = self.limits
         if rows > self._free(arrival, now):
             return Refusal.QUEUE_FULL
@@ -74,21 +75,23 @@ class AdmissionCapacity:
         return self._promised(arrival, rows, tokens, now)
 
     def patience_s(self, arrival: Arrival, now: float) -> float:
-        """How long `arrival` may wait for a slot: who came back when told, for as long again as it has waited."""
+        """Return the longest wait for a slot in seconds. A client that returns on time may wait as long again as it has
+        waited."""
         ticket, longest = _in_time(arrival, now), self.limits.max_wait_s
         return max(longest, min(PATIENCE * (now - ticket.since), LONGEST_PATIENCE_S)) if ticket else longest
 
     def _free(self, arrival: Arrival, now: float) -> int:
-        """Places for `arrival`. By forecast, who comes when told may wait beside as many as wait without a promise."""
+        """Return the free places for `arrival`. By forecast, as many clients that return on time may wait as clients
+        without a ticket."""
         more = self.limits.waiting if self.limits.by_forecast and _in_time(arrival, now) else 0
         return self.limits.places + more - self.taken
 
     def who_gives_way(self, arrival: Arrival, rows: int) -> list[Lease]:
-        """The leases to displace so that `rows` rows of `arrival` find places; empty where that is not to be."""
+        """Return the leases to displace for `rows` rows of `arrival`; empty if none may be."""
         return self._shares.give_way(arrival.tenant, rows, self.taken + rows - self.limits.places)
 
     def promise(self, ticket: Ticket | None, arrival: Arrival, rows: int, tokens: int, now: float) -> float:
-        """Seconds until a refused `arrival` shall come back, for which `ticket` is put into line."""
+        """Put `ticket` into line, and return the seconds until a refused `arrival` is to return."""
         due = self._due(arrival, rows, tokens, now)
         wait_s = due - now
         if ticket is None or wait_s > LONGEST_PROMISE_S:
@@ -98,8 +101,8 @@ class AdmissionCapacity:
         return wait_s
 
     def _promised(self, arrival: Arrival, rows: int, tokens: int, now: float) -> Refusal | None:
-        """What `rows` rows would take away from tickets ahead: places or tokens that do not come free before those are
-        due."""
+        """Return what `rows` rows would take from tickets ahead: places or tokens that do not come free before those
+        are due."""
         if not len(self._line):
             return None
         forecast = self.forecast
@@ -116,15 +119,15 @@ class AdmissionCapacity:
         return None
 
     def _can_queue(self, ticket: Ticket, rows: int, now: float) -> bool:
-        """Whether the rows of `ticket` could wait for their slots when `rows` others have taken what is free."""
+        """Whether the rows of `ticket` could wait for their slots if `rows` others take the free ones."""
         if ticket.rows > self.limits.waiting:
             return False
         place = max(0, self.taken + 2 * rows + ticket.rows - 1 - self.limits.running)
         return self.forecast.slot_at(place, now) - now <= EARLY_WAIT * self.limits.max_wait_s
 
     def _due(self, arrival: Arrival, rows: int, tokens: int, now: float) -> float:
-        """When `rows` rows are expected to find their places, behind all who wait and all tickets ahead: somewhat
-        before there are slots for them, so that no slot waits for who is late."""
+        """Return when `rows` rows are expected to find places, behind all waiting rows and tickets ahead: somewhat
+        before slots are free, so that no slot waits for a late client."""
         forecast, limits = self.forecast, self.limits
         ahead = self._waiting_ahead(arrival, now) + round(self._line.rows_ahead(arrival))
         early = min(limits.waiting // 2, int(EARLY_WAIT * limits.max_wait_s / forecast.gap_s))
@@ -144,8 +147,9 @@ class AdmissionCapacity:
         return self._shares.waiting_ahead(arrival.tenant, self.forecast.waiting)
 
     def _latest(self, wait_s: float) -> float:
-        """The longest promise of a wait of `wait_s`, or somewhat less: steps of the golden ratio spread any number of
-        clients evenly, who would else come back as one crowd. Never so much less that it takes one more promise."""
+        """Return the longest promise for a wait of `wait_s`, or somewhat less: steps of the golden ratio spread any
+        number of clients evenly, so that they do not return together. Never so much less that one more promise is
+        needed."""
         self._beyond = (self._beyond + GOLDEN) % 1.0
         others = math.ceil(wait_s / LONGEST_PROMISE_S) - 1
         spare_s = max(0.0, (others + 1) * LONGEST_PROMISE_S - (1 + SURE) * wait_s)
@@ -153,7 +157,7 @@ class AdmissionCapacity:
 
 
 def _in_time(arrival: Arrival, now: float) -> Ticket | None:
-    """The ticket of an arrival that comes when it was told to."""
+    """Return the ticket of an arrival that returns on time; None otherwise."""
     ticket = arrival.ticket
     return ticket if ticket is not None and ticket.turn - EARLY_S <= now <= ticket.until else None
 

@@ -1,7 +1,7 @@
-"""Fair shares of the places inside: rows by tenant (an API key, or a peer's address), and who gives way to whom.
+"""Fair shares: places by tenant (an API key, or a peer's address), and displacement.
 
-While demand exceeds room, each tenant may hold an equal part. A tenant alone may hold everything. A newcomer of a
-tenant that holds less displaces the newest waiting leases of the tenant that holds the most; rows that run are never
+When demand exceeds capacity, each tenant may hold an equal part; alone, it may hold everything. A request of a
+tenant that holds less displaces the newest waiting leases of the tenant that holds the most. Running rows are never
 displaced.
 """
 
@@ -23,7 +23,7 @@ class _TenantShare:
 
 
 class FairShares:
-    """Rows inside, by tenant. Tenants without any are not known here, so there are never more than places."""
+    """Admitted rows by tenant. Tenants without rows are not stored, so there are never more than places."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _TenantShare] = {}
@@ -32,7 +32,7 @@ class FairShares:
         return len(self._tenants)
 
     def held(self, tenant: str) -> int:
-        """The rows that `tenant` has inside, running and waiting."""
+        """Return the number of admitted rows of `tenant`, running and waiting."""
         share = self._tenants.get(tenant)
         return 0 if share is None else share.rows
 
@@ -42,7 +42,7 @@ class FairShares:
         share.leases[lease] = None
 
     def leave(self, lease: Lease) -> None:
-        """A row of `lease` has ended."""
+        """Count out a row of `lease`, which has ended."""
         if lease.displaced:
             return
         self._tenants[lease.arrival.tenant].rows -= 1
@@ -50,8 +50,8 @@ class FairShares:
             self._drop(lease)
 
     def waiting_ahead(self, tenant: str, waiting: int) -> int:
-        """Of `waiting` rows inside, those that get a slot before a new row of `tenant`: its own, and of each other
-        tenant as many as bring that one to the same number of rows."""
+        """Return how many of `waiting` rows get a slot before a new row of `tenant`: its own, and of each other tenant
+        those up to the same number of rows."""
         own = self._tenants.get(tenant)
         if own is not None and len(self._tenants) == 1:
             return waiting
@@ -63,9 +63,9 @@ class FairShares:
         return min(ahead, waiting)
 
     def give_way(self, tenant: str, rows: int, missing: int) -> list[Lease]:
-        """The leases to displace so that `rows` rows of `tenant` find the `missing` places: the newest that wait, of
-        the tenants that hold the most, as long as those hold no less than `tenant` afterwards. Empty where that does
-        not free enough."""
+        """Return the leases to displace so that `rows` rows of `tenant` find the `missing` places: the newest waiting
+        ones of the tenants that hold the most, if those keep no less than `tenant` will have. Empty if that does not
+        free enough."""
         level = self.held(tenant) + rows
         counts = {name: share.rows for name, share in self._tenants.items() if name != tenant}
         candidates = {name: self._waiting(name) for name in counts}
@@ -82,7 +82,7 @@ class FairShares:
         return chosen
 
     def displace(self, lease: Lease) -> None:
-        """`lease` has to leave: from now on it counts for nobody."""
+        """Mark `lease` as displaced. It no longer counts for its tenant."""
         share = self._tenants[lease.arrival.tenant]
         share.rows -= lease.rows
         lease.displaced = True

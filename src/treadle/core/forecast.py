@@ -1,14 +1,13 @@
-"""Forecast of when slots come free: what `Retry-After` says, and whether waiting in the queue can help.
+"""Forecast of free slots, for `Retry-After` and for early refusals of hopeless waits.
 
-Each lease comes with `service_s`, the seconds that one of its rows is expected to hold a slot, computed from step times
-that the warm-up measured. Two live corrections apply to all of them:
+Each lease has `service_s`, the seconds that one of its rows is expected to hold a slot, computed from step times of the
+warm-up. Two live corrections apply to all leases:
 
-- `pace`: how long steps take now, over how long they took in the warm-up;
-- the answers' share: how much of the expected time rows really needed, as many answers end before `max_tokens`.
+- `pace`: the present duration of steps over that in the warm-up;
+- the answers' share: the part of the expected time that rows really needed, as many answers end before `max_tokens`.
 
-The row at place k of the line (0: the next) gets the slot that comes free k-th, where each slot that is taken again is
-held for the mean time of the leases that came lately. Rows that hold a slot for longer than expected are expected to
-need half as long again.
+The row at place k of the queue (0: the next) gets the slot that comes free k-th. A slot that is taken again is held for
+the mean time of recent leases. A row that holds its slot longer than expected is expected to need half as long again.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ TURNS = 8  # of each slot that are forecast one by one; further ones repeat the 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """What one client request holds: `rows` not yet ended, their `tokens` together, and when rows of it got a slot.
+    """Hold of an admitted request: `rows` that have not ended, their `tokens` together, and the times at which rows got
+    a slot (`started`).
 
-    `service_s` is the expected time of one row in its slot, 0 where nothing is known; `certain` says that the expected
-    time is also the likely one, as the request itself allows no more than a usual answer. `arrival` is who came.
-    `began`: one of its rows has begun. `give_way` takes back a lease of which none has, with the error for its client;
-    None while that can't be done. `displaced`: it was called, and the lease's rows only wait for their ends. `asked`
-    are the rows it came with, `max_wait_s` is how long they may wait for a slot. `interrupted`: the engine was lost
-    meanwhile, so its rows' times tell nothing of others'."""
+    - `service_s`: expected seconds of a row in its slot, 0 if unknown; `certain` if the request allows no more.
+    - `arrival`: its arrival; `asked`: the rows it came with; `max_wait_s`: their longest wait.
+    - `began`: a row has started. `give_way`: takes the lease back before that, with the error for its client; None
+      while it can't be taken back. `displaced`: it was called, and the rows only wait for their ends.
+    - `interrupted`: the engine was lost meanwhile, so the times of its rows say nothing about others.
+    """
 
     rows: int
     tokens: int
@@ -63,7 +63,7 @@ class Lease:
 
 
 class Forecast:
-    """Expected departures of the rows that are inside."""
+    """Expected ends of the admitted rows."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -86,7 +86,7 @@ class Forecast:
     # Rows come and go --------------------------------------------------------------------------------------------
 
     def enter(self, lease: Lease) -> None:
-        """Rows of `lease` take slots, or places in the line."""
+        """Add the rows of `lease`, which take slots or wait."""
         self._rows += lease.rows
         self._leases[lease] = None
         self._seen += 1
@@ -94,14 +94,14 @@ class Forecast:
         self._made = float("-inf")
 
     def start(self, lease: Lease, now: float) -> None:
-        """A row of `lease` got its slot."""
+        """Record that a row of `lease` got its slot."""
         lease.started.append(now)
         lease.began = True
         self._made = float("-inf")
 
     def leave(self, lease: Lease, now: float, *, answered: bool) -> None:
-        """One row of `lease` has gone: the one that began first, as rows are not told apart. `answered`: it held its
-        slot for as long as it wanted."""
+        """Remove a row of `lease`: the one that started first, as rows are not told apart. `answered`: it held its slot
+        for as long as it needed."""
         self._rows -= 1
         if lease.started and answered:
             took_s = now - lease.started.pop(0)
@@ -113,14 +113,14 @@ class Forecast:
         self._made = float("-inf")
 
     def reset(self, slots: int) -> None:
-        """An engine has started: its steps take what its own warm-up measured. What answers need of the expected time
-        stays learned."""
+        """Start anew for a new engine, whose steps take what its own warm-up measured. The answers' share is kept."""
         self.slots = slots
         self.pace = 1.0
         self._made = float("-inf")
 
     def pause(self, now: float, back_s: Callable[[], float]) -> bool:
-        """The engine is away: no row goes on until it is back, in about `back_s()` seconds. Whether that is news."""
+        """Stop the clock of all rows while the engine is away, for about `back_s()` seconds. Return whether it was
+        there before."""
         news = self._away_since is None
         if news:
             self._away_since = now
@@ -129,7 +129,7 @@ class Forecast:
         return news
 
     def resume(self, now: float) -> float | None:
-        """The engine is back: rows go on where they were. Returns since when it was away; None if it was not."""
+        """Restart the clock of all rows. Return the time since which the engine was away; None if it was not."""
         since, self._away_since = self._away_since, None
         if since is not None:
             for lease in self._leases:
@@ -138,11 +138,12 @@ class Forecast:
         return since
 
     def step(self, ratio: float) -> None:
-        """A step took `ratio` of what it took in the warm-up, with all slots taken."""
+        """Record that a step took `ratio` times the warm-up's, with all slots taken."""
         self.pace += NEWEST * (ratio - self.pace)
 
     def _learn(self, lease: Lease, took_s: float) -> None:
-        """Without a measured step time the expectation is a guess, which the first answer replaces."""
+        """Update the answers' share. Without a measured step time the expectation is a guess, which the first answer
+        replaces."""
         share = took_s / (lease.expected_s * self.pace)
         self._answers += 1
         known = 1 if lease.service_s else 0
@@ -151,7 +152,7 @@ class Forecast:
     # The line ----------------------------------------------------------------------------------------------------
 
     def slot_at(self, place: int, now: float) -> float:
-        """When the row at `place` of the line gets its slot; 0 is the next one that gets any."""
+        """Return the time at which the row at `place` of the queue gets its slot; 0 is the next one."""
         self.refresh(now)
         known = TURNS * self.slots
         rounds = max(0, (place - known) // self.slots + 1)
@@ -163,16 +164,17 @@ class Forecast:
         return self._turns[near] + rounds * self.service_s
 
     def departures(self, until: float, now: float) -> int:
-        """Slots that are taken now and expected to come free until then."""
+        """Return the number of slots that are taken now and expected to be free by `until`."""
         self.refresh(now)
         return bisect_right(self._ends, until)
 
     def tokens_freed(self, until: float, now: float) -> int:
-        """Tokens of the rows that are expected to end until then."""
+        """Return the tokens of rows that are expected to end by `until`."""
         return sum(tokens for at, tokens in self._token_ends(now) if at <= until)
 
     def tokens_at(self, missing: int, now: float) -> float:
-        """When `missing` tokens are expected to have come free; at the latest when all rows that run have ended."""
+        """Return the time at which `missing` tokens are expected to be free; at the latest when all running rows have
+        ended."""
         last = now
         for at, tokens in sorted(self._token_ends(now)):
             last, missing = at, missing - tokens
@@ -181,22 +183,22 @@ class Forecast:
         return last
 
     def opens_at(self, now: float) -> float:
-        """When the engine is expected to take work: now, where it is not away."""
+        """Return the time at which the engine is expected to take work: now, unless it is away."""
         return sum(self._as_of(now))
 
     @property
     def knows(self) -> bool:
-        """Whether anything is known of how long rows take."""
+        """Whether any lease was seen."""
         return self._seen > 0
 
     @property
     def gap_s(self) -> float:
-        """Mean time between two departures of a full server."""
+        """Mean seconds between two ends of rows on a full server."""
         return self.service_s / self.slots
 
     def hopeless(self, ahead: int, now: float, max_wait_s: float) -> bool:
-        """Whether one more row, with `ahead` waiting ones before it, would wait for its slot for longer than
-        `max_wait_s` beyond doubt."""
+        """Whether one more row, behind `ahead` waiting ones, would surely wait longer than `max_wait_s` for its
+        slot."""
         if self._rows < self.slots:
             return False
         if self._answers < ENOUGH_ANSWERS and not all(lease.certain for lease in self._leases):
@@ -206,7 +208,7 @@ class Forecast:
     # The slots ---------------------------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> None:
-        """Forecast all slots anew, unless that was done a moment ago."""
+        """Forecast all slots anew, unless that was done within REFRESH_S."""
         if 0 <= now - self._made < REFRESH_S:
             return
         as_of, later_s = self._as_of(now)
@@ -218,14 +220,14 @@ class Forecast:
         self._made = now
 
     def _as_of(self, now: float) -> tuple[float, float]:
-        """The time as of which rows are looked at, and by how much later than that all of it comes."""
+        """Return the time at which rows are looked at, and the seconds by which the engine's absence delays them."""
         if self._away_since is None:
             return now, 0.0
         return self._away_since, now + self._back_s() - self._away_since
 
     def _slots_held(self, now: float) -> tuple[list[float], int]:
-        """When each taken slot comes free, and how many rows wait. Rows that nothing is heard of yet, and for which
-        there are slots, have just begun."""
+        """Return when each taken slot comes free, and the number of waiting rows. Rows without a report, if there are
+        slots for them, count as just started."""
         held = [self._end_of(lease, at, now) for lease in self._leases for at in lease.started]
         line = 0
         for lease in self._unstarted():
@@ -236,7 +238,7 @@ class Forecast:
         return held[: self.slots], line
 
     def _unstarted(self) -> Iterator[Lease]:
-        """Each lease as often as rows of it have not begun, in the order in which they came."""
+        """Yield each lease once for each of its rows that has not started, in the order of arrival."""
         for lease in self._leases:
             if not lease.displaced:
                 for _ in range(lease.rows - len(lease.started)):
@@ -249,7 +251,7 @@ class Forecast:
                 yield self._end_of(lease, at, as_of) + later_s, lease.tokens // lease.rows
 
     def _end_of(self, lease: Lease, began: float, now: float) -> float:
-        """When a row of `lease` that began then is expected to leave."""
+        """Return the time at which a row of `lease` that started at `began` is expected to end."""
         due = began + self._needs_s(lease)
         return due if due >= now else now + max(now - due, LATE * (now - began))
 

@@ -1,13 +1,12 @@
-"""The one door: decides on the event loop, at once and before any work is done, who comes in.
+"""Gate: the admission controller. It admits or refuses a request on the event loop, at once, before any work is done.
 
-A lease takes rows (one per sequence) and tokens, and keeps them until the engine's terminal events give them back,
-never because a client left. Nothing waits here: `admit` and `resize` succeed or raise. The books are what
-`/v1/status` shows (D3).
+A lease holds rows (one for each sequence) and tokens until the engine's terminal events return them; a client that
+leaves returns nothing. Nothing waits here: `admit` and `resize` succeed or raise. `/v1/status` shows the counters (D3).
 
-A refused request gets a ticket (`line`): a place that is kept for it. `Retry-After` is when that place is expected to
-be there (`places`, `forecast`). Tickets outlive an outage of the engine: who comes back meanwhile keeps its place, and
-is told when that will be there. With more demand than room each tenant holds an equal part (`shares`). With
-`by_forecast` a request that could only wait in vain is refused at once instead of after its longest wait.
+A refused request gets a ticket (`virtual_queue`): a place that is kept for it. `Retry-After` is when the place is
+expected to be free (`admission_capacity`, `forecast`). Tickets outlive an outage of the engine: a client that returns
+during one keeps its place, and gets a new time. When demand exceeds capacity, tenants hold equal parts (`fair_share`).
+With `by_forecast`, a request that could only wait in vain is refused at once instead of after its longest wait.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def _new_id() -> str:
 
 
 class Gate:
-    """Admission by count. Closed until `open_` is called; `close` says with which error to refuse. `on_refused` is told
-    the reason of each refusal; `new_id` makes unguessable ids of tickets."""
+    """Admission by counts of rows and tokens. The gate is closed until `open_`, and refuses with the error given to
+    `close`. `on_refused` is called with the reason of each refusal; `new_id` returns unguessable ticket ids."""
 
     def __init__(
         self,
@@ -73,14 +72,14 @@ class Gate:
             self._line.shift(since, now)
 
     def close(self, error: TreadleError, *, back_s: Callable[[], float] | None = None, now: float = 0.0) -> None:
-        """Refuse everyone with `error`. `back_s` says in how many seconds it is expected to open again: until then
-        nobody inside goes on, and those who are refused get tickets. Without it none will be of use."""
+        """Refuse all requests with `error`. `back_s` returns the seconds until the gate is expected to open again:
+        until then admitted requests stand still, and refused ones get tickets. Without it, tickets are of no use."""
         self._closed = error
         self._back_s = back_s
         if back_s is not None and self._places.forecast.pause(now, back_s):
             self._line.hold()
 
-    # Coming and going --------------------------------------------------------------------------------------------
+    # Admission -------------------------------------------------------------------------------------------------
 
     def admit(
         self,
@@ -97,17 +96,17 @@ class Gate:
         `service_s` seconds (0: unknown), `certain` if the request itself allows no more. The rows are `n` choices of
         each of `prompts` prompts.
 
-        Raises InvalidRequest for what could never fit; Busy, or the closing error where it opens again, with
-        `retry_after_s` and `ticket`.
+        Raises InvalidRequest for a request that can never fit; Busy, or the closing error if the gate opens again,
+        with `retry_after_s` and `ticket`.
         """
         arrival = arrival or Arrival()
         if self._closed is not None:
-            raise self._turned_back(self._closed, arrival, rows, tokens, now)
+            raise self._closed_error(self._closed, arrival, rows, tokens, now)
         if rows > self.limits.places:
             raise self._never(rows, prompts)
         if self.limits.tokens:
             tokens = min(tokens, self.limits.tokens)
-        self._let_in(arrival, rows, tokens, now)
+        self._take_place(arrival, rows, tokens, now)
         lease = Lease(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
         lease.max_wait_s = self._places.patience_s(arrival, now)
         self._places.rows += rows
@@ -120,18 +119,22 @@ class Gate:
         return lease
 
     def check_open(self, now: float, lease: Lease | None = None) -> None:
-        """Raise the closing error while the door is closed. `lease`, which was let in before, keeps its place in
+        """Raise the closing error while the gate is closed. `lease`, which was admitted before, keeps its place in
         arrival order."""
         if self._closed is not None:
-            raise self._shut(self._closed) if lease is None else self.postpone(lease, Refusal(self._closed.code), now)
+            raise (
+                self._closed_for_good(self._closed)
+                if lease is None
+                else self.postpone(lease, Refusal(self._closed.code), now)
+            )
 
     def check_room(self, now: float, arrival: Arrival | None = None) -> None:
-        """Raise what `admit` would raise for the smallest request, or for the one that `arrival` has a ticket of: the
-        closing error, or Busy where it finds no place. Takes nothing."""
+        """Raise the closing error or Busy, as `admit` would for the smallest request, or for that of the ticket of
+        `arrival`. Takes nothing."""
         arrival = arrival or Arrival()
         if self._closed is not None:
-            raise self._turned_back(self._closed, arrival, None, 0, now)
-        self._meet(arrival, now)
+            raise self._closed_error(self._closed, arrival, None, 0, now)
+        self._recognise(arrival, now)
         ticket = arrival.ticket
         rows, tokens = (ticket.rows, ticket.tokens) if ticket else (1, 0)
         reason = self._places.obstacle(arrival, rows, tokens, now)
@@ -139,9 +142,9 @@ class Gate:
             known = None if ticket is None or ticket.guessed else ticket.rows
             raise self._busy(reason, arrival, known, tokens, now)
 
-    def _let_in(self, arrival: Arrival, rows: int, tokens: int, now: float) -> None:
-        """Raise Busy unless there is room for it, or can be made by displacing others."""
-        self._meet(arrival, now)
+    def _take_place(self, arrival: Arrival, rows: int, tokens: int, now: float) -> None:
+        """Raise Busy unless there is a place for it, or displacing others makes one."""
+        self._recognise(arrival, now)
         self._line.saw(arrival, rows)
         reason = self._places.obstacle(arrival, rows, tokens, now)
         if reason is Refusal.QUEUE_FULL and (others := self._places.who_gives_way(arrival, rows)):
@@ -151,7 +154,7 @@ class Gate:
         if reason is not None:
             raise self._busy(reason, arrival, rows, tokens, now)
 
-    def _meet(self, arrival: Arrival, now: float) -> None:
+    def _recognise(self, arrival: Arrival, now: float) -> None:
         self._line.sweep(now)
         self._line.recognise(arrival, now)
 
@@ -164,7 +167,7 @@ class Gate:
         lease.give_way(self.postpone(lease, Refusal.DISPLACED, now))
 
     def resize(self, lease: Lease, *, tokens: int, now: float) -> None:
-        """Replace the estimate by what was counted. Raises like `admit`; the lease keeps its estimate then."""
+        """Replace the estimated tokens by the counted ones. Raises like `admit`; the lease keeps its estimate then."""
         others = self.tokens - lease.tokens
         limit = self.limits.tokens
         if limit and tokens > limit:
@@ -178,12 +181,12 @@ class Gate:
         lease.tokens = tokens
 
     def started(self, lease: Lease, wait_s: float, now: float) -> None:
-        """A row of `lease` got its slot, after `wait_s` seconds in the queue."""
+        """Record that a row of `lease` got its slot after `wait_s` seconds in the queue."""
         self._places.forecast.start(lease, now)
         self._books.waited(wait_s)
 
     def release(self, lease: Lease, outcome: str, now: float) -> None:
-        """One row of `lease` has ended: its place and its part of the tokens are free."""
+        """Return the place of one row of `lease`, which has ended, and its part of the tokens."""
         part = lease.tokens // lease.rows
         lease.rows -= 1
         lease.tokens -= part
@@ -196,36 +199,36 @@ class Gate:
         self._places.forecast.leave(lease, now, answered=outcome not in UNANSWERED)
 
     def stepped(self, ratio: float) -> None:
-        """A step took `ratio` of a full step in the warm-up. Steps of a server that is not full tell nothing."""
+        """Record that a step took `ratio` times the warm-up's full step. Only steps of a full server count."""
         if self.rows >= self.limits.running:
             self._places.forecast.step(ratio)
 
     # Refusals ----------------------------------------------------------------------------------------------------
 
     def refuse(self, reason: Refusal) -> None:
-        """Count a refusal. The gate counts its own; its owner those of waits that are over."""
+        """Count a refusal. The gate counts its own; its caller counts waits that ended."""
         self._books.refused[reason.value] += 1
         self._on_refused(reason)
 
     def postpone(self, lease: Lease, reason: Refusal, now: float) -> TreadleError:
-        """The error for a row of `lease` that had a place and got no slot: Busy, or the closing error where the engine
-        is away. Its request keeps its place in arrival order; all rows of one lease are told the same."""
+        """Return the error for a row of `lease` that got no slot: Busy, or the closing error while the engine is away.
+        Its request keeps its place in arrival order; all rows of a lease get the same time."""
         if self._closed is not None and self._back_s is None:
-            return self._shut(self._closed)
+            return self._closed_for_good(self._closed)
         ticket = lease.arrival.ticket
         if ticket is None or not ticket.in_line:
             return self._busy(reason, lease.arrival, lease.asked, lease.tokens, now)
         self.refuse(reason)
-        return self._told(reason, ticket, ticket.back - now)
+        return self._error(reason, ticket, ticket.back - now)
 
     def _busy(self, reason: Refusal, arrival: Arrival, rows: int | None, tokens: int, now: float) -> TreadleError:
-        """The error of a refused `arrival` for `rows` rows (None: not known), whose ticket is in line from now on."""
+        """Put the ticket of a refused `arrival` for `rows` rows (None: not known) into line, and return its error."""
         self.refuse(reason)
         ticket = self._line.place(arrival, rows, tokens, now)
-        return self._told(reason, ticket, self._places.promise(ticket, arrival, rows or 1, tokens, now))
+        return self._error(reason, ticket, self._places.promise(ticket, arrival, rows or 1, tokens, now))
 
-    def _told(self, reason: Refusal, ticket: Ticket | None, wait_s: float) -> TreadleError:
-        """The refusal, with when to come again and the ticket that keeps the place."""
+    def _error(self, reason: Refusal, ticket: Ticket | None, wait_s: float) -> TreadleError:
+        """Return the error of a refusal, with the time to return and the ticket that keeps the place."""
         error: TreadleError
         if self._closed is not None and reason == self._closed.code:
             error = type(self._closed)(self._closed.message, retry_after_s=wait_s)
@@ -235,20 +238,20 @@ class Gate:
         error.ticket = "" if ticket is None else ticket.id
         return error
 
-    def _turned_back(
+    def _closed_error(
         self, closed: TreadleError, arrival: Arrival, rows: int | None, tokens: int, now: float
     ) -> TreadleError:
-        """The closing error for who comes; with a ticket where it opens again."""
+        """Return the closing error for `arrival`, with a ticket if the gate opens again."""
         if self._back_s is None:
-            return self._shut(closed)
-        self._meet(arrival, now)
+            return self._closed_for_good(closed)
+        self._recognise(arrival, now)
         ticket = arrival.ticket
         if rows is None and ticket is not None:
             rows, tokens = None if ticket.guessed else ticket.rows, ticket.tokens
         return self._busy(Refusal(closed.code), arrival, rows, tokens, now)
 
-    def _shut(self, closed: TreadleError) -> TreadleError:
-        """The closing error, for whom a place can't be kept."""
+    def _closed_for_good(self, closed: TreadleError) -> TreadleError:
+        """Return the closing error, without a ticket."""
         self.refuse(Refusal(closed.code))
         retry_after_s = closed.retry_after_s if self._back_s is None else self._back_s()
         return type(closed)(closed.message, retry_after_s=retry_after_s)
@@ -262,7 +265,7 @@ class Gate:
             param=param_at_fault(prompts, self.limits.places),
         )
 
-    # What it says of itself ----------------------------------------------------------------------------------------
+    # State -------------------------------------------------------------------------------------------------------
 
     @property
     def rows(self) -> int:
@@ -273,7 +276,7 @@ class Gate:
         return self._places.tokens
 
     def statistics(self, now: float = 0.0) -> dict[str, Any]:
-        """Plain values: limits, what is taken, and every outcome since the start, rows counted one by one."""
+        """Return limits, taken places, and outcomes since the start, counted by rows, as plain values."""
         return {
             "capacity": self.limits.running,
             "max_waiting": self.limits.waiting,

@@ -1,4 +1,4 @@
-"""Counts of what became of those who came to the gate, since the start. Rows are counted one by one."""
+"""Counters of the gate: outcomes of requests since the start, counted by rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 @dataclass(slots=True)
 class GateCounters:
-    """What `/v1/status` shows."""
+    """Counters that `/v1/status` shows."""
 
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -20,13 +20,13 @@ class GateCounters:
     wait_sum_s: float = 0.0
 
     def waited(self, wait_s: float) -> None:
-        """A row got its slot after so long in the queue."""
+        """Count a row that got its slot after `wait_s` seconds in the queue."""
         bucket = next((i for i, top in enumerate(WAIT_BUCKETS_S) if wait_s <= top), len(WAIT_BUCKETS_S))
         self.waits[bucket] += 1
         self.wait_sum_s += wait_s
 
     def statistics(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the counters as plain values."""
         buckets = dict(zip([*map(str, WAIT_BUCKETS_S), "inf"], self.waits, strict=True))
         return {
             "accepted": self.accepted,

@@ -1,4 +1,4 @@
-"""Everything that crosses between the fronts and the owner: frozen structs of plain values, nothing else.
+"""Messages between fronts and owner: frozen structs of plain values.
 
 To the owner: Submit, Cancel, RunJob, CancelJob, WatchBlocks, Ping, Stop.
 From the owner: Loading, Ready, Failed, StepReport, JobDone, Pong, Stopped.
@@ -17,7 +17,7 @@ from .compute_path import ComputePath
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of every message: immutable and made of plain values."""
+    """Base class of all messages: immutable plain values."""
 
 
 # To the owner -------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Submit(Message, frozen=True, tag=True):
 
 
 class CancelReason(StrEnum):
-    """Why a request is taken back before its end."""
+    """Reason for a cancel."""
 
     CLIENT = "client"  # the client left or asked for it
     STOP = "stop"  # the front found a stop string: a good end
@@ -92,14 +92,14 @@ class CancelReason(StrEnum):
 
 
 class Cancel(Message, frozen=True, tag=True):
-    """Take back one request. Idempotent; an unknown id is remembered for a while, in case its Submit comes later."""
+    """Cancel one sequence. Idempotent; an unknown id is remembered for a while, in case its Submit comes later."""
 
     id: str
     reason: CancelReason = CancelReason.CLIENT
 
 
 class RunJob(Message, frozen=True, tag=True):
-    """Run one named piece of work on the owner, between steps. `args` are plain values."""
+    """Run a named job on the owner, between steps. `args` are plain values."""
 
     id: str
     name: str
@@ -121,11 +121,11 @@ class WatchBlocks(Message, frozen=True, tag=True):
 
 
 class Ping(Message, frozen=True, tag=True):
-    """Ask the owner for a Pong between two steps: an idle owner says nothing by itself."""
+    """Ask the owner for a Pong between two steps. An idle owner sends nothing by itself."""
 
 
 class Stop(Message, frozen=True, tag=True):
-    """End the owner: every request that still lives gets its terminal event, then the owner unwinds."""
+    """End the owner. Every live sequence gets its terminal event first."""
 
 
 ToOwner = Submit | Cancel | RunJob | CancelJob | WatchBlocks | Ping | Stop
@@ -135,7 +135,7 @@ ToOwner = Submit | Cancel | RunJob | CancelJob | WatchBlocks | Ping | Stop
 
 
 class FinishReason(StrEnum):
-    """The one terminal event of a request."""
+    """Reason of the terminal event of a sequence."""
 
     STOP = "stop"  # a stop token, or a stop string found in front
     LENGTH = "length"
@@ -145,7 +145,7 @@ class FinishReason(StrEnum):
 
 
 class Finish(Message, frozen=True):
-    """How a request ended. `code` and `message` belong to ERROR; `stop_token_id` to STOP by a token."""
+    """End of a sequence. `code` and `message` belong to ERROR, `stop_token_id` to STOP by a token."""
 
     reason: FinishReason
     stop_token_id: int | None = None
@@ -210,7 +210,7 @@ BlockEvent = BlockStored | BlockRemoved | BlocksCleared
 
 
 class Sharing(StrEnum):
-    """What a row can have of another one that runs and begins alike."""
+    """How a running sequence's prefix can be reused."""
 
     MARKED = "marked"  # a copy, where a plan asked for one to be kept
     COPIED = "copied"  # a copy of all that it has computed
@@ -280,8 +280,8 @@ class Capabilities(Message, frozen=True):
 
 
 class PrefixStatistics(Message, frozen=True):
-    """The prefix cache since the owner started: tokens that were looked up, tokens found, bytes copied to reuse them,
-    tokens put in and evicted; and now: tokens held, with their bytes."""
+    """Statistics of the prefix cache. Since the owner started: tokens looked up, reused, stored and evicted, and bytes
+    copied to reuse them. Now: tokens held, and their bytes."""
 
     looked_up: int = 0
     reused: int = 0
@@ -293,7 +293,7 @@ class PrefixStatistics(Message, frozen=True):
 
 
 class RunnerStatistics(Message, frozen=True):
-    """Memory as the runner sees it, in bytes; `kv_bytes` is what running rows hold."""
+    """Memory of the runner in bytes; `kv_bytes` is what running sequences hold."""
 
     active_bytes: int = 0
     peak_bytes: int = 0
@@ -303,8 +303,8 @@ class RunnerStatistics(Message, frozen=True):
 
 
 class EngineStatistics(Message, frozen=True):
-    """The owner's own view after a step. Counters count since the owner started; times are in seconds. `preempted` are
-    rows that gave up their cache memory for others; `cached_tokens` were reused instead of computed."""
+    """Statistics of the owner after a step. Counters count since it started; times are in seconds. `preempted` are
+    sequences that gave up their cache memory for others; `cached_tokens` were reused instead of computed."""
 
     steps: int = 0
     running: int = 0
@@ -327,13 +327,13 @@ class EngineStatistics(Message, frozen=True):
 
 
 class Loading(Message, frozen=True, tag=True):
-    """The owner builds the runner: `stage` is a short phrase for people."""
+    """The owner is building the runner; `stage` is a short phrase for people."""
 
     stage: str
 
 
 class Ready(Message, frozen=True, tag=True):
-    """Built and warmed up: the owner takes work."""
+    """The owner is warmed up and takes work."""
 
     capabilities: Capabilities
     pid: int
@@ -341,15 +341,15 @@ class Ready(Message, frozen=True, tag=True):
 
 
 class Failed(Message, frozen=True, tag=True):
-    """The owner could not start, or can't go on: its state is not trusted. It ends itself after this. Sequences that
-    live are not ended one by one: whoever hears Failed replays or ends them."""
+    """The owner could not start, or can't go on, and ends itself. Live sequences get no end of their own: the client
+    replays or ends them."""
 
     code: str
     message: str
 
 
 class StepReport(Message, frozen=True, tag=True):
-    """Everything one step has to say, in one message. `events` are in order."""
+    """All outputs of one step, in one message. `events` are in order."""
 
     step: int
     outputs: tuple[Output, ...] = ()
@@ -358,7 +358,7 @@ class StepReport(Message, frozen=True, tag=True):
 
 
 class JobDone(Message, frozen=True, tag=True):
-    """The one terminal event of a job: a plain result, or an error."""
+    """Terminal event of a job: a plain result, or an error."""
 
     id: str
     result: Any = None
@@ -371,7 +371,7 @@ class Pong(Message, frozen=True, tag=True):
 
 
 class Stopped(Message, frozen=True, tag=True):
-    """The owner has unwound; nothing follows."""
+    """The owner has ended; no message follows."""
 
 
 FromOwner = Loading | Ready | Failed | StepReport | JobDone | Pong | Stopped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from .messages import Submit, TokenLogprob
@@ -56,6 +58,12 @@ class StepPlan(msgspec.Struct, frozen=True):
     admit: tuple[Admit, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
+
+    @property
+    def sequence_ids(self) -> Iterable[str]:
+        """The id of each sequence in the plan, once."""
+        admitted = (admit.request.id for admit in self.admit)
+        return dict.fromkeys((*admitted, *(c.id for c in self.prefill), *(d.id for d in self.decode)))
 
     @property
     def idle(self) -> bool:

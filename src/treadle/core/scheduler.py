@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
 from .early_cancels import EarlyCancels
 from .finishes import cancelled, failed, too_big
+from .inflight_step import InFlightStep
 from .messages import (
     Cancel,
     EngineStatistics,
@@ -32,7 +32,6 @@ from .messages import (
     FinishReason,
     Output,
     RunnerStatistics,
-    Sharing,
     Submit,
 )
 from .outputs import Outputs
@@ -42,51 +41,12 @@ from .preemption import decode_demand, select_victims
 from .prefill_budget import Charge, PrefillBudget
 from .queue import Queue
 from .scheduler_counters import SchedulerCounters
+from .scheduler_limits import SchedulerLimits as SchedulerLimits
 from .sequence import Sequence
 from .states import Event, State
 
 MIN_SHARED_TOKENS = 64  # of a prompt: fewer are computed again sooner than waited for
 MAX_STUCK_PLANS = 8  # in a row, without work though sequences run: their memory never comes free
-
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """Limits of the scheduler.
-
-    - `max_running`: slots.
-    - `prefill_tokens`: most prompt tokens of a step.
-    - `prefill_quantum`: chunks that do not end a prompt are multiples of it; 0 for any length.
-    - `chunk_sizes`: allowed prompt tokens of a step, ascending; empty for any number.
-    - `kv_blocks` of `kv_block` tokens: cache memory. With 0 blocks, sequences reserve up to `kv_tokens` tokens (0: no
-      limit) instead.
-    - `draft_tokens`: most draft tokens of a decode row.
-    - `prefix_cache`: the runner reuses prompts, those of running sequences as `sharing` says.
-    """
-
-    max_running: int
-    prefill_tokens: int
-    kv_tokens: int = 0
-    prefill_quantum: int = 0
-    chunk_sizes: tuple[int, ...] = ()
-    kv_block: int = 1
-    kv_blocks: int = 0
-    draft_tokens: int = 0
-    prefix_cache: bool = False
-    sharing: Sharing = Sharing.COPIED
-
-    @property
-    def capacity(self) -> int:
-        """Most tokens of one sequence; 0 for any number."""
-        return self.kv_blocks * self.kv_block or self.kv_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlightStep:
-    """A plan in flight, the sequences that its ids stand for, and its charge to the prefill budget."""
-
-    plan: StepPlan
-    sequences: dict[str, Sequence]
-    charge: Charge
 
 
 class Scheduler:
@@ -102,7 +62,7 @@ class Scheduler:
         self._running: dict[str, Sequence] = {}
         self._queue = Queue()
         self._early_cancels = EarlyCancels()
-        self._in_flight: deque[_InFlightStep] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._released_ids: list[str] = []
         self._outputs = Outputs()
         self._prefill_budget = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
@@ -302,8 +262,8 @@ class Scheduler:
         will come free."""
         if not plan.idle:
             self._counters.steps += 1
-            sequences = {id_: self._running[id_] for id_ in _sequence_ids(plan)}
-            self._in_flight.append(_InFlightStep(plan, sequences, self._charge_prefill(plan)))
+            sequences = {id_: self._running[id_] for id_ in plan.sequence_ids}
+            self._in_flight.append(InFlightStep(plan, sequences, self._charge_prefill(plan)))
         stuck = self._running and not (self._in_flight or self._released_ids)
         self._stuck = self._stuck + 1 if stuck else 0
         if self._stuck > MAX_STUCK_PLANS:
@@ -374,7 +334,7 @@ class Scheduler:
             if step.plan is plan:
                 return seqs
 
-    def _recompute(self, id_: str, steps: Iterable[_InFlightStep]) -> None:
+    def _recompute(self, id_: str, steps: Iterable[InFlightStep]) -> None:
         """The cache has lost what sequence `id_` was to start with: rewind it, and drop what `steps` compute for it."""
         seqs = [step.sequences.pop(id_, None) for step in steps]
         if (seq := seqs[0]) is not None and seq.live:
@@ -390,7 +350,7 @@ class Scheduler:
             sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode)
         )
 
-    def _record_times(self, step: _InFlightStep, result: StepResult) -> None:
+    def _record_times(self, step: InFlightStep, result: StepResult) -> None:
         following = self._in_flight[0].charge if self._in_flight else None
         self._prefill_budget.observe(
             step.charge, prefill_s=result.prefill_s, decode_s=result.decode_s, following=following
@@ -411,7 +371,9 @@ class Scheduler:
         tokens = gained.tokens
         _check(0 < len(tokens) <= 1 + drafts, "a sequence gains a token, and one more for each accepted draft")
         seq.suspect = False
-        seq.settle_decode(drafts, len(tokens))
+        seq.tokens_in_flight -= 1 + drafts
+        seq.num_computed_tokens -= 1 + drafts - len(tokens)  # what was rejected
+        seq.committed_tokens += len(tokens)
         out = self._outputs.of(seq)
         if seq.state is State.PREFILL:
             seq.on(Event.PROMPT_DONE)
@@ -427,12 +389,6 @@ class Scheduler:
         out.logprobs += gained.logprobs[:count]
         if finish is not None:
             self._end(seq, finish)
-
-
-def _sequence_ids(plan: StepPlan) -> Iterable[str]:
-    """Return the id of each sequence in `plan`, once."""
-    admitted = (admit.request.id for admit in plan.admit)
-    return dict.fromkeys((*admitted, *(c.id for c in plan.prefill), *(d.id for d in plan.decode)))
 
 
 def _check(holds: bool, claim: str) -> None:

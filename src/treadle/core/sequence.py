@@ -104,12 +104,6 @@ class Sequence:
         self.tokens_in_flight += 1 + drafts
         self.last_decode_step = step
 
-    def settle_decode(self, drafts: int, gained: int) -> None:
-        """Correct the books of a decode row with `drafts` draft tokens, which has gained `gained` tokens."""
-        self.tokens_in_flight -= 1 + drafts
-        self.num_computed_tokens -= 1 + drafts - gained
-        self.committed_tokens += gained
-
     def on(self, event: Event) -> None:
         """Take a transition. Raises IllegalTransition if there is none."""
         self.state = advance(self.state, event)

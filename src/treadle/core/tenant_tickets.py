@@ -1,8 +1,8 @@
-"""Tenants' tickets in line, and how many rows are expected ahead of a request.
+"""Tickets by tenant, and the rows expected ahead of a request.
 
-A ticket's level is the rows that its tenant has inside plus those of the tenant's earlier tickets. Tickets of tenants
-that have FEW or less are kept in an index by level. A tenant with more is taken as a row of alike tickets, so that a
-change of its level costs nothing; there are never many such.
+The level of a ticket is the number of admitted rows of its tenant plus those of the tenant's earlier tickets. Tickets
+of tenants with FEW or less are indexed by level. A tenant with more counts as a row of equal tickets, so that a change
+of its level costs nothing; there are never many such tenants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEWEST = 0.1  # weight of each new observation in the part of tickets that are c
 
 @dataclass(slots=True)
 class Rows:
-    """Expected rows: `known` ones, and `guesses` of requests whose number of rows is not known."""
+    """Expected rows: `known` ones, and `guesses` for requests whose number of rows is not known."""
 
     known: float = 0.0
     guesses: float = 0.0
@@ -32,8 +32,8 @@ class Rows:
 
 @dataclass(slots=True, eq=False)
 class TenantTickets:
-    """One tenant's tickets in line, in arrival order; `claimed` by whether their clients say what is a repeat. `level`
-    is the one of its first ticket."""
+    """A tenant's tickets in line, in arrival order. `claimed` is the part of tickets that are claimed, by whether their
+    clients mark repeats; `level` that of the first ticket."""
 
     tickets: list[Ticket] = field(default_factory=list)
     rows: int = 0
@@ -50,20 +50,20 @@ class TenantTickets:
         self.claimed[ticket.counts] += NEWEST * (claimed - self.claimed[ticket.counts])
 
     def expected(self) -> Rows:
-        """The rows of all its tickets."""
+        """Return the rows expected of all its tickets."""
         rows = Rows()
         for counts, part in self.claimed.items():
             rows.add(self.sums[counts], part)
         return rows
 
     def part_earlier(self, order: int) -> float:
-        """The part of the tickets that came before `order`. Each counts as the mean of all, as a line may be thousands
-        of tickets long."""
+        """Return the part of the tickets that came before `order`. Each counts as the mean of all, as a line may have
+        thousands."""
         return bisect_left(self.tickets, order, key=_order) / len(self.tickets) if self.tickets else 0.0
 
     def part_below(self, level: float, order: int) -> float:
-        """The part of the tickets whose level is below `level`, or the same and their order below `order`; as if all
-        asked for as many rows."""
+        """Return the part of the tickets with a level below `level`, or the same and an order below `order`, as if all
+        had the same number of rows."""
         count, each = len(self.tickets), self.rows / len(self.tickets)
         place = (level - self.level) / each
         before = min(count, max(0, math.ceil(place)))
@@ -80,7 +80,7 @@ class TenantTickets:
 
 
 class Index:
-    """Rows by level and order."""
+    """Index of rows by level and order."""
 
     def __init__(self) -> None:
         self._levels: list[int] = []
@@ -103,7 +103,7 @@ class Index:
             del self._orders[level], self._sums[level]
 
     def before(self, level: float, order: int) -> Rows:
-        """Rows of lower levels, and of those at `level` the part that came before `order`."""
+        """Return the rows of lower levels, and of those at `level` the part that came before `order`."""
         rows = Rows()
         for at in self._levels[: bisect_left(self._levels, level)]:
             rows.add(self._sums[at])
@@ -113,7 +113,7 @@ class Index:
 
 
 class TicketsByTenant:
-    """All tenants with tickets. `held` says how many rows a tenant has inside."""
+    """Tenants with tickets. `held` returns the number of a tenant's admitted rows."""
 
     def __init__(self, held: Callable[[str], int]) -> None:
         self._held = held
@@ -127,7 +127,7 @@ class TicketsByTenant:
         return len(self._tenants)
 
     def add(self, ticket: Ticket) -> None:
-        """`ticket` is in line."""
+        """Add `ticket` to the line."""
         record = self._tenants.setdefault(ticket.tenant, TenantTickets())
         self._unlist(ticket.tenant, record)
         insort(record.tickets, ticket, key=_order)
@@ -135,7 +135,7 @@ class TicketsByTenant:
         self._list(ticket.tenant, record)
 
     def remove(self, tenant: str, tickets: Iterable[Ticket], claimed: float | None = None) -> None:
-        """`tickets` of `tenant` have left the line, `claimed` (1) or not (0); None where that says nothing."""
+        """Remove `tickets` of `tenant` from the line, `claimed` (1) or not (0); None if that says nothing."""
         record = self._tenants[tenant]
         self._unlist(tenant, record)
         for ticket in tickets:
@@ -146,7 +146,7 @@ class TicketsByTenant:
         self._list(tenant, record)
 
     def claimed_late(self, ticket: Ticket) -> None:
-        """`ticket`, which had left the line, was claimed after all."""
+        """Record that `ticket`, which had left the line, was claimed after all."""
         record = self._tenants.get(ticket.tenant)
         if record is not None:
             self._unlist(ticket.tenant, record)
@@ -154,7 +154,7 @@ class TicketsByTenant:
             self._list(ticket.tenant, record)
 
     def moved(self, tenant: str) -> None:
-        """A tenant has more or fewer rows inside."""
+        """Update the level of a tenant whose number of admitted rows has changed."""
         record = self._tenants.get(tenant)
         if record is not None:
             self._unlist(tenant, record)
@@ -168,7 +168,8 @@ class TicketsByTenant:
             del self._tenants[tenant]
 
     def newest_of_most(self, tenant: str) -> Ticket | None:
-        """The newest ticket of whom has the most, where that is more than `tenant` will have with one more."""
+        """Return the newest ticket of the tenant with the most, if that is more than `tenant` will have with one
+        more."""
         while self._most and not self._sizes.get(self._most):
             self._most -= 1
         own = self._tenants.get(tenant)
@@ -177,7 +178,7 @@ class TicketsByTenant:
         return self._tenants[next(iter(self._sizes[self._most]))].tickets[-1]
 
     def weight(self, ticket: Ticket, usual_rows: float) -> float:
-        """The rows that `ticket` is expected to claim."""
+        """Return the rows that `ticket` is expected to claim."""
         rows = usual_rows if ticket.guessed else ticket.rows
         return rows * self._tenants[ticket.tenant].claimed[ticket.counts]
 
@@ -186,7 +187,7 @@ class TicketsByTenant:
         return self._held(arrival.tenant) + (0.0 if own is None else own.rows * own.part_earlier(arrival.order))
 
     def rows_ahead(self, arrival: Arrival, usual_rows: float) -> float:
-        """Rows that tickets ahead of `arrival` are expected to claim."""
+        """Return the rows that tickets ahead of `arrival` are expected to claim."""
         own, rows = self._tenants.get(arrival.tenant), Rows()
         if own is not None:
             rows.add(own.expected(), own.part_earlier(arrival.order))

@@ -1,4 +1,4 @@
-"""Refused requests and those that come: what the line knows of each."""
+"""Tickets of refused requests, and arrivals of new and returning ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ NEWCOMER = 2**62
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A refused request's place in line. `due` is when its place is expected, `back` when its client was told to come,
-    at most as late, `turn` that time and the outage since, `told` when it was told that, `since` when it was first
-    refused; all in seconds of the gate's clock. `via` is the connection that it came on last."""
+    """Place in line of a refused request. Times are in seconds of the gate's clock.
+
+    - `since`: its first refusal; `told`: its last one, at which its client got the time to return.
+    - `due`: its place is expected to be free; `back`: the time its client got, at most as late; `turn`: that time plus
+      outages since; `until`: the end of its grace.
+    - `via`: the connection of its last attempt.
+    """
 
     id: str
     order: int
@@ -35,10 +39,13 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """One attempt to get in. `tenant` is whose share it counts against, `ticket_id` the ticket that it names, if any,
-    and `fingerprint` a hash that the same request has again (0: none). `repeat`: whether it is a client's second
-    attempt or later, None where the client does not say. `via` is a hash of its connection (0: unknown). `order` is its
-    place in arrival order once it has one, `since` when it was first refused, in seconds."""
+    """One attempt to be admitted.
+
+    - `tenant`: the tenant whose share it counts against; `ticket_id`: the ticket that it names, if any.
+    - `fingerprint`: a hash that repeats of the request share (0: none); `via`: a hash of its connection (0: unknown).
+    - `repeat`: whether it is a client's second attempt or later; None if the client does not say.
+    - `order`: its place in arrival order, once it has one; `since`: its first refusal, in seconds.
+    """
 
     tenant: str = ""
     fingerprint: int = 0

@@ -1,15 +1,15 @@
-"""Tickets of requests that were refused and told when to come back: the line outside of the gate.
+"""Virtual queue: the tickets of refused requests, in order.
 
 Rules:
 
-- A refused request gets a ticket: a random id, its place in arrival order and the time at which it is due. Who comes
-  back (with the ticket's id, or as the same request) finds it again, and keeps its place in order if refused once more.
-- Within a tenant, tickets are ordered by arrival. Between tenants, a ticket's level counts: the rows that its tenant
-  has inside plus those of the tenant's earlier tickets. The lower level goes first, so that all tenants advance alike.
-- A ticket that is not claimed within its grace no longer holds a place. It is remembered for LATE_S more, so that who
-  comes late keeps its order.
-- Tickets count by the part of their tenant's tickets that are claimed: requests that never come back hold nothing.
-- The table is bounded. When full, a tenant with fewer tickets takes the newest of the one that has the most.
+- A refused request gets a ticket: a random id, a place in arrival order and the time at which it is due. A client that
+  returns (with the id, or with the same request) finds it again, and keeps its place in order if refused once more.
+- Within a tenant, tickets are ordered by arrival. Between tenants, the level of a ticket counts: the admitted rows of
+  its tenant plus those of the tenant's earlier tickets. Lower levels go first, so that all tenants advance alike.
+- A ticket that is not claimed within its grace no longer holds a place. It is kept for LATE_S more, so that a late
+  client keeps its order.
+- Tickets count by the part of their tenant's tickets that are claimed: requests that never return hold nothing.
+- The table is bounded. When it is full, a tenant with fewer tickets takes the newest of the tenant with the most.
 - A refusal costs no more with thousands of tickets: `tenant_tickets` counts those ahead by an index.
 """
 
@@ -38,7 +38,7 @@ MOST_ALIKE = 256  # tickets of the same request that are compared with one that 
 
 
 class VirtualQueue:
-    """All tickets. `held` says how many rows a tenant has inside; `new_id` makes unguessable ticket ids."""
+    """All tickets. `held` returns the number of a tenant's admitted rows; `new_id` returns unguessable ticket ids."""
 
     def __init__(self, held: Callable[[str], int], new_id: Callable[[], str]) -> None:
         self._held = held
@@ -54,22 +54,22 @@ class VirtualQueue:
         self.kept = self.lapsed = 0
 
     def __len__(self) -> int:
-        """Tickets that hold a place in line."""
+        """Number of tickets that hold a place in line."""
         return len(self._dues)
 
     def saw(self, arrival: Arrival, rows: int) -> None:
-        """`arrival` turned out to ask for `rows` rows."""
+        """Record that `arrival` asks for `rows` rows."""
         if arrival.ticket is None or arrival.ticket.guessed:
             self._usual_rows += NEWEST_ROWS * (rows - self._usual_rows)
 
     def moved(self, tenant: str) -> None:
-        """`tenant` has more or fewer rows inside than before."""
+        """Update the level of `tenant`, whose number of admitted rows has changed."""
         self._tenants.moved(tenant)
 
     # Who comes -----------------------------------------------------------------------------------------------------
 
     def recognise(self, arrival: Arrival, now: float) -> None:
-        """Find the ticket of `arrival`, if it has one; its order is the arrival's from then on."""
+        """Find the ticket of `arrival`, if it has one, and take over its order."""
         if arrival.ticket is None or arrival.ticket.id not in self._tickets:
             arrival.order = NEWCOMER
             arrival.ticket = self._named(arrival) or self._like(arrival, now)
@@ -82,9 +82,8 @@ class VirtualQueue:
         return ticket if ticket is not None and ticket.tenant == arrival.tenant else None
 
     def _like(self, arrival: Arrival, now: float) -> Ticket | None:
-        """The ticket of the same request, of several the likeliest of those that came on the same connection, else of
-        all. Where neither the client nor the connection tells a repeat from another client's first request, time has
-        to."""
+        """Return the likeliest ticket of the same request, on the same connection if there is one. If neither client
+        nor connection tells a repeat from another client's first request, time has to."""
         if arrival.repeat is False or not arrival.fingerprint:
             return None
         if arrival.via and (same := self._waiting(arrival, arrival.via, now)):
@@ -95,7 +94,7 @@ class VirtualQueue:
         return _most_likely(found, now)
 
     def _waiting(self, arrival: Arrival, via: int, now: float) -> list[Ticket]:
-        """Tickets of the same request that are not at the door, the first that were issued."""
+        """Return tickets of the same request that no client is using now, the first issued first."""
         alike = (
             ticket
             for ticket in self._alike.get((arrival.fingerprint, via), ())
@@ -104,7 +103,7 @@ class VirtualQueue:
         return list(islice(alike, MOST_ALIKE))
 
     def admit(self, arrival: Arrival, now: float) -> None:
-        """`arrival` is inside: its ticket is used up."""
+        """Use up the ticket of `arrival`, which is admitted."""
         ticket, arrival.ticket = arrival.ticket, None
         if ticket is not None and ticket.id in self._tickets:  # else the one of who was displaced for it took its room
             self._claim(ticket)
@@ -122,8 +121,8 @@ class VirtualQueue:
     # Who is refused ------------------------------------------------------------------------------------------------
 
     def place(self, arrival: Arrival, rows: int | None, tokens: int, now: float) -> Ticket | None:
-        """The ticket of a refused `arrival` for `rows` rows (None: not known), out of line until `promise`; None where
-        the table has no room for it."""
+        """Return the ticket of a refused `arrival` for `rows` rows (None: not known), out of line until `promise`; None
+        if the table has no room for it."""
         ticket = arrival.ticket
         if ticket is not None and ticket.id in self._tickets:
             if ticket.in_line:
@@ -142,7 +141,7 @@ class VirtualQueue:
         return ticket
 
     def promise(self, ticket: Ticket, *, due: float, back: float, now: float) -> None:
-        """Put `ticket` into line: its client was told to come at `back`."""
+        """Put `ticket` into line: its client is to return at `back`."""
         ticket.due, ticket.back, ticket.turn, ticket.told = due, back, back, now
         ticket.until = back + min(GRACE_S + GRACE * (back - ticket.since), LONGEST_GRACE_S)
         self._tenants.add(ticket)
@@ -166,8 +165,8 @@ class VirtualQueue:
         return ticket
 
     def _make_room(self, tenant: str) -> bool:
-        """Drop the ticket that lapsed first, else the newest of the tenant with the most, where that leaves it no fewer
-        than `tenant` will have."""
+        """Drop the ticket that lapsed first, else the newest of the tenant with the most, if that leaves it no fewer
+        than `tenant` will have. Return whether one was dropped."""
         dropped = next(iter(self._lapsed), None) or self._tenants.newest_of_most(tenant)
         if dropped is not None:
             self._forget(dropped)
@@ -189,12 +188,12 @@ class VirtualQueue:
     # Whose turn it is ----------------------------------------------------------------------------------------------
 
     def rows_ahead(self, arrival: Arrival) -> float:
-        """Rows that tickets ahead of `arrival` are expected to claim."""
+        """Return the rows that tickets ahead of `arrival` are expected to claim."""
         return self._tenants.rows_ahead(arrival, self._usual_rows)
 
     def needs(self, arrival: Arrival, until: float, now: float = 0.0) -> Iterator[tuple[float, float, Ticket]]:
-        """Of the tickets ahead of `arrival` that are due until then: when, how many rows they are expected to claim,
-        and the ticket; the earliest first."""
+        """Yield the tickets ahead of `arrival` that are due by `until`, the earliest first: the time, the rows that
+        they are expected to claim, and the ticket."""
         tenants, usual = self._tenants, self._usual_rows
         level = tenants.level(arrival) if len(tenants) > 1 else 0.0
         reached: dict[str, int] = {}
@@ -216,8 +215,8 @@ class VirtualQueue:
     # Who does not come ---------------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """Take tickets out of line whose grace is over, and forget those that are older still: MOST_SWEPT at a time, as
-        thousands may end together."""
+        """Take tickets whose grace is over out of line, and drop older ones: MOST_SWEPT at a time, as thousands may end
+        together."""
         count = min(MOST_SWEPT, bisect_right(self._ends, (now, NEWCOMER)))
         over = [ticket for *_, ticket in self._ends[:count]]
         lapsed: dict[str, list[Ticket]] = {}
@@ -230,14 +229,14 @@ class VirtualQueue:
             self._lapse(tickets)
 
     def statistics(self, now: float) -> dict[str, int]:
-        """Tickets that hold a place, and what became of the others. Those whose time is over count as lapsed, also
-        before `sweep` gets to them."""
+        """Return the numbers of open, kept and lapsed tickets. Those whose time is over count as lapsed before `sweep`
+        gets to them."""
         ended = self._ends[: bisect_right(self._ends, (now, NEWCOMER))]
         over = sum(ticket.in_line for *_, ticket in ended)
         return {"open": len(self) - over, "kept": self.kept, "lapsed": self.lapsed + over}
 
     def _lapse(self, tickets: list[Ticket]) -> None:
-        """Tickets of one tenant were not claimed."""
+        """Record that `tickets`, all of one tenant, were not claimed."""
         self._leave_line(tickets, 0.0)
         self.lapsed += len(tickets)
         for ticket in tickets:
@@ -245,15 +244,15 @@ class VirtualQueue:
             self._look_at(ticket, ticket.until + LATE_S)
 
     def hold(self) -> None:
-        """The engine is away: the tickets that there are do not lapse until `shift`. Those who get one from now on are
-        told when it is back, and lapse as ever where they do not come."""
+        """Keep present tickets from lapsing until `shift`, while the engine is away. Tickets issued from now on name
+        the time of its return, and lapse as usual."""
         for ticket in self._tickets.values():
             if ticket.in_line:
                 self._look_at(ticket, math.inf)
 
     def shift(self, since: float, now: float) -> None:
-        """The engine was away since then: tickets from before are due later by as long. Of those that were told when
-        to come meanwhile none is due before now."""
+        """Move tickets from before the engine's absence by its length. Tickets issued meanwhile are due now at the
+        earliest."""
         for ticket in self._tickets.values():
             if not ticket.in_line:
                 continue
@@ -274,7 +273,7 @@ class VirtualQueue:
             insort(self._ends, (when, ticket.order, ticket))
 
     def _leave_line(self, tickets: list[Ticket], claimed: float | None = None) -> None:
-        """`tickets` are one tenant's."""
+        """Take `tickets`, all of one tenant, out of line."""
         for ticket in tickets:
             ticket.in_line = False
             del self._dues[bisect_left(self._dues, (ticket.due, ticket.order))]
@@ -292,9 +291,9 @@ class VirtualQueue:
 
 
 def _most_likely(tickets: Sequence[Ticket], now: float) -> Ticket | None:
-    """The ticket of a client that comes now, of `tickets` of alike requests. Clients come when told, or somewhat later:
-    it is the one that was told to come first of those that are due, and where none is due the nearest to now. To take
-    the nearest in any case would now and then take that of a client still to come, which then finds another's."""
+    """Return the likeliest of `tickets` of equal requests for a client that returns now. Clients return on time or
+    somewhat later: it is the due ticket with the earliest time, or the nearest one if none is due. Taking the nearest
+    in any case would now and then take the ticket of a client still to come."""
     due = [ticket for ticket in tickets if ticket.back <= now + EARLY_S and now <= ticket.until]
     if due:
         return min(due, key=lambda ticket: (ticket.back, ticket.order))
