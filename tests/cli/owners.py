@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.support.scripted import ScriptedRunner
-from treadle.compose.owner import OwnerSpec, limits_of
+from treadle.compose.owner import OwnerSpec
 from treadle.core.messages import Capabilities, Submit, TokenLogprob
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.engine.owner import OwnerLimits
@@ -61,7 +61,7 @@ def _owner(arguments: Mapping[str, Any], make: Callable[[], Runner]) -> tuple[Ru
     def build(progress: Progress) -> Runner:
         return make()
 
-    return build, limits_of(msgspec.convert(arguments, OwnerSpec))
+    return build, msgspec.convert(arguments, OwnerSpec).limits
 
 
 def unfaithful(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:

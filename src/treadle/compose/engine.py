@@ -17,7 +17,7 @@ from ..engine.observer import Observer
 from ..engine.process import ProcessOwner
 from ..engine.thread import ThreadOwner
 from ..engine.timeouts import Timeouts
-from .owner import limits_of, owner_spec, runner_factory
+from .owner import owner_spec, runner_factory
 
 if TYPE_CHECKING:
     from ..models.folder import ModelFolder
@@ -37,7 +37,7 @@ def engine_for(
     def launch() -> OwnerHandle:
         spec = owner_spec(settings, folder())
         if settings.in_process:
-            return ThreadOwner(runner_factory(spec), limits_of(spec))
+            return ThreadOwner(runner_factory(spec), spec.limits)
         return ProcessOwner(OWNER_ENTRY, msgspec.to_builtins(spec), spare, relay=_relay(settings.log_format))
 
     return EngineClient(

@@ -23,8 +23,7 @@ class OwnerSpec(msgspec.Struct, frozen=True):
 
     folder: str
     name: str
-    max_running: int
-    prefill_tokens: int
+    limits: OwnerLimits
     context: int | None
     memory: int | None
     prefix_cache: bool
@@ -41,8 +40,7 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
     return OwnerSpec(
         folder=str(folder.path),
         name=folder.name,
-        max_running=settings.max_running,
-        prefill_tokens=settings.prefill_tokens,
+        limits=OwnerLimits(max_running=settings.max_running, prefill_tokens=settings.prefill_tokens),
         context=settings.context,
         memory=settings.memory,
         prefix_cache=settings.prefix_cache,
@@ -68,11 +66,7 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
         adopt_library_loggers()  # by now everything has been imported
         return runner
 
-    return build, limits_of(spec)
-
-
-def limits_of(spec: OwnerSpec) -> OwnerLimits:
-    return OwnerLimits(max_running=spec.max_running, prefill_tokens=spec.prefill_tokens)
+    return build, spec.limits
 
 
 def runner_factory(spec: OwnerSpec) -> RunnerFactory:
@@ -97,8 +91,7 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
                 kv_bits=spec.kv_bits,
                 kernels=KernelPolicy(spec.kernels),
                 blas=report,
-                max_running=spec.max_running,
-                prefill_tokens=spec.prefill_tokens,
+                **msgspec.structs.asdict(spec.limits),
                 progress=progress,
             )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from ..core.compute_path import KernelPolicy
 from ..errors import ConfigError
 from ..units import size
 from .base import Progress
@@ -23,21 +23,14 @@ _log = logging.getLogger(__name__)
 def build(
     folder: str | Path,
     *,
-    name: str = "",
-    context: int | None = None,
-    memory: int | None = None,
-    prefix_cache: bool = True,
-    kv_bits: int | None = None,
-    kernels: KernelPolicy = KernelPolicy.AUTO,
     blas: BlasReport | None = None,
-    max_running: int = 1,
-    prefill_tokens: int = 2048,
     progress: Progress = lambda stage: None,
+    **options: Any,
 ) -> ModelRunner:
     """The runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
-    `kernels` says which custom kernels are used. `blas` is the report of `blas.prepare`: it is shown, and its warning
-    logged. `LoadOptions` describes the others.
+    `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `options` are those of
+    `LoadOptions`.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -45,21 +38,9 @@ def build(
         _log.warning("%s", blas.warning)
     govern = _governor(blas)
     try:
-        model = load(
-            Path(folder),
-            name=name,
-            context=context,
-            memory=memory,
-            max_running=max_running,
-            prefill_tokens=prefill_tokens,
-            prefix_cache=prefix_cache,
-            kv_bits=kv_bits,
-            kernels=kernels,
-            blas=None if blas is None else blas_status(blas),
-            details=details,
-            progress=progress,
-        )
-        _check_budget(model, max_running)
+        status = None if blas is None else blas_status(blas)
+        model = load(Path(folder), blas=status, details=details, progress=progress, **options)
+        _check_budget(model)
         return ModelRunner(model, before_step=govern)
     except BaseException:
         leave_thread()
@@ -73,9 +54,9 @@ def _governor(blas: BlasReport | None) -> Callable[[], None]:
     return ThreadGovernor(blas.set_threads, blas.threads).before_step
 
 
-def _check_budget(model: LoadedModel, max_running: int) -> None:
+def _check_budget(model: LoadedModel) -> None:
     """Raises ConfigError where the budget does not hold the least that the KV backend needs."""
-    budget, least = model.kv_budget_bytes, model.choice.config.least_memory(max_running)
+    budget, least = model.kv_budget_bytes, model.choice.config.least_memory(model.max_running)
     if 0 < budget < least.nbytes:
         raise ConfigError(
             f"{model.name} needs {size(least.nbytes)} of cache for {least.holds}, and {size(budget)} are there: "
