@@ -144,7 +144,7 @@ def test_rows_that_need_their_last_token_do_not_delay_the_others(
 
     def recording(self: ModelRunner, step: Any, places: Sequence[int]) -> None:
         if places:
-            draws.append((step, {step.rows[step.picks[place].id].sampling.remembers for place in places}))
+            draws.append((step, {step.rows[step.decodes[place].id].sampling.remembers for place in places}))
         real(self, step, places)
 
     monkeypatch.setattr(ModelRunner, "_draw", recording)
@@ -167,14 +167,14 @@ def test_rows_that_need_their_last_token_do_not_delay_the_others(
 
 def _count(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Counts the steps that were computed again."""
-    real, seen = ModelRunner._go_on, []
+    real, seen = ModelRunner._continue_later_steps, []
 
     def counting(self: ModelRunner, step: Any, redrawn: bool) -> None:
         if redrawn and len(self._started) > 1:
             seen.append(True)
         real(self, step, redrawn)
 
-    monkeypatch.setattr(ModelRunner, "_go_on", counting)
+    monkeypatch.setattr(ModelRunner, "_continue_later_steps", counting)
     return seen
 
 

@@ -50,9 +50,9 @@ class Recorded(ModelRunner):
         self.log.append(("release", row_id.encode()))
         super().release(row_id)
 
-    def rest(self) -> None:
-        self.log.append(("rest", b""))
-        super().rest()
+    def trim_memory(self) -> None:
+        self.log.append(("trim_memory", b""))
+        super().trim_memory()
 
 
 def replay(log: list[tuple[str, bytes]], runner: ModelRunner) -> list[StepResult]:
@@ -66,7 +66,7 @@ def replay(log: list[tuple[str, bytes]], runner: ModelRunner) -> list[StepResult
             case "release":
                 runner.release(argument.decode())
             case _:
-                runner.rest()
+                runner.trim_memory()
     return results
 
 

@@ -1,9 +1,9 @@
-"""The text runner: rows of tokens through one model, as a plan says.
+"""The runner of text models: computes the steps that plans describe.
 
-Rules: the plan decides which rows compute how many tokens of their prompts and which of them gain one. What a step
-picks is read when the step is finished; the next one may be started before, and then takes the picks where they
-are, on the device. After an exception the rows of the steps that were not finished are lost until they are released
-and admitted again; the others are as they were.
+Rules: a plan says which sequences compute how many tokens of their prompts, and which sample a token. Sampled tokens
+are read when a step is finished. The next step may be started before, and takes them from the device. After an
+exception the sequences of unfinished steps are lost until they are released and admitted again; others are not
+affected.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .step import RunningRow, SampledGroup, Step, check_tokens, segment_of
 
 _log = logging.getLogger(__name__)
 
-NO_PICK = 0
-"""What is picked of logits that are all NaN."""
+NAN_TOKEN = 0
+"""The token that is sampled from logits that are all NaN."""
 NOT_FINITE = "the model's logits for this request are NaN: its weights do not suit this prompt"
 TRIM_EVERY_S = 5.0  # the warm-up rests hundreds of times
 
@@ -122,14 +122,14 @@ class ModelRunner:
         return self._backend.match(admit.request.salt, (*admit.request.prompt, *admit.history)[:-1])
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Start a step and finish it; nothing else may be started."""
+        """Start a step and finish it. No other step may be in flight."""
         assert not self._started
         self.start(plan)
         return self.finish()
 
     def start(self, plan: StepPlan) -> None:
-        """Begin the plan's work. Raises RunnerBroken when MLX's runtime failed; any other exception leaves the rows of
-        the plan lost."""
+        """Begin the plan's work. Raises RunnerBroken when MLX's runtime failed; after any other exception the plan's
+        sequences are lost."""
         self._owner.check()
         assert len(self._started) <= self._backend.lookahead <= 1, "one step at most runs ahead"
         self._before_step()
@@ -139,19 +139,19 @@ class ModelRunner:
             self._launch(step, self._started[-2] if len(self._started) > 1 else None)
         except BaseException:
             self._started.pop()
-            self._lose(step)
+            self._invalidate(step)
             raise
 
     def finish(self) -> StepResult:
-        """Wait for the oldest step that was started and not finished; what it did. An exception leaves the rows of all
-        such steps lost, and none of them is finished any more."""
+        """Wait for the oldest step in flight, and return its result. After an exception no step is in flight, and the
+        sequences of all of them are lost."""
         self._owner.check()
         step = self._started[0]
         try:
             result = self._read(step)
         except BaseException:
             for lost in self._started:
-                self._lose(lost)
+                self._invalidate(lost)
             self._started.clear()
             raise
         self._started.popleft()
@@ -232,35 +232,35 @@ class ModelRunner:
     # Starting ------------------------------------------------------------------------------------------------------
 
     def _step(self, plan: StepPlan) -> Step:
-        step = Step(began=self._clock(), pieces=[], rows={}, picks=[], failed={})
+        step = Step(began=self._clock(), segments=[], rows={}, decodes=[], failed={})
         if plan.admit:
             self._admit_all(plan.admit, step)
         failed, evicted = step.failed, step.evicted
-        before = {pick.id: i for i, pick in enumerate(self._started[-1].picks)} if self._started else {}
-        picked = {pick.id: pick for pick in plan.decode}
+        before = {decode.id: i for i, decode in enumerate(self._started[-1].decodes)} if self._started else {}
+        decoding = {decode.id: decode for decode in plan.decode}
         for chunk in plan.prefill:
-            pick = picked.pop(chunk.id, None)
+            decode = decoding.pop(chunk.id, None)
             if chunk.id not in failed and chunk.id not in evicted:
-                self._take_part(step, chunk.id, chunk, pick, before)
-        for id_, pick in picked.items():
+                self._add_row(step, chunk.id, chunk, decode, before)
+        for id_, decode in decoding.items():
             if id_ not in failed and id_ not in evicted:
-                self._take_part(step, id_, None, pick, before)
-        step.picks = [pick for pick in plan.decode if pick.id in step.rows]
+                self._add_row(step, id_, None, decode, before)
+        step.decodes = [decode for decode in plan.decode if decode.id in step.rows]
         return step
 
-    def _take_part(
-        self, step: Step, id_: str, chunk: PrefillChunk | None, pick: DecodeRow | None, before: Mapping[str, int]
+    def _add_row(
+        self, step: Step, id_: str, chunk: PrefillChunk | None, decode: DecodeRow | None, before: Mapping[str, int]
     ) -> None:
-        """Put what a row computes into the step, or why it can't."""
+        """Add the segment that a row computes to the step, or the reason why it can't."""
         row = self._rows.get(id_)
         if row is None:
             step.failed[id_] = "the runner holds no cache for this request"
             return
         if chunk is not None and chunk.checkpoints:
             self._backend.checkpoint(row, chunk.checkpoints)
-        piece = segment_of(row, chunk, pick, before)
-        row.cached = piece.end
-        step.pieces.append(piece)
+        segment = segment_of(row, chunk, decode, before)
+        row.cached = segment.end
+        step.segments.append(segment)
         step.rows[id_] = row
 
     def _admit_all(self, admits: Sequence[Admit], step: Step) -> None:
@@ -298,7 +298,7 @@ class ModelRunner:
             del self._rows[row.id]
         return {row.id for row in evicted}
 
-    def _lose(self, step: Step) -> None:
+    def _invalidate(self, step: Step) -> None:
         """Invalidate the sequences of a step that failed, except those released since, whatever their ids mean now."""
         lost = [row for id_, row in step.rows.items() if self._rows.get(id_) is row]
         for row in lost:
@@ -311,15 +311,15 @@ class ModelRunner:
         """Build the step's graph and hand it to the device."""
         with mlx_runtime("computing a step"):
             sampled = None if before is None else before.sampled(self._put)
-            done = step.computed = self._backend.compute(step.pieces, sampled)
+            done = step.computed = self._backend.compute(step.segments, sampled)
             for id_, message in done.refused.items():
                 self.release(id_)
                 step.failed[id_] = message
-            step.picks = [pick for pick in step.picks if pick.id not in step.failed]
+            step.decodes = [decode for decode in step.decodes if decode.id not in step.failed]
             step.scores = step.prompt_scores(self._put)
             step.groups = []
             step.deferred = [] if before is None else [i for i, row in enumerate(step.sampling) if row.remembers]
-            places = range(len(step.picks))
+            places = range(len(step.decodes))
             self._draw(step, [i for i in places if i not in step.deferred] if step.deferred else places)
 
     def _draw_deferred(self, step: Step) -> None:
@@ -329,12 +329,12 @@ class ModelRunner:
             self._draw(step, places)
 
     def _draw(self, step: Step, places: Sequence[int]) -> None:
-        """Sample a token for each row at `places`; nothing is waited for where steps may run ahead."""
+        """Sample a token for each row at `places`; waits for the device only without lookahead."""
         arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
         if places:
-            put, picks = self._put, [step.picks[place] for place in places]
-            rows, logits = [step.rows[pick.id].sampling for pick in picks], step.picked_from(picks, put)
-            drawn = draw(logits, rows, [pick.position for pick in picks], self._model.draws, put)
+            put, decodes = self._put, [step.decodes[place] for place in places]
+            rows, logits = [step.rows[decode.id].sampling for decode in decodes], step.logits_of(decodes, put)
+            drawn = draw(logits, rows, [decode.position for decode in decodes], self._model.draws, put)
             if self._model.lands is not None:
                 drawn.land(self._model.lands)
             logprobs = Logprobs(logits, drawn.tokens, rows, put)
@@ -354,20 +354,20 @@ class ModelRunner:
             tokens, found, redrawn = step.read()
             if not step.groups:
                 mx.eval(step.computed.arrays)
-            lost = step.without_numbers(tokens) if NO_PICK in tokens else ()
+            lost = step.rows_with_nan(tokens) if NAN_TOKEN in tokens else ()
             step.failed.update(dict.fromkeys(lost, NOT_FINITE))
             scores = {id_: score.read() for id_, score in step.scores.items()}
             self._advance(step, tokens)
             if redrawn:
                 step.correct(tokens)
-            self._go_on(step, redrawn)
+            self._continue_later_steps(step, redrawn)
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
         gained = [
-            RowTokens(pick.id, (tokens[i],), (found[i],) if i in found else ())
-            for i, pick in enumerate(step.picks)
-            if pick.id not in step.failed
+            RowTokens(decode.id, (tokens[i],), (found[i],) if i in found else ())
+            for i, decode in enumerate(step.decodes)
+            if decode.id not in step.failed
         ]
         return StepResult(
             rows=tuple(gained),
@@ -380,18 +380,18 @@ class ModelRunner:
     def _seconds(self, step: Step, seconds: float) -> dict[str, float]:
         prefill_s = step.computed.prefill_s
         if prefill_s is None:
-            return self._times.split(step.pieces, seconds)
-        return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if step.picks else 0.0}
+            return self._times.split(step.segments, seconds)
+        return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if step.decodes else 0.0}
 
     def _advance(self, step: Step, tokens: list[int]) -> None:
-        """What was picked is known, and what was computed can be reused by others."""
-        for pick, token in zip(step.picks, tokens, strict=True):
-            row = step.rows[pick.id]
+        """Append the sampled tokens to their rows, and let others reuse what was computed."""
+        for decode, token in zip(step.decodes, tokens, strict=True):
+            row = step.rows[decode.id]
             row.sampling.picked(token)
             row.tokens.append(token)
-        self._backend.commit(step.pieces)
+        self._backend.commit(step.segments)
 
-    def _go_on(self, step: Step, redrawn: bool) -> None:
+    def _continue_later_steps(self, step: Step, redrawn: bool) -> None:
         """Sample the rows of later steps that waited for this one's tokens. If a token has changed since, compute those
         steps again, which writes over what they wrote."""
         before = step

@@ -36,7 +36,7 @@ class RunningRow(KvSequence):
 
 @dataclass(slots=True, eq=False)
 class SampledGroup:
-    """Rows of a step that are sampled together; `places` are their indices among the step's `picks`."""
+    """Rows of a step that are sampled together; `places` are their indices in the step's `decodes`."""
 
     places: Sequence[int]
     drawn: Draw
@@ -45,17 +45,17 @@ class SampledGroup:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """`rows` compute `pieces`, and those in `picks` pick a token; `failed` are those that can't, and why; those in
-    `evicted` have lost their cached prefix.
+    """A step: `rows` compute `segments`, and those in `decodes` sample a token. `failed` has the reasons of rows that
+    can't; those in `evicted` have lost their cached prefix.
 
     Rows are sampled in `groups`: those that wait for the tokens of the step before, at the places in `deferred`, after
     all others. One group has all rows of most steps.
     """
 
     began: float
-    pieces: list[RowSegment]
+    segments: list[RowSegment]
     rows: dict[str, RunningRow]
-    picks: list[DecodeRow]
+    decodes: list[DecodeRow]
     failed: dict[str, str]
     evicted: Collection[str] = ()
     computed: ForwardOutput = field(default_factory=ForwardOutput)
@@ -64,19 +64,19 @@ class Step:
     scores: dict[str, PromptScores] = field(default_factory=dict)
 
     def drop(self, ids: Collection[str]) -> None:
-        """Leave rows out of it."""
+        """Remove rows from the step."""
         if ids:
-            self.pieces = [piece for piece in self.pieces if piece.id not in ids]
-            self.picks = [pick for pick in self.picks if pick.id not in ids]
+            self.segments = [segment for segment in self.segments if segment.id not in ids]
+            self.decodes = [decode for decode in self.decodes if decode.id not in ids]
             self.rows = {id_: row for id_, row in self.rows.items() if id_ not in ids}
 
     @property
     def sampling(self) -> list[SamplingRow]:
-        """How each of `picks` is picked."""
-        return [self.rows[pick.id].sampling for pick in self.picks]
+        """The sampling parameters of each of `decodes`."""
+        return [self.rows[decode.id].sampling for decode in self.decodes]
 
     def sampled(self, put: Put = direct) -> Any | None:
-        """The sampled tokens of all rows (int32) on the device, in the order of `picks`, and maybe zeros behind them;
+        """The sampled tokens of all rows (int32) on the device, in the order of `decodes`, and maybe zeros behind them;
         None if there are none. No row may be deferred any more."""
         assert not self.deferred
         if len(self.groups) < 2:
@@ -84,45 +84,45 @@ class Step:
         order = np.argsort([place for group in self.groups for place in group.places]).astype(np.int32)
         return mx.concatenate([group.drawn.tokens for group in self.groups])[put(order)[0]]
 
-    def picked_from(self, picks: Sequence[DecodeRow], put: Put = direct) -> Any:
-        """Logits (P, V) of the last token of each of `picks`."""
-        logits, rows = self.computed.logits, [self.computed.places[pick.id] for pick in picks]
+    def logits_of(self, decodes: Sequence[DecodeRow], put: Put = direct) -> Any:
+        """Return logits (R, V) of the last token of each of `decodes`."""
+        logits, rows = self.computed.logits, [self.computed.places[decode.id] for decode in decodes]
         last = [first + count - 1 for first, count in rows]
         assert logits is not None
         return logits if last == list(range(logits.shape[0])) else logits[put(np.array(last, np.int32))[0]]
 
     def prompt_scores(self, put: Put = direct) -> dict[str, PromptScores]:
-        """Log-probabilities of the prompts' tokens that come after what was computed, where they are asked for."""
+        """Return log-probabilities of prompt tokens, by id, for the sequences that ask for them."""
         scores = {}
-        for piece in self.pieces:
-            request = self.rows[piece.id].request
-            if request.prompt_logprobs is not None and piece.id in self.computed.places:
-                first, count = self.computed.places[piece.id]
-                targets = request.prompt[piece.start + 1 : piece.start + 1 + count]
+        for segment in self.segments:
+            request = self.rows[segment.id].request
+            if request.prompt_logprobs is not None and segment.id in self.computed.places:
+                first, count = self.computed.places[segment.id]
+                targets = request.prompt[segment.start + 1 : segment.start + 1 + count]
                 if targets:
                     logits = self.computed.logits[first : first + len(targets)]  # type: ignore[index]
-                    scores[piece.id] = PromptScores(logits, targets, request.prompt_logprobs, put)
+                    scores[segment.id] = PromptScores(logits, targets, request.prompt_logprobs, put)
         return scores
 
-    def without_numbers(self, tokens: Sequence[int]) -> list[str]:
-        """Rows whose picked token, one of `tokens`, has NaN for its logit."""
-        logits = mx.take_along_axis(self.picked_from(self.picks), mx.array(list(tokens), mx.int32)[:, None], axis=-1)
+    def rows_with_nan(self, tokens: Sequence[int]) -> list[str]:
+        """Return the ids of rows whose token in `tokens` has NaN as its logit."""
+        logits = mx.take_along_axis(self.logits_of(self.decodes), mx.array(list(tokens), mx.int32)[:, None], axis=-1)
         wrong = np.array(mx.isnan(logits)[:, 0])
-        return [pick.id for pick, is_wrong in zip(self.picks, wrong, strict=True) if is_wrong]
+        return [decode.id for decode, is_wrong in zip(self.decodes, wrong, strict=True) if is_wrong]
 
     def read(self) -> tuple[list[int], dict[int, TokenLogprob], bool]:
         """Wait for the sampled tokens. Return them, log-probabilities by index, and whether any token differs from what
         the device has, as it was drawn again."""
-        tokens, any_redrawn = [0] * len(self.picks), False
+        tokens, any_redrawn = [0] * len(self.decodes), False
         found: dict[int, TokenLogprob] = {}
         for group in self.groups:
             own, redrawn = group.drawn.settle()
             logprobs = group.logprobs
             if redrawn:
                 any_redrawn = True
-                picks = [self.picks[place] for place in group.places]
-                rows = [self.rows[pick.id].sampling for pick in picks]
-                logprobs = Logprobs(self.picked_from(picks), mx.array(own, mx.int32), rows)
+                decodes = [self.decodes[place] for place in group.places]
+                rows = [self.rows[decode.id].sampling for decode in decodes]
+                logprobs = Logprobs(self.logits_of(decodes), mx.array(own, mx.int32), rows)
             if len(self.groups) == 1:
                 return own, logprobs.read(), redrawn
             for place, token in zip(group.places, own, strict=True):
@@ -131,7 +131,7 @@ class Step:
         return tokens, found, any_redrawn
 
     def correct(self, tokens: Sequence[int]) -> None:
-        """Put `tokens`, some of which were drawn again, in the place of what the device has."""
+        """Replace the device's tokens by `tokens`, some of which were drawn again."""
         drawn = Draw(mx.array(list(tokens), mx.int32))
         self.groups = [SampledGroup(range(len(tokens)), drawn, Logprobs(None, None, ()))]
 
