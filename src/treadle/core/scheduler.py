@@ -160,8 +160,9 @@ class Scheduler:
         for chunk in plan.prefill:
             self._commit_prefill(step.sequences.get(chunk.id), chunk.start + chunk.count)
         gained = {row.id: row for row in result.rows}
+        sequence = step.sequences.get
         for decode in plan.decode:
-            if (seq := step.sequences.get(decode.id)) is not None and seq.live:
+            if (seq := sequence(decode.id)) is not None and seq.live:
                 _check(decode.id in gained, "a sequence that decodes gains or fails")
                 self._gain(seq, decode.drafts, gained[decode.id])
         return self.flush()
@@ -368,12 +369,14 @@ class Scheduler:
             self._end(seq, Finish(reason=FinishReason.LENGTH))
 
     def _gain(self, seq: Sequence, drafts: int, gained: RowTokens) -> None:
-        tokens = gained.tokens
-        _check(0 < len(tokens) <= 1 + drafts, "a sequence gains a token, and one more for each accepted draft")
+        tokens, planned = gained.tokens, 1 + drafts
+        accepted = len(tokens)
+        _check(0 < accepted <= planned, "a sequence gains a token, and one more for each accepted draft")
         seq.suspect = False
-        seq.tokens_in_flight -= 1 + drafts
-        seq.num_computed_tokens -= 1 + drafts - len(tokens)  # what was rejected
-        seq.committed_tokens += len(tokens)
+        seq.tokens_in_flight -= planned
+        seq.committed_tokens += accepted
+        if accepted < planned:
+            seq.num_computed_tokens -= planned - accepted
         out = self._outputs.of(seq)
         if seq.state is State.PREFILL:
             seq.on(Event.PROMPT_DONE)

@@ -332,7 +332,9 @@ class ModelRunner:
         """Sample a token for each row at `places`; waits for the device only without lookahead."""
         arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
         if places:
-            put, decodes = self._put, [step.decodes[place] for place in places]
+            put, decodes = self._put, step.decodes
+            if len(places) < len(decodes):
+                decodes = [decodes[place] for place in places]
             rows, logits = [step.rows[decode.id].sampling for decode in decodes], step.logits_of(decodes, put)
             drawn = draw(logits, rows, [decode.position for decode in decodes], self._model.draws, put)
             if self._model.lands is not None:

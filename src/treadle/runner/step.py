@@ -141,22 +141,20 @@ def segment_of(
 ) -> RowSegment:
     """Return the tokens that `row` computes: a chunk, the token that a decode row feeds, or both in a row. `before` are
     the indices of the tokens that the step before samples: the token to feed may be one of them."""
-    start, previous, wants = row.cached, -1, 0
+    start, known, previous, wants = row.cached, row.tokens, -1, 0
     end = start
     if chunk is not None:
         assert chunk.start == start, f"a chunk at {chunk.start}, and {start} tokens are in the cache"
         end += chunk.count
-    tokens = row.tokens
     if decode is not None:
         end, wants = end + 1, 1
         assert len(row.request.prompt) + decode.position == end, "the prompt must be in the cache"
-        if end > len(tokens):
+        if end > len(known):
             previous = before[row.id]
-            tokens = [*tokens[start:], 0]
-        else:
-            tokens = tokens[start:end]
+    if end - start == 1:
+        tokens: Sequence[int] = (known[start] if previous < 0 else 0,)
     else:
-        tokens = tokens[start:end]
+        tokens = known[start:end] if previous < 0 else (*known[start:], 0)
     if row.request.prompt_logprobs is not None and start < len(row.request.prompt) - 1:
         wants = len(tokens)
     return RowSegment(row, tokens, start, wants, decode is not None, previous)
