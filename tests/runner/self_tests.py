@@ -3,7 +3,7 @@
     python -m tests.runner.self_tests [ARCHITECTURE ...]
 
 prints a table: the backends that pass, how far the contiguous one is from the reference and what its faults come to, in
-units of the model's own noise (the limit is 2, in float32 100).
+units of the model's own noise (the limit is 2.5, in float32 1,000).
 """
 
 from __future__ import annotations
