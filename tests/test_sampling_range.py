@@ -57,10 +57,10 @@ def test_whatever_the_validator_takes_the_runner_can_draw(kind: int) -> None:
     logits = mx.array(KINDS[kind][None].astype(np.float32))
     for request in taken:
         row = SamplingRow(request, (4, 4, 5), VOCABULARY)
-        edited = np.array(process_logits(logits, [row.edits], [3]))
+        edited = np.array(process_logits(logits, [row.processors], [3]))
         assert not np.isnan(edited).any(), request.sampling
         assert edited.max() > -np.inf, request.sampling
-        (token,), _ = draw(logits, [row], [3]).settle()
+        (token,), _ = draw(logits, [row], [3]).resolve()
         assert 0 <= token < VOCABULARY, request.sampling
         assert np.isfinite(np.array(logits)[0, token]), request.sampling
 

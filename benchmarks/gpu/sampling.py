@@ -60,11 +60,11 @@ def _check(kernel: SamplingKernel, name: str, logits: npt.NDArray[np.float32], d
     same = mx.repeat(mx.array(logits).astype(dtype)[None], batch, axis=0)
     rows, tokens, again = rows_of(sampling, len(logits), batch), [], False
     for start in range(0, draws, batch):
-        found, redrawn = draw(same, rows, range(start, start + batch), kernel).settle()
+        found, redrawn = draw(same, rows, range(start, start + batch), kernel).resolve()
         again |= redrawn
         tokens += found
-    repeated = draw(same, rows, range(batch), kernel).settle()[0] == tokens[:batch]
-    alone = [draw(same[:1], rows[:1], [i], kernel).settle()[0][0] for i in range(4)] == tokens[:4]
+    repeated = draw(same, rows, range(batch), kernel).resolve()[0] == tokens[:batch]
+    alone = [draw(same[:1], rows[:1], [i], kernel).resolve()[0][0] for i in range(4)] == tokens[:4]
     p, counts = expected(logits, sampling), np.bincount(tokens, minlength=len(logits))
     chi, most = chi_square(p * draws, counts)
     right = repeated and alone and chi < most and counts[p == 0].sum() <= draws / 1000

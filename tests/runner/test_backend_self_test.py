@@ -122,7 +122,7 @@ def test_the_limit_follows_the_models_own_noise(precision: str) -> None:
             (trial, logits + _errors(logits, times * size))
             for trial, logits, size in zip(TRIALS, expected, noise, strict=True)
         ]
-        assert (judge.why_not([_found(*pair) for pair in found]) == "") is passes
+        assert (judge.reason_against([_found(*pair) for pair in found]) == "") is passes
 
 
 def _errors(logits: Any, size: float) -> Any:
@@ -139,9 +139,9 @@ def _found(trial: Any, logits: Any) -> Any:
 def test_logits_of_another_shape_or_not_a_number_are_refused() -> None:
     judge = reference("llama")
     logits = judge.logits(TRIALS[1])
-    assert "shape" in judge.why_not([_found(TRIALS[1], logits[:, :-1])])
-    assert "not a number of times" in judge.why_not([_found(TRIALS[1], logits * float("nan"))])
-    assert judge.why_not([]) == ""
+    assert "shape" in judge.reason_against([_found(TRIALS[1], logits[:, :-1])])
+    assert "not a number of times" in judge.reason_against([_found(TRIALS[1], logits * float("nan"))])
+    assert judge.reason_against([]) == ""
 
 
 def test_single_logits_may_be_another_experts_but_not_half_of_them() -> None:

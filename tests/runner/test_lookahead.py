@@ -144,7 +144,7 @@ def test_rows_that_need_their_last_token_do_not_delay_the_others(
 
     def recording(self: ModelRunner, step: Any, places: Sequence[int]) -> None:
         if places:
-            draws.append((step, {step.rows[step.decodes[place].id].sampling.remembers for place in places}))
+            draws.append((step, {step.rows[step.decodes[place].id].sampling.depends_on_last_token for place in places}))
         real(self, step, places)
 
     monkeypatch.setattr(ModelRunner, "_draw", recording)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treadle.runner.sampling.rng import BITS, uniforms, whole_uniforms
+from treadle.runner.sampling.rng import BITS, integer_uniforms, uniforms
 
 KNOWN = [[0.701212, 0.625094], [0.644501, 0.131707]]
 
@@ -21,7 +21,7 @@ def test_a_row_has_the_same_numbers_beside_others_as_alone() -> None:
 
 def test_any_integer_is_a_seed_and_numbers_are_exact_in_float32() -> None:
     seeds = [-1, 0, 2**63, 2**200, -(2**70)]
-    numbers, whole = uniforms(seeds, [3] * 5), whole_uniforms(seeds, [3] * 5)
+    numbers, whole = uniforms(seeds, [3] * 5), integer_uniforms(seeds, [3] * 5)
     assert ((numbers >= 0) & (numbers < 1)).all()
     assert (whole == numbers.astype(np.float64) * 2**BITS).all()
 

@@ -33,7 +33,7 @@ def row(
 def pick(logits: Any, rows: list[SamplingRow], positions: list[int]) -> list[int]:
     drawn = draw(mx.array(logits), rows, positions)
     mx.eval(drawn.arrays)
-    return drawn.settle()[0]
+    return drawn.resolve()[0]
 
 
 SHAPES = [

@@ -13,7 +13,7 @@ from tests.support.cuda import ReferenceKernel, failing, is_left_out, works
 from tests.support.distribution import expected
 from tests.support.emulated import EmulatedKernel
 from treadle.core.messages import Sampling
-from treadle.runner.sampling.sampler import SamplingRow, asked_of, draw
+from treadle.runner.sampling.sampler import SamplingRow, draw, kernel_inputs
 from treadle.runner.sampling.sampling_kernel import SamplingKernel, sampling_kernel
 
 USUAL = Sampling(temperature=0.6, top_p=0.95, top_k=20)
@@ -31,7 +31,7 @@ SHAPES = [
 def pick(logits: Any, rows: list[SamplingRow], positions: list[int]) -> tuple[list[int], bool]:
     array = mx.array(logits)
     kernel = SamplingKernel(array.shape[1], array.dtype, ReferenceKernel)
-    return draw(array, rows, positions, kernel).settle()
+    return draw(array, rows, positions, kernel).resolve()
 
 
 @pytest.mark.parametrize("sampling", SHAPES, ids=str)
@@ -69,7 +69,7 @@ def test_a_batch_of_greedy_rows_does_without_the_kernel() -> None:
         raise AssertionError("it was launched")
 
     logits = np.random.default_rng(4).normal(0, 2, (2, 64)).astype(np.float32)
-    assert draw(mx.array(logits), [row(Sampling(), 64)] * 2, [0, 0], unused).settle()[0] == logits.argmax(-1).tolist()
+    assert draw(mx.array(logits), [row(Sampling(), 64)] * 2, [0, 0], unused).resolve()[0] == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, top_k=3), Sampling(temperature=1.0, top_p=0.5)])
@@ -81,7 +81,7 @@ def test_a_row_of_too_many_equals_is_drawn_again_among_all(sampling: Sampling) -
     tokens, redrawn = pick(logits, rows, [0, 0])
     assert redrawn
     assert tokens[1] == 7
-    stock = draw(mx.array(logits), rows, [0, 0]).settle()[0]
+    stock = draw(mx.array(logits), rows, [0, 0]).resolve()[0]
     assert tokens[0] == stock[0]
     assert expected(logits[0], sampling)[tokens[0]] > 0
 
@@ -100,7 +100,9 @@ def test_rows_of_nothing_take_the_first_token() -> None:
 def test_any_type_of_logits_will_do() -> None:
     logits = mx.array(np.random.default_rng(5).normal(0, 2, (1, 64)).astype(np.float32))
     kernel = SamplingKernel(64, mx.float16, ReferenceKernel)
-    half, single = (draw(one, [row(USUAL, 64)], [0], kernel).settle()[0] for one in (logits.astype(mx.float16), logits))
+    half, single = (
+        draw(one, [row(USUAL, 64)], [0], kernel).resolve()[0] for one in (logits.astype(mx.float16), logits)
+    )
     assert half == single
 
 
@@ -158,7 +160,7 @@ def test_the_kernels_own_text_picks_what_the_reference_picks(vocabulary: int, dt
         )
         for i in range(len(logits))
     ]
-    batch, asked = mx.array(logits).astype(dtype), mx.array(asked_of(rows, range(len(rows))))
+    batch, asked = mx.array(logits).astype(dtype), mx.array(kernel_inputs(rows, range(len(rows))))
     emulated = SamplingKernel(vocabulary, dtype, EmulatedKernel)(batch, asked)
     reference = SamplingKernel(vocabulary, mx.float32, ReferenceKernel)(batch.astype(mx.float32), asked)
     assert emulated[1].tolist() == reference[1].tolist()

@@ -147,7 +147,7 @@ class Engines:
 
     @property
     def compute(self) -> ComputePath:
-        """How Treadle runs the model."""
+        """Compute path of Treadle's run."""
         return self._runner.capabilities().compute
 
     def check(self, size: int) -> None:

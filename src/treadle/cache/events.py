@@ -66,8 +66,8 @@ class EventLog:
             self.watch(salt, None)
 
     def drain(self) -> tuple[BlockEvent, ...]:
-        """What happened since the last time, in order, and the next blocks that were there before. Empty once there is
-        nothing more to announce."""
+        """Return the events since the last call, in order, and the next blocks that were there before. Empty once all
+        are announced."""
         enough = len(self._events) + ANNOUNCED_AT_ONCE
         while self._waiting and len(self._events) < enough:
             node = self._waiting.pop()

@@ -112,8 +112,8 @@ class ComputePath(msgspec.Struct, frozen=True):
             yield "look-ahead"
 
     def shortfalls(self) -> list[str]:
-        """What `--kernels require` does not accept: a backend that is not the device's best, layers that are not fused
-        where they could be, and each kernel that failed its self-test."""
+        """Return the shortfalls that `--kernels require` rejects: a backend that is not the device's best, layers that
+        could be fused and are not, and each kernel that failed its self-test."""
         found = list(self.why)
         if self.backend is not self.best and not found:
             found.append(f"{self.best}: not used")

@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Sampling(Message, frozen=True):
-    """How one request picks its tokens. The defaults are greedy and change nothing.
+    """Sampling parameters of one request. The defaults are greedy and change nothing.
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are
     off. `logit_bias` pairs a token id with what is added to its logit. `seed` makes the sequence reproducible
@@ -162,7 +162,7 @@ class TokenLogprob(Message, frozen=True):
 
 
 class Output(Message, frozen=True):
-    """What one step did for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
+    """Result of one step for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
 
     `wait_s` comes with `admitted`: how long the request waited for its slot, on the owner's clock.
     `prompt_tokens_done` is how much of the prompt is in the cache, while it prefills; `cached_tokens`, told once, how
@@ -210,7 +210,7 @@ BlockEvent = BlockStored | BlockRemoved | BlocksCleared
 
 
 class Sharing(StrEnum):
-    """How a running sequence's prefix can be reused."""
+    """Ways to reuse a running sequence's prefix."""
 
     MARKED = "marked"  # a copy, where a plan asked for one to be kept
     COPIED = "copied"  # a copy of all that it has computed

@@ -119,7 +119,7 @@ class PrefillBudget:
         return shares
 
     def _fitting(self, ending: list[int], remaining: list[int], most: int) -> Iterator[int]:
-        """Those of `ending` that fit into `left` tokens in turn. The first always does, so that none starves."""
+        """Yield the parts of `ending` that fit into `most` tokens in turn. The first always does: none starves."""
         for i in ending:
             if remaining[i] <= most or i == ending[0]:
                 most -= remaining[i]

@@ -32,7 +32,7 @@ class Texts(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why no text work can be done now, though the model is loaded; empty while some can."""
+        """Reason why no text work can be done now, though the model is loaded; empty while it can."""
         ...
 
     def statistics(self) -> dict[str, Any]:

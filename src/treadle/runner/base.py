@@ -85,7 +85,7 @@ class Runner(Protocol):
         ...
 
     def block_events(self) -> tuple[BlockEvent, ...]:
-        """What happened to watched blocks since the last time, in order. It is asked again, without a step between,
+        """Return the events of watched blocks since the last call, in order. It is asked again, without a step between,
         until it is empty."""
         ...
 

@@ -191,7 +191,7 @@ class ModelRunner:
         self._backend.index.watch(salt, on)
 
     def block_events(self) -> tuple[BlockEvent, ...]:
-        """What happened to watched blocks since the last time."""
+        """Return the events of watched blocks since the last call."""
         self._owner.check()
         return () if self._backend.index is None else self._backend.index.drain_events()
 
@@ -318,7 +318,9 @@ class ModelRunner:
             step.decodes = [decode for decode in step.decodes if decode.id not in step.failed]
             step.scores = step.prompt_scores(self._put)
             step.groups = []
-            step.deferred = [] if before is None else [i for i, row in enumerate(step.sampling) if row.remembers]
+            step.deferred = (
+                [] if before is None else [i for i, row in enumerate(step.sampling) if row.depends_on_last_token]
+            )
             places = range(len(step.decodes))
             self._draw(step, [i for i in places if i not in step.deferred] if step.deferred else places)
 
@@ -338,7 +340,7 @@ class ModelRunner:
             rows, logits = [step.rows[decode.id].sampling for decode in decodes], step.logits_of(decodes, put)
             drawn = draw(logits, rows, [decode.position for decode in decodes], self._model.draws, put)
             if self._model.lands is not None:
-                drawn.land(self._model.lands)
+                drawn.send(self._model.lands)
             logprobs = Logprobs(logits, drawn.tokens, rows, put)
             step.groups.append(SampledGroup(places, drawn, logprobs))
             arrays += [*drawn.arrays, *logprobs.arrays]
@@ -389,7 +391,7 @@ class ModelRunner:
         """Append the sampled tokens to their rows, and let others reuse what was computed."""
         for decode, token in zip(step.decodes, tokens, strict=True):
             row = step.rows[decode.id]
-            row.sampling.picked(token)
+            row.sampling.accept(token)
             row.tokens.append(token)
         self._backend.commit(step.segments)
 

@@ -116,7 +116,7 @@ class Step:
         tokens, any_redrawn = [0] * len(self.decodes), False
         found: dict[int, TokenLogprob] = {}
         for group in self.groups:
-            own, redrawn = group.drawn.settle()
+            own, redrawn = group.drawn.resolve()
             logprobs = group.logprobs
             if redrawn:
                 any_redrawn = True

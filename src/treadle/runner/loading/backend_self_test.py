@@ -35,7 +35,7 @@ def self_test(reference: Reference, config: KvConfig, trials: Sequence[Trial]) -
             backend = config.build(tested, live, time.monotonic)
             found = _together(backend, live, tested, reference, trials)
             copies_pages = not isinstance(backend, PagedBackend) or backend.copies_pages()
-        reason = reference.why_not(found)
+        reason = reference.reason_against(found)
     except FAULTS as error:
         raise SelfTestFailed(f"sequences in one pass failed ({type(error).__name__}: {error})") from error
     finally:
@@ -103,6 +103,6 @@ def _together(
 
 
 def _ends(trial: Trial) -> list[tuple[int, int]]:
-    """Where each chunk of the trial starts and ends, made-up tokens included."""
+    """Return start and end of each chunk of the trial, made-up tokens included."""
     ends = [trial.filled, *(trial.filled + place + 1 for place in trial.places)]
     return list(pairwise(ends))

@@ -22,7 +22,7 @@ _DECODE = 2
 
 
 def reason_not_batched(reference: Reference) -> str:
-    """Why sequences can't share a pass; empty where they can: two decode together, others join and leave."""
+    """Return the reason why sequences can't share a pass; empty if they can: two decode together, others come and go."""
     library, trials = reference.library, reference.trials()
     caches = library.new_caches(reference.module)
     if not library.can_merge(caches):
@@ -33,7 +33,7 @@ def reason_not_batched(reference: Reference) -> str:
             found = _batched(reference, [*trials, *TRIALS][: max(_LEAST_ROWS, len(trials))])
     except FAULTS as error:
         return f"a batch of sequences failed ({type(error).__name__}: {error})"
-    return reference.why_not(found)
+    return reference.reason_against(found)
 
 
 def _batched(reference: Reference, trials: Sequence[Trial]) -> list[Found]:
@@ -71,7 +71,7 @@ def shares_prefill(reference: Reference, pad_to: int = 1) -> bool:
             found = [_continued(reference, *pair) for pair in zip(trials, rows, strict=True)]
     except FAULTS:
         return False
-    return not reference.why_not(found)
+    return not reference.reason_against(found)
 
 
 def _padding(reference: Reference) -> int:

@@ -1,8 +1,8 @@
-"""Reference logits for self-tests of KV backends: what mlx-lm gives for each sequence alone, and how exact that is.
+"""Reference logits for self-tests of KV backends: mlx-lm's for each sequence alone, with their rounding noise.
 
-A backend passes where it differs from the reference no more than the model's own arithmetic does. That is measured on
-the model at hand, by random rounding, so that one rule serves float32, bfloat16 and 4-bit weights, and experts that
-rounding swaps.
+A backend passes if it differs from the reference no more than the model's own arithmetic does. The noise is measured on
+the loaded model by random rounding (Monte Carlo arithmetic), so one rule serves float32, bfloat16 and 4-bit weights,
+and experts that rounding swaps.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def _filling(pair: tuple[Any, Any] | None, count: int) -> tuple[Any, Any] | None
 
 
 class Reference:
-    """What `module` gives for each trial alone, in mlx-lm's caches.
+    """Logits of `module` for each trial alone, in mlx-lm's caches.
 
-    Trials are no longer than `context` tokens. With `selection` the head computes only what is compared. With `int8`
-    the backend to test stores keys and values in 8 bits, and the errors of that count as noise.
+    Trials are no longer than `context` tokens. With `selection` the head computes only the compared tokens. With `int8`
+    the tested backend stores keys and values in 8 bits, and the errors of that count as noise.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Reference:
         self._judged: list[float] = []
 
     def for_int8(self) -> Reference:
-        """The same for a backend that stores keys and values in 8 bits."""
+        """Return the reference for a backend that stores keys and values in 8 bits."""
         other = Reference(self.library, self.module, self._context, selection=self._selection, int8=True)
         other._logits, other._judged = self._logits, self._judged
         return other
@@ -148,7 +148,7 @@ class Reference:
 
     @property
     def deviation(self) -> float:
-        """How far the logits that were compared last are from the reference, in units of what rounding explains."""
+        """Deviation of the last compared logits from the reference, in units of rounding noise."""
         return self._judged[-1] if self._judged else 0.0
 
     @cached_property
@@ -175,8 +175,8 @@ class Reference:
             self.filling(trial).put(self.library, caches)
         return caches
 
-    def why_not(self, found: Sequence[Found]) -> str:
-        """Why logits are not the reference's; empty where they are."""
+    def reason_against(self, found: Sequence[Found]) -> str:
+        """Return the reason why logits disagree with the reference; empty if they agree."""
         measured = []
         for trial, logits, first in found:
             last = first + logits.shape[0]
@@ -269,7 +269,7 @@ def deviations(expected: Any, found: Any) -> Deviations:
 
 
 def verdict(measured: Sequence[Measured], times: float) -> str:
-    """What is wrong with deviations of more than `times` times those of correct evaluations; empty if nothing."""
+    """Return the fault of deviations beyond `times` times those of correct evaluations; empty if there is none."""
     worst = deviation(measured)
     if worst <= times:
         return ""
@@ -277,10 +277,10 @@ def verdict(measured: Sequence[Measured], times: float) -> str:
 
 
 def deviation(measured: Sequence[Measured]) -> float:
-    """How many times as far from the reference as correct evaluations some sequences are; NaN where a logit is.
+    """Return the largest ratio of deviations to those of correct evaluations; NaN if a logit is NaN.
 
-    Medians are compared, of each sequence and of all sequences at one place: rounding may swap an expert, and make
-    another of single logits, but not of half of them.
+    Medians are compared, of each sequence and of all sequences at one place: rounding may swap an expert and so change
+    single logits, but not half of them.
     """
     rows = [_ratio(one.found, one.noise) for one in measured]
     places = range(min((one.first for one in measured), default=0), max((one.last for one in measured), default=0))

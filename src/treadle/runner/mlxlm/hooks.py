@@ -1,4 +1,4 @@
-"""Where this server puts itself into a model of mlx-lm: its attention, and what goes on to its head."""
+"""Hooks into mlx-lm's models: attention by the KV backend's caches, and the tokens that reach the output head."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ _NORMS = (
 
 @dataclass(frozen=True)
 class Window:
-    """Stands for a mask where a layer's cache attends itself: each token sees the last `size` up to itself."""
+    """Attention mask of a cache that attends itself: each token sees the last `size` tokens, its own included."""
 
     size: int
 
 
 @dataclass
 class Selection:
-    """The tokens of a pass, (T, 1, D) or of one sequence (1, T, D), that go on to the model's head: those at `rows`, or
-    all."""
+    """The tokens of a pass, (T, 1, D) or (1, T, D), that reach the model's head: those at `rows`, or all."""
 
     rows: Any | None = None
 
 
 @contextmanager
 def selected(selection: Selection | None, rows: Any | None) -> Iterator[None]:
-    """Let the head see only the tokens at `rows`, while it lasts, where there is a selection."""
+    """Let the head compute only the tokens at `rows` inside the block. No effect without a selection."""
     if selection is None:
         yield
         return
@@ -47,8 +46,8 @@ def selected(selection: Selection | None, rows: Any | None) -> Iterator[None]:
 
 
 class SelectingNorm(nn.Module):  # type: ignore[misc]
-    """A model's last norm, which lets only a selection through: the head behind it is the largest layer, and most
-    tokens of a prompt need nothing of it."""
+    """A model's last norm that passes on a selection of tokens. The head after it is the largest layer, and most tokens
+    of a prompt do not need it."""
 
     def __init__(self, norm: Any, selection: Selection) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
 
 
 def select(model: Any) -> Selection | None:
-    """Put a `SelectingNorm` before the model's head, if it has none; None where it is not known what comes there."""
+    """Put a `SelectingNorm` before the model's head, unless it has one. None if the last norm is not known."""
     for path in _NORMS:
         *parents, name = path.split(".")
         parent = model
@@ -84,7 +83,7 @@ def select(model: Any) -> Selection | None:
 
 
 def routed(shared: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-lm's attention function, for caches that do not attend themselves; the others are asked."""
+    """Wrap mlx-lm's attention function: a cache with `attend` computes attention itself."""
 
     def attention(
         queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any | None = None

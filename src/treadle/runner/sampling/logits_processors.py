@@ -1,7 +1,7 @@
-"""What changes a row's logits before a token is picked: biases, held-back stop tokens and penalties.
+"""Logits processors: biases, held-back stop tokens and penalties, applied before a token is sampled.
 
-Everything is sparse: only the logits of named or seen tokens are touched, in one scatter for the biases of all rows and
-one for all penalties. The counts live here, on the host, and go when the row goes (F7).
+All are sparse. One scatter applies the biases of all rows, another all penalties. Token counts live on the host and end
+with their row (F7).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIRST_SIZE = 64
 
 
 class LogitsProcessors:
-    """One row's edits. `vocabulary` bounds the ids: those outside it can't be picked and are left out."""
+    """The processors of one row. Ids of `vocabulary` and above can't be sampled and are ignored."""
 
     def __init__(self, request: Submit, history: Sequence[int], vocabulary: int) -> None:
         sampling = request.sampling
@@ -34,16 +34,17 @@ class LogitsProcessors:
         if _penalised(request):
             self.seen = SeenTokens(request, history)
         self._held = request.min_tokens if len(self.stops) else 0
-        self.before: float = math.inf if self.seen is not None or len(self.bias_ids) else self._held
-        """Anything changes the logits at positions below this one."""
+        self.end_position: float = math.inf if self.seen is not None or len(self.bias_ids) else self._held
+        """Logits change at positions below this one only."""
 
     def holds_stops(self, position: int) -> bool:
-        """Whether stop tokens may not be picked at `position` yet."""
+        """Whether stop tokens are still excluded at `position`."""
         return position < self._held
 
 
 class SeenTokens:
-    """The distinct tokens of a row with how often each was generated: prompt tokens only where repetition counts."""
+    """Distinct tokens of a row and their counts among generated tokens. Prompt tokens are included if the repetition
+    penalty is on."""
 
     def __init__(self, request: Submit, history: Sequence[int]) -> None:
         sampling = request.sampling
@@ -56,7 +57,7 @@ class SeenTokens:
         self._ids = np.zeros(max(_FIRST_SIZE, 2 * self._size), np.int32)
         self._counts = np.zeros(len(self._ids), np.float32)
         self._ids[: self._size] = self._first
-        self._slots: dict[int, int] = {}  # of those that were generated
+        self._slots: dict[int, int] = {}  # of generated tokens
         for token in history:
             self.add(token)
 
@@ -66,7 +67,7 @@ class SeenTokens:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often each of `ids` was generated; 0 for one that is in the prompt alone."""
+        """Count of each of `ids` among generated tokens; 0 for tokens of the prompt alone."""
         return self._counts[: self._size]
 
     def add(self, token: int) -> None:
@@ -78,7 +79,7 @@ class SeenTokens:
         self._counts[slot] += 1
 
     def _slot_of(self, token: int) -> int:
-        """Where a token is that is generated for the first time: with the prompt's, or behind all others."""
+        """Return the slot of a newly generated token: that of the prompt, if it is there, else a new one at the end."""
         at = int(self._first.searchsorted(token))
         if at < len(self._first) and self._first[at] == token:
             return at
@@ -90,18 +91,17 @@ class SeenTokens:
         self._size += 1
         return slot
 
-    def minus(self) -> npt.NDArray[np.float32]:
-        """What the presence and frequency penalties take off each of `ids`."""
+    def deduction(self) -> npt.NDArray[np.float32]:
+        """Amounts (n,) that the presence and frequency penalties subtract from the logits of `ids`."""
         return np.asarray(self.presence * (self.counts > 0) + self.frequency * self.counts, np.float32)
 
 
 def process_logits(logits: Any, rows: Sequence[LogitsProcessors], positions: Sequence[int], put: Put = direct) -> Any:
-    """`logits` (B, V) with every row's edits, as float32 if there are any; rows without edits keep their values.
+    """Return `logits` (B, V) after all rows' processors, in float32 if any applies. Other rows keep their values.
 
-    Order: biases and held-back stop tokens, then the repetition penalty, then presence and frequency. `put` makes
-    arrays.
+    Order: biases and held-back stop tokens, repetition penalty, presence and frequency penalties. `put` uploads arrays.
     """
-    places = [i for i, (row, position) in enumerate(zip(rows, positions, strict=True)) if position < row.before]
+    places = [i for i, (row, position) in enumerate(zip(rows, positions, strict=True)) if position < row.end_position]
     if not places:
         return logits
     logits = _biased(logits.astype(mx.float32), [(i, rows[i], positions[i]) for i in places], put)
@@ -132,19 +132,19 @@ def _penalised_logits(logits: Any, rows: Sequence[tuple[int, SeenTokens]], put: 
     if not rows:
         return logits
     lengths = [len(seen.ids) for _, seen in rows]
-    index, repetition, minus, ids = put(
+    index, repetition, deduction, ids = put(
         np.repeat(np.array([place for place, _ in rows], np.int32), lengths),
         np.repeat(np.array([seen.repetition for _, seen in rows], np.float32), lengths),
-        np.concatenate([seen.minus() for _, seen in rows]),
+        np.concatenate([seen.deduction() for _, seen in rows]),
         np.concatenate([seen.ids for _, seen in rows]),
     )
     old = logits[index, ids]
-    logits[index, ids] = mx.where(old > 0, old / repetition, old * repetition) - minus
+    logits[index, ids] = mx.where(old > 0, old / repetition, old * repetition) - deduction
     return logits
 
 
 def _distinct(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-    """Each of `tokens`, none of which is negative, once and in order."""
+    """Return the distinct `tokens`, which are not negative, sorted."""
     numbers = np.frombuffer(array("q", tokens), np.int64)
     return np.flatnonzero(np.bincount(numbers)).astype(np.int32)
 

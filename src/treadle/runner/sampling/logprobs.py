@@ -1,4 +1,4 @@
-"""Log-probabilities for the rows that ask for them: of the raw logits, in float32, cut to the asked number here."""
+"""Log-probabilities of raw logits in float32, for the rows that request them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .vocab_ops import log_sum_exp, top_indices
 
 
 class PromptScores:
-    """Log-probabilities of `targets`, each after what `logits` (n, V) were computed from: evaluate `arrays`, `read`."""
+    """Log-probabilities of a prompt's tokens: of `targets` (n,) under `logits` (n, V), with `count` alternatives each.
+    Evaluate `arrays`, then `read`."""
 
     def __init__(self, logits: Any, targets: Sequence[int], count: int, put: Put = direct) -> None:
         self._count = count
@@ -26,7 +27,7 @@ class PromptScores:
         self.arrays = [chosen[:, 0], best, mx.take_along_axis(logits, best, axis=-1) - total]
 
     def read(self) -> tuple[TokenLogprob, ...]:
-        """One for each target."""
+        """Return one for each target."""
         chosen, best, values = (array.tolist() for array in self.arrays)
         return tuple(
             TokenLogprob(logprob=c, top=tuple(zip(b[: self._count], v[: self._count], strict=True)))
@@ -35,27 +36,27 @@ class PromptScores:
 
 
 class Logprobs:
-    """Log-probabilities of the tokens (B,) picked from `logits` (B, V): evaluate `arrays`, then `read` them."""
+    """Log-probabilities of the tokens (B,) sampled from `logits` (B, V). Evaluate `arrays`, then `read`."""
 
     def __init__(self, logits: Any, tokens: Any, rows: Sequence[SamplingRow], put: Put = direct) -> None:
-        self._asked = {i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None}
+        self._requested = {i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None}
         self.arrays: list[Any] = []
-        if not self._asked:
+        if not self._requested:
             return
-        places = put(np.array(list(self._asked), np.int32))[0]
+        places = put(np.array(list(self._requested), np.int32))[0]
         logits = logits[places].astype(mx.float32)
         total = log_sum_exp(logits)
         chosen = mx.take_along_axis(logits, tokens[places][:, None], axis=-1) - total
-        most = min(max(self._asked.values()), logits.shape[-1])
+        most = min(max(self._requested.values()), logits.shape[-1])
         best = top_indices(logits, max(most, 1))
         self.arrays = [chosen[:, 0], best, mx.take_along_axis(logits, best, axis=-1) - total]
 
     def read(self) -> dict[int, TokenLogprob]:
-        """For each row (by its place in the batch) that asked."""
-        if not self._asked:
+        """Return one for each row that requested it, by its place in the batch."""
+        if not self._requested:
             return {}
         chosen, best, values = (array.tolist() for array in self.arrays)
         return {
             place: TokenLogprob(logprob=chosen[i], top=tuple(zip(best[i][:count], values[i][:count], strict=True)))
-            for i, (place, count) in enumerate(self._asked.items())
+            for i, (place, count) in enumerate(self._requested.items())
         }

@@ -1,4 +1,4 @@
-"""Uniform random numbers that depend on a request's seed and the position of the token, and on nothing else."""
+"""Counter-based random numbers: a function of a request's seed and the token's position alone (SplitMix64)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def whole_uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.int32]:
-    """Two independent numbers (n, 2) below 2 ** BITS for each of `seeds`, which may be any integers."""
+def integer_uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Return two independent integers (n, 2) below 2 ** BITS for each of `seeds`, which may be any integers."""
     mixed = _mix(np.array([seed & _MASK for seed in seeds], np.uint64))
     places = 2 * np.array(positions, np.uint64) + np.uint64(1)
     first = _mix(mixed + places * np.uint64(_GOLDEN))
@@ -24,8 +24,8 @@ def whole_uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArra
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The same numbers in [0, 1), exact."""
-    return whole_uniforms(seeds, positions).astype(np.float32) / np.float32(1 << BITS)
+    """Return the same numbers divided by 2 ** BITS: uniform in [0, 1), exact in float32."""
+    return integer_uniforms(seeds, positions).astype(np.float32) / np.float32(1 << BITS)
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -1,13 +1,13 @@
-"""Picking tokens for a batch of rows, each by its own parameters and as if it were alone.
+"""Sampler: one token for each row of a batch, by the row's own parameters and independent of the other rows.
 
-The order for a row: biases and held-back stop tokens, penalties (`edits.py`), temperature, min_p, top_k, top_p, then
-one draw. Greedy rows take the largest edited logit. A stage runs only for the rows that ask for it.
+Order: logits processors, temperature, min_p, top_k, top_p, one draw. Greedy rows take the largest processed logit. A
+stage runs only for the rows that need it.
 
 A draw inverts the cumulative distribution at a number that depends on the row's seed and position alone. Rows without
-top_k and top_p draw in two levels, a block of the vocabulary and then a token of it, which needs no sorting. The others
-look at their CANDIDATES most probable tokens; a row whose nucleus is wider says so in `Draw.spilled` and is drawn again
-among more of them, in the end all: the same number picks the same token. Where a kernel draws (`draw_kernel.py`), it
-looks at all tokens, and at a row in `spilled` not at all.
+top_k and top_p draw a block of the vocabulary and then a token of the block, which needs no sorting. Other rows draw
+among their CANDIDATES most probable tokens. A row whose nucleus is wider is flagged in `Draw.spilled` and drawn again
+among more candidates, at last among all; the same number selects the same token. The sampling kernel
+(`sampling_kernel.py`) looks at all tokens and draws nothing for the rows that it flags.
 """
 
 from __future__ import annotations
@@ -27,55 +27,55 @@ from ..device.cuda import bits_of
 from ..device.readback import PendingReadback, Readback
 from ..device.staging import Put, direct
 from .logits_processors import LogitsProcessors, process_logits
-from .rng import uniforms, whole_uniforms
+from .rng import integer_uniforms, uniforms
 from .vocab_ops import exp, top_indices
 
 CANDIDATES = 1024
-COLDEST = 1e-5  # a lower temperature picks the largest logit anyway, and would divide by nothing
+MIN_TEMPERATURE = 1e-5  # below it the largest logit always wins, and 1 / temperature overflows
 _WIDER = 16
 _BLOCK = 512
 
 Kernel = Callable[[Any, Any], tuple[Any, Any]]
-"""Draws for rows of logits, by what `asked_of` makes of them. See `DrawKernel`."""
+"""Draws tokens for rows of logits, given `kernel_inputs`. See `SamplingKernel`."""
 
 
 class SamplingRow:
-    """How one row picks its tokens, and what it has picked so far where that matters. `inverse` is one over the
-    temperature, 0 where the row is greedy; `top_k` is 0 where off, `top_p` infinite.
+    """Sampling state of one row: its parameters, its logits processors, and the counts that these need.
 
-    Raises ValueError when a parameter is out of range: that is the row's own fault.
+    `inverse` is one over the temperature, 0 for a greedy row. `top_k` is 0 when off, `top_p` infinite. Raises
+    ValueError for a parameter out of range.
     """
 
     def __init__(self, request: Submit, history: Sequence[int], vocabulary: int) -> None:
         check(request.sampling)
         self.sampling = request.sampling
-        self.edits = LogitsProcessors(request, history, vocabulary)
+        self.processors = LogitsProcessors(request, history, vocabulary)
         self.logprobs = request.logprobs
         self.greedy = self.sampling.temperature == 0
-        self.inverse = 0.0 if self.greedy else 1 / max(self.sampling.temperature, COLDEST)
+        self.inverse = 0.0 if self.greedy else 1 / max(self.sampling.temperature, MIN_TEMPERATURE)
         self.min_p = min(self.sampling.min_p, 1.0)
         self.top_k = self.sampling.top_k if self.sampling.top_k < vocabulary else 0
         self.top_p = self.sampling.top_p if self.sampling.top_p < 1 else math.inf
         self.narrow = not self.greedy and (self.top_k > 0 or self.top_p < 1)
 
     @cached_property
-    def numbers(self) -> tuple[int, int, int, int]:
-        """`inverse`, `min_p`, `top_k` and `top_p` as a kernel reads them: whole, or the bits of a float32."""
+    def parameters(self) -> tuple[int, int, int, int]:
+        """`inverse`, `min_p`, `top_k` and `top_p` as int32 for a kernel: floats by their bits."""
         return bits_of(self.inverse), bits_of(self.min_p), self.top_k, bits_of(self.top_p)
 
     @property
-    def remembers(self) -> bool:
-        """Whether the next pick depends on the last one."""
-        return self.edits.seen is not None
+    def depends_on_last_token(self) -> bool:
+        """Whether the next token's distribution depends on the last one sampled, other than through the model."""
+        return self.processors.seen is not None
 
-    def picked(self, token: int) -> None:
-        """`token` was generated: count it where that matters."""
-        if self.edits.seen is not None:
-            self.edits.seen.add(token)
+    def accept(self, token: int) -> None:
+        """Count a generated token, if a penalty needs the count."""
+        if self.processors.seen is not None:
+            self.processors.seen.add(token)
 
 
 def check(sampling: Sampling) -> None:
-    """Raise ValueError naming the first parameter that has no meaning."""
+    """Raise ValueError that names the first parameter out of range."""
     numbers = {
         "temperature": (sampling.temperature, 0.0),
         "top_p": (sampling.top_p, 0.0),
@@ -94,37 +94,37 @@ def check(sampling: Sampling) -> None:
 
 @dataclass
 class Draw:
-    """Tokens picked, not yet evaluated: evaluate `arrays`, then call `settle`. `again` makes a group of rows by their
-    places in `spilled`. Once `land` was called they are on their way to the host."""
+    """Sampled tokens, not evaluated yet: evaluate `arrays`, then call `resolve`. `again` makes a group of rows by their
+    places in `spilled`. `send` starts the copy to the host."""
 
     tokens: Any  # (B,) int32
-    spilled: Any | None = None  # (R,): the nucleus was wider than what was looked at
+    spilled: Any | None = None  # (R,): the nucleus was wider than the candidates
     again: Callable[[list[int]], _Narrow] | None = None
-    landed: PendingReadback | None = None
+    readback: PendingReadback | None = None
 
     @property
     def arrays(self) -> list[Any]:
-        filled = None if self.landed is None else self.landed.filled
+        filled = None if self.readback is None else self.readback.filled
         return [array for array in (self.tokens, self.spilled, filled) if array is not None]
 
     @property
     def filled(self) -> Any:
-        """The tokens, and maybe zeros behind them."""
-        return self.tokens if self.landed is None else self.landed.filled
+        """The tokens, possibly followed by zeros."""
+        return self.tokens if self.readback is None else self.readback.filled
 
-    def land(self, landing: Readback) -> None:
-        """Send the tokens to the host, and which rows spilled where a kernel says it of all of them."""
+    def send(self, readback: Readback) -> None:
+        """Start the copy of the tokens to the host, with a kernel's flags of spilled rows."""
         if self.spilled is None or self.spilled.dtype == mx.int32:
-            self.landed = landing.send(self.tokens, self.spilled)
+            self.readback = readback.send(self.tokens, self.spilled)
 
     def _read(self) -> tuple[list[int], list[int]]:
-        if self.landed is None:
+        if self.readback is None:
             return self.tokens.tolist(), [] if self.spilled is None else self.spilled.tolist()
-        tokens, spilled = self.landed.read()
+        tokens, spilled = self.readback.read()
         return tokens, [] if self.spilled is None else spilled
 
-    def settle(self) -> tuple[list[int], bool]:
-        """The tokens, and whether any differs from what `tokens` holds as it was drawn again."""
+    def resolve(self) -> tuple[list[int], bool]:
+        """Return the tokens, and whether any was drawn again and may differ from the one in `tokens`."""
         tokens, flags = self._read()
         again, width = self.again, CANDIDATES
         redrawn = False
@@ -132,8 +132,8 @@ class Draw:
             width *= _WIDER
             group = again([i for i, wide in enumerate(flags) if wide])
             again = group.only
-            picked, spilled = group.pick(width)
-            for place, token in zip(group.base.places, picked.tolist(), strict=True):
+            sampled, spilled = group.sample(width)
+            for place, token in zip(group.base.places, sampled.tolist(), strict=True):
                 tokens[place] = token
             flags = [] if spilled is None else spilled.tolist()
             redrawn = True
@@ -147,19 +147,19 @@ def draw(
     kernel: Kernel | None = None,
     put: Put = direct,
 ) -> Draw:
-    """Pick a token for each row of `logits` (B, V) at its position, by `kernel` where there is one; `put` makes the
-    arrays of what is edited. Nothing is evaluated yet."""
-    logits = process_logits(logits, [row.edits for row in rows], positions, put)
+    """Sample a token for each row of `logits` (B, V) at its position, with `kernel` if given. `put` uploads arrays of
+    logits processors. Nothing is evaluated yet."""
+    logits = process_logits(logits, [row.processors for row in rows], positions, put)
     if kernel is None or all(row.greedy for row in rows):
         return _draw(logits, rows, positions)
-    tokens, spilled = kernel(logits, put(asked_of(rows, positions))[0])
+    tokens, spilled = kernel(logits, put(kernel_inputs(rows, positions))[0])
     return Draw(tokens, spilled, lambda places: _Narrow.of(logits, rows, positions, places))
 
 
-def asked_of(rows: Sequence[SamplingRow], positions: Sequence[int]) -> npt.NDArray[np.int32]:
-    """What a kernel reads (B, 6): each row's `numbers`, and the two at which it draws at its position."""
-    numbers = np.array([row.numbers for row in rows], np.int32)
-    return np.concatenate([numbers, whole_uniforms([row.sampling.seed for row in rows], positions)], axis=1)
+def kernel_inputs(rows: Sequence[SamplingRow], positions: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Return a kernel's inputs (B, 6): each row's `parameters`, and its two random numbers at its position."""
+    parameters = np.array([row.parameters for row in rows], np.int32)
+    return np.concatenate([parameters, integer_uniforms([row.sampling.seed for row in rows], positions)], axis=1)
 
 
 def _draw(logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int]) -> Draw:
@@ -169,27 +169,27 @@ def _draw(logits: Any, rows: Sequence[SamplingRow], positions: Sequence[int]) ->
     if len(wide) + len(narrow) < len(rows):
         tokens = mx.argmax(logits, axis=-1).view(mx.int32)
     if wide:
-        picked = _pick_wide(_Scaled.of(logits, rows, positions, wide))
-        tokens = _placed(tokens, wide, picked, len(rows))
+        sampled = _sample_all(_Scaled.of(logits, rows, positions, wide))
+        tokens = _placed(tokens, wide, sampled, len(rows))
     if not narrow:
         return Draw(tokens)
     group = _Narrow.of(logits, rows, positions, narrow)
-    picked, spilled = group.pick(CANDIDATES)
-    return Draw(_placed(tokens, narrow, picked, len(rows)), spilled, group.only)
+    sampled, spilled = group.sample(CANDIDATES)
+    return Draw(_placed(tokens, narrow, sampled, len(rows)), spilled, group.only)
 
 
-def _placed(tokens: Any | None, places: list[int], picked: Any, count: int) -> Any:
+def _placed(tokens: Any | None, places: list[int], sampled: Any, count: int) -> Any:
     if len(places) == count:
-        return picked
+        return sampled
     if tokens is None:
         tokens = mx.zeros(count, mx.int32)
-    tokens[mx.array(places)] = picked
+    tokens[mx.array(places)] = sampled
     return tokens
 
 
 @dataclass
 class _Scaled:
-    """Rows that draw: `scaled` (R, V) are logits over temperature, 0 at the largest; `chance` (R, 2) is uniform."""
+    """Rows that are not greedy: logits over temperature (R, V), with the largest at 0, and uniform numbers (R, 2)."""
 
     places: list[int]
     scaled: Any
@@ -219,7 +219,7 @@ class _Scaled:
         return int(self.scaled.shape[-1])
 
     def only(self, some: list[int]) -> _Scaled:
-        """These rows of the group alone."""
+        """Return a group of these rows alone."""
         index = mx.array(some)
         return _Scaled(
             places=[self.places[i] for i in some],
@@ -230,13 +230,13 @@ class _Scaled:
         )
 
     def weights(self, scaled: Any) -> Any:
-        """Probabilities over the largest one, and 0 below min_p."""
+        """Probabilities relative to the largest one; 0 below min_p."""
         weights = exp(scaled)
         return weights * (weights >= self.min_p) if self.has_min_p else weights
 
 
-def _pick_wide(group: _Scaled) -> Any:
-    """A token (R,) for each row of `group`, by its block's weight and then its own."""
+def _sample_all(group: _Scaled) -> Any:
+    """Return a token (R,) for each row: first a block by its weight, then a token of the block."""
     weights = group.weights(group.scaled)
     count, vocabulary = weights.shape
     weights = mx.pad(weights, [(0, 0), (0, -vocabulary % _BLOCK)]).reshape(count, -1, _BLOCK)
@@ -247,9 +247,9 @@ def _pick_wide(group: _Scaled) -> Any:
 
 
 def _first_over(weights: Any, chance: Any) -> Any:
-    """The index (R, 1) at which the running sum of `weights` (R, N) goes over `chance` (R, 1) of the whole.
+    """Return the index (R, 1) at which the running sum of `weights` (R, N) exceeds `chance` (R, 1) of the total.
 
-    An index of weight 0 is never picked; rounding at the end, or no weight at all, gives the heaviest.
+    An index of weight 0 is never selected. If rounding leaves none, or all weights are 0, it is the heaviest.
     """
     sums = mx.cumsum(weights, axis=-1)
     over = sums > chance * sums[:, -1:]
@@ -260,7 +260,7 @@ def _first_over(weights: Any, chance: Any) -> Any:
 
 @dataclass
 class _Narrow:
-    """Rows with top_k or top_p. `top_k` (R, 1) is the vocabulary where off, `top_p` (R, 1) infinite where off."""
+    """Rows with top_k or top_p: `top_k` (R, 1) is the vocabulary when off, `top_p` (R, 1) infinite when off."""
 
     base: _Scaled
     top_k: Any
@@ -281,13 +281,13 @@ class _Narrow:
         )
 
     def only(self, some: list[int]) -> _Narrow:
-        """These rows of the group alone."""
+        """Return a group of these rows alone."""
         index = mx.array(some)
         whole = [self.whole[i] for i in some]
         return _Narrow(self.base.only(some), self.top_k[index], self.top_p[index], whole, self.widest)
 
-    def pick(self, candidates: int) -> tuple[Any, Any | None]:
-        """A token (R,) a row out of its most probable ones, and which rows would have needed more than those."""
+    def sample(self, candidates: int) -> tuple[Any, Any | None]:
+        """Return a token (R,) of the most probable `candidates` of each row, and flags (R,) of rows that need more."""
         base, vocabulary = self.base, self.base.vocabulary
         width = min(vocabulary, max(candidates, self.widest) if any(self.whole) else self.widest)
         best = top_indices(base.scaled, width)
@@ -304,7 +304,7 @@ class _Narrow:
         return token, mx.array(self.whole) & (sums[:, -1] < enough[:, 0])
 
     def _total(self, of_candidates: Any) -> Any:
-        """The weight (R, 1) that top_p takes its share of: of the top_k, or of everything."""
+        """Total weight (R, 1) for top_p: of the top_k tokens, or of the whole vocabulary."""
         if not any(self.whole):
             return of_candidates
         everything = mx.sum(self.base.weights(self.base.scaled), axis=-1, keepdims=True)

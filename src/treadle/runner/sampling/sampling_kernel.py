@@ -1,4 +1,4 @@
-"""Picking tokens on CUDA: one kernel for all rows that draw, instead of some thirty small operations."""
+"""Sampling kernel for CUDA: temperature, top_k, top_p, min_p and the draw in one launch for all rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BODY = "treadle::draw<T, V, PER>(logits, asked, tokens, spilled);"
 
 
 class SamplingKernel:
-    """Draws for rows of `vocabulary` logits of `dtype`, or of any other for the price of a copy in float32. `kernel` is
-    what it is made of."""
+    """Draws tokens for rows of `vocabulary` logits of `dtype`; other types are copied to float32 first. `kernel` makes
+    the CUDA kernel."""
 
     def __init__(self, vocabulary: int, dtype: Any, kernel: NewKernel = CudaKernel) -> None:
         self._vocabulary = vocabulary
@@ -28,15 +28,14 @@ class SamplingKernel:
         files = ["device/numbers.cuh", "sampling/draw.cuh"]
         self._kernel = kernel("draw", ["logits", "asked"], ["tokens", "spilled"], _BODY, files=files)
 
-    def __call__(self, logits: Any, asked: Any) -> tuple[Any, Any]:
-        """A token (B,) int32 for each row of `logits` (B, V), by its line of `asked` (B, 6) int32 alone, which is as
-        `asked_of` makes it. And (B,) int32, 0 or, where a row has none, 1: the tokens at the border of what it keeps
-        are too many to sort."""
+    def __call__(self, logits: Any, inputs: Any) -> tuple[Any, Any]:
+        """Return tokens (B,) int32 for `logits` (B, V), given `inputs` (B, 6) int32 from `kernel_inputs`, and flags (B,)
+        int32: 1 for a row without a token, whose candidates at the border of the nucleus are too many to sort."""
         if logits.dtype != self._dtype:
             logits = logits.astype(mx.float32)
         count = logits.shape[0]
         tokens, spilled = self._kernel(
-            [logits, asked],
+            [logits, inputs],
             [("T", logits.dtype), ("V", self._vocabulary), ("PER", 1 if self._vocabulary % _TOGETHER else _TOGETHER)],
             blocks=(count, 1),
             threads=_THREADS,
@@ -65,7 +64,7 @@ _TRIED = (
     (Sampling(temperature=0.01), 1),
     (Sampling(temperature=9.0, top_p=0.99, top_k=4), 4),
 )
-"""How rows pick, and of how many of the best tokens, where each is 4 below the one before it."""
+"""Parameters, and the number of best tokens that they allow, where each logit is 4 below the previous one."""
 
 
 def _why_not(kernel: SamplingKernel, vocabulary: int, dtype: Any) -> str:
@@ -77,10 +76,10 @@ def _why_not(kernel: SamplingKernel, vocabulary: int, dtype: Any) -> str:
     batch = mx.array(np.tile(logits, (len(_TRIED), 1))).astype(dtype)
     rows = [SamplingRow(Submit(id="", prompt=(0,), max_tokens=1, sampling=one), (), vocabulary) for one, _ in _TRIED]
     for position in range(4):
-        tokens, redrawn = draw(batch, rows, [position] * len(rows), kernel).settle()
+        tokens, redrawn = draw(batch, rows, [position] * len(rows), kernel).resolve()
         if redrawn:
-            return "it found no room for four tokens"
+            return "it flagged a row of four tokens"
         for (sampling, may), token in zip(_TRIED, tokens, strict=True):
             if token not in best[:may]:
-                return f"it picked token {token} for {sampling}, and not one of {best[:may]}"
+                return f"it sampled token {token} for {sampling}, and not one of {best[:may]}"
     return ""

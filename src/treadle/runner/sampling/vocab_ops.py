@@ -1,4 +1,4 @@
-"""Operations on rows as long as a vocabulary, at the speed that MLX's CPU backend can have too."""
+"""Operations on rows of vocabulary length that are also fast on MLX's CPU backend."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _LOG2_E = math.log2(math.e)
 
 
 def exp(values: Any) -> Any:
-    """e to the power of `values`: three times as fast as mx.exp on the CPU, and the same elsewhere."""
+    """Return e to the power of `values`. On the CPU this takes a third of mx.exp's time."""
     return mx.power(2.0, values * _LOG2_E)
 
 
 def log_sum_exp(values: Any) -> Any:
-    """The logarithm (R, 1) of each row's sum of exponentials; `values` (R, N) are float32, some of them finite."""
+    """Return the logarithm (R, 1) of each row's sum of exponentials. `values` (R, N) are float32, not all infinite."""
     largest = mx.max(values, axis=-1, keepdims=True)
     return largest + mx.log(mx.sum(exp(values - largest), axis=-1, keepdims=True))
 
 
 def top_indices(values: Any, count: int) -> Any:
-    """Indices (R, count) of the `count` largest of each row of `values` (R, N), largest first, and of equal ones the
-    first: which those are does not depend on how many others are asked for.
+    """Return the indices (R, count) of the largest of each row of `values` (R, N), in descending order; of equal
+    values the lower index comes first, whatever `count` is.
 
-    The `count` blocks with the largest maxima hold them all, so only those are looked into. An index can be N or more
-    where a row has fewer than `count` entries above -inf.
+    The `count` blocks with the largest maxima contain all of them, so only these are sorted. An index may be N or more
+    if a row has fewer than `count` entries above -inf.
     """
     rows, length = values.shape
     if 4 * count >= length:
@@ -44,7 +44,7 @@ def top_indices(values: Any, count: int) -> Any:
 
 
 def _largest(values: Any, count: int) -> Any:
-    """Places (R, count), in any order, of the largest of `values` (R, N), and of equal ones of the first."""
+    """Return the places (R, count), in any order, of the largest of `values` (R, N); of equal values the first."""
     some = mx.argpartition(-values, count - 1, axis=-1)[:, :count]
     least = mx.min(mx.take_along_axis(values, some, axis=-1), axis=-1, keepdims=True)
     length = values.shape[-1]
