@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from treadle.cache.index import PrefixIndex
-from treadle.cache.node import Node
+from treadle.cache.prefix_index import PrefixIndex
+from treadle.cache.prefix_node import Node
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -21,29 +21,29 @@ EVERYTHING = ("",)
 FOR_ALL = ("errors", "config", "installation", "units")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
-    "hosts": (),
-    "config": ("errors", "hosts"),
-    "exposure": ("hosts",),
+    "host_names": (),
+    "config": ("errors", "host_names"),
+    "network_exposure": ("host_names",),
     "keys": (),
     "installation": (),
     "units": (),
-    "descriptors": (),
+    "file_descriptors": (),
     "environment": (),
-    "streams": (),
+    "output_streams": (),
     "core": (),
-    "engine": ("core", "runner.base", "descriptors", "environment", "processes", "streams"),
+    "engine": ("core", "runner.base", "file_descriptors", "environment", "processes", "output_streams"),
     "runner.base": ("core",),
     "runner": ("core", "cache"),
     "cache": ("core",),
     "text": ("core", "environment", "processes"),
     "fronts": (
-        *("core", "text", "telemetry", "hosts", "keys"),
+        *("core", "text", "telemetry", "host_names", "keys"),
         *("engine.client", "engine.reservation", "engine.generation", "engine.status", "engine.observer"),
-        "engine.block_feeds",
+        "engine.block_event_feeds",
     ),
-    "telemetry": ("core", "streams"),
+    "telemetry": ("core", "output_streams"),
     "models": (),
-    "fleet": ("processes", "hosts", "environment"),
+    "fleet": ("processes", "host_names", "environment"),
     "processes": (),
     "bench": ("core", "engine", "processes"),
     "bench.inprocess": ("core", "engine", "runner"),
@@ -54,10 +54,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__main__": EVERYTHING,
 }
 MLX = ("mlx", "mlx_lm")
-MAY_IMPORT_MLX = ("runner", "cache.store", "cache.disk", "bench.inprocess")
+MAY_IMPORT_MLX = ("runner", "cache.block_store", "bench.inprocess")
 CORE_LIBRARIES = ("msgspec",)
 WITHOUT_MLX = (
-    *("core", "cache.index", "engine", "text", "fronts", "telemetry"),
+    *("core", "cache.prefix_index", "engine", "text", "fronts", "telemetry"),
     *("fleet", "installation", "compose", "library", "cli"),
 )
 
@@ -275,7 +275,7 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path, module: str, sour
 
 
 def test_modules_named_here_exist_or_are_still_to_come() -> None:
-    later = {"cache.store", "cache.disk", "bench", "bench.inprocess"}
+    later = {"cache.block_store", "bench", "bench.inprocess"}
     named = {name for names in MAY_IMPORT.values() for name in names if name} | MAY_IMPORT.keys() | {*MAY_IMPORT_MLX}
     assert {name for name in named if name not in KNOWN} <= later
     assert importlib.util.find_spec("treadle.bench") is None or "bench" in KNOWN

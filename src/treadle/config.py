@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError, spelled
-from .hosts import ANY, address_of, bindable, host_of, is_pattern, nearest_origin, origin_of
+from .host_names import ANY, address_of, bindable, host_of, is_pattern, nearest_origin, origin_of
 
 GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_auth", "grpc_no_auth")

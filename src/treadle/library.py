@@ -22,17 +22,17 @@ from .engine.status import status_of
 from .errors import InvalidRequest, spelled
 from .fronts.accounts import Account
 from .fronts.authentication import Caller
+from .fronts.cache_salts import Salts
 from .fronts.generation.choice import Choice
 from .fronts.generation.life import begin
 from .fronts.generation.pieces import Piece, WholeChoice
 from .fronts.generation.prompts import IdsPrompt, MessagesPrompt, Prompts, TextPrompt
 from .fronts.generation.request import GenerationRequest
-from .fronts.models import ServedModel, model_names
-from .fronts.salts import Salts
+from .fronts.served_models import ServedModel, model_names
 from .fronts.validate import Limits, RawParams, ValidatedRequest, check
 from .keys import ALL
 from .models.resolve import resolve
-from .telemetry.access import RequestRecord
+from .telemetry.access_log import RequestRecord
 
 ONE_PROGRAM = 1
 """The fingerprint of all calls: a ticket of one of them is valid for any other."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from treadle.cache.events import chained_id
-from treadle.cache.index import PrefixIndex
-from treadle.cache.node import Node, NodeState, pack
+from treadle.cache.prefix_index import PrefixIndex
+from treadle.cache.prefix_node import Node, NodeState, pack
 from treadle.core.messages import BlockRemoved, BlocksCleared, BlockStored
 
 BLOCK = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.cache.eviction import MAX_LIFE, MIN_STALE
-from treadle.cache.index import PrefixIndex
+from treadle.cache.prefix_index import PrefixIndex
 
 BLOCK = 4
 LONG = 10_000

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cache.oracle import Entry, Oracle, Tokens
 from treadle.cache.events import chained_id
-from treadle.cache.index import Freed, PrefixIndex
-from treadle.cache.node import Node, NodeState, pack
+from treadle.cache.prefix_index import Freed, PrefixIndex
+from treadle.cache.prefix_node import Node, NodeState, pack
 from treadle.core.messages import BlockRemoved, BlocksCleared, BlockStored
 
 SALTS = ("", "a", "b")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from treadle.cache.node import Node, common_prefix, pack, unpack
+from treadle.cache.prefix_node import Node, common_prefix, pack, unpack
 
 
 def node(*tokens: int) -> Node:

@@ -15,8 +15,8 @@ from treadle.config import Settings
 from treadle.core.compute_path import Backend, ComputePath, KernelName, KernelState, KernelStatus
 from treadle.core.messages import Capabilities
 from treadle.errors import ConfigError, StartFailed
-from treadle.exposure import Access, Reach
 from treadle.models.transfer import Transfer
+from treadle.network_exposure import Access, Reach
 
 CAN = Capabilities(
     model="m",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.faults import Faults, FaultyRunner, plain
-from treadle.cache.index import PrefixIndex
+from treadle.cache.prefix_index import PrefixIndex
 from treadle.core import block_budget
 from treadle.core.messages import (
     BlocksCleared,

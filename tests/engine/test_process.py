@@ -23,7 +23,6 @@ from tests.support.child import ENTRY
 from tests.support.faults import plain
 from tests.support.owners import settle
 from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
-from treadle.descriptors import DescriptorReserve
 from treadle.engine import deaths as deaths_module
 from treadle.engine import process as process_module
 from treadle.engine.admission import AdmissionLimits
@@ -36,6 +35,7 @@ from treadle.engine.process import ProcessOwner, describe_exit, frame_arguments
 from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
 from treadle.errors import JobFailed, Quarantined, StartFailed, StepFailed
+from treadle.file_descriptors import DescriptorReserve
 from treadle.processes import is_stopped
 
 WAIT_S = 30.0  # a child imports its world on a busy core

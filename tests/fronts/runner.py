@@ -10,7 +10,7 @@ import msgspec
 
 from tests.support.capabilities import capabilities
 from tests.support.scripted import Script, ScriptedRunner
-from treadle.cache.index import PrefixIndex
+from treadle.cache.prefix_index import PrefixIndex
 from treadle.core.messages import PrefixStatistics, RunnerStatistics, TokenLogprob
 from treadle.core.plan import RowScores, StepPlan, StepResult
 from treadle.runner.base import Job, JobContext

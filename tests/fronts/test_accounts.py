@@ -16,7 +16,7 @@ from treadle.errors import (
 )
 from treadle.fronts.accounts import Account, Bucket
 from treadle.keys import KeyLimits
-from treadle.telemetry.access import RequestRecord
+from treadle.telemetry.access_log import RequestRecord
 
 
 class Clock:

@@ -19,7 +19,7 @@ from treadle.runner.device.blas import BlasReport, blas_status
 from treadle.runner.kv.cost import KvCost
 from treadle.runner.loading.backend_choice import BackendRequest
 from treadle.runner.loading.choose_backend import choose
-from treadle.runner.loading.compute_path import check_required, compute_path
+from treadle.runner.loading.compute_report import check_required, compute_path
 from treadle.runner.loading.probe import Probe
 from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect

@@ -21,7 +21,7 @@ from treadle.core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from treadle.runner.base import RunnerBroken
 from treadle.runner.build import build
 from treadle.runner.device import memory
-from treadle.runner.device.guard import OutOfMemory, WrongThread
+from treadle.runner.device.owner_thread import OutOfMemory, WrongThread
 from treadle.runner.loading.loader import load
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner

@@ -1,8 +1,8 @@
 """`treadle` with a short history of block events: a subscriber that reads nothing is soon behind."""
 
 from treadle.cli import main
-from treadle.engine import block_feeds
+from treadle.engine import block_event_feeds
 
 if __name__ == "__main__":
-    block_feeds.HISTORY_EVENTS = 100
+    block_event_feeds.HISTORY_EVENTS = 100
     main()

@@ -8,7 +8,7 @@ import httpx
 
 from tests.serve.conftest import Start, Tiny
 from tests.serve.server import until
-from treadle.exposure import _routed_addresses
+from treadle.network_exposure import _routed_addresses
 
 
 def test_a_server_without_a_key_does_not_open_to_the_network_unasked(start: Start, tiny: Tiny) -> None:

@@ -20,7 +20,7 @@ from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.owner import OwnerLimits
 from treadle.engine.thread import ThreadOwner
-from treadle.fronts.models import Models, ServedModel, model_names
+from treadle.fronts.served_models import Models, ServedModel, model_names
 from treadle.fronts.web.app import create_app
 from treadle.fronts.web.serving import WebServer
 from treadle.telemetry import Telemetry

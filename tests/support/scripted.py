@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from treadle.cache.index import PrefixIndex
+from treadle.cache.prefix_index import PrefixIndex
 from treadle.core.messages import BlockEvent, Capabilities, RunnerStatistics, Submit, TokenLogprob
 from treadle.core.plan import Admit, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
 from treadle.runner.base import Job

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from ..core.messages import BlockEvent, BlockRemoved, BlocksCleared, BlockStored
-from .node import Node, NodeState, unpack
+from .prefix_node import Node, NodeState, unpack
 
 ANNOUNCED_AT_ONCE = 128
 """Blocks that were there before the watch, in one report: a third of a millisecond."""

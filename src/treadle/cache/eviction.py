@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from .node import Node, NodeState
+from .prefix_node import Node, NodeState
 
 MAX_LIFE = 4
 MIN_STALE = 64

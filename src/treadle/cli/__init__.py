@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NoReturn, cast
 
-from .. import streams
+from .. import output_streams
 
 INTERRUPTED = 130
 SERVING = ("serve", "doctor")
@@ -18,10 +18,10 @@ def main() -> NoReturn:
 
     Ends the process with `os._exit`: threads of a download that was given up would delay the interpreter's own end.
     """
-    streams.open_missing_descriptors()
+    output_streams.open_missing_descriptors()
     code = _run()
     logging.shutdown()
-    streams.flush_within()
+    output_streams.flush_within()
     os._exit(code)
 
 

@@ -39,8 +39,8 @@ def fleet_command(
 ) -> None:
     """Start N workers on this host and the SMG gateway in front of them. Options after `--` go to every worker, as
     `treadle fleet -n 2 demo -- --max-running 8`."""
-    from ..exposure import check_open
     from ..fleet.plan import FleetPlan
+    from ..network_exposure import check_open
     from .fleet_run import log_folder, run
 
     plan = FleetPlan(

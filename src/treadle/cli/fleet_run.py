@@ -11,14 +11,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from .. import streams
+from .. import output_streams
 from ..compose.checks import require_installed
 from ..compose.waiting import aside
 from ..errors import ConfigError
-from ..exposure import Reach, addresses, http_access
 from ..fleet.fleet import Fleet, FleetView
 from ..fleet.plan import FleetPlan
-from ..hosts import url_of
+from ..host_names import url_of
+from ..network_exposure import Reach, addresses, http_access
 from .secrets import forget_key, warn_of_command_line
 from .signals import ShutdownSignals
 
@@ -41,7 +41,7 @@ async def run(plan: FleetPlan, *, no_auth: bool = False) -> int:
     TreadleError."""
     forget_key()
     warn_of_command_line()
-    streams.unblock()
+    output_streams.unblock()
     access = http_access(plan.host, has_key=plan.requires_key, no_auth=no_auth)
     urls = [url_of("http", at, plan.port) for at in await addresses(plan.host, aside)]
     require_installed(plan.model, gateway=True)

@@ -46,10 +46,10 @@ def examine(settings: Settings, scratch: Path) -> tuple[list[Finding], bool]:
 
 
 def _sketch(listing: Listing, scratch: Path) -> None:
-    from ..models import sketch
+    from ..models import config_sketch
 
     folder_checks.refuse_formats(listing.model, listing.names)
-    _with_retries(lambda: sketch.write_sketch(listing, scratch))
+    _with_retries(lambda: config_sketch.write_sketch(listing, scratch))
     folder_checks.check(scratch)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..errors import TreadleError, spell
-from ..exposure import Reach
 from ..fronts.connections import ConnectionLimits
 from ..models.transfer import ProgressLines, Transfer
+from ..network_exposure import Reach
 from . import exit_code
 from .flags import FLAGS
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.markup import escape
 
-from .. import streams
+from .. import output_streams
 from ..compose.server import Server
 from ..config import Settings
 from ..core.messages import Capabilities
-from ..exposure import Access, Reach
 from ..fronts.connections import ConnectionLimits
 from ..models.transfer import Transfer
+from ..network_exposure import Access, Reach
 from ..telemetry.logs import configure
 from ..telemetry.watchdog import STUCK_S, Watchdog
 from ..units import size
@@ -35,7 +35,7 @@ EXIT_STUCK = 70
 
 def run(settings: Settings) -> int:
     """Serve until a signal; 0 after a clean end. Raises TreadleError if it can't start."""
-    streams.unblock()
+    output_streams.unblock()
     configure(settings.log_level, sys.stderr, settings.log_format)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core writes to the descriptor, and would block
     forget_key()

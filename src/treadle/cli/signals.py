@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .. import streams
+from .. import output_streams
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_S = 1.5
@@ -31,7 +31,7 @@ def exit_now(code: int, kill: Callable[[], None]) -> None:
     """End this process now, from any thread; `kill` and the rest of the log have a moment each, even if threads are
     stuck."""
     run_with_timeout(KILL_S, kill)
-    streams.flush_within(FLUSH_S)
+    output_streams.flush_within(FLUSH_S)
     os._exit(code)
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .. import streams
+from .. import output_streams
 from ..config import Settings
-from ..descriptors import DescriptorReserve
 from ..engine.admission import AdmissionLimits
 from ..engine.client import EngineClient
 from ..engine.handle import OwnerHandle
@@ -17,6 +16,7 @@ from ..engine.observer import Observer
 from ..engine.process import ProcessOwner
 from ..engine.thread import ThreadOwner
 from ..engine.timeouts import Timeouts
+from ..file_descriptors import DescriptorReserve
 from .owner import owner_spec, runner_factory
 
 if TYPE_CHECKING:
@@ -57,5 +57,5 @@ def _relay(form: str) -> Callable[[bytes], None] | None:
     """Return the writer of the engine process's output: this process's queued standard error, if it has one."""
     from ..telemetry.logs import reformat_engine_lines
 
-    writer = streams.own()
+    writer = output_streams.own()
     return None if writer is None else lambda data: writer.put(reformat_engine_lines(data, form))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 from ..config import Settings
 from ..core.messages import Capabilities
 from ..core.refusals import Refusal
-from ..descriptors import DescriptorReserve
 from ..engine.client import EngineClient
 from ..engine.supervisor import EngineState
 from ..errors import StartFailed, spelled
-from ..exposure import Reach, check, reach_of
+from ..file_descriptors import DescriptorReserve
+from ..network_exposure import Reach, check, reach_of
 from .checks import check_cheaply, require_grpc, require_installed
 from .engine import engine_for
 from .sockets import listen
@@ -26,8 +26,8 @@ from .waiting import aside, first, until
 if TYPE_CHECKING:
     from ..fronts.authentication import Authenticator
     from ..fronts.connections import ConnectionLimits, Connections
-    from ..fronts.models import ServedModel
     from ..fronts.rpc.server import RpcServer
+    from ..fronts.served_models import ServedModel
     from ..fronts.web.serving import WebServer
     from ..models.folder import ModelFolder
     from ..models.in_use import UsageLock
@@ -125,8 +125,8 @@ class Server:
 
     def _build(self, authenticator: Authenticator, telemetry: Telemetry) -> _Parts:
         """Make the engine, its text side and the HTTP front. Nothing is started."""
-        from ..fronts.models import Models, ServedModel, model_names
-        from ..fronts.web.access import MalformedLog
+        from ..fronts.served_models import Models, ServedModel, model_names
+        from ..fronts.web.access_log import MalformedLog
         from ..fronts.web.app import create_app
         from ..fronts.web.serving import WebServer
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from .. import streams
+from .. import output_streams
 from ..core.messages import Failed, FromOwner, JobDone, Ready, Stop, ToOwner
 from ..runner.base import RunnerFactory
 from .framing import HEADER, frame, to_owner
@@ -156,15 +156,15 @@ def main(argv: list[str]) -> int:
 def run(argv: list[str]) -> NoReturn:
     """Run `main` and end the process without the interpreter's teardown, which may abort under MLX's threads
     (mlx.md)."""
-    streams.open_missing_descriptors()
-    streams.unblock()
+    output_streams.open_missing_descriptors()
+    output_streams.unblock()
     code = EXIT_FAILED
     try:
         code = main(argv)
     except BaseException:
         log.exception("the engine process failed")
     logging.shutdown()
-    streams.flush_within()
+    output_streams.flush_within()
     os._exit(code)
 
 

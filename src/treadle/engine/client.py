@@ -19,7 +19,7 @@ from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..errors import EngineDied, EngineUnavailable, TreadleError
 from .admission import Admission, AdmissionLimits
-from .block_feeds import BlockFeeds
+from .block_event_feeds import BlockFeeds
 from .deaths import Death
 from .dispatch import Dispatch
 from .handle import Launch

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from .. import streams
+from .. import output_streams
 from ..core.messages import ToOwner
-from ..descriptors import DescriptorReserve
 from ..environment import without_secrets
+from ..file_descriptors import DescriptorReserve
 from ..processes import is_stopped
 from .framing import HEADER, frame, from_owner
 from .handle import OnExit, OnMessage
@@ -99,7 +99,7 @@ class ProcessOwner:
             self._drained.set()
             return await spawn(stdin=asyncio.subprocess.DEVNULL)
         ours, theirs = os.pipe()
-        streams.relay_lines(ours, self._relay, self._on_drained(asyncio.get_running_loop()))
+        output_streams.relay_lines(ours, self._relay, self._on_drained(asyncio.get_running_loop()))
         try:
             return await spawn(stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs)
         finally:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import httpx
 
 from ..errors import StartFailed
-from ..hosts import url_of
+from ..host_names import url_of
 from .member import Member
 from .plan import FleetPlan, Worker, gateway_of, workers_of
 from .startup_checks import StartupChecks

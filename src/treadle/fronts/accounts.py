@@ -16,7 +16,7 @@ from typing import Any
 from ..core.refusals import param_at_fault
 from ..errors import Busy, EngineUnavailable, InvalidRequest, Quarantined, RateLimited
 from ..keys import KeyLimits
-from ..telemetry.access import RequestRecord
+from ..telemetry.access_log import RequestRecord
 
 MINUTE_S = 60.0
 SOON_S = 1.0  # until one of a key's sequences is expected to end

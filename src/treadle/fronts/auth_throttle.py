@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..errors import TooManyWrongKeys
-from ..hosts import address_of, is_this_machine, site_of
+from ..host_names import address_of, is_this_machine, site_of
 from .accounts import Bucket
 
 MOST_WRONG = 30  # a minute

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from ..config import Settings
 from ..core.refusals import Refusal
 from ..errors import InsufficientScope, NotAuthenticated, TooManyWrongKeys
-from ..hosts import is_this_machine
+from ..host_names import is_this_machine
 from ..keys import ALL, Key, KeySource, Scope
 from .accounts import Account, KeyUsage
 from .auth_throttle import AuthThrottle
-from .salts import Salts
+from .cache_salts import Salts
 from .tenants import peer_tenant
 
 USE = frozenset({Scope.USE})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.refusals import Refusal
-from ..hosts import address_of, site_of
+from ..host_names import address_of, site_of
 
 log = logging.getLogger(__name__)
 

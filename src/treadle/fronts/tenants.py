@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Scope
 
 from ..core.virtual_queue import Arrival
-from ..hosts import address_of, site_of
+from ..host_names import address_of, site_of
 
 TICKET = "x-treadle-ticket"
 ARRIVAL = "treadle.arrival"

@@ -16,7 +16,7 @@ import msgspec
 
 from ..core.messages import Sampling, Submit
 from ..errors import ContextLengthExceeded, InvalidRequest
-from .salts import check_cache_salt
+from .cache_salts import check_cache_salt
 
 MAX_N = 128
 MAX_STOPS = 16

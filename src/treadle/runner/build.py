@@ -12,7 +12,7 @@ from ..units import size
 from .base import Progress
 from .device.blas import BlasReport, blas_status
 from .device.blas_threads import ThreadGovernor
-from .device.guard import leave_thread
+from .device.owner_thread import leave_thread
 from .loading.loader import load
 from .loading.model import LoadedModel
 from .model_runner import ModelRunner

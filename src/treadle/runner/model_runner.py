@@ -22,7 +22,7 @@ from ..core.messages import BlockEvent, Capabilities, KvCapabilities, RunnerStat
 from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from .base import Job, JobContext
 from .device import memory
-from .device.guard import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
+from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .device.staging import Staging, direct
 from .forward.step_times import StepTimes
 from .kv.backend import WarmLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .access import AccessLogWriter
+from .access_log import AccessLogWriter
 from .loop_lag import LoopLag
 from .metrics import Metrics
 from .watchdog import Watchdog

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TextIO
 
-from ..streams import QueuedText, Statistics, own
+from ..output_streams import QueuedText, Statistics, own
 
 UTC_SUFFIX = "+00:00"
 

@@ -23,8 +23,8 @@ from tests.support.bytes_text import VOCABULARY
 from tests.support.tiny import make_tiny
 from treadle.config import Settings
 from treadle.errors import ConfigError
-from treadle.fronts.models import ServedModel
 from treadle.fronts.rpc.server import RpcServer
+from treadle.fronts.served_models import ServedModel
 from treadle.text import TextModel
 
 TLS = Path(__file__).parents[2] / "support" / "tls"

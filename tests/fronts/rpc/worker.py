@@ -23,8 +23,8 @@ from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.connections import Connections
-from treadle.fronts.models import ServedModel
 from treadle.fronts.rpc.server import RpcServer
+from treadle.fronts.served_models import ServedModel
 from treadle.telemetry.metrics import Metrics
 
 WIRES = ("mlx", "vllm")

@@ -17,7 +17,7 @@ from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
-from treadle.fronts.models import Models, ServedModel, model_names
+from treadle.fronts.served_models import Models, ServedModel, model_names
 from treadle.fronts.web.app import create_app
 from treadle.telemetry import Telemetry
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fronts.web.server import Front, front
 from tests.support.aio import in_loop
-from treadle.fronts.salts import Salts
+from treadle.fronts.cache_salts import Salts
 
 
 async def salt_of(f: Front, headers: dict[str, str] | None = None, **fields: Any) -> str:

@@ -19,9 +19,9 @@ from tests.fronts.web.server import Front, forever, front, settle
 from tests.support.aio import in_loop
 from treadle.fronts.connections import Connections
 from treadle.fronts.web import protocol
-from treadle.fronts.web.access import MalformedLog
+from treadle.fronts.web.access_log import MalformedLog
 from treadle.fronts.web.serving import WebServer
-from treadle.telemetry.access import ACCESS
+from treadle.telemetry.access_log import ACCESS
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from treadle.config import Settings
 from treadle.core.refusals import Refusal
 from treadle.errors import Busy
 from treadle.fronts.connections import Connections
-from treadle.fronts.models import Models, model_names
+from treadle.fronts.served_models import Models, model_names
 from treadle.fronts.web.app import create_app
 from treadle.fronts.web.body import BodyBudget
 

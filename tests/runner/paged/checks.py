@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.cache.index import _descendants
-from treadle.cache.node import Node
-from treadle.runner.kv.paged.pages import Pages, PageTable
+from treadle.cache.prefix_index import _descendants
+from treadle.cache.prefix_node import Node
+from treadle.runner.kv.paged.page_allocator import PageAllocator, PageTable
 
 
-class NamedPages(Pages):
+class NamedPages(PageAllocator):
     """Pages, and the tables of sequences by name."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -47,7 +47,7 @@ class NamedPages(Pages):
         return self.reset()
 
 
-def check(pages: Pages, rows: Iterable[PageTable]) -> None:
+def check(pages: PageAllocator, rows: Iterable[PageTable]) -> None:
     """Every page is free, one row's own, or the index's, and all add up; what rows hold of the index they hold once."""
     rows = list(rows)
     own = [page for row in rows for page in row.pages[row.shared :].tolist()]
@@ -76,7 +76,7 @@ def path(node: Node) -> Iterable[Node]:
         at = at.parent
 
 
-def _nodes(pages: Pages, rows: Iterable[PageTable]) -> set[Node]:
+def _nodes(pages: PageAllocator, rows: Iterable[PageTable]) -> set[Node]:
     """All that the index has: what can be found, and what has left the tree and is still held."""
     if pages.index is None:
         return set()

@@ -14,7 +14,7 @@ from tests.support.cuda import ReferenceKernels
 from treadle.engine.owner import OwnerLimits, scheduler_for
 from treadle.errors import ConfigError
 from treadle.runner.device import memory
-from treadle.runner.device.guard import OutOfMemory
+from treadle.runner.device.owner_thread import OutOfMemory
 from treadle.runner.kv.cost import KvCost
 from treadle.runner.kv.paged.backend import PagedBackend, PagedConfig
 from treadle.runner.loading import choose_backend

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.messages import CancelReason, FinishReason, TokenLogprob
 from ...engine.generation import Delta, Generation
 from ...errors import RequestCancelled
-from ...telemetry.access import RequestRecord
+from ...telemetry.access_log import RequestRecord
 from ...text import TextStream, TokenEntry
 from .pieces import ABORT, LENGTH, STOP, Piece
 

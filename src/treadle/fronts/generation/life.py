@@ -17,7 +17,7 @@ from ...engine.generation import Generation
 from ...engine.reservation import Reservation
 from ...errors import RequestCancelled
 from ...text import StopSet, TextStream, TextView
-from ..models import ServedModel
+from ..served_models import ServedModel
 from ..validate import Limits, ValidatedRequest, build_submits, rename_params
 from .choice import Choice
 from .pieces import Usage

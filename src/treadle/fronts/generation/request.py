@@ -9,9 +9,9 @@ from typing import Protocol
 
 from ...core.virtual_queue import Arrival
 from ...engine.reservation import Reservation
-from ...telemetry.access import RequestRecord
+from ...telemetry.access_log import RequestRecord
 from ..authentication import Caller
-from ..salts import Salts
+from ..cache_salts import Salts
 from ..validate import Limits, ValidatedRequest
 from .prompts import Prompts
 

@@ -13,7 +13,7 @@ from typing import Any
 from smg_grpc_proto.generated import common_pb2 as common
 
 from ...core.messages import BlockEvent, BlockRemoved, BlockStored
-from ...engine.block_feeds import Batch
+from ...engine.block_event_feeds import Batch
 from ...engine.client import EngineClient
 from .context import Context, NotImplementedHere, refuse
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ...core.refusals import Refusal
 from ...errors import Busy
-from ...hosts import address_of, site_of
+from ...host_names import address_of, site_of
 from ..connections import CALLS, STREAMS, Connections
 from .context import Context, host_of
 

@@ -20,14 +20,14 @@ from ...core.messages import CancelReason
 from ...core.refusals import Refusal
 from ...core.virtual_queue import Arrival
 from ...errors import EngineUnavailable, RateLimited, ReaderStalled, RequestCancelled, TreadleError
-from ...telemetry.access import GRPC, AccessLogWriter, RequestRecord
+from ...telemetry.access_log import GRPC, AccessLogWriter, RequestRecord
 from ...telemetry.metrics import Metrics
 from ..authentication import Authenticator
 from ..generation.choice import Choice, together
 from ..generation.life import Choices, begin
 from ..generation.pieces import WholeChoice
 from ..generation.request import GenerationRequest
-from ..models import ServedModel
+from ..served_models import ServedModel
 from ..size_limits import message_bytes
 from ..tenants import call_arrival
 from ..validate import too_long

@@ -15,7 +15,7 @@ from typing import Any
 from ...config import Settings
 from ...core.refusals import Refusal
 from ...errors import InvalidRequest, TreadleError
-from ...hosts import is_this_machine
+from ...host_names import is_this_machine
 from ...keys import ALL, Scope
 from ..authentication import USE, Authenticator, Caller
 from .context import Context, host_of, refuse

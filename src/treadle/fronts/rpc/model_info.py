@@ -12,8 +12,8 @@ from smg_grpc_proto.generated import common_pb2 as common
 from ...core.messages import EngineStatistics
 from ...engine.status import status_of
 from ...errors import EngineUnavailable
-from ..models import ServedModel
 from ..prefixes import hit_rate
+from ..served_models import ServedModel
 from ..text_jobs import bundled
 from .bundle import chunks_of
 from .context import Context, refuse

@@ -16,14 +16,14 @@ from smg_grpc_proto import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 
 from ...config import Settings
 from ...errors import ConfigError
-from ...hosts import address_of, url_of
-from ...telemetry.access import AccessLogWriter
+from ...host_names import address_of, url_of
+from ...telemetry.access_log import AccessLogWriter
 from ...telemetry.metrics import Metrics
 from ..authentication import Authenticator
 from ..connections import Connections
-from ..models import ServedModel
+from ..served_models import ServedModel
 from ..size_limits import message_bytes
-from . import health, mlx, vllm
+from . import health, mlx_wire, vllm_wire
 from .call_slots import CallSlots
 from .connection_census import ConnectionCensus
 from .generate import Worker
@@ -140,11 +140,11 @@ def _no_address(host: str, port: int, reason: str) -> ConfigError:
 def _add_wires(server: Any, wire: str, worker: Worker, info: WorkerInfo) -> list[str]:
     services = []
     if wire in ("mlx", "both"):
-        mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(mlx.MlxEngine(worker, info), server)
-        services.append(mlx.SERVICE)
+        mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(mlx_wire.MlxEngine(worker, info), server)
+        services.append(mlx_wire.SERVICE)
     if wire in ("vllm", "both"):
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(vllm.VllmEngine(worker, info), server)
-        services.append(vllm.SERVICE)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(vllm_wire.VllmEngine(worker, info), server)
+        services.append(vllm_wire.SERVICE)
     return services
 
 

@@ -18,8 +18,8 @@ from ...installation import version
 from ...telemetry import Telemetry
 from ..authentication import Authenticator
 from ..connections import Connections
-from ..models import Models, ServedModel
-from .access import AccessLog
+from ..served_models import Models, ServedModel
+from .access_log import AccessLog
 from .body import BODIES_BYTES, SHARES, BodyBudget
 from .body_jobs import Shape
 from .cors import Cors, Origins

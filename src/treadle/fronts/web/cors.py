@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...hosts import ANY, origin_of
+from ...host_names import ANY, origin_of
 
 METHODS = b"GET, HEAD, POST"
 MAX_AGE_S = 600

@@ -15,7 +15,7 @@ from ...core.refusals import Refusal
 from ...core.virtual_queue import Arrival
 from ...errors import RateLimited, TreadleError
 from ..authentication import Authenticator, Caller
-from .access import record_error
+from .access_log import record_error
 from .errors import send_error
 from .guard import caller_of
 

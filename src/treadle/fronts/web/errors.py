@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
 from ..tenants import TICKET
-from .access import record_error
+from .access_log import record_error
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import InvalidRequest, TreadleError
-from ...hosts import ANY, CONTAINER_HOSTS, address_of, host_of, is_program, is_this_machine, matches, origin_of
+from ...host_names import ANY, CONTAINER_HOSTS, address_of, host_of, is_program, is_this_machine, matches, origin_of
 from ..authentication import NOTHING, Authenticator, Caller
-from .access import record_error, record_key
+from .access_log import record_error, record_key
 from .cors import Origins, header_of, is_preflight, origin_in, send_permission
 from .errors import ForeignSite
 from .site.key import refuse

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
-from .access import PROTOCOL_ERROR, MalformedLog
+from .access_log import PROTOCOL_ERROR, MalformedLog
 from .errors import envelope, headers_of, send_error
 from .listener import ConnectionSlot
 from .sse import ABORT

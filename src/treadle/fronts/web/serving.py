@@ -13,7 +13,7 @@ from typing import Any, cast
 import uvicorn
 
 from ..connections import Connections
-from .access import MalformedLog
+from .access_log import MalformedLog
 from .listener import ConnectionSlot, Listener
 from .protocol import KEEP_ALIVE_S, GuardedProtocol
 

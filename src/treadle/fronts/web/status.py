@@ -22,8 +22,8 @@ from ...telemetry import Telemetry
 from ...telemetry.logs import log_statistics
 from ..authentication import Authenticator, Caller
 from ..connections import Connections
-from ..models import Models, ServedModel, unready_error
 from ..prefixes import prefix_status, reset_prefixes
+from ..served_models import Models, ServedModel, unready_error
 from .body import BodyBudget
 from .errors import envelope, headers_of
 from .guard import caller_of

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from ...core.compute_path import KernelName, KernelState, KernelStatus
 from ..base import RunnerBroken
-from .guard import mlx_runtime
+from .owner_thread import mlx_runtime
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ...cache.index import PrefixIndex
+from ...cache.prefix_index import PrefixIndex
 from ...core.messages import PrefixStatistics, Sharing
 from ..forward.segments import ForwardOutput, KvSequence, RowSegment
 

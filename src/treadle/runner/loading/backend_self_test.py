@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..device.guard import mlx_runtime
+from ..device.owner_thread import mlx_runtime
 from ..device.self_test import FAULTS
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import KvBackend, KvConfig, Unsupported

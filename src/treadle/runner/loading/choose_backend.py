@@ -13,7 +13,7 @@ import mlx.core as mx
 from ...core.compute_path import KernelPolicy
 from ...errors import ConfigError
 from ..device import memory as mem
-from ..device.guard import OutOfMemory
+from ..device.owner_thread import OutOfMemory
 from ..kv.backend import Unsupported
 from ..kv.padded.backend import PaddedConfig
 from ..kv.paged.backend import PagedConfig

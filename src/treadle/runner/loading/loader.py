@@ -27,7 +27,7 @@ from ..mlxlm import MlxLm, connect
 from ..sampling.sampling_kernel import SamplingKernel, sampling_kernel
 from .backend_choice import BackendChoice, BackendRequest
 from .choose_backend import check_bits, choose
-from .compute_path import check_required, compute_path
+from .compute_report import check_required, compute_path
 from .config_oddities import oddities
 from .model import LoadedModel
 from .probe import Probe, probe

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import mlxlm
-from ..device.guard import mlx_runtime
+from ..device.owner_thread import mlx_runtime
 from ..device.self_test import FAULTS
 from ..kv.padded.prefill import MAX_PADDED, MAX_SHARED_TOKENS, together
 from ..mlxlm import Caches
@@ -22,7 +22,7 @@ _DECODE = 2
 
 
 def reason_not_batched(reference: Reference) -> str:
-    """Return the reason why sequences can't share a pass; empty if they can: two decode together, others come and go."""
+    """Return the reason why sequences can't share a pass; empty if they can: two decode together, others join."""
     library, trials = reference.library, reference.trials()
     caches = library.new_caches(reference.module)
     if not library.can_merge(caches):

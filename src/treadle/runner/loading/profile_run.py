@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...core.plan import MAX_SCORED_TOKENS
-from ..device.guard import mlx_runtime
+from ..device.owner_thread import mlx_runtime
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import KvBackend
 from ..kv.paged.backend import PAGE, PagedConfig

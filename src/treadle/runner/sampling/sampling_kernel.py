@@ -29,7 +29,7 @@ class SamplingKernel:
         self._kernel = kernel("draw", ["logits", "asked"], ["tokens", "spilled"], _BODY, files=files)
 
     def __call__(self, logits: Any, inputs: Any) -> tuple[Any, Any]:
-        """Return tokens (B,) int32 for `logits` (B, V), given `inputs` (B, 6) int32 from `kernel_inputs`, and flags (B,)
+        """Return tokens (B,) int32 for `logits` (B, V), given `inputs` (B, 6) int32 of `kernel_inputs`. And flags (B,)
         int32: 1 for a row without a token, whose candidates at the border of the nucleus are too many to sort."""
         if logits.dtype != self._dtype:
             logits = logits.astype(mx.float32)

@@ -21,18 +21,18 @@ from ....core.messages import CancelReason
 from ....core.refusals import Refusal
 from ....core.virtual_queue import Arrival
 from ....errors import EngineUnavailable, InsufficientScope, RateLimited, ReaderStalled, TreadleError
-from ....telemetry.access import RequestRecord
+from ....telemetry.access_log import RequestRecord
 from ....text import TextView
 from ...authentication import Authenticator
 from ...generation.choice import Choice, together
 from ...generation.life import Choices, begin
 from ...generation.pieces import Piece, Usage, WholeChoice
 from ...generation.request import GenerationRequest
-from ...models import Models, ServedModel
+from ...served_models import Models, ServedModel
 from ...size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
 from ...strict_json import is_small, parse_json
 from ...tenants import web_arrival
-from ..access import record_error, record_of
+from ..access_log import record_error, record_of
 from ..body import BODIES_BYTES, Body, BodyBudget, read_body
 from ..body_jobs import BodyPrompts, Shape, read_in_worker
 from ..errors import internal_error, send_error, send_json

@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from ...salts import CONTROLS
-from ...salts import MAX_CHARS as MAX_SALT_CHARS
+from ...cache_salts import CONTROLS
+from ...cache_salts import MAX_CHARS as MAX_SALT_CHARS
 from ...validate import MAX_LOGIT_BIAS, MAX_PRIORITY, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TOKENS
 
 Schema: TypeAlias = dict[str, Any]

@@ -15,9 +15,9 @@ from starlette.types import Scope
 from ....core.messages import Capabilities
 from ....engine.client import EngineClient
 from ....errors import EngineUnavailable
-from ....hosts import host_of
+from ....host_names import host_of
 from ....units import size
-from ...models import ServedModel
+from ...served_models import ServedModel
 from .negotiate import wants_html
 from .shell import HEADERS, MARK, fill, page, snippet
 from .snippets import ROOT, Snippets

@@ -14,9 +14,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ....cache.index import Freed, Match, PrefixIndex
-from ....cache.node import Node
-from ....cache.store import BlockStore
+from ....cache.block_store import BlockStore
+from ....cache.prefix_index import Freed, Match, PrefixIndex
+from ....cache.prefix_node import Node
 from ....core.messages import PrefixStatistics, Sharing
 from ...forward.ragged import ForwardPass, RaggedBatch
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment

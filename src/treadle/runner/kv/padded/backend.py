@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ....core.messages import PrefixStatistics, Sharing
 from ... import mlxlm
-from ...device.guard import mlx_runtime
+from ...device.owner_thread import mlx_runtime
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment
 from ...mlxlm import Caches, MlxLm
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass

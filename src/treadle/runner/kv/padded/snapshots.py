@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ....cache.index import Freed, Match, PrefixIndex
-from ....cache.node import TOKEN_BYTES, Node, pack
+from ....cache.prefix_index import Freed, Match, PrefixIndex
+from ....cache.prefix_node import TOKEN_BYTES, Node, pack
 from ....core.messages import PrefixStatistics
 from ... import mlxlm
 from ...mlxlm import Caches, MlxLm

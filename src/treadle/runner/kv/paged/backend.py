@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ....cache.index import PrefixIndex
+from ....cache.prefix_index import PrefixIndex
 from ....core.messages import PrefixStatistics, Sharing
 from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, prompt_bucket
 from ...forward.ragged import ForwardPass, RaggedBatch
@@ -27,7 +27,7 @@ from ..cost import KvCost
 from ..prefix_view import PrefixView
 from .kernels import Kernels
 from .layer import PagedLayer, Pass
-from .pages import Pages, PageTable
+from .page_allocator import PageAllocator, PageTable
 from .tiling import COUNT, DECODE_ROWS, FIRST, PAGES, POSITION
 from .warm_passes import compiled_passes, kernel_passes
 
@@ -103,7 +103,7 @@ class PagedBackend:
         self._step = Pass(kernels)
         self.layers = [PagedLayer(kernels.new_pool(config.pages), window, self._step) for window in config.windows]
         self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
-        self._pages = Pages(config.pages, PAGE, self._copy, keep_prefixes=config.keep_prefixes)
+        self._pages = PageAllocator(config.pages, PAGE, self._copy, keep_prefixes=config.keep_prefixes)
         self._copies: dict[int, int] = {}
 
     @property

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.aio import in_loop
 from treadle.core.messages import BlockEvent, BlockRemoved, BlocksCleared, BlockStored, WatchBlocks
-from treadle.engine import block_feeds
-from treadle.engine.block_feeds import Batch, BlockFeeds, Chunk
+from treadle.engine import block_event_feeds
+from treadle.engine.block_event_feeds import Batch, BlockFeeds, Chunk
 from treadle.errors import ServerStopping
 
 CLEARED = BlocksCleared("s")
@@ -96,7 +96,7 @@ async def test_nobody_is_told_of_other_salts_or_of_what_came_before_the_watch() 
 
 @in_loop
 async def test_a_late_subscriber_gets_all_blocks_and_costs_the_engine_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_feeds, "BATCH_EVENTS", 2)
+    monkeypatch.setattr(block_event_feeds, "BATCH_EVENTS", 2)
     engine = Engine()
     early = await subscribed(engine)
     engine.says(CLEARED, *stored(1, 2, 3, 4, 5))
@@ -134,7 +134,7 @@ async def test_one_that_comes_back_goes_on_where_it_was() -> None:
 
 @in_loop
 async def test_one_that_falls_behind_starts_anew_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_feeds, "HISTORY_EVENTS", 10)
+    monkeypatch.setattr(block_event_feeds, "HISTORY_EVENTS", 10)
     engine = Engine()
     quick, slow = await subscribed(engine), await subscribed(engine)
     engine.says(CLEARED)

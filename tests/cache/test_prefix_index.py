@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from treadle.cache.index import Freed, Insertion, Match, PrefixIndex
-from treadle.cache.node import Node, NodeState
+from treadle.cache.prefix_index import Freed, Insertion, Match, PrefixIndex
+from treadle.cache.prefix_node import Node, NodeState
 
 BLOCK = 4
 

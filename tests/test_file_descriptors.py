@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from treadle.descriptors import DescriptorReserve
+from treadle.file_descriptors import DescriptorReserve
 
 OPEN = os.open
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .config import Settings
 from .errors import ConfigError
-from .hosts import ANY, CONTAINER_HOSTS, address_of, is_loopback, url_of
+from .host_names import ANY, CONTAINER_HOSTS, address_of, is_loopback, url_of
 
 InThread = Callable[[Callable[[], list[str]]], Awaitable[list[str]]]
 

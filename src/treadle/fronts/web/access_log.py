@@ -11,7 +11,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ServerStopping
-from ...telemetry.access import UNPARSED, AccessLogWriter, RequestRecord, address
+from ...telemetry.access_log import UNPARSED, AccessLogWriter, RequestRecord, address
 from ...telemetry.metrics import Metrics
 
 RECORD = "treadle.record"

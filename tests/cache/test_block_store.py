@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from treadle.cache.store import BlockStore
+from treadle.cache.block_store import BlockStore
 
 
 def test_blocks_are_copies_that_join_in_order() -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ....cache.index import Freed, Match, PrefixIndex
-from ....cache.node import Node
+from ....cache.prefix_index import Freed, Match, PrefixIndex
+from ....cache.prefix_node import Node
 
 WORTH_COPYING = 4
 """A partly matching page is copied where a prompt shares at least one in so many of its tokens: all prompts of one
@@ -50,7 +50,7 @@ class PageTable:
         self.count += 1
 
 
-class Pages:
+class PageAllocator:
     """`count` pages of `size` tokens. `copy(source, target)` copies a page's contents. Without `keep_prefixes` there is
     no index."""
 

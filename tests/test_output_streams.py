@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.streams import LineWriter, QueuedText, relay_lines
+from treadle.output_streams import LineWriter, QueuedText, relay_lines
 
 
 class Pipe:

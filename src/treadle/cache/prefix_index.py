@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ..core.messages import BlockEvent
 from .events import EventLog
 from .eviction import EvictionOrder
-from .node import TOKEN_BYTES, Node, NodeState, pack
+from .prefix_node import TOKEN_BYTES, Node, NodeState, pack
 
 
 class Freed(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.runner.base import RunnerBroken
-from treadle.runner.device.guard import OutOfMemory, mlx_runtime
+from treadle.runner.device.owner_thread import OutOfMemory, mlx_runtime
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treadle.telemetry.access import ACCESS, MAX_WINDOWS, WINDOW_S, AccessLogWriter, RequestRecord, address
+from treadle.telemetry.access_log import ACCESS, MAX_WINDOWS, WINDOW_S, AccessLogWriter, RequestRecord, address
 
 Lines = list[tuple[str, dict[str, Any]]]
 BUSY = "text_generation_busy"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.aio import in_loop
-from treadle import exposure
+from treadle import network_exposure
 from treadle.config import Settings
 from treadle.errors import ConfigError
-from treadle.exposure import access_of, check, check_open, reach_of
+from treadle.network_exposure import access_of, check, check_open, reach_of
 
 LAN = "192.168.1.5"
 CA: dict[str, Any] = {name: Path("x.pem") for name in ("grpc_cert", "grpc_key", "grpc_client_ca")}
@@ -85,7 +85,7 @@ def test_grpc_tls_alone_asks_for_nothing() -> None:
 
 @pytest.mark.parametrize(("addresses", "local"), [(["127.0.1.1"], True), (["127.0.0.1", LAN], False)])
 def test_a_name_is_what_it_resolves_to(addresses: list[str], local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.hosts.resolved", lambda host: addresses)
+    monkeypatch.setattr("treadle.host_names.resolved", lambda host: addresses)
     if local:
         check_open("mybox", has_key=False, no_auth=False)
     else:
@@ -145,9 +145,9 @@ async def aside(work: Callable[[], list[str]]) -> list[str]:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of two networks, with addresses that are of no use to clients among its own."""
-    monkeypatch.setattr(exposure, "_routed_addresses", lambda: [LAN, "fd00::5"])
+    monkeypatch.setattr(network_exposure, "_routed_addresses", lambda: [LAN, "fd00::5"])
     named = ["127.0.1.1", LAN, "10.0.0.5", "::1", "fe80::1%eth0", "0.0.0.0", "nonsense"]
-    monkeypatch.setattr(exposure, "_hostname_addresses", lambda: named)
+    monkeypatch.setattr(network_exposure, "_hostname_addresses", lambda: named)
 
 
 @pytest.mark.usefixtures("machine")
@@ -177,11 +177,11 @@ async def test_a_machine_whose_name_is_unknown_or_slow_starts_all_the_same(
     async def fails(work: Callable[[], list[str]]) -> list[str]:
         raise failure
 
-    monkeypatch.setattr(exposure, "_routed_addresses", list)
+    monkeypatch.setattr(network_exposure, "_routed_addresses", list)
     assert (await reach_of(Settings(host="::"), 80, None, fails)).http == ("http://127.0.0.1:80",)
 
 
 def test_this_machines_own_addresses_are_addresses() -> None:
     """Whatever they are here: nothing is sent to find them."""
-    for text in exposure._routed_addresses():
-        assert exposure.address_of(text) is not None
+    for text in network_exposure._routed_addresses():
+        assert network_exposure.address_of(text) is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.errors import ConfigError
-from treadle.hosts import (
+from treadle.host_names import (
     address_of,
     bindable,
     host_of,
