@@ -206,7 +206,8 @@ async def test_each_metric_and_each_field_of_the_status_is_in_the_documents() ->
         families = re.findall(r"^# TYPE (\w+)", (await f.get("/metrics")).body.decode(), re.MULTILINE)
     fields = {name for part in ("admission", "engine", "bodies", "log") for name in status[part]}
     assert {*status, *fields, *families} <= named
-    elsewhere = ("treadle_key_", "treadle_connections", "treadle_grpc_calls")  # with keys, in a whole server
+    # With keys, in a whole server, and with a model.
+    elsewhere = ("treadle_key_", "treadle_connections", "treadle_grpc_calls", "treadle_compute_", "treadle_kernel_")
     assert {name for name in named - set(families) if name.startswith("treadle_")} == {
         name for name in named if name.startswith(elsewhere)
     }
