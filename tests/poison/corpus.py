@@ -45,8 +45,8 @@ _KINDS = {
 ANSWER_S = 20.0
 MOST_BYTES = 64 * 1024 * 1024
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] \d{3} ")
-_STREAMS = ("Generate", "GetTokenizer", "Watch")
-_ENDLESS = ("Watch",)
+_STREAMS = ("Generate", "GetTokenizer", "Watch", "SubscribeKvEvents")
+_ENDLESS = ("Watch", "SubscribeKvEvents")
 _REPEATED = re.compile(r"<(\d+) x ([^>]*)>")
 
 
