@@ -10,7 +10,7 @@ import pytest
 from tests.support.aio import in_loop
 from treadle.core.messages import BlockEvent, BlockRemoved, BlocksCleared, BlockStored, WatchBlocks
 from treadle.engine import block_event_feeds
-from treadle.engine.block_event_feeds import Batch, BlockFeeds, Chunk
+from treadle.engine.block_event_feeds import BlockFeeds, Chunk, EventBatch
 from treadle.errors import ServerStopping
 
 CLEARED = BlocksCleared("s")
@@ -38,11 +38,11 @@ class Subscriber:
     """Reads batches one by one; `blocks` is what it knows to be there."""
 
     def __init__(self, engine: Engine, start: int = 0, salt: str = "s") -> None:
-        self.batches: AsyncGenerator[Batch, None] = engine.feeds.follow(salt, start)
+        self.batches: AsyncGenerator[EventBatch, None] = engine.feeds.follow(salt, start)
         self.blocks: set[int] = set()
         self.last = 0
 
-    async def read(self) -> Batch:
+    async def read(self) -> EventBatch:
         async with asyncio.timeout(5):
             batch = await anext(self.batches)
         assert self.last in (0, batch.number - 1) or batch.chunk is not None, "a gap"

@@ -25,7 +25,7 @@ from ..errors import RequestCancelled, TreadleError, spell
 from ..models import resolve
 from ..text import TextModel
 from .check_report import CheckReport, Outcome
-from .engine_trial import CompletedRun, Trial, gather_or_cancel, make_prompt
+from .engine_trial import CompletedRun, EngineTrial, gather_or_cancel, make_prompt
 from .findings import Mark
 
 LENGTHS = (3, 8, 17, 33, 64, 130, 257, 520)
@@ -52,7 +52,7 @@ class Bounds:
 class EngineChecks:
     """Checks of one trial, in order."""
 
-    def __init__(self, trial: Trial, text: TextModel, bounds: Bounds) -> None:
+    def __init__(self, trial: EngineTrial, text: TextModel, bounds: Bounds) -> None:
         self._trial = trial
         self._text = text
         self._bounds = bounds
@@ -250,7 +250,7 @@ async def check_model(settings: Settings, console: Console, bounds: Bounds | Non
         text = await asyncio.to_thread(TextModel.load, folder.path, context=settings.context)
     except TreadleError as error:
         return CheckReport(settings.model, (Outcome("model", Mark.FAIL, spell(error.message, settings.spelling)),))
-    trial = Trial(settings, folder)
+    trial = EngineTrial(settings, folder)
     trial.client.supervisor.on_stage = lambda stage: progress(f"  {stage}")
     check = EngineChecks(trial, text, bounds or Bounds())
     outcomes: list[Outcome] = []

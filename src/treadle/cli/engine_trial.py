@@ -75,7 +75,7 @@ class TrialObserver:
     def quarantined(self) -> None: ...
 
 
-class Trial:
+class EngineTrial:
     """Engine in a child process, with slots for ROWS sequences and no other users."""
 
     def __init__(self, settings: Settings, folder: ModelFolder) -> None:

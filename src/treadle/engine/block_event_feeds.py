@@ -40,7 +40,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Batch:
+class EventBatch:
     """Events in order. `first_id` numbers the first of them since the feed was opened, from 1; those of a `chunk` have
     no numbers."""
 
@@ -59,7 +59,7 @@ class BlockFeed:
         self.subscribers = 0
         self._now = now
         self._blocks: dict[int, BlockStored] = {}  # parents first
-        self._history: deque[Batch] = deque()
+        self._history: deque[EventBatch] = deque()
         self._kept = 0  # events in the history
         self._last = int(now() * 1e6)
         self._events = 0
@@ -108,7 +108,7 @@ class BlockFeed:
 
     def _publish(self, events: tuple[BlockEvent, ...]) -> None:
         self._last += 1
-        self._history.append(Batch(self._last, self._now(), events, self._events + 1))
+        self._history.append(EventBatch(self._last, self._now(), events, self._events + 1))
         self._events += len(events)
         self._kept += len(events)
         while self._kept > HISTORY_EVENTS:
@@ -121,7 +121,7 @@ class BlockFeed:
 
     # To subscribers ----------------------------------------------------------------------------------------------
 
-    async def follow(self, start: int = 0) -> AsyncGenerator[Batch, None]:
+    async def follow(self, start: int = 0) -> AsyncGenerator[EventBatch, None]:
         """The batches from number `start` on; where that is 0 or not in the history, all blocks first. Raises what the
         feed is closed with."""
         number = start
@@ -143,7 +143,7 @@ class BlockFeed:
         """Whether nothing is missing between `number` and the next batch."""
         return self._last - len(self._history) < number <= self._last + 1
 
-    def _snapshot(self) -> list[Batch]:
+    def _snapshot(self) -> list[EventBatch]:
         """All blocks that are known, after a BlocksCleared."""
         blocks, now = self._blocks.values(), self._now()
         count = max(1, math.ceil(len(blocks) / BATCH_EVENTS))
@@ -154,7 +154,7 @@ class BlockFeed:
             if not index:
                 events = (BlocksCleared(self.salt), *events)
             number = self._last - count + 1 + index
-            chunks.append(Batch(number, now, events, chunk=Chunk(index, count, len(blocks))))
+            chunks.append(EventBatch(number, now, events, chunk=Chunk(index, count, len(blocks))))
         return chunks
 
 
@@ -167,7 +167,7 @@ class BlockFeeds:
         self._up = False  # an engine is there to be asked
         self._closed: TreadleError | None = None
 
-    async def follow(self, salt: str, start: int = 0) -> AsyncGenerator[Batch, None]:
+    async def follow(self, salt: str, start: int = 0) -> AsyncGenerator[EventBatch, None]:
         """The batches of a salt's feed; see `BlockFeed.follow`. Close the iterator to end the subscription."""
         if self._closed is not None:
             raise self._closed

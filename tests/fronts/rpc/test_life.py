@@ -14,7 +14,7 @@ from tests.fronts.web.server import forever, says
 from tests.support.aio import in_loop
 from treadle.core.messages import Submit
 from treadle.fronts.rpc.context import client_of
-from treadle.fronts.rpc.generate import Worker
+from treadle.fronts.rpc.generate import ServiceContext
 
 both = pytest.mark.parametrize("name", WIRES)
 
@@ -196,8 +196,8 @@ class Gone:
 async def test_a_client_that_leaves_while_it_is_written_to_is_no_fault_of_the_server(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    generate = Worker.generate
-    monkeypatch.setattr(Worker, "generate", lambda self, context, *rest: generate(self, Gone(context), *rest))
+    generate = ServiceContext.generate
+    monkeypatch.setattr(ServiceContext, "generate", lambda self, context, *rest: generate(self, Gone(context), *rest))
     async with worker(forever, context=100_000) as w:
         error = await refused(w.wire(name).generate())
         assert error.code() is grpc.StatusCode.CANCELLED

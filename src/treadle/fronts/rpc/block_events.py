@@ -13,7 +13,7 @@ from typing import Any
 from smg_grpc_proto.generated import common_pb2 as common
 
 from ...core.messages import BlockEvent, BlockRemoved, BlockStored
-from ...engine.block_event_feeds import Batch
+from ...engine.block_event_feeds import EventBatch
 from ...engine.client import EngineClient
 from .context import Context, NotImplementedHere, refuse
 
@@ -30,7 +30,7 @@ async def subscribe(engine: EngineClient, salt: str, start: int, context: Contex
             yield message_of(batch)
 
 
-def message_of(batch: Batch) -> Any:
+def message_of(batch: EventBatch) -> Any:
     """A batch as KvEventBatch."""
     message = common.KvEventBatch(
         sequence_number=batch.number,

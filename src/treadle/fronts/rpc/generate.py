@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Worker:
+class ServiceContext:
     """Shared state of both wires' calls: the model, settings, live calls, metrics and the access log."""
 
     model: ServedModel

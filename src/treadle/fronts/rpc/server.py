@@ -26,7 +26,7 @@ from ..size_limits import message_bytes
 from . import health, mlx_wire, vllm_wire
 from .call_slots import CallSlots
 from .connection_census import ConnectionCensus
-from .generate import Worker
+from .generate import ServiceContext
 from .guard import KeyGuard
 from .interceptor import Interceptor
 from .live_calls import ABORT_BYTES, LiveCalls
@@ -63,7 +63,7 @@ class RpcServer:
         info = WorkerInfo(model, settings.chat_template is not None, clock)
         authenticator = authenticator or Authenticator.of(settings, model.engine.gate.refuse)
         lines = lines or AccessLogWriter(show_client=settings.log_client)
-        worker = Worker(model, settings, self.calls, metrics, clock, authenticator, lines)
+        worker = ServiceContext(model, settings, self.calls, metrics, clock, authenticator, lines)
         self._connections = connections or Connections(front="gRPC")
         self._lines = LogFilter()
         self._census: asyncio.Task[None] | None = None
@@ -137,7 +137,7 @@ def _no_address(host: str, port: int, reason: str) -> ConfigError:
     )
 
 
-def _add_wires(server: Any, wire: str, worker: Worker, info: WorkerInfo) -> list[str]:
+def _add_wires(server: Any, wire: str, worker: ServiceContext, info: WorkerInfo) -> list[str]:
     services = []
     if wire in ("mlx", "both"):
         mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(mlx_wire.MlxEngine(worker, info), server)

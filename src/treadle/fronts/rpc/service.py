@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...errors import InvalidRequest, UnsupportedParameter
 from ..validate import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_STOPS, RawParams
 from .context import Context, refuse
-from .generate import Worker
+from .generate import ServiceContext
 from .guard import caller_of
 from .model_info import WorkerInfo
 from .request import RpcRequest
@@ -25,7 +25,7 @@ class EngineService:
     name: ClassVar[str]
     messages: ClassVar[ModuleType]
 
-    def __init__(self, worker: Worker, facts: WorkerInfo) -> None:
+    def __init__(self, worker: ServiceContext, facts: WorkerInfo) -> None:
         self._worker = worker
         self._facts = facts
 

@@ -26,7 +26,7 @@ from .cors import Cors, Origins
 from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
-from .openai.answer import Answer, Server
+from .openai.answer import Answer, RouteContext
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.schema_limits import ServerFacts
@@ -57,7 +57,7 @@ def create_app(
     refuse = model.engine.gate.refuse
     authenticator = authenticator or Authenticator.of(settings, refuse)
     bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), refuse)
-    server = Server(models, settings, _fingerprint, authenticator, bodies=bodies)
+    server = RouteContext(models, settings, _fingerprint, authenticator, bodies=bodies)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_generation(app, server)
     home = Home(model, VERSION, key_needed=settings.has_keys)
@@ -86,7 +86,7 @@ def create_app(
     return app
 
 
-def _add_generation(app: FastAPI, server: Server) -> None:
+def _add_generation(app: FastAPI, server: RouteContext) -> None:
     for path, (shape, schema, summary) in GENERATION.items():
         app.add_api_route(
             path,

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..kv.paged.kernels import Kernels
-from ..kv.paged.layer import PagedLayer, Pass
+from ..kv.paged.layer import PagedLayer, PagedPass
 from ..mlxlm import Selection
 from .kernels import Heads, LayerKernels, Table
 from .merged_linear import MergedLinear, Tools, merge_linears
@@ -85,7 +85,7 @@ class FusedDecoder:
         logits, cache[-1].written = program(tokens, rows, arrays)
         return logits
 
-    def _program(self, cache: Sequence[PagedLayer], template: Pass) -> Callable[..., Any]:
+    def _program(self, cache: Sequence[PagedLayer], template: PagedPass) -> Callable[..., Any]:
         """The pass as a function of its arrays, to be compiled: that takes a tenth of the host's time. Passes come in
         few shapes, also of arrays that grow with the sequences' lengths."""
 
@@ -94,7 +94,7 @@ class FusedDecoder:
 
         return program
 
-    def _pass(self, tokens: Any, rows: Any | None, step: Pass, cache: Sequence[PagedLayer]) -> tuple[Any, Any]:
+    def _pass(self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[PagedLayer]) -> tuple[Any, Any]:
         """Logits of the tokens at `rows`, or of all, and a token that is there when all keys and values are written."""
         kernels, layers = self._layer_kernels, self._layers
         x = self._embed(tokens.reshape(-1))

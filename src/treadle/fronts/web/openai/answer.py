@@ -47,7 +47,7 @@ WRITE_ASIDE_ENTRIES = 2000
 
 
 @dataclass(frozen=True)
-class Server:
+class RouteContext:
     """Shared state of the routes: models, settings, callers and bodies. `fingerprint` returns a model's
     `system_fingerprint`."""
 
@@ -78,7 +78,7 @@ class Server:
 class Answer:
     """The ASGI application of one route. `shape` parses its requests."""
 
-    def __init__(self, server: Server, shape: Shape) -> None:
+    def __init__(self, server: RouteContext, shape: Shape) -> None:
         self._server = server
         self._shape = shape
 
@@ -131,7 +131,7 @@ class Answer:
 class _AnswerWriter:
     """The answer to one request that runs."""
 
-    server: Server
+    server: RouteContext
     request: ParsedRequest
     choices: Choices
     head: Head

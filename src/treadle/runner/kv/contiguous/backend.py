@@ -25,7 +25,7 @@ from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
 from ..planned_attention import prefill_quantum, warm_passes
 from .buffer import STEP, Buffer
-from .layer import ContiguousLayer, Pass, PlacedSegment
+from .layer import ContiguousLayer, ContiguousPass, PlacedSegment
 
 PREFIX_BLOCK = 32
 """Tokens of a block that can be reused."""
@@ -84,7 +84,7 @@ class ContiguousBackend:
         self.prefill_quantum = prefill_quantum(config.device)
         self._config = config
         self._live = live
-        self._step = Pass()
+        self._step = ContiguousPass()
         matmuls = config.device == "cpu"
         self.layers = [ContiguousLayer(i, w, self._step, matmuls=matmuls) for i, w in enumerate(config.windows)]
         self._forward = ForwardPass(module, self.layers, config.selection)

@@ -23,7 +23,7 @@ class PlacedSegment:
 
 
 @dataclass
-class Pass:
+class ContiguousPass:
     """A step's data that all layers share: segments of one token, longer ones behind them, the tokens' positions
     (T,)."""
 
@@ -40,7 +40,7 @@ class ContiguousLayer:
     """Layer `index`; `window` is 0 where it sees everything. With `matmuls`, the attention of single tokens is two
     matrix products and a softmax: fewer operations, where each is a task for a thread, as on the CPU."""
 
-    def __init__(self, index: int, window: int, step: Pass, *, matmuls: bool) -> None:
+    def __init__(self, index: int, window: int, step: ContiguousPass, *, matmuls: bool) -> None:
         self._index = index
         self._window = window
         self._step = step

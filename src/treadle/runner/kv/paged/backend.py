@@ -26,7 +26,7 @@ from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
 from ..prefix_view import PrefixView
 from .kernels import Kernels
-from .layer import PagedLayer, Pass
+from .layer import PagedLayer, PagedPass
 from .page_allocator import PageAllocator, PageTable
 from .tiling import COUNT, DECODE_ROWS, FIRST, PAGES, POSITION
 from .warm_passes import compiled_passes, kernel_passes
@@ -100,7 +100,7 @@ class PagedBackend:
         self._live = live
         self._kernels = kernels
         self._page_bytes = config.page_bytes
-        self._step = Pass(kernels)
+        self._step = PagedPass(kernels)
         self.layers = [PagedLayer(kernels.new_pool(config.pages), window, self._step) for window in config.windows]
         self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
         self._pages = PageAllocator(config.pages, PAGE, self._copy, keep_prefixes=config.keep_prefixes)

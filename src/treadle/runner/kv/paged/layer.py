@@ -26,7 +26,7 @@ _BLOCKS = 512
 
 
 @dataclass
-class Pass:
+class PagedPass:
     """A step's data that all layers share.
 
     Tokens [0, decode_tokens) of `count` belong to the decode kernel, the rest to the prefill kernel; padding belongs to
@@ -130,12 +130,12 @@ class Pass:
         constants = (self.count, self.decode_tokens, self.pages[0].shape, self.pages[1].shape, *keys, *shapes)
         return constants, [self.positions, self.slots, *self.pages, *(of.items for of in tiles)]
 
-    def template(self, windows: Sequence[int]) -> Pass:
+    def template(self, windows: Sequence[int]) -> PagedPass:
         """The step without its arrays: with other arrays, it is a step with the same constants."""
         bare = {key: replace(self.tiles[key], items=None) for key in self._keys(windows)}
         return replace(self, positions=None, slots=None, pages=(None, None), segments={}, tiles=bare)
 
-    def filled(self, arrays: Sequence[Any]) -> Pass:
+    def filled(self, arrays: Sequence[Any]) -> PagedPass:
         """The template with `arrays` as `inputs` returns them."""
         positions, slots, prefill, decode, *items = arrays
         tiles = {key: replace(of, items=one) for (key, of), one in zip(self.tiles.items(), items, strict=True)}
@@ -148,7 +148,7 @@ class Pass:
 class PagedLayer:
     """A layer's `pool`, and its `window`, 0 for none."""
 
-    def __init__(self, pool: Pool, window: int, step: Pass) -> None:
+    def __init__(self, pool: Pool, window: int, step: PagedPass) -> None:
         self.pool = pool
         self.written: Any = None
         self.step = step
