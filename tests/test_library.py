@@ -326,3 +326,19 @@ asyncio.run(main())
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     first, second = ended.stdout.splitlines()
     assert (first, ended.stderr) == (second, "")
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("stop", value) for value in (3, True, {}, {"a": 1}, b"x")),
+        *(("stop_token_ids", value) for value in (3, "12", {})),
+        *(("logit_bias", value) for value in ("x", [1], 0)),
+    ],
+)
+async def test_an_argument_of_the_wrong_type_names_itself(folder: Path, name: str, value: object) -> None:
+    async with engine_of(folder) as engine:
+        with pytest.raises(InvalidRequest, match=f"^{name} is") as refused:
+            await engine.generate("hi", max_tokens=2, **{name: value})
+        assert refused.value.param == name

@@ -147,9 +147,8 @@ class AdmissionCapacity:
         return self._shares.waiting_ahead(arrival.tenant, self.forecast.waiting)
 
     def _latest(self, wait_s: float) -> float:
-        """Return the longest promise for a wait of `wait_s`, or somewhat less: steps of the golden ratio spread any
-        number of clients evenly, so that they do not return together. Never so much less that one more promise is
-        needed."""
+        """Return the wait to promise where `wait_s` exceeds one promise: the longest, shortened by a golden-ratio
+        sequence so that clients do not return together, and never so much that one more promise is needed."""
         self._beyond = (self._beyond + GOLDEN) % 1.0
         others = math.ceil(wait_s / LONGEST_PROMISE_S) - 1
         spare_s = max(0.0, (others + 1) * LONGEST_PROMISE_S - (1 + SURE) * wait_s)

@@ -25,7 +25,7 @@ SHORTEST_S = 0.001
 REFRESH_S = 0.05
 NEWEST = 0.2  # weight of each new measurement in a running mean; the first few count for more
 NEWEST_LEASE = 0.05  # the same for the mean expected time of leases
-LATE = 0.5  # part of the time that a late row has taken which it is expected to take on
+LATE = 0.5  # an overdue row is expected to need this share of its elapsed time again
 ENOUGH_ANSWERS = 8
 DOUBT = 0.5  # part of a forecast wait that is taken as certain
 TURNS = 8  # of each slot that are forecast one by one; further ones repeat the last
@@ -119,14 +119,14 @@ class Forecast:
         self._made = float("-inf")
 
     def pause(self, now: float, back_s: Callable[[], float]) -> bool:
-        """Stop the clock of all rows while the engine is away, for about `back_s()` seconds. Return whether it was
-        there before."""
-        news = self._away_since is None
-        if news:
+        """Stop the clock of all rows while the engine is away, for about `back_s()` seconds. Return
+        whether the engine was present until now."""
+        is_first = self._away_since is None
+        if is_first:
             self._away_since = now
         self._back_s = back_s
         self._made = float("-inf")
-        return news
+        return is_first
 
     def resume(self, now: float) -> float | None:
         """Restart the clock of all rows. Return the time since which the engine was away; None if it was not."""

@@ -275,14 +275,16 @@ class EngineLoop:
         cause = error.__cause__ or error if row_id is not None else error
         if isinstance(cause, RunnerBroken):
             raise cause
-        log.error("planning raised; its sequences are recomputed, and a sequence to blame fails alone", exc_info=cause)
+        log.error(
+            "planning raised; its sequences are recomputed one at a time, and only the faulty one fails", exc_info=cause
+        )
         outputs = self._finish_until(0)
         self._count_failure(cause)
         return outputs + self.scheduler.recover_planning(_client_message(cause), row_id)
 
     def _recover(self, plan: StepPlan, error: Exception) -> tuple[Output, ...]:
         log.error(
-            "step %d raised; its sequences are recomputed, and a sequence to blame fails alone",
+            "step %d raised; its sequences are recomputed one at a time, and only the faulty one fails",
             plan.step,
             exc_info=error,
         )
@@ -307,7 +309,7 @@ class EngineLoop:
             except RunnerBroken:
                 raise
             except Exception as error:
-                log.exception("row %s could not be released; trying again in the next step", row_id)
+                log.exception("the memory of sequence %s could not be released; trying again in the next step", row_id)
                 tries = self._unreleased[row_id] = self._unreleased.get(row_id, 0) + 1
                 if tries >= MAX_RELEASE_TRIES:
                     raise RunnerBroken(f"row {row_id} can't be released: {error}") from error

@@ -58,4 +58,4 @@ class Observers:
             try:
                 event(observer)
             except Exception:
-                log.exception("an observer failed")
+                log.exception("a metrics observer failed; its counts may be too low")

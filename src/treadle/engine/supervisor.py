@@ -270,7 +270,7 @@ class Supervisor:
 
     async def _kill_hung(self, why: str) -> None:
         """Kill a hung or faulty owner. If it does not end even then, the engine fails for good."""
-        log.error("killing the engine: %s", why)
+        log.error("killing the engine: %s; it is started again, and running requests continue", why)
         self._exit_reason = why
         assert self._owner is not None
         killed = self._owner.kill()

@@ -12,9 +12,8 @@ Conclusions from a death by crash or hang (not `Cause.KILLED`, see below):
 - Death during a trial: candidates that were not in flight are cleared, and continue at once on the next engine, where
   the sequence that had joined last is tried first. A candidate that passes beside others after the second death is
   cleared.
-- Guilty is a candidate that was alone in flight at the second or a later death, or that is the only candidate left
-after
-  SOLO_AFTER_DEATHS deaths, which finds a sequence that kills the engine only beside others.
+- A candidate is guilty if it was alone in flight at the second or a later death, or if it is the only candidate left
+  after SOLO_AFTER_DEATHS deaths. The latter finds a sequence that kills the engine only beside others.
 - After SOLO_AFTER_DEATHS deaths without a verdict (two sequences that kill the engine only together), candidates are
   tried alone, each to its end or for the longest margin.
 

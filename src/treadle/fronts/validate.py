@@ -121,7 +121,7 @@ def check(
         n=_whole("n", params.n, 1, MAX_N) or 1,
         max_tokens=max_tokens,
         min_tokens=_whole("min_tokens", params.min_tokens, 0, MAX_TOKENS if as_many_as_fit else most) or 0,
-        stop=_stop(params.stop or ()),
+        stop=_stop(() if params.stop is None else params.stop),
         stop_token_ids=_stop_token_ids(params, limits),
         ignore_eos=bool(params.ignore_eos),
         logprobs=_whole("logprobs", params.logprobs, 0, top),
@@ -261,7 +261,7 @@ def _sampling(params: RawParams, limits: Limits) -> Sampling:
         repetition_penalty=max(LEAST_REPETITION_PENALTY, value("repetition_penalty", 1.0, 0.0, 10.0, above=True)),
         presence_penalty=value("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=value("frequency_penalty", 0.0, -2.0, 2.0),
-        logit_bias=_logit_bias(params.logit_bias or {}, limits),
+        logit_bias=_logit_bias({} if params.logit_bias is None else params.logit_bias, limits),
     )
 
 
@@ -306,6 +306,7 @@ def _check_scores(validated: ValidatedRequest, prompt_tokens: int) -> None:
 
 
 def _stop(stops: Sequence[str]) -> tuple[str, ...]:
+    _check_sequence("stop", stops, "a string, or a list of strings")
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"stop has {len(stops)} strings: give at most {MAX_STOPS}", param="stop")
     for stop in stops:
@@ -321,7 +322,8 @@ def _stop(stops: Sequence[str]) -> tuple[str, ...]:
 
 
 def _stop_token_ids(params: RawParams, limits: Limits) -> tuple[int, ...]:
-    given = params.stop_token_ids or ()
+    given = () if params.stop_token_ids is None else params.stop_token_ids
+    _check_sequence("stop_token_ids", given, "a list of token ids")
     if len(given) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(
             f"stop_token_ids has {len(given)} ids: give at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
@@ -333,6 +335,8 @@ def _stop_token_ids(params: RawParams, limits: Limits) -> tuple[int, ...]:
 
 
 def _logit_bias(given: Mapping[Any, Any], limits: Limits) -> tuple[tuple[int, float], ...]:
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"logit_bias is {_shown(given)}: give token ids with numbers", param="logit_bias")
     if len(given) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"logit_bias has {len(given)} entries: give at most {MAX_LOGIT_BIAS}", param="logit_bias")
     pairs: dict[int, float] = {}
@@ -343,6 +347,11 @@ def _logit_bias(given: Mapping[Any, Any], limits: Limits) -> tuple[tuple[int, fl
             raise InvalidRequest(f"logit_bias names token {token} without a number, or twice", param="logit_bias")
         pairs[token] = bias
     return tuple(pairs.items())
+
+
+def _check_sequence(param: str, given: object, wanted: str) -> None:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise InvalidRequest(f"{param} is {_shown(given)}: give {wanted}", param=param)
 
 
 def _bias_key(key: Any) -> int:

@@ -72,7 +72,7 @@ class Runner(Protocol):
         ...
 
     def trim_memory(self) -> None:
-        """Return freed memory to the system, at the price of slower next steps: no sequence has lived for a while."""
+        """Return freed memory to the system; next steps are slower. Called when no sequence has lived for a while."""
         ...
 
     def statistics(self) -> RunnerStatistics:

@@ -64,7 +64,8 @@ class ModelRunner:
         self._times = StepTimes()
         self._costs = StepCosts()
         if self._backend.name == "serial":
-            _log.warning("%s decodes its requests one by one: %s", model.name, model.details.get("not batched"))
+            reason = model.details.get("not batched", "it cannot be batched")
+            _log.warning("%s decodes its requests one by one: %s; use another model to serve many", model.name, reason)
 
     def capabilities(self) -> Capabilities:
         """Facts about the model, and limits of this runner."""

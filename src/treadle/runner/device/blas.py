@@ -189,7 +189,7 @@ def _patchelf() -> str:
 
 
 def _as_found(threads: int) -> BlasReport:
-    """MLX is there already, and so is OpenBLAS if an earlier engine of this process has loaded it."""
+    """Report the BLAS of a process that has imported MLX already: OpenBLAS if an earlier engine has loaded it."""
     try:
         return _configured(ctypes.CDLL(None), threads)
     except (OSError, LookupError, AttributeError):

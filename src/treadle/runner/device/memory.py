@@ -146,7 +146,7 @@ class FreePool:
         self._limit = most
 
     def follow(self, active: int) -> None:
-        """`active` bytes are in use now, between two steps."""
+        """Adjust the bound to `active` bytes in use. Call between steps."""
         wanted = min(self._most, max(self._least, self._ceiling - active))
         if abs(wanted - self._limit) > self._limit >> 3:
             self._limit = wanted

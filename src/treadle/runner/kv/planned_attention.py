@@ -1,4 +1,4 @@
-"""Lengths of passes where MLX's own attention computes, which on CUDA is planned anew for every length.
+"""Rounded lengths of passes for MLX's own attention, which on CUDA is planned anew for every length.
 
 A plan for a new pair of lengths, of a chunk and of all tokens before it, takes about 45 ms on an H200, where the pass
 itself takes 6.

@@ -161,7 +161,11 @@ def _sized(config: PagedConfig, module: Any, budget: int, request: BackendReques
             param="prefill_tokens",
         )
     if tokens < request.prefill_tokens:
-        _log.info("steps of up to %d tokens of prompts, not %d: memory is short", tokens, request.prefill_tokens)
+        _log.info(
+            "memory is short: a step computes up to %d prompt tokens, not %d, and long prompts take longer",
+            tokens,
+            request.prefill_tokens,
+        )
     budget = min(budget, left)
     return BackendChoice(replace(config, pages=budget // config.page_bytes), cost, budget, tokens)
 

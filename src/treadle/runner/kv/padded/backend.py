@@ -117,7 +117,8 @@ class PaddedBackend:
             self._snapshots.shrink(self._snapshot_bytes())
 
     def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
-        """Store it after whole blocks, if it is not too late: one copy does for all that part a few tokens later."""
+        """Plan snapshots at `ends`, rounded down to whole blocks not yet passed: one serves prompts that differ a few
+        tokens later."""
         state: PaddedState | None = sequence.kv
         if state is None:
             return
@@ -134,7 +135,7 @@ class PaddedBackend:
                 segment.sequence.kv.committed = segment.end
 
     def release(self, sequence: KvSequence) -> None:
-        """Memory is free at once, or at the next decode step if others share the batch."""
+        """Release the sequence's caches: at once, or at the next decode step if others share the batch."""
         state: PaddedState | None = sequence.kv
         if state is None:
             return
@@ -152,7 +153,8 @@ class PaddedBackend:
         return self._batch.caches_of(state) if state in self._batch else None
 
     def invalidate(self, sequences: Iterable[KvSequence]) -> None:
-        """Caches may have advanced in some layers only. Where a pass over the batch failed, these are all in it."""
+        """Drop the caches of `sequences`, whose layers a failed pass may have advanced in part: all sequences of the
+        batch, if the pass was over the batch."""
         for sequence in sequences:
             if sequence.kv is not None:
                 self._batch.forget(sequence.kv)
@@ -185,7 +187,7 @@ class PaddedBackend:
         return min(budget // 2, budget - self.kv_bytes())
 
     def _store(self, state: PaddedState, sequence: KvSequence, tokens: Sequence[int], caches: Caches) -> None:
-        """Store a snapshot of `caches`, which nobody else writes to, after `tokens`, if it spares others enough."""
+        """Store a snapshot of `caches`, which nothing else writes to, if reusing it saves LEAST tokens."""
         if self._snapshots is None or not state.shares or len(tokens) < max(BLOCK, state.stored + LEAST):
             return
         self._snapshots.store(sequence.salt, tokens, caches, self._snapshot_bytes(), sequence.id)
