@@ -172,7 +172,7 @@ def run(code: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 def test_a_process_that_unblocked_its_streams_writes_them_at_its_end() -> None:
     done = run(
-        "import sys; from treadle import streams\n"
+        "import sys; from treadle import output_streams as streams\n"
         "assert streams.own() is None\n"
         "assert streams.unblock() is streams.unblock() is streams.own()\n"
         "print('out'); print('err', file=sys.stderr); sys.stderr.write('half'); raise SystemExit(3)"
@@ -181,7 +181,7 @@ def test_a_process_that_unblocked_its_streams_writes_them_at_its_end() -> None:
 
 
 def test_a_traceback_that_ends_it_is_written() -> None:
-    assert run("from treadle import streams; streams.unblock(); 1 / 0").stderr.endswith(
+    assert run("from treadle import output_streams as streams; streams.unblock(); 1 / 0").stderr.endswith(
         "ZeroDivisionError: division by zero\n"
     )
 
@@ -189,7 +189,7 @@ def test_a_traceback_that_ends_it_is_written() -> None:
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_closed_descriptors_are_filled(closed: tuple[int, ...], tmp_path: Path) -> None:
     code = (
-        "import os, sys; from treadle import streams\n"
+        "import os, sys; from treadle import output_streams as streams\n"
         "streams.open_missing_descriptors(); streams.open_missing_descriptors()\n"
         f"print('out'); print('err', file=sys.stderr); sys.stdin.read(); streams.flush_within()\n"
         f"found = [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in {closed}]\n"

@@ -128,8 +128,8 @@ class Shy(ReferenceKernel):
     ("kernel", "reason"),
     [
         (failing("draw").kernel, "nvrtc: no kernel draw today"),
-        (Wrong, "it picked token"),
-        (Shy, "no room for four tokens"),
+        (Wrong, "it sampled token"),
+        (Shy, "it flagged a row of four tokens"),
     ],
 )
 def test_one_that_does_not_is_left_out_with_one_warning(

@@ -94,7 +94,7 @@ def test_steps_are_shorter_where_long_ones_leave_too_little(
     with caplog.at_level("INFO"):
         found = chosen(prefill_tokens=8192)
     assert (found.prefill_tokens, found.budget) == (1024, ROOM - int(1024 * 20_000 * 1.1))
-    assert "steps of up to 1024 tokens of prompts, not 8192" in caplog.text
+    assert "a step computes up to 1024 prompt tokens, not 8192" in caplog.text
     can = capabilities(prefill_tokens=1024)
     assert scheduler_for(can, OwnerLimits(4, 8192)).limits.prefill_tokens == 1024
 
