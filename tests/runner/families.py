@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from treadle.runner.mlxlm import connect
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": 260,
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -54,7 +54,7 @@ _LLAMA4 = {
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "mamba": {
-        **_COMMON,
+        **COMMON,
         "state_size": 8,
         "conv_kernel": 4,
         "use_bias": False,
@@ -62,7 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "time_step_rank": 8,
     },
     "qwen3_next": {
-        **_COMMON,
+        **COMMON,
         **_EVERY_FOURTH,
         **_LINEAR_ATTENTION,
         **_EXPERTS,
@@ -70,7 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "falcon_h1": {
-        **_COMMON,
+        **COMMON,
         "mamba_d_head": 16,
         "mamba_d_ssm": 64,
         "mamba_n_heads": 4,
@@ -78,10 +78,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_chunk_size": 16,
         "lm_head_multiplier": 1.0,
     },
-    "smollm3": {**_COMMON, **_EVERY_FOURTH},
-    "gpt_oss": {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
+    "smollm3": {**COMMON, **_EVERY_FOURTH},
+    "gpt_oss": {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
     "deepseek_v3": {
-        **_COMMON,
+        **COMMON,
         "moe_intermediate_size": 32,
         "num_key_value_heads": 4,
         "n_shared_experts": 1,
@@ -93,7 +93,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "v_head_dim": 16,
         "qk_nope_head_dim": 16,
     },
-    "llama4": {"text_config": {**_COMMON, **_EVERY_FOURTH, **_LLAMA4}},
+    "llama4": {"text_config": {**COMMON, **_EVERY_FOURTH, **_LLAMA4}},
 }
 
 

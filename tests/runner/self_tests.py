@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tests.runner.families import FAMILIES
+from tests.runner.families import COMMON, FAMILIES
 from tests.runner.mutants import MUTANTS, WINDOW_MUTANTS, mutated
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.kv.contiguous.backend import ContiguousConfig
@@ -26,19 +26,7 @@ from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect
 
 PRECISIONS = ("float32", "bfloat16", "float16", "8 bits", "4 bits")
-_PLAIN: dict[str, Any] = {
-    "vocab_size": 260,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
+_PLAIN: dict[str, Any] = {**COMMON, "num_hidden_layers": 4}
 _WINDOW = {"sliding_window": 32}
 _EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "norm_topk_prob": True}
 _NEMOTRON = {
