@@ -144,7 +144,7 @@ def main() -> None:
             log = Path(folder) / f"{name}.log"
             figures = with_key(options.model, log) if options.key else asyncio.run(measure(name, options.model, log))
             rows.append({"row": "R4", "server": name, "figures": [asdict(figure) for figure in figures]})
-            print(f"R4 {name}", *(f"  {figure.label}: {figure.value}" for figure in figures), sep="\n", flush=True)
+            print(f"R4 {name}", *(f"  {figure.what}: {figure.value}" for figure in figures), sep="\n", flush=True)
     if options.out is not None:
         save(options.out, f"python benchmarks/poison.py {options.model.name}", rows)
 

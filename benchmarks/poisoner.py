@@ -36,7 +36,7 @@ READY_S = 120.0
 def start(args: argparse.Namespace, log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """Start a server on the given port; returns once it is ready."""
     token = -1 if args.kill else POISON
-    poison = {"token": token, "at": args.at, "how": args.end_kind, "beside": args.beside}
+    poison = {"token": token, "at": args.at, "how": args.how, "beside": args.beside}
     command = [sys.executable, "-m", "tests.support.poison", "serve", str(args.model), "--port", str(args.port)]
     command += ["--threads", "1", "--hang-after", str(args.hang_after), *args.option]
     process = subprocess.Popen(

@@ -68,8 +68,8 @@ def measure(block: int, length: int, others: int, rounds: int) -> Times:
         match = times.of("hit", index.match, "", again(long))
         assert match.tokens == length
         for name, nodes in (("", match.path), (" last", match.path[-1:])):
-            times.of(f"hold{name}", index.hold, nodes)
-            times.of(f"let go{name}", index.let_go, nodes)
+            times.of(f"hold{name}", index.acquire, nodes)
+            times.of(f"let go{name}", index.release, nodes)
         freed = times.of("evict", index.evict, len(match.path))
         assert len(freed) == len(match.path)
         for _ in range(others):

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
-from treadle import compose  # noqa: E402
+from treadle.compose import engine, owner  # noqa: E402
 from treadle.core.prefill_budget import PrefillBudget  # noqa: E402
 
 PATH = "TREADLE_STEP_TRACE"
@@ -33,7 +33,7 @@ ENTRY = "traced_serve:entry"
 
 def entry(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """The engine's entry: the runner is traced once it is warm."""
-    factory, limits = compose.owner_of(arguments)
+    factory, limits = owner.owner_of(arguments)
 
     def build(progress: Callable[[str], None]) -> Any:
         runner = factory(progress)
@@ -115,7 +115,7 @@ def main() -> None:
         sys.exit(__doc__)
     os.environ[PATH] = str(Path(sys.argv[1]).resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    compose.OWNER_ENTRY = ENTRY
+    engine.OWNER_ENTRY = ENTRY
     sys.argv[1:2] = ["serve"]
     from treadle.cli import main as cli
 
