@@ -73,6 +73,43 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3": {"model_type": "gemma3_text", "head_dim": 256, "num_attention_heads": 4, **GEMMA},
     "phi3": {"model_type": "phi3"},
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 128,
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "head_dim": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 512,
+        "mlp_only_layers": [],
+        "partial_rotary_factor": 0.25,
+        **EXPERTS,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 16,
+        "moe_intermediate_size": 512,
+        "n_shared_experts": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 768,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+    },
     "mamba": {
         "model_type": "mamba",
         "state_size": 16,
@@ -83,6 +120,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 SMALL = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
+"""Changes for `--small`."""
 
 
 def make_model(folder: Path, config: dict[str, Any], bits: int) -> Path:
@@ -154,13 +192,13 @@ def main() -> None:
             began = time.perf_counter()
             config = {**COMMON, **FAMILIES[family], **(SMALL if options.small else {})}
             with tempfile.TemporaryDirectory() as folder:
-                model = load(
-                    make_model(Path(folder), config, bits), memory=1 << 30, max_running=8, kv_bits=options.kv_bits
-                )
-                backend = model.compute.summary()
+                made = make_model(Path(folder), config, bits)
+                starting = time.perf_counter()
+                model = load(made, memory=1 << 30, max_running=8, kv_bits=options.kv_bits)
+                backend = f"{model.compute.summary()}; loaded in {time.perf_counter() - starting:.1f} s"
                 found = [greedy(model, options.tokens), sampled(model, options.tokens)]
             seconds = time.perf_counter() - began
-            print(f"{family:10} {bits:2} bits: {backend}; {'; '.join(found)}; {seconds:.0f} s", flush=True)
+            print(f"{family:10} {bits:2} bits: {backend}; {'; '.join(found)}; {seconds:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The prefill budget on a GPU: bursts (P1), 256 sequences (P2) and a long prompt beside four (P3), trees in turn.
 
     python benchmarks/gpu/pace.py OUT [--shape 0.6B | 8B] [--tree NAME=FOLDER ...] [--rounds 4] [--folder FOLDER]
-        [--trace] [--memory 12GiB] [--quick]
+        [--trace] [--memory 12GiB] [--workload W ...] [--quick]
 
 Serves a Qwen3 shape with random bf16 weights from each tree (a checkout; this one by default) at the same time, sends
 the same workloads to one after the other in each round, and prints each round's figures with their medians. `--trace`
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
     parser.add_argument("--memory", default="12GiB", help="each server's, for keys and values")
     parser.add_argument("--trace", action="store_true", help="a traced round of this tree, too")
+    parser.add_argument("--workload", action="append", default=[], metavar="W", help="besides P1, P2 and P3")
     parser.add_argument("--quick", action="store_true", help="small workloads: see that it works")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -118,6 +119,7 @@ def main() -> None:
         make_model(folder, layers, hidden, heads)
     trees = options.tree or [f"here={ROOT}"]
     loads, slots = (QUICK, 16) if options.quick else ((P1, P2, P3), 256)
+    loads = (*loads, *options.workload)
     out = options.out / f"pace-{options.shape}.json"
     show(run(out, commands(trees, folder, options.memory, slots), loads, options.rounds))
     if options.trace:
