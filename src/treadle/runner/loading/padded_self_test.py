@@ -98,8 +98,7 @@ def _prefilled(reference: Reference, trial: Trial) -> Caches:
 
 
 def _continued(reference: Reference, trial: Trial, caches: Caches) -> Found:
-    logits = reference.module(mx.array([trial.continuation], mx.int32), cache=caches)[0]
-    mx.eval(logits)
+    logits = mx.concatenate([_decode(reference.module, [token], caches) for token in trial.continuation])
     return Found(trial, logits, _DECODE)
 
 

@@ -216,10 +216,18 @@ class Reference:
         return caches
 
     def _run(self, trial: Trial, *, int8: bool = False) -> Any:
-        caches, places = self.caches(trial, int8=int8), mx.array(trial.places)
-        with selected(self._selection, places):
-            logits = self.module(mx.array([trial.tokens], mx.int32), cache=caches)[0]
-        logits = (logits if self._selection is not None else logits[places]).astype(mx.float32)
+        """The prompt in one pass and the continuation token by token, as mlx-lm decodes: some models compute a pass of
+        one token in another way."""
+        caches, count = self.caches(trial, int8=int8), len(trial.prompt)
+        logits = [self._pass(trial.prompt, caches, [place for place in trial.places if place < count])]
+        logits += [self._pass((token,), caches, [0]) for token in trial.continuation]
+        return mx.concatenate(logits)
+
+    def _pass(self, tokens: Sequence[int], caches: Caches, places: Sequence[int]) -> Any:
+        """Return the logits (n, V) of n places of `tokens`, float32."""
+        with selected(self._selection, mx.array(places)):
+            logits = self.module(mx.array([tokens], mx.int32), cache=caches)[0]
+        logits = (logits if self._selection is not None else logits[mx.array(places)]).astype(mx.float32)
         mx.eval(logits)
         return logits
 
