@@ -41,8 +41,9 @@ def commands(trees: list[str], model: Path, memory: str, slots: int) -> list[str
     for tree in trees:
         name, _, folder = tree.partition("=")
         source = Path(folder).resolve() / "src"
+        path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
         serve = f"{sys.executable} -m treadle serve {model} --max-running {slots} --memory {memory}"
-        words += ["--start", f"PYTHONPATH={source} {serve}", "--name", name, "--model", model.name]
+        words += ["--start", f"PYTHONPATH={path} {serve}", "--name", name, "--model", model.name]
     return words
 
 
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
     parser.add_argument("--memory", default="12GiB", help="each server's, for keys and values")
     parser.add_argument("--trace", action="store_true", help="a traced round of this tree, too")
-    parser.add_argument("--workload", action="append", default=[], metavar="W", help="besides P1, P2 and P3")
+    parser.add_argument("--workload", action="append", default=[], metavar="W", help="instead of P1, P2 and P3")
     parser.add_argument("--quick", action="store_true", help="small workloads: see that it works")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,7 @@ def main() -> None:
         make_model(folder, layers, hidden, heads)
     trees = options.tree or [f"here={ROOT}"]
     loads, slots = (QUICK, 16) if options.quick else ((P1, P2, P3), 256)
-    loads = (*loads, *options.workload)
+    loads = tuple(options.workload) or loads
     out = options.out / f"pace-{options.shape}.json"
     show(run(out, commands(trees, folder, options.memory, slots), loads, options.rounds))
     if options.trace:
