@@ -21,8 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scored.chaos import figures
-from scored.results import row, save
+from benchmarks.scored.chaos import figures
+from benchmarks.scored.results import row, save
 from tests.support.chaos.plan import Fault, Plan
 from tests.support.chaos.report import report
 from tests.support.chaos.run import OPTIONS, Chaos

@@ -43,7 +43,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
-import raw_grpc
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import raw_grpc
 
 PROBES = 40
 PROBE_S = 2.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scored.figures import quantile
+from benchmarks.scored.figures import quantile
 from tests.poison.hostile import cases
 from tests.poison.starts import Start, start
 

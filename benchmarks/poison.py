@@ -27,9 +27,9 @@ import grpc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from reliability import save
-from scored.figures import Figure, ms, quantile
-from scored.server import PEERS, Server, peer, treadle
+from benchmarks.reliability import save
+from benchmarks.scored.figures import Figure, ms, quantile
+from benchmarks.scored.server import PEERS, Server, peer, treadle
 from tests.poison.corpus import ANSWER_S, Answer, Poison, corpus
 from tests.serve.server import Serve
 

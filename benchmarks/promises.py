@@ -61,7 +61,7 @@ class Client:
         self.attempts.append((sent, response.status_code, float(promised) / 1000 if promised else None, now - sent))
 
 
-def _recording_client(client: Client) -> httpx.AsyncClient:
+def _recording_client(client: Client) -> Any:
     async def sends(request: httpx.Request) -> None:
         request.extensions["sent"] = time.perf_counter()
 

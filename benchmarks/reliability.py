@@ -23,11 +23,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scored import browser, ending, faults, lag, leaving, memory, overload, routes, supply, tenants
-from scored.figures import Figure
-from scored.page import written
-from scored.results import row, save
-from scored.server import PEERS, Server, peer, treadle
+from benchmarks.scored import browser, ending, faults, lag, leaving, memory, overload, routes, supply, tenants
+from benchmarks.scored.figures import Figure
+from benchmarks.scored.page import written
+from benchmarks.scored.results import row, save
+from benchmarks.scored.server import PEERS, Server, peer, treadle
 
 Portable = Callable[[Server, float], Awaitable[list[Figure]]]
 Own = Callable[[Path, Path], Awaitable[list[Figure]]]

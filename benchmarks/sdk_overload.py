@@ -15,6 +15,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 from openai import APIError, AsyncOpenAI
@@ -51,12 +52,12 @@ async def one(url: str, model: str, index: int, tokens: int, stream: bool) -> Cl
             (time.perf_counter(), response.status_code, float(promised) / 1000 if promised else None)
         )
 
-    http = httpx.AsyncClient(event_hooks={"response": [record]}, timeout=httpx.Timeout(600))
+    http: Any = httpx.AsyncClient(event_hooks={"response": [record]}, timeout=httpx.Timeout(600))
     async with AsyncOpenAI(base_url=url, api_key="none", http_client=http) as sdk:
         prompt = f"Write a few sentences about the number {index}, and why it matters."
         messages = [{"role": "user", "content": prompt}]
         try:
-            answer = await sdk.chat.completions.create(
+            answer: Any = await sdk.chat.completions.create(
                 model=model,
                 messages=messages,  # type: ignore[arg-type]
                 max_tokens=tokens,

@@ -17,13 +17,17 @@ import argparse
 import asyncio
 import random
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from client import Reply, Target
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.client import Reply, Target
 
 TEXT = "The ship left the harbour three hours late, and nobody aboard could say why. "
 

@@ -55,13 +55,19 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    worker = [PROGRAMS / "python", "-m", "smg_grpc_servicer.mlx.server", "--model", options.model.resolve()]
+    worker: list[str | Path] = [
+        PROGRAMS / "python",
+        "-m",
+        "smg_grpc_servicer.mlx.server",
+        "--model",
+        options.model.resolve(),
+    ]
     members.append(subprocess.Popen([*worker, "--host", "127.0.0.1", "--port", str(grpc)]))
     while not answers(grpc):
         if members[0].poll() is not None:
             sys.exit(f"the worker ended with {members[0].returncode}")
         time.sleep(0.2)
-    gateway = [PROGRAMS / "smg", "launch", "--host", "127.0.0.1", "--port", str(options.port)]
+    gateway: list[str | Path] = [PROGRAMS / "smg", "launch", "--host", "127.0.0.1", "--port", str(options.port)]
     gateway += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
     members.append(subprocess.Popen([*gateway, "--worker-urls", f"grpc://127.0.0.1:{grpc}"]))
     while all(member.poll() is None for member in members):

@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from treadle.compose import engine, owner  # noqa: E402
-from treadle.core.prefill_budget import PrefillBudget  # noqa: E402
+from treadle.core.prefill_budget import Charge, PrefillBudget  # noqa: E402
 
 PATH = "TREADLE_STEP_TRACE"
 ENTRY = "traced_serve:entry"
@@ -43,7 +43,7 @@ def entry(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
             warm_up()
             Trace(runner, Path(os.environ[PATH]))
 
-        runner.warm_up = and_trace
+        runner.warm_up = and_trace  # type: ignore[method-assign]
         return runner
 
     return build, limits
@@ -95,19 +95,20 @@ def _watch(expected: deque[float | None]) -> None:
     """Keep the expected seconds of each step that the prefill budget charges, where it knows them."""
     charge = PrefillBudget.charge
 
-    def charged(budget: Any, tokens: int, **how: Any) -> Any:
-        expected.append(_expected_s(budget, tokens, **how))
-        return charge(budget, tokens, **how)
+    def charged(budget: PrefillBudget, tokens: int, *, beside: bool) -> Charge:
+        expected.append(_expected_s(budget, tokens, beside))
+        return charge(budget, tokens, beside=beside)
 
-    PrefillBudget.charge = charged  # type: ignore[method-assign]
+    PrefillBudget.charge = charged  # type: ignore[assignment, method-assign]
 
 
-def _expected_s(budget: Any, tokens: int, *, decoding: int = 0, **how: Any) -> float | None:
-    times = getattr(budget, "_times", None)
-    if times is None or not times.known:
+def _expected_s(budget: PrefillBudget, tokens: int, beside: bool) -> float | None:
+    """Return the seconds of a decode step, if `beside`, and of a chunk of so many tokens; None before both are
+    measured."""
+    cost = budget._costs[beside]
+    if (beside and not budget._decode_s) or (tokens and not cost.known):
         return None
-    prefill_s = times.prefill_s(tokens, beside=decoding > 0) if tokens else 0.0
-    return float(times.decode_s(decoding) + prefill_s)
+    return (budget._decode_s if beside else 0.0) + (cost.seconds(tokens) if tokens else 0.0)
 
 
 def main() -> None:

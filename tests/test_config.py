@@ -126,7 +126,7 @@ def test_settings_are_frozen_and_take_names_only() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().port = 1  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Settings("demo")  # type: ignore[misc]
+        Settings("demo")  # type: ignore[call-arg]
 
 
 # Names

@@ -90,6 +90,8 @@ def imports_of(module: str, path: Path, known: dict[str, Path]) -> Iterator[Impo
     if path.name != "__init__.py":
         package = package[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.stmt | ast.expr):
+            continue
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

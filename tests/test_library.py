@@ -80,12 +80,12 @@ async def test_messages_are_rendered_with_the_models_template(folder: Path) -> N
 
 @in_loop
 async def test_messages_are_read_as_leniently_as_in_http(folder: Path) -> None:
-    plain = [
+    plain: list[dict[str, Any]] = [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": ""},
         {"role": "user", "content": "So?"},
     ]
-    echoed = [
+    echoed: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]},
         {"role": "assistant", "content": None, "finish_reason": "stop", "provider_specific_fields": {}},
         {"role": "user", "content": "So?", "id": "x"},

@@ -13,6 +13,7 @@ from tests.support.aio import in_loop
 from treadle import network_exposure
 from treadle.config import Settings
 from treadle.errors import ConfigError
+from treadle.host_names import address_of
 from treadle.network_exposure import access_of, check, check_open, reach_of
 
 LAN = "192.168.1.5"
@@ -184,4 +185,4 @@ async def test_a_machine_whose_name_is_unknown_or_slow_starts_all_the_same(
 def test_this_machines_own_addresses_are_addresses() -> None:
     """Whatever they are here: nothing is sent to find them."""
     for text in network_exposure._routed_addresses():
-        assert network_exposure.address_of(text) is not None
+        assert address_of(text) is not None

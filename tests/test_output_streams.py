@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,8 +167,8 @@ def test_another_process_is_drained_to_its_end_in_whole_lines() -> None:
     assert whole.replace(b"\n", b"") == b"onetwo" + b"x" * 140_000 + b"ythe end"
 
 
-def run(code: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **more)  # type: ignore[call-overload, no-any-return]
+def run(code: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **more)
 
 
 def test_a_process_that_unblocked_its_streams_writes_them_at_its_end() -> None:

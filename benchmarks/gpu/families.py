@@ -158,7 +158,7 @@ def greedy(model: LoadedModel, count: int) -> str:
         place = first_difference(tokens, expected)
         same += place == count
         gaps += [apart[place]] if place < count else []
-    runner._backend.close()  # type: ignore[attr-defined]
+    runner._backend.close()
     return f"greedy {same} of {len(LENGTHS)} rows alike" + (f", others part {max(gaps):.4f} apart" if gaps else "")
 
 
@@ -175,7 +175,7 @@ def sampled(model: LoadedModel, count: int) -> str:
         one.run(count)
         one.release()
         same += one.tokens[0] == rows.tokens[i]
-    runner._backend.close()  # type: ignore[attr-defined]
+    runner._backend.close()
     return f"drawn {same} alike together and alone"
 
 

@@ -15,6 +15,7 @@ import itertools
 import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def check(cases: int, kernel: NewKernel = CudaKernel, dtypes: Sequence[Any] = (m
         for _ in range(2):
             x = mx.random.normal((rows, inputs)).astype(dtype)
             expected = exact(x, quantized, bits, group)
-            error = (mx.abs(few(x).astype(mx.float32) - expected).max() / mx.abs(expected).max()).item()
+            error = float(mx.abs(few(x).astype(mx.float32) - expected).max() / mx.abs(expected).max())
             worst = max(worst, error)
             if not error < TOLERANCE:
                 wrong += 1
@@ -77,7 +78,10 @@ def times(outputs: int, inputs: int, bits: int, rows: Sequence[int], kernel: New
     quantized = [weights(outputs, inputs, bits, mx.bfloat16) for _ in range(copies)]
     ours = [SkinnyGemm(*one, bits, GROUP, kernel) for one in quantized]
 
-    def theirs(x: Any, i: int) -> Any:
+    def our_product(x: Any, i: int) -> Any:
+        return ours[i % copies](x)
+
+    def their_product(x: Any, i: int) -> Any:
         return mx.quantized_matmul(x, *quantized[i % copies], transpose=True, group_size=GROUP, bits=bits)
 
     floor = size / BANDWIDTH
@@ -85,8 +89,8 @@ def times(outputs: int, inputs: int, bits: int, rows: Sequence[int], kernel: New
         x = mx.random.normal((count, inputs)).astype(mx.bfloat16)
         mx.eval(x)
         call_s = {
-            "few rows": seconds(lambda i, x=x: ours[i % copies](x)),
-            "mlx": seconds(lambda i, x=x: theirs(x, i)),
+            "few rows": seconds(partial(our_product, x)),
+            "mlx": seconds(partial(their_product, x)),
         }
         shares = (f"{way} {t * 1e6:.0f} us = {floor / t:.0%}" for way, t in call_s.items())
         print(f"{outputs} x {inputs}, {bits} bits, {count} rows: floor {floor * 1e6:.0f} us; {'; '.join(shares)}")

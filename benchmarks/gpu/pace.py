@@ -114,7 +114,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     folder = options.folder or Path(tempfile.mkdtemp()) / f"qwen3-{options.shape}"
     if not (folder / "model.safetensors").exists():
-        from served import make_model
+        from benchmarks.gpu.served import make_model
 
         layers, hidden, heads = SHAPES[options.shape]
         make_model(folder, layers, hidden, heads)

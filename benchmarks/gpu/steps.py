@@ -137,7 +137,7 @@ class Rows:
         tokens)."""
         admit: tuple[Admit, ...] = ()
         if not self.admitted:
-            some = {"max_tokens": 9999, "sampling": self.sampling}
+            some: dict[str, Any] = {"max_tokens": 9999, "sampling": self.sampling}
             wanted = [Admit(request=Submit(id=str(i), prompt=p, **some)) for i, p in enumerate(self.prompts)]
             self.cached = [self.runner.match_prefix(one) for one in wanted]
             admit = tuple(Admit(one.request, cached_tokens=n) for one, n in zip(wanted, self.cached, strict=True))
@@ -193,10 +193,11 @@ def alone(module: Any, tokens: tuple[int, ...], count: int) -> tuple[list[int], 
     time."""
     caches = cache.make_prompt_cache(module)
     logits = module(mx.array([tokens]), cache=caches)[:, -1]
-    found, gaps = [], []
+    found: list[int] = []
+    gaps: list[float] = []
     for _ in range(count):
-        best = mx.sort(logits[0].astype(mx.float32))[-2:]
-        token = mx.argmax(logits, axis=-1)
+        best: Any = mx.sort(logits[0].astype(mx.float32))[-2:]
+        token: Any = mx.argmax(logits, axis=-1)
         gaps.append((best[1] - best[0]).item())
         found.append(int(token.item()))
         logits = module(token[:, None], cache=caches)[:, -1]
@@ -240,7 +241,7 @@ def ours(model: LoadedModel, lengths: Sequence[int], steps: int, sampling: Sampl
     rows.run(1)
     rows.run(max(rows.position) + steps)
     rows.release()
-    runner._backend.close()  # type: ignore[attr-defined]
+    runner._backend.close()
     return rows.decode_ms()
 
 
@@ -288,7 +289,7 @@ def main() -> None:
         for kind in kinds:
             runner = ModelRunner(loaded(module, kind, 1 << 14, options.kv_bits))
             fidelity(module, runner, (5, 40, 333, 7, 64, 1000, 17, 2), 24)
-            runner._backend.close()  # type: ignore[attr-defined]
+            runner._backend.close()
             del runner
     for lengths in cases:
         least = floor_ms(module, lengths, options.kv_bits)

@@ -8,9 +8,9 @@ import subprocess
 import time
 
 import grpc
-from client import Reply
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ..client import Reply
 from .figures import Figure
 from .load import prompt_of
 from .server import Server

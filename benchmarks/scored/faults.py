@@ -8,8 +8,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from client import Reply
-
+from ..client import Reply
 from .figures import Figure, ms
 from .load import prompt_of
 from .server import Server, treadle

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hostile_bodies import SHAPES, rpc_sender, sender
 
+from ..hostile_bodies import SHAPES, rpc_sender, sender
 from .figures import Figure, as_seen, ms, quantile
 from .load import Answers, probed, prompt_of
 from .server import Server, treadle

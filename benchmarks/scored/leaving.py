@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import grpc
-from abort_storm import Storm
-from client import Reply
 
+from ..abort_storm import Storm
+from ..client import Reply
 from .figures import Figure, counted, mb, ms, quantile
 from .load import prompt_of
 from .server import Resources, Server, treadle

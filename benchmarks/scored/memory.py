@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from client import Reply
-
+from ..client import Reply
 from .figures import Figure, mb
 from .load import prompt_of
 from .server import Server, treadle

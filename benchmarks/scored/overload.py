@@ -9,8 +9,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from client import Reply
-
+from ..client import Reply
 from .figures import Figure, counted, mb, ms, quantile
 from .load import Answers, probed, prompt_of
 from .server import Server

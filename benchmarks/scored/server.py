@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from client import Reply, Target
+
+from ..client import Reply, Target
 
 READY_S = 120.0
 PEERS = {"mlx-lm": "/health", "vllm-mlx": "/health", "vllm-mlx-batched": "/health"}

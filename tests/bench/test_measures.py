@@ -16,7 +16,7 @@ from treadle.bench.samples import Round, Sample
 def sample(id_: str = "1", **given: Any) -> Sample:
     """A whole answer of four pieces: first after 0.4 s, then one every 0.1 s."""
     whole: dict[str, Any] = {"piece_s": [0.4, 0.5, 0.6, 0.7], "end_s": 0.8, "outcome": "ok", "status": 200}
-    return Sample(**({"id": id_, "role": "all", "due_s": 0.0, "sent_s": 0.0} | whole | given))
+    return Sample(**({"id": id_, "role": "all", "due_s": 0.0, "sent_s": 0.0, **whole, **given}))
 
 
 def round_of(*samples: Sample, **given: Any) -> Round:

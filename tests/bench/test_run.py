@@ -27,9 +27,9 @@ from treadle.bench.workloads import build, digest
     ],
 )
 @in_loop
-async def test_times_that_can_not_be_are_refused_by_their_flags(given: dict[str, float], says: str) -> None:
+async def test_times_that_can_not_be_are_refused_by_their_flags(given: dict[str, Any], says: str) -> None:
     with pytest.raises(BenchError, match=says):
-        await run(Plan([SMALL], urls=("http://127.0.0.1:1",), **given), Notes())
+        await run(Plan(SMALL, urls=("http://127.0.0.1:1",), **given), Notes())
 
 
 class Notes:
@@ -64,7 +64,10 @@ STATUS: dict[str, Any] = {
 async def test_targets_are_measured_in_turn_and_everything_is_written_down() -> None:
     """F11"""
     watcher, kept = Notes(), list[list[str]]()
-    names = {"burst": {"c": 1, "every_s": 0.001, "tokens": 3}, "chat": {"c": 1, "each": 1, "prompt": 3, "tokens": 2}}
+    names: dict[str, dict[str, float]] = {
+        "burst": {"c": 1, "every_s": 0.001, "tokens": 3},
+        "chat": {"c": 1, "each": 1, "prompt": 3, "tokens": 2},
+    }
     rounds = [[build(name, 0, given, round_=i)[0] for name, given in names.items()] for i in (1, 2)]
     with fake_server(status=STATUS) as a, fake_server(models=("other",)) as b:
         plan = planned(rounds, urls=(a.url, b.url), names=("a", "b"))

@@ -91,7 +91,7 @@ def test_a_machine_that_can_serve(capsys: pytest.CaptureFixture[str], folder: Pa
 def test_the_question_carries_the_settings(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     probe = Asked()
     report(capsys, probe, folder, threads=3, context=50, memory=77 << 20, kv_bits=8, kernels="off")
-    asked = {"threads": 3, "context": 50, "memory": 77 << 20, "kv_bits": 8, "kernels": "off"}
+    asked: dict[str, Any] = {"threads": 3, "context": 50, "memory": 77 << 20, "kv_bits": 8, "kernels": "off"}
     assert probe.request == ProbeRequest(folder=str(folder), **asked)
 
 
@@ -173,7 +173,7 @@ def test_a_probe_that_crashes_or_hangs_is_a_finding(
 def test_a_probe_that_says_no_fails(
     capsys: pytest.CaptureFixture[str], folder: Path, part: str, section: str, name: str
 ) -> None:
-    code, plain = report(capsys, Asked(**{part: {"error": "it does not fit"}}), folder)
+    code, plain = report(capsys, Asked(None, **{part: {"error": "it does not fit"}}), folder)
     assert code == 1
     assert plain["sections"][section][name]["mark"] == "fail"
     assert "it does not fit" in plain["sections"][section][name]["value"]
@@ -183,7 +183,7 @@ def test_a_probe_that_says_no_fails(
 def test_a_model_that_could_not_start_fails(
     capsys: pytest.CaptureFixture[str], folder: Path, part: str, name: str
 ) -> None:
-    code, plain = report(capsys, Asked(**{part: {"error": "torn"}}), folder)
+    code, plain = report(capsys, Asked(None, **{part: {"error": "torn"}}), folder)
     assert code == 1
     assert plain["sections"]["Model"][name] == {"mark": "fail", "value": "torn", "facts": {"error": "torn"}}
 

@@ -10,7 +10,6 @@ import pytest
 
 from treadle.cli.json_reporter import LogReporter, run_logged
 from treadle.cli.serve import TerminalReporter
-from treadle.compose.server import ServerReporter
 from treadle.config import Settings
 from treadle.core.compute_path import Backend, ComputePath, KernelName, KernelState, KernelStatus
 from treadle.core.messages import Capabilities
@@ -45,7 +44,7 @@ class Broken(io.StringIO):
         raise OSError(self.number, "broken")
 
 
-def say_everything(reporter: ServerReporter, reach: Reach = REACH) -> None:
+def say_everything(reporter: TerminalReporter | LogReporter, reach: Reach = REACH) -> None:
     reporter.listening(reach)
     reporter.transfer(Transfer("o/m", 1, 2))
     reporter.stage("reading")

@@ -90,13 +90,17 @@ async def test_a_second_signal_is_taken_while_the_loop_stands_still(monkeypatch:
         assert not stop.requested.is_set()
 
 
+def wait(event: threading.Event) -> None:
+    event.wait(20)
+
+
 @in_loop
 async def test_a_kill_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "KILL_S", 0.01)
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     hang = threading.Event()
-    signals.exit_now(70, lambda: hang.wait(20) and None)
+    signals.exit_now(70, lambda: wait(hang))
     assert codes == [70]
     hang.set()
 

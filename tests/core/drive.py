@@ -47,6 +47,13 @@ def alike(a: Submit, b: Submit) -> int:
     return next((i for i in range(most) if a.prompt[i] != b.prompt[i]), most)
 
 
+def pop_head(scheduler: Scheduler) -> None:
+    """Take the first sequence out of the queue."""
+    head = scheduler._queue.head()
+    assert head is not None
+    scheduler._queue.pop(head)
+
+
 def expected(request: Submit) -> tuple[tuple[int, ...], Finish]:
     """What a request gains and how it ends when nothing disturbs it: the oracle, one sequence alone."""
     tokens: list[int] = []
@@ -411,7 +418,8 @@ class Bench:
         return self._finish_until(self.shape.lookahead)
 
     def _finish_until(self, in_flight: int) -> tuple[Output, ...]:
-        scheduler, outputs = self.scheduler, ()
+        scheduler = self.scheduler
+        outputs: tuple[Output, ...] = ()
         while scheduler.in_flight > in_flight:
             plan = scheduler.oldest_plan
             try:

@@ -7,6 +7,7 @@ it. Where building takes longer than computing, the seconds of a step are those 
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections import deque
@@ -141,7 +142,11 @@ class Served:
             self._finished_at = self.now
             rows = tuple(RowTokens(id=row.id, tokens=(7,)) for row in started.plan.decode)
             times = self._times.split(pieces(started.plan), seconds)
-            self._hear(self.scheduler.apply(started.plan, StepResult(rows=rows, **times)))
+            self._hear(
+                self.scheduler.apply(
+                    started.plan, StepResult(rows=rows, prefill_s=times["prefill_s"], decode_s=times["decode_s"])
+                )
+            )
 
     def _hear(self, outputs: tuple[Output, ...]) -> None:
         for output in outputs:
@@ -217,7 +222,7 @@ def unloaded(machine: Machine, length: int, seed: int = 0) -> float:
     served, ttft_s = Served(machine, seed=seed), []
     for i in range(9):
         sent = served.send(f"{i}", length, 1, at=served.now + 1.0)
-        served.until(lambda sent=sent: sent.done)
+        served.until(functools.partial(getattr, sent, "done"))
         ttft_s.append(sent.ttft_s)
     return statistics.median(ttft_s)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.drive import Bench
+from tests.core.drive import Bench, pop_head
 from treadle.core import block_budget, inflight_prefix
 from treadle.core.inflight_prefix import MAX_LEADERS, common_prefix, waits_for_prefix
 from treadle.core.messages import CancelReason, Submit
@@ -288,8 +289,8 @@ def test_who_was_preempted_waits_for_others_as_if_it_were_new() -> None:
     bench.release(scheduler.take_released_ids())
     bench.submit("urgent", prompt=(*SYSTEM, *tail("urgent")), priority=-1)
     running = scheduler._sequences["urgent"]
-    scheduler._queue.pop(scheduler._queue.head())
-    scheduler._queue.pop(scheduler._queue.head())
+    pop_head(scheduler)
+    pop_head(scheduler)
     for row in (running, scheduler._sequences["a"]):
         scheduler._admit(row, bench.now)
     bench.step()
@@ -315,10 +316,10 @@ def test_who_has_no_room_to_join_keeps_nobody_waiting() -> None:
     bench.until(lambda: bool(bench.heard["old"].tokens))
     scheduler = bench.scheduler
     bench.submit("big", prompt=(*SYSTEM, *tail("big", 200)))
-    scheduler._queue.pop(scheduler._queue.head())
+    pop_head(scheduler)
     scheduler._admit(scheduler._sequences["big"], bench.now)
     small = bench.submit("small", prompt=SYSTEM[:100])
-    scheduler._queue.pop(scheduler._queue.head())
+    pop_head(scheduler)
     scheduler._admit(scheduler._sequences["small"], bench.now)
     bench.step()
     assert joined(bench) == {"small": 0}
@@ -363,6 +364,10 @@ def test_what_many_share_is_computed_once(seed: int) -> None:
     bench.assert_idle()
 
 
+def all_heard(bench: Bench, count: int) -> bool:
+    return all(bench.heard[f"{i}"].tokens for i in range(count))
+
+
 def test_a_burst_of_those_who_wait_takes_more_of_the_time_than_one_prompt() -> None:
     """Beside rows that decode, prefill gets its share for all who wait for it, though one computes."""
     taken = []
@@ -375,7 +380,7 @@ def test_a_burst_of_those_who_wait_takes_more_of_the_time_than_one_prompt() -> N
         for i in range(count):
             bench.submit(f"{i}", prompt=(*SYSTEM, *SYSTEM, *tail(f"{i}")))
         began = bench.now
-        bench.until(lambda bench=bench, count=count: all(bench.heard[f"{i}"].tokens for i in range(count)))
+        bench.until(functools.partial(all_heard, bench, count))
         taken.append(bench.now - began)
     assert taken[1] < 0.8 * taken[0]
 

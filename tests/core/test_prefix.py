@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.core.drive import Bench
@@ -198,9 +200,7 @@ def test_those_who_wait_for_a_prompt_stay_out_of_a_trial(late: bool) -> None:
     ],
     ids=["other prompts", "short ones", "scored ones"],
 )
-def test_nobody_waits_for_what_is_no_use_to_it(
-    prompts: tuple[tuple[int, ...], ...], options: dict[str, object]
-) -> None:
+def test_nobody_waits_for_what_is_no_use_to_it(prompts: tuple[tuple[int, ...], ...], options: dict[str, Any]) -> None:
     bench = Bench(cache=True)
     for i, prompt in enumerate(prompts):
         bench.submit(f"{i}", prompt=prompt, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ class Life:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         chance = self.chance
-        memory: dict[str, int] = {"kv_tokens": chance.choice((0, 0, 150)), "drafts": chance.choice((0, 0, 2))}
+        memory: dict[str, Any] = {"kv_tokens": chance.choice((0, 0, 150)), "drafts": chance.choice((0, 0, 2))}
         if chance.random() < 0.7:
             block = chance.choice((1, 4, 16))
             memory = {
@@ -85,7 +86,7 @@ class Life:
         count, prompt = self.chance.randint(2, 4), _trunk(number, self.chance.choice((60, 90, 150)))
         own = self.chance.choice((0, 0, 5, 25))
         for i in range(number, number + count):
-            ask: dict[str, object] = {"max_tokens": self.chance.choice((0, 3, 20)), "group": f"together {number}"}
+            ask: dict[str, Any] = {"max_tokens": self.chance.choice((0, 3, 20)), "group": f"together {number}"}
             ask["prompt"] = (*prompt, *self.chance.sample(range(900), own))
             self.requests[f"{i}"] = self.bench.submit(f"{i}", **ask)
         return count

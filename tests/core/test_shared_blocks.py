@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from tests.core.drive import Bench
+from tests.core.drive import Bench, pop_head
 from tests.core.test_inflight_prefix import tail
 from treadle.core import block_budget
 from treadle.core.shared_blocks import MAX_PEERS
@@ -23,9 +24,9 @@ def running(bench: Bench) -> int:
     return bench.statistics().running
 
 
-def with_one_that_runs(**shape: object) -> Bench:
+def with_one_that_runs(**shape: Any) -> Bench:
     """Of 130 blocks one row holds 105, 100 of them for what the others begin with."""
-    bench = Bench(cache=True, block=4, blocks=130, max_running=20, **shape)  # type: ignore[arg-type]
+    bench = Bench(cache=True, block=4, blocks=130, max_running=20, **shape)
     bench.submit("first", prompt=(*SYSTEM, *tail("first")), max_tokens=30)
     bench.until(lambda: bool(bench.heard["first"].tokens))
     return bench
@@ -49,7 +50,8 @@ def test_who_begins_like_one_that_runs_is_let_in_on_the_rest_alone() -> None:
 def test_who_holds_nothing_together_with_others_waits_for_room_for_all(why: str) -> None:
     bench = with_one_that_runs(share=why != "copies")
     prompt = (*SYSTEM, *tail("second", 8)) if why != "else" else (*SYSTEM[::-1], 1)
-    options = {"salt": {"salt": "other"}, "scored": {"prompt_logprobs": 0}}.get(why, {})
+    options: dict[str, Any] = {"salt": "other"} if why == "salt" else {}
+    options |= {"prompt_logprobs": 0} if why == "scored" else {}
     second = bench.submit("second", prompt=prompt, max_tokens=4, **options)
     bench.step()
     assert running(bench) == 1
@@ -127,7 +129,7 @@ def test_two_prompts_without_room_for_both_do_not_keep_each_other_from_theirs() 
     rows = [bench.submit(name, prompt=150, max_tokens=2) for name in ("a", "b")]
     scheduler = bench.scheduler
     for request in rows:
-        scheduler._queue.pop(scheduler._queue.head())
+        pop_head(scheduler)
         scheduler._admit(scheduler._sequences[request.id], bench.now)
     bench.run()
     for request in rows:

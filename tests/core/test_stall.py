@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,7 +42,7 @@ MACHINES = {
     "cpu": CPU,
 }
 AHEAD = [name for name, machine in MACHINES.items() if machine.lookahead]
-TROUBLES = {
+TROUBLES: dict[str, dict[str, Any]] = {
     "none": {},
     "noise": {"noise": 0.2},
     "first chunk": {"first": 5.0, "noise": 0.1},
@@ -84,7 +86,7 @@ def test_prompts_of_some_length_that_come_one_by_one_go_in_at_once(name: str, ot
     for i in range(30):
         for length in (other, 480):
             sent = served.send(f"{length} {i}", length, 1)
-            served.until(lambda sent=sent: sent.done)
+            served.until(functools.partial(getattr, sent, "done"))
             took.append(sent.ttft_s)
     assert statistics.median(took[-21::2]) <= 3 * unloaded(MACHINES[name], 480)
 

@@ -168,7 +168,7 @@ async def test_an_answer_of_no_given_length_counts_as_a_usual_one():
 async def test_a_long_limit_is_between_a_wish_and_a_bound(limit: int | None, least: int, tokens: int):
     """R2: the geometric mean of the limit and a usual answer, and no less than what is sure to come."""
     scene = await Scene(running=1, waiting=0).begin(capabilities(TIMED, decode_step_s=0.01))
-    ask = {"rows": 1, "prompt_tokens": 0, "kind": "chat", "tag": "req"}
+    ask: dict[str, Any] = {"rows": 1, "prompt_tokens": 0, "kind": "chat", "tag": "req"}
     with scene.client.reserve(completion_tokens=limit, least_tokens=least, **ask):
         with pytest.raises(Busy) as refused:
             scene.reserve()
@@ -448,7 +448,7 @@ async def test_who_waited_in_vain_keeps_its_place_when_it_comes_back():
     with tenant("a", scene) as running:
         (runs,) = scene.submit(running)
         scene.admit(runs)
-        ask = {"rows": 1, "prompt_tokens": 10, "completion_tokens": 5, "kind": "chat", "tag": "t"}
+        ask: dict[str, Any] = {"rows": 1, "prompt_tokens": 10, "completion_tokens": 5, "kind": "chat", "tag": "t"}
         with scene.client.reserve(**ask, arrival=arrival) as reservation:
             (waits,) = scene.submit(reservation)
             scene.finish(waits, FinishReason.EXPIRED)

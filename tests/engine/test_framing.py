@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from treadle.core.messages import (
@@ -102,5 +104,5 @@ def test_what_the_owner_says_arrives_as_it_was(message):
 
 
 def test_every_message_has_its_round_trip_here():
-    assert {type(m) for m in TO_OWNER} == set(to_owner.type.__args__)
-    assert {type(m) for m in FROM_OWNER} == set(from_owner.type.__args__)
+    assert {type(m) for m in TO_OWNER} == set(get_args(to_owner.type))
+    assert {type(m) for m in FROM_OWNER} == set(get_args(from_owner.type))

@@ -410,7 +410,7 @@ def test_a_release_is_not_lost_when_planning_raises(monkeypatch):
     builder = hand.loop.scheduler._plan_builder
     truly, calls = builder.build, []
 
-    def hiccup(step: int, release: tuple[str, ...], *args: Any) -> Any:
+    def hiccup(step: int, release: Any, *args: Any) -> Any:
         calls.append(release)
         if len(calls) == 1:
             hand.loop.scheduler._released_ids.append("ghost")
@@ -570,7 +570,8 @@ def test_an_id_that_comes_again_while_its_old_self_is_in_flight_gets_its_own_tok
 def test_a_fault_at_either_end_of_a_step_fails_nobody_and_changes_no_token(where, at):
     """B7"""
     requests = [ask(f"r{i}", 4 + i, prompt=(i, 3)) for i in range(4)]
-    hand = Hand(can=AHEAD, **{where: {at: ValueError("hiccup")}}).put(*requests).step().until_idle()
+    faults: dict[str, Any] = {where: {at: ValueError("hiccup")}}
+    hand = Hand(can=AHEAD, **faults).put(*requests).step().until_idle()
     for request in requests:
         assert hand.tokens(request.id) == expected(request)
         assert hand.end(request.id).reason is FinishReason.LENGTH

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import threading
 
-from treadle.core.messages import Cancel, CancelJob, Stop, Submit
+from treadle.core.messages import Cancel, CancelJob, Stop, Submit, ToOwner
 from treadle.engine.mailbox import Mailbox
 
 
 def test_messages_are_taken_in_the_order_they_were_put():
     mailbox = Mailbox()
-    messages = [Cancel(id="a"), Submit(id="a", prompt=(1,), max_tokens=1), Cancel(id="b")]
+    messages: list[ToOwner] = [Cancel(id="a"), Submit(id="a", prompt=(1,), max_tokens=1), Cancel(id="b")]
     for message in messages:
         mailbox.put(message)
     assert mailbox.take(0.0) == messages
@@ -42,7 +42,7 @@ def test_a_put_wakes_the_owner_that_waits():
     waiting = threading.Event()
     wait = mailbox._arrived.wait
 
-    def watched(timeout: float | None) -> bool:
+    def watched(timeout: float | None = None) -> bool:
         waiting.set()
         return wait(10)
 

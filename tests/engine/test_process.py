@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from tests.support.aio import in_loop
+from tests.support.capabilities import capabilities
 from tests.support.child import ENTRY
 from tests.support.faults import plain
 from tests.support.owners import settle
 from treadle.core.messages import Failed, Loading, Ready, Stop, Submit
 from treadle.engine import deaths as deaths_module
-from treadle.engine import process as process_module
 from treadle.engine.admission import AdmissionLimits
 from treadle.engine.child import Channel, freeze_gc_when_ready, transmit
 from treadle.engine.client import EngineClient
@@ -209,7 +209,7 @@ INNOCENTS = [Submit(id="", prompt=(i, 3, i), max_tokens=30) for i in range(1, 5)
 
 async def one(client: EngineClient, request: Submit, tenant: str = "") -> list[int]:
     """Return a request that differs from all others."""
-    size = {"prompt_tokens": len(request.prompt), "completion_tokens": request.max_tokens}
+    size: dict[str, Any] = {"prompt_tokens": len(request.prompt), "completion_tokens": request.max_tokens}
     with client.reserve(rows=1, kind="chat", tag="t", tenant=tenant, **size) as reservation:
         (generation,) = reservation.submit([request])
         return [token async for delta in generation for token in delta.tokens]
@@ -365,7 +365,8 @@ async def test_a_child_that_is_stopped_from_outside_is_no_requests_fault():
 @in_loop
 async def test_a_start_that_fails_says_why(where, tmp_path):
     """C1, C2: what was built is closed, nothing lives on."""
-    async with engine(closed=str(tmp_path / "closed"), **{where: "weights are torn"}) as client:
+    fault: dict[str, Any] = {where: "weights are torn"}
+    async with engine(closed=str(tmp_path / "closed"), **fault) as client:
         with pytest.raises(StartFailed, match=r"^weights are torn$"):
             await start(client)
         assert not client.health().ready
@@ -395,7 +396,7 @@ async def test_a_spawn_that_fails_leaves_nothing_open(monkeypatch):
     async def refuse(*args: Any, **kwargs: Any) -> Any:
         raise OSError("no more sockets")
 
-    monkeypatch.setattr(process_module.asyncio, "open_connection", refuse)
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
     owner = ProcessOwner(ENTRY, {})
     with pytest.raises(OSError, match="no more sockets"):
         await owner.start(lambda message: None, lambda how: None)
@@ -410,7 +411,7 @@ async def test_a_process_that_cannot_be_made_is_told(monkeypatch):
     async def refuse(*args: Any, **kwargs: Any) -> Any:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(process_module.asyncio, "create_subprocess_exec", refuse)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
     async with engine() as client:
         with pytest.raises(StartFailed, match="no more processes"):
             await start(client)
@@ -442,7 +443,8 @@ async def test_a_child_that_says_what_cannot_be_read_is_killed():
     await asyncio.wait_for(ready.wait(), WAIT_S)
     assert owner._task is not None
     transport = owner._writer.transport  # type: ignore[union-attr]
-    transport.get_protocol().data_received(HEADER.pack(1) + b"\xff")
+    protocol: Any = transport.get_protocol()
+    protocol.data_received(HEADER.pack(1) + b"\xff")
     await asyncio.wait_for(owner.ended(), WAIT_S)
     await owner._task
     assert exits == ["killed by SIGKILL"]
@@ -496,7 +498,7 @@ async def test_what_the_child_writes_comes_through_the_relay_before_its_end_is_t
 
 @in_loop
 async def test_a_relay_whose_loop_has_gone_tells_nobody():
-    owner = ProcessOwner(ENTRY, {}, lambda data: None)
+    owner = ProcessOwner(ENTRY, {}, relay=lambda data: None)
     loop = asyncio.new_event_loop()
     loop.close()
     owner._on_drained(loop)()
@@ -643,7 +645,7 @@ def test_once_it_is_ready_garbage_is_not_looked_for_in_what_is_loaded(monkeypatc
     monkeypatch.setattr("gc.collect", lambda: told.append("collected"))
     monkeypatch.setattr("gc.freeze", lambda: told.append("kept"))
     send = freeze_gc_when_ready(lambda message: told.append(type(message).__name__))
-    ready = Ready(capabilities=None, pid=1, load_s=0.0)
+    ready = Ready(capabilities=capabilities(), pid=1, load_s=0.0)
     for message in (Loading(stage="weights"), ready, Failed(code="engine_died", message="")):
         send(message)
     assert told == ["Loading", "collected", "kept", "Ready", "Failed"]

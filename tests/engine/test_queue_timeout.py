@@ -49,7 +49,7 @@ class Timers:
 @pytest.fixture
 def timers(monkeypatch) -> Timers:
     timers = Timers()
-    monkeypatch.setattr(module.asyncio, "get_running_loop", lambda: timers)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
     return timers
 
 

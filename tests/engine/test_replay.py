@@ -503,6 +503,7 @@ async def test_a_wait_that_ends_during_an_outage_is_told_when_the_engine_is_expe
         with pytest.raises(EngineUnavailable, match="restarting") as refused:
             await asyncio.wait_for(waiting.admitted(), WAIT_S)
         left_s, told_s = scene.client.supervisor.outage.left_s(), refused.value.retry_after_s
+        assert told_s is not None
         assert left_s < told_s < left_s + 3 * FIRST_GUESS_S, "then it is the turn of those before it"
         assert refused.value.ticket, "its place in line is kept"
         assert scene.client.busy == 1, "nobody has it: its place is free"

@@ -313,7 +313,7 @@ async def test_quick_deaths_are_backed_off_and_a_settled_life_starts_afresh(monk
         waits.append(seconds)
 
     scene = Scene()
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     owner = await scene.begin()
     for lived_s in (0.0, 0.0, 0.0, deaths.STABLE_S + 1, 0.0):
         scene.clock.now += lived_s
@@ -756,7 +756,7 @@ async def test_who_ended_it_is_told(how: str, cause: Cause):
 
 
 @in_loop
-async def test_a_mistake_in_supervision_ends_the_engine_and_is_told():
+async def test_a_mistake_in_supervision_ends_the_engine_and_is_told(monkeypatch):
     scene = Scene()
     owner = await scene.begin()
     owner.ready()
@@ -764,7 +764,7 @@ async def test_a_mistake_in_supervision_ends_the_engine_and_is_told():
     def broken(death: Death) -> int:
         raise KeyError("books")
 
-    scene.ear.on_death = broken
+    monkeypatch.setattr(scene.ear, "on_death", broken)
     owner.end()
     assert "KeyError: 'books'" in await asyncio.wait_for(scene.supervisor.failed(), 5)
     assert scene.supervisor.public_reason == "the server's log says why"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import random
 import threading
 from typing import Any
@@ -14,7 +15,6 @@ from tests.support.faults import Faults, FaultyRunner, Gate, builds, plain
 from tests.support.owners import WAIT_S, settle
 from treadle.core.messages import Stop, Submit
 from treadle.engine import supervisor as supervisor_module
-from treadle.engine import thread as thread_module
 from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.owner import OwnerLimits
@@ -261,8 +261,8 @@ async def test_a_thread_that_ends_by_what_nobody_catches_is_still_an_end():
 async def test_a_program_that_ends_waits_for_an_engine_that_it_never_stopped(monkeypatch):
     """C2: what the interpreter is left to call ends the owner's thread; one that ended has nothing left there."""
     left: list[Any] = []
-    monkeypatch.setattr(thread_module.atexit, "register", left.append)
-    monkeypatch.setattr(thread_module.atexit, "unregister", left.remove)
+    monkeypatch.setattr(atexit, "register", left.append)
+    monkeypatch.setattr(atexit, "unregister", left.remove)
     owner = ThreadOwner(builds(), LIMITS)
     await owner.start(lambda message: None, lambda how: None)
     (at_exit,) = left

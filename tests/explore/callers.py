@@ -168,4 +168,4 @@ class Ends:
 
     def ignore(self, *_: Any) -> None: ...
 
-    admitted = first_token = tokens = refused = step = restarted = ignore
+    admitted = first_token = tokens = refused = step = restarted = died = replayed = quarantined = ignore

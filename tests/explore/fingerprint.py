@@ -178,7 +178,7 @@ class Walker:
     def _event(self, event: asyncio.Event) -> None:
         self.flat.append(("event", event.is_set(), tuple(waiter.done() for waiter in event._waiters)))
 
-    def _handle(self, handle: asyncio.Handle) -> None:
+    def _handle(self, handle: Any) -> None:
         if not handle.cancelled():
             self.walk(getattr(handle, "_when", None))
             self.walk(handle._callback)

@@ -147,7 +147,7 @@ def complete(world: World, how: str = FAIR) -> None:
     require(took <= LONGEST_S, f"it takes {took:.0f} s until everyone has ended")
     _nothing_is_left(world, stuck)
     if world.client.health().ready:
-        found = world.client.dispatch.quarantine.condemned or not world.poisoned
+        found = world.client.dispatch.quarantine.condemned > 0 or not world.poisoned
         require(found, f"a poison took {world.poisoned} engines down, and is not refused")
         _serves(world, stuck)
     _stops(world, stuck)

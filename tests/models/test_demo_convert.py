@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def _raise(message: str) -> None:
     raise ValueError(message)
 
 
-def user(content: object) -> dict[str, object]:
+def user(content: object) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 

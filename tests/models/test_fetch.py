@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub.utils import WeakFileLock
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from tests.support.hub import HubServer, etag_of, files_of, wait_for_partial
 from tests.support.tiny import make_tiny

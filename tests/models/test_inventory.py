@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from huggingface_hub.utils import WeakFileLock
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from tests.support.hub import COMMIT, HubServer, files_of
 from tests.support.tiny import make_tiny

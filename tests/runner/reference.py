@@ -35,4 +35,4 @@ def _greedy(module: Any, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
 
     read = mx.array([[*prompt, *tokens[:-1]]])
     logits = module(read, cache=make_prompt_cache(module))[0, len(prompt) - 1 :]
-    return bool(mx.array_equal(logits.argmax(axis=-1), mx.array(tokens)).item())
+    return bool(mx.array_equal(logits.argmax(axis=-1), mx.array([*tokens])).item())

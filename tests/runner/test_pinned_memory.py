@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from treadle.runner.device import pinned_memory
 from treadle.runner.device.pinned_memory import PinnedMemory
 
 
@@ -28,7 +27,7 @@ def test_where_only_a_copy_can_be_had_it_is_not_shared(monkeypatch: pytest.Monke
             raise ValueError("a copy is needed")
         return np.asarray(source)
 
-    monkeypatch.setattr(pinned_memory.np, "array", array)
+    monkeypatch.setattr(np, "array", array)
     memory = PinnedMemory(8)
     assert not memory.shared
     memory.view[0] = 1

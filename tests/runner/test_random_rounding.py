@@ -12,14 +12,14 @@ import pytest
 from treadle.runner.mlxlm.random_rounding import random_rounding
 
 
-class Doubled(nn.Linear):  # type: ignore[misc]
+class Doubled(nn.Linear):
     """A layer class with a `__call__` of its own."""
 
     def __call__(self, x: Any) -> Any:
         return 2 * super().__call__(x)
 
 
-class Gate(nn.Module):  # type: ignore[misc]
+class Gate(nn.Module):
     """A layer that returns indices and scores."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from tests.serve.server import Serve
 from tests.support.tiny import Architecture, make_tiny
 
 CONTEXT = 200_000
-Tiny = Callable[[Architecture], Path]
+Tiny = Callable[..., Path]
 Start = Callable[..., Serve]
 
 

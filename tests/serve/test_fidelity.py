@@ -49,7 +49,7 @@ def reference(folder: Path, prompt: Sequence[int]) -> list[int]:
     import mlx.core as mx
     from mlx_lm.generate import generate_step
 
-    steps: Any = generate_step(mx.array(prompt), load(folder).module, max_tokens=NEW_TOKENS)
+    steps: Any = generate_step(mx.array([*prompt]), load(folder).module, max_tokens=NEW_TOKENS)
     return [int(token) for token, _ in steps]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -158,9 +159,13 @@ def test_a_crowd_of_slow_uploads_of_one_key_leaves_the_other_keys_theirs(
         return server.http.post(url, content=body, headers={"x-api-key": key}).status_code
 
     with contextlib.ExitStack() as stack:
+
+        def settled(uploads: int) -> bool:
+            return held() // UPLOAD_BYTES + refused() == uploads
+
         for i in range(UPLOADS):
             stack.enter_context(upload(server, "crowd-key", UPLOAD_BYTES))
-            until("it is read, or refused", lambda i=i: held() // UPLOAD_BYTES + refused() == i + 1)
+            until("it is read, or refused", functools.partial(settled, i + 1))
         assert held() == (128 << 20) // UPLOAD_BYTES * UPLOAD_BYTES
         assert complete("crowd-key", 1_000) == 200
         assert complete("crowd-key", UPLOAD_BYTES) == 503

@@ -109,7 +109,7 @@ class Days:
         self.outcome = Outcome()
         self._end_s = days * DAY_S
         self._load = load
-        self._events = TurnLoop()
+        self._events = TurnLoop()  # type: ignore[abstract]
         self._tasks: set[asyncio.Task[None]] = set()
         self._owner: SimulatedOwner
         self._waiting: set[Generation] = set()

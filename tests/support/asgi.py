@@ -41,7 +41,7 @@ class Client:
         self.chunks: list[bytes] = []
         self.complete = False
         self.aborted = False
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Client] | None = None
 
     @property
     def body(self) -> bytes:

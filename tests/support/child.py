@@ -49,7 +49,7 @@ class _Runner(FaultyRunner):
     def __init__(self, arguments: Mapping[str, Any], fault: bool) -> None:
         self.arguments = arguments if fault else {}
         self.marker = arguments.get("closed")
-        errors = {
+        errors: dict[str, Any] = {
             stage: ModelError(self.arguments[stage])
             for stage in ("construct", "warm_up", "capabilities")
             if stage in self.arguments

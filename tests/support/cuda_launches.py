@@ -261,11 +261,17 @@ def _swiglu(launch: Launch) -> list[Any]:
     return [gate / (1 + np.exp(-gate)) * up]
 
 
+def _weights(launch: Launch) -> Any:
+    """Return the dequantized weights of a launch."""
+    codes, scales, biases = (launch.arrays[name] for name in "wsb")
+    return mx.dequantize(codes, scales, biases, group_size=launch.template["GROUP"], bits=launch.template["BITS"])
+
+
 def _skinny_gemm(launch: Launch) -> list[Any]:
     t, x = launch.template, launch.values("x")
     weight = launch.arrays["w"]
     if t["BITS"] < 16:
-        weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
+        weight = _weights(launch)
     weight = np.array(weight.astype(mx.float32))
     (rows, columns), tiles, (across, splits) = x.shape, -(-weight.shape[0] // 16), launch.blocks
     assert rows <= t["ROWS"]
@@ -290,8 +296,8 @@ def _small_gemm(launch: Launch) -> list[Any]:
 
 
 def _dequantize(launch: Launch) -> list[Any]:
-    t, x = launch.template, launch.arrays["x"]
-    weight = mx.dequantize(*(launch.arrays[name] for name in "wsb"), group_size=t["GROUP"], bits=t["BITS"])
+    x = launch.arrays["x"]
+    weight = _weights(launch)
     assert weight.shape == launch.arrays["plain"].shape
     launch.covers(max(weight.size, x.size) // 8)
     launch.view("plain")[...] = np.array(weight.astype(launch.arrays["plain"].dtype), copy=False)

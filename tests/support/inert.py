@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from treadle.core.messages import RunnerStatistics
+from treadle.core.messages import BlockEvent, RunnerStatistics
 
 
 class Inert:
-    """Runner without a warm-up, statistics or resources."""
+    """Runner without a warm-up, statistics, block events or resources."""
 
     def warm_up(self) -> None:
         return
@@ -16,6 +16,12 @@ class Inert:
 
     def statistics(self) -> RunnerStatistics:
         return RunnerStatistics()
+
+    def watch_blocks(self, salt: str, on: bool) -> None:
+        return
+
+    def block_events(self) -> tuple[BlockEvent, ...]:
+        return ()
 
     def close(self) -> None:
         return

@@ -20,7 +20,7 @@ texts = st.lists(
     st.sampled_from(
         ["Hello", " world", "  ", "\n", "é", "日本", "🙂", "👍🏽", "👨‍👩‍👧", "</s>", "<|im_end|>", "a", "\ufffd"]
     )
-    | st.characters(exclude_categories=("Cs",)),
+    | st.characters(exclude_categories=["Cs"]),
     max_size=20,
 ).map("".join)
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)

@@ -52,10 +52,14 @@ async def idle(pool: TextPool) -> None:
             await asyncio.sleep(0)
 
 
+def with_thread(a: int, *, b: int) -> tuple[int, int, int]:
+    return a, b, threading.get_ident()
+
+
 def test_work_runs_off_the_loops_thread_with_its_arguments() -> None:
     async def main() -> None:
         async with pool_of() as (pool, _):
-            assert await pool.run(lambda a, *, b: (a, b, threading.get_ident()), 1, b=2) != (
+            assert await pool.run(with_thread, 1, b=2) != (
                 1,
                 2,
                 threading.get_ident(),

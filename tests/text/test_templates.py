@@ -190,7 +190,7 @@ def load(tmp_path: Path, override: str | None = None, **files: Any) -> str | Non
         path = tmp_path / "mine.jinja"
         path.write_text(override, encoding="utf-8")
     found = TextModel.load(folder, chat_template=path).chat_template
-    return found and found.render(USER)
+    return None if found is None else found.render(USER)
 
 
 def test_order_of_sources(tmp_path: Path) -> None:

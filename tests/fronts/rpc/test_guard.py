@@ -44,28 +44,24 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "host_of", lambda context: "10.0.0.7")
 
 
+def wire_calls(wire: Any, name: str, metadata: Metadata) -> dict[str, Callable[[], Any]]:
+    """Every method of one wire, by its name."""
+    pb, stub = wire.pb, wire.stub
+    return {
+        f"{name} Generate": lambda: read(stub.Generate(wire.request(), metadata=metadata)),
+        f"{name} Abort": lambda: stub.Abort(pb.AbortRequest(request_ids=["x"]), metadata=metadata),
+        f"{name} HealthCheck": lambda: stub.HealthCheck(pb.HealthCheckRequest(), metadata=metadata),
+        f"{name} GetModelInfo": lambda: stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata),
+        f"{name} GetServerInfo": lambda: stub.GetServerInfo(pb.GetServerInfoRequest(), metadata=metadata),
+        f"{name} GetTokenizer": lambda: drained(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=metadata)),
+    }
+
+
 def calls(w: Scene, metadata: Metadata = ()) -> dict[str, Callable[[], Any]]:
     """Every method that needs a caller, by its name."""
     found: dict[str, Callable[[], Any]] = {}
     for name in WIRES:
-        wire = w.wire(name)
-        pb, stub = wire.pb, wire.stub
-        found |= {
-            f"{name} Generate": lambda wire=wire: read(wire.stub.Generate(wire.request(), metadata=metadata)),
-            f"{name} Abort": lambda pb=pb, stub=stub: stub.Abort(pb.AbortRequest(request_ids=["x"]), metadata=metadata),
-            f"{name} HealthCheck": lambda pb=pb, stub=stub: stub.HealthCheck(
-                pb.HealthCheckRequest(), metadata=metadata
-            ),
-            f"{name} GetModelInfo": lambda pb=pb, stub=stub: stub.GetModelInfo(
-                pb.GetModelInfoRequest(), metadata=metadata
-            ),
-            f"{name} GetServerInfo": lambda pb=pb, stub=stub: stub.GetServerInfo(
-                pb.GetServerInfoRequest(), metadata=metadata
-            ),
-            f"{name} GetTokenizer": lambda stub=stub: drained(
-                stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=metadata)
-            ),
-        }
+        found |= wire_calls(w.wire(name), name, metadata)
     vllm = w.vllm
     found["vllm GetLoads"] = lambda: vllm.stub.GetLoads(vllm.pb.GetLoadsRequest(), metadata=metadata)
     listing = reflection_pb2.ServerReflectionRequest(list_services="")
@@ -313,9 +309,9 @@ async def test_bytes_that_are_no_message_end_their_call_alone(caplog: pytest.Log
 @pytest.mark.parametrize("strict", [False, True])
 @in_loop
 async def test_a_certificate_is_trusted_as_admin_unless_keys_are_asked_of_everyone(keys: Path, strict: bool) -> None:
-    files = {f"grpc_{name}": TLS / file for name, file in (("cert", "server.pem"), ("key", "server.key"))}
-    more = {"grpc_auth": strict, "host": "localhost", "grpc_client_ca": TLS / "ca.pem"}
-    async with worker(api_keys=keys, prefix_cache=True, **files, **more) as w:
+    more: dict[str, Any] = {"grpc_auth": strict, "host": "localhost", "grpc_client_ca": TLS / "ca.pem"}
+    more |= {"grpc_cert": TLS / "server.pem", "grpc_key": TLS / "server.key"}
+    async with worker(api_keys=keys, prefix_cache=True, **more) as w:
         parts = [(TLS / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem")]
         async with grpc.aio.secure_channel(w.address, grpc.ssl_channel_credentials(*parts)) as channel:
             stub = type(w.vllm.stub)(channel)

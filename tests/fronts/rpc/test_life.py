@@ -306,4 +306,4 @@ async def test_clients_are_named_where_it_is_asked_for_and_their_refusals_come_i
     [("ipv4:127.0.0.1:5000", "127.0.0.1:5000"), ("ipv6:%5B::1%5D:5000", "[::1]:5000"), ("unix:", "")],
 )
 def test_a_peer_is_named_as_in_http(peer: str, client: str) -> None:
-    assert client_of(SimpleNamespace(peer=lambda: peer)) == client  # type: ignore[arg-type]
+    assert client_of(SimpleNamespace(peer=lambda: peer)) == client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import io
 import json
@@ -39,13 +40,12 @@ async def checked(w: Scene, service: str = "") -> Any:
 def unary_calls(w: Scene, name: str) -> dict[str, Any]:
     """Every call of a wire that is answered in one message, as a function to make it."""
     wire = w.wire(name)
-    calls = {
-        rpc: lambda rpc=rpc: getattr(wire.stub, rpc)(getattr(wire.pb, f"{rpc}Request")())
-        for rpc in ("HealthCheck", "GetModelInfo", "GetServerInfo")
-    }
-    if name == "vllm":
-        calls["GetLoads"] = lambda: wire.stub.GetLoads(wire.pb.GetLoadsRequest())
-    return calls
+
+    def call(rpc: str) -> Any:
+        return getattr(wire.stub, rpc)(getattr(wire.pb, f"{rpc}Request")())
+
+    names = ["HealthCheck", "GetModelInfo", "GetServerInfo", *(["GetLoads"] if name == "vllm" else [])]
+    return {rpc: functools.partial(call, rpc) for rpc in names}
 
 
 async def all_unavailable(w: Scene, name: str, why: str) -> None:
@@ -238,7 +238,7 @@ async def test_the_wires_that_were_asked_for_are_offered_and_no_other(wire: str,
                 assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def files(**more: str) -> dict[str, Path]:
+def files(**more: str) -> dict[str, Any]:
     return {f"grpc_{key}": TLS / name for key, name in {"cert": "server.pem", "key": "server.key", **more}.items()}
 
 

@@ -383,14 +383,16 @@ JSON_VALUES = st.recursive(
 CHAT_FIELDS = sorted(ChatRequest.model_fields)
 TEXT_FIELDS = sorted(CompletionRequest.model_fields)
 SMALL: dict[str, Any] = {"max_tokens": 3, "n": None}
+ROUTES: list[tuple[str, list[str], dict[str, Any]]] = [
+    (CHAT, CHAT_FIELDS, {"messages": HI}),
+    (TEXT, TEXT_FIELDS, {"prompt": "hi"}),
+]
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_json_is_answered_or_refused_and_nothing_is_left(data: st.DataObject) -> None:
-    path, names, base = data.draw(
-        st.sampled_from([(CHAT, CHAT_FIELDS, {"messages": HI}), (TEXT, TEXT_FIELDS, {"prompt": "hi"})])
-    )
+    path, names, base = data.draw(st.sampled_from(ROUTES))
     fields = data.draw(st.dictionaries(st.sampled_from(names), JSON_VALUES, max_size=3))
 
     @in_loop

@@ -81,7 +81,7 @@ async def test_other_fields_of_openais_are_no_salt() -> None:
     async with front() as f:
         plain = await salt_of(f)
         for name in ("user", "prompt_cache_key", "safety_identifier"):
-            assert await salt_of(f, **{name: "someone"}) == plain
+            assert await salt_of(f, None, **{name: "someone"}) == plain
 
 
 @in_loop

@@ -122,7 +122,7 @@ async def test_work_unwinds_before_the_exchange_ends() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientLeft):
-        await while_connected(receive, work())  # type: ignore[arg-type]
+        await while_connected(receive, work())
     assert unwound == [True]
 
 
@@ -143,7 +143,7 @@ async def test_work_unwinds_also_when_the_server_cancels_the_exchange_twice() ->
         await asyncio.Event().wait()
         raise AssertionError
 
-    exchange = asyncio.create_task(while_connected(receive, work()))  # type: ignore[arg-type]
+    exchange = asyncio.create_task(while_connected(receive, work()))
     for _ in range(3):
         await asyncio.sleep(0)
         exchange.cancel()
@@ -165,4 +165,4 @@ async def test_what_work_raises_is_raised() -> None:
         raise AssertionError
 
     with pytest.raises(KeyError):
-        await while_connected(receive, work())  # type: ignore[arg-type]
+        await while_connected(receive, work())

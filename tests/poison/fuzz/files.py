@@ -63,7 +63,7 @@ def safetensors(rng: random.Random, bench: Bench) -> None:
     import mlx.core as mx
 
     with contextlib.suppress(RuntimeError, ValueError, OverflowError):  # what the loader answers with a line
-        read = mx.load(str(path))
+        read: Any = mx.load(str(path))
         assert set(read) <= {*tensors}, "MLX reads tensors that the check did not see"
         for name, array in read.items():
             assert tuple(array.shape) == tensors[name].shape, name

@@ -30,18 +30,20 @@ def wide(array: Any) -> Any:
 def test_tokens_get_their_lines_of_the_table(bits: int, group: int, width: int, dtype: Any) -> None:
     """Each number is rounded once."""
     weight, tokens = random(1, 50, width).astype(dtype), mx.array([49, 0, 7, 7, 31], mx.int32)
-    parts = [weight] * 3 if bits == 16 else mx.quantize(weight, group_size=group, bits=bits)
+    parts: tuple[Any, Any, Any] = (
+        (weight, weight, weight) if bits == 16 else mx.quantize(weight, group_size=group, bits=bits)
+    )
     found = REAL.embed(tokens, Table(*parts, width, bits, group))
     assert found.dtype == dtype
-    expected = [part if part.dtype == mx.uint32 else wide(part) for part in parts]
-    wanted = np.array(PLAIN.embed(tokens, Table(*expected, width, bits, group)))
+    codes, scales, biases = (part if part.dtype == mx.uint32 else wide(part) for part in parts)
+    wanted = np.array(PLAIN.embed(tokens, Table(codes, scales, biases, width, bits, group)))
     np.testing.assert_allclose(np.array(wide(found)), wanted, rtol=ROUNDED[dtype], atol=1e-6)
 
 
 def test_angles_are_cosines_and_sines() -> None:
     positions = mx.array([0, 1, 5, 4000, 131071, 17, 3], mx.int32)
     inv_freq = mx.array((10000.0 ** -(np.arange(32) / 32)).astype(np.float32))
-    cos_sin = np.float32(positions)[:, None] * np.array(inv_freq)
+    cos_sin = np.array(positions).astype(np.float32)[:, None] * np.array(inv_freq)
     wanted = np.stack([np.cos(cos_sin.astype(np.float64)), np.sin(cos_sin.astype(np.float64))], axis=-1)
     np.testing.assert_allclose(np.array(REAL.cos_sin(positions, inv_freq)), wanted, atol=3e-7)
 
@@ -61,15 +63,17 @@ def test_queries_and_keys_are_turned_and_keys_and_values_put_at_their_slots(
     """Values exactly; what was in other slots stays."""
     at = slots(3)
     qkv = (random(1, at.shape[0], (heads.queries + 2 * heads.kv) * heads.dim) * 2).astype(dtype)
-    norms = [(1 + random(i, heads.dim) / 4).astype(dtype) for i in (2, 3)] if norm else [None, None]
+    of_queries, of_keys = ((1 + random(i, heads.dim) / 4).astype(dtype) if norm else None for i in (2, 3))
     cos_sin = PLAIN.cos_sin(
         mx.arange(at.shape[0]) * 7, mx.array(np.geomspace(1, 1e-4, heads.dim // 2, dtype=np.float32))
     )
     real, plain = twins(1, heads.kv, heads.dim, dtype, bits)
     found, wanted = filled(real, 1), filled(plain, 1)
-    q = REAL.rotate(qkv, *norms, 1e-5, cos_sin, at, found, heads)
-    plain_norms = [None if one is None else wide(one) for one in norms]
-    close(q, PLAIN.rotate(wide(qkv), *plain_norms, 1e-5, cos_sin, at, wanted, heads), 4 * ROUNDED[dtype])
+    q = REAL.rotate(qkv, of_queries, of_keys, 1e-5, cos_sin, at, found, heads)
+    wide_norms = [None if one is None else wide(one) for one in (of_queries, of_keys)]
+    close(
+        q, PLAIN.rotate(wide(qkv), wide_norms[0], wide_norms[1], 1e-5, cos_sin, at, wanted, heads), 4 * ROUNDED[dtype]
+    )
     if bits == 16:
         close(found.data, wanted.data, 4 * ROUNDED[dtype])
         np.testing.assert_array_equal(host(wide(found.data))[:, 1], host(wanted.data)[:, 1])

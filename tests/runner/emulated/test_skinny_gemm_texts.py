@@ -53,7 +53,9 @@ def test_products_are_those_with_the_weights_made_plain(bits: int, group: int, s
         columns = eights * 8 * (2 * group if bits == 16 else group)
         weight = mx.array(np.random.default_rng(turn).normal(0, 1, (outputs, columns)).astype(np.float32))
         plain = weight.astype(dtype)
-        parts = (plain, None, None) if bits == 16 else mx.quantize(plain, group_size=group, bits=bits)
+        parts: tuple[Any, Any, Any] = (
+            (plain, None, None) if bits == 16 else mx.quantize(plain, group_size=group, bits=bits)
+        )
         product = Seen(*parts, bits, group, KERNELS[turn % len(KERNELS)], DeviceProperties(processors=processors))
         product.ways = ways
         for rows in (dice.randint(1 if size == 8 else size // 2 + 1, size), size):
@@ -66,8 +68,8 @@ def check(product: SkinnyGemm, parts: Any, bits: int, group: int, rows: int) -> 
     if bits == 16:
         weight = np.array(parts[0].astype(mx.float32), np.float64)
     else:
-        wide = [part if part.dtype == mx.uint32 else part.astype(mx.float32) for part in parts]
-        weight = np.array(mx.dequantize(*wide, group_size=group, bits=bits), np.float64)
+        codes, scales, biases = (part if part.dtype == mx.uint32 else part.astype(mx.float32) for part in parts)
+        weight = np.array(mx.dequantize(codes, scales, biases, group_size=group, bits=bits), np.float64)
     x = mx.array(np.random.default_rng(rows).normal(0, 1, (rows, weight.shape[1])).astype(np.float32))
     x = x.astype(parts[0].dtype if bits == 16 else parts[1].dtype)
     wanted = np.array(x.astype(mx.float32), np.float64) @ weight.T

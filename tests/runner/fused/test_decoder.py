@@ -38,7 +38,8 @@ def logits(module: Any, config: PagedConfig, prompt: tuple[int, ...], pieces: in
     """Of all tokens of a prompt, computed in so many passes."""
     rows = Driven(config, module)
     rows.admit("a")
-    found, size = [], -(-len(prompt) // pieces)
+    found: list[Any] = []
+    size = -(-len(prompt) // pieces)
     for start in range(0, len(prompt), size):
         tokens = prompt[start : start + size]
         found.append(rows.compute([segment("a", tokens, start, wants=len(tokens))], None).logits)
@@ -78,8 +79,8 @@ def test_keys_and_values_of_8_bits_change_little(name: str) -> None:
     for prompt in PROMPTS[1:]:
         expected = wanted(mx.array([prompt]), cache=connect().new_caches(wanted))[0]
         for pieces in (1, 5):
-            off = mx.abs(logits(module, config, prompt, pieces) - expected)
-            assert 0 < off.mean().item() < 0.05 * expected.std().item()
+            off: Any = mx.abs(logits(module, config, prompt, pieces) - expected)
+            assert 0 < float(off.mean()) < 0.05 * float(expected.std())
 
 
 def test_what_is_reused_of_8_bits_is_what_was_kept() -> None:
@@ -180,7 +181,7 @@ def test_a_head_behind_an_unknown_norm_is_refused() -> None:
 def test_layers_that_were_replaced_are_refused() -> None:
     """As adapters do."""
 
-    class Adapted(nn.Linear):  # type: ignore[misc]
+    class Adapted(nn.Linear):
         pass
 
     module = make("llama")
@@ -346,7 +347,8 @@ def test_passes_compute_the_same_in_sizes_and_from_a_program(name: str, seed: in
         mx.eval([done.arrays for done in (plain, compiled)])
         assert plain.places == compiled.places
         assert (plain.logits is None) == (compiled.logits is None)
-        assert plain.logits is None or mx.allclose(plain.logits, compiled.logits, atol=1e-5).item()
+        if plain.logits is not None and compiled.logits is not None:
+            assert mx.allclose(plain.logits, compiled.logits, atol=1e-5).item()
         for one, other in zip(*(rows.backend.layers for rows in both), strict=True):
             assert mx.allclose(one.pool.data, other.pool.data, atol=1e-5).item()
     assert 0 < len(both[1].backend.layers[0].step.compiled) < 20

@@ -13,7 +13,7 @@ from tests.support.emulated import EmulatedKernel
 from treadle.runner.fused.dequantize import Dequantizer, dequantizer
 
 
-def weights(outputs: int, columns: int, bits: int, group: int, dtype: Any = mx.float16) -> Any:
+def weights(outputs: int, columns: int, bits: int, group: int, dtype: Any = mx.float16) -> tuple[Any, Any, Any]:
     return mx.quantize(mx.random.normal((outputs, columns)).astype(dtype), group_size=group, bits=bits)
 
 
@@ -30,8 +30,8 @@ def test_weights_are_mlxs_own_made_plain_and_x_is_itself(bits: int, group: int, 
         same, plain = made(x, *one, bits, group)
         mx.eval(same)
         assert mx.array_equal(same, x).item()
-        wide = [one[0], *(part.astype(mx.float32) for part in one[1:])]
-        wanted = mx.dequantize(*wide, group_size=group, bits=bits)
+        scales, biases = (part.astype(mx.float32) for part in one[1:])
+        wanted = mx.dequantize(one[0], scales, biases, group_size=group, bits=bits)
         epsilon = 2**-10 if dtype == mx.float16 else 2**-7
         np.testing.assert_allclose(
             np.array(plain.astype(mx.float32)), np.array(wanted), rtol=epsilon, atol=epsilon * 0.01

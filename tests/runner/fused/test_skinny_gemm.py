@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cuda import ReferenceKernel
-from treadle.runner.fused.skinny_gemm import SIZES, DeviceProperties, Launch, SkinnyGemm, Weights, launch
+from treadle.runner.device.properties import DeviceProperties
+from treadle.runner.fused.skinny_gemm import SIZES, Launch, SkinnyGemm, Weights, launch
 
 H200 = DeviceProperties()
 QKV, OUT = Weights(6144, 4096, 4, 64), Weights(4096, 4096, 4, 64)

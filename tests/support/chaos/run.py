@@ -258,7 +258,9 @@ class Chaos:
     def drifts(self) -> list[Drift]:
         """Return the drifts of the server's and an engine's resources, each over the process with the most quiet
         points."""
-        by_process = {"server": [(point.epoch, point.server) for point in self.quiet]}
+        by_process: dict[str, list[tuple[int | None, Usage]]] = {
+            "server": [(point.epoch, point.server) for point in self.quiet]
+        }
         by_process["engine"] = [(point.engine_pid, point.engine) for point in self.quiet if point.engine is not None]
         found = []
         for process, points in by_process.items():

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import psutil
@@ -160,7 +161,7 @@ class Server:
             self.log.deaf.clear()
             self.log.join()
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         os.kill(self.pid, number)
 
     # Questions -----------------------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class Server:
                     return child.pid
         return None
 
-    def signal_engine(self, number: signal.Signals) -> int | None:
+    def signal_engine(self, number: Signals) -> int | None:
         """Send a signal to the engine's process; return its pid, or None without one."""
         pid = self.engine_pid()
         if pid is not None:

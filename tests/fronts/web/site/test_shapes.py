@@ -76,10 +76,10 @@ def test_a_default_of_null_is_none() -> None:
 
 
 def test_fields_that_ask_for_nothing_are_told_apart() -> None:
-    assert all(
-        map(is_empty, ({"enum": [None, "", []]}, {"type": "null"}, {"const": None}, {"anyOf": [{"enum": [[]]}]}))
-    )
-    assert not any(map(is_empty, ({}, {"type": "string"}, {"enum": [False]}, {"enum": [0, None]}, {"const": "text"})))
+    empty: list[dict[str, Any]] = [{"enum": [None, "", []]}, {"type": "null"}, {"const": None}]
+    assert all(map(is_empty, [*empty, {"anyOf": [{"enum": [[]]}]}]))
+    asking: list[dict[str, Any]] = [{}, {"type": "string"}, {"enum": [False]}, {"enum": [0, None]}, {"const": "text"}]
+    assert not any(map(is_empty, asking))
 
 
 def test_shapes_are_found_however_deep() -> None:
