@@ -15,6 +15,7 @@ from treadle.core.compute_path import Backend, ComputePath
 from treadle.core.messages import (
     Cancel,
     CancelReason,
+    Capabilities,
     EngineStatistics,
     Finish,
     FinishReason,
@@ -35,6 +36,7 @@ from treadle.engine.status import status_of
 from treadle.engine.timeouts import Timeouts
 from treadle.errors import (
     Busy,
+    ContextLengthExceeded,
     EngineDied,
     EngineUnavailable,
     InvalidRequest,
@@ -479,6 +481,25 @@ async def test_a_correction_that_no_longer_fits_is_refused_and_leaves_the_estima
         reservation.resize(prompt_tokens=30)
         assert scene.client.gate.tokens == CAN.context, "without a limit it is what the context leaves"
     assert scene.notes.of("refused") == [("tokens",), ("too_long",)]
+    await scene.client.stop()
+
+
+@pytest.mark.parametrize(
+    "can", [capabilities(CAN, kv_block=10, kv_blocks=5), capabilities(CAN, kv_token_bytes=2, kv_budget_bytes=100)]
+)
+@in_loop
+async def test_no_sequence_is_sent_when_one_would_not_fit_into_the_cache(can: Capabilities):
+    """D2: else the request would be answered, and then fail. It is refused though all together are within the gate's
+    tokens."""
+    scene = await Scene(running=2, waiting=2).begin(can)
+    with scene.reserve(rows=2, prompt=20, completion=10) as reservation:
+        reservation.resize(prompt_tokens=50, completion_tokens=10)
+        short, long = Submit(id="", prompt=(1,) * 4, max_tokens=5), Submit(id="", prompt=(1,) * 46, max_tokens=5)
+        with pytest.raises(ContextLengthExceeded, match="51 tokens, and the cache holds 50"):
+            reservation.submit([short, long])
+        assert not scene.owner.sent
+        assert len(reservation.submit([short, msgspec.structs.replace(long, max_tokens=4)])) == 2
+    assert scene.notes.of("refused") == [("too_long",)]
     await scene.client.stop()
 
 

@@ -23,15 +23,25 @@ def prompt_score(prompt: Sequence[int], at: int, top: int) -> TokenLogprob:
 
 
 class FrontRunner(ScriptedRunner):
-    """`prefix_cache` reuses prompts of rows that have ended; with `block` it tells of their full blocks."""
+    """`prefix_cache` reuses prompts of rows that have ended; with `block` it tells of their full blocks. The cache
+    holds `cache_tokens` tokens, 0: any number."""
 
     def __init__(
-        self, script: Script, *, vocabulary: int, context: int = 4096, prefix_cache: bool = False, block: int = 0
+        self,
+        script: Script,
+        *,
+        vocabulary: int,
+        context: int = 4096,
+        prefix_cache: bool = False,
+        block: int = 0,
+        cache_tokens: int = 0,
     ) -> None:
         super().__init__(script, vocabulary=vocabulary, context=context)
         self._can = capabilities(
             self._can, prefix_cache=prefix_cache, kv_block=1 if prefix_cache else self._can.kv.block
         )
+        if cache_tokens:
+            self._can = capabilities(self._can, kv_token_bytes=1, kv_budget_bytes=cache_tokens)
         kv = msgspec.structs.replace(self._can.kv, prefix_block=block)
         self._can = msgspec.structs.replace(self._can, kv=kv)
         self.index = PrefixIndex(block) if block else None

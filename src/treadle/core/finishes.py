@@ -20,5 +20,10 @@ def failed(code: str, message: str) -> Finish:
 
 def too_big(seq: Sequence, capacity: int) -> Finish:
     """Return the finish of a sequence that would not fit into `capacity` tokens of cache even alone."""
-    needs = f"prompt and completion may come to {seq.max_num_tokens} tokens, and the cache holds {capacity}"
-    return failed("context_length_exceeded", f"{needs}: ask for fewer tokens, or raise the server's --memory")
+    return failed("context_length_exceeded", over_capacity(seq.max_num_tokens, capacity))
+
+
+def over_capacity(tokens: int, capacity: int) -> str:
+    """Return the message for a sequence that may come to more `tokens` than the cache holds."""
+    needs = f"prompt and completion may come to {tokens} tokens, and the cache holds {capacity}"
+    return f"{needs}: ask for fewer tokens, or raise the server's --memory"

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..core.finishes import over_capacity
 from ..core.forecast import Lease
 from ..core.gate import Gate, GateLimits
-from ..core.messages import Capabilities
+from ..core.messages import Capabilities, Submit
 from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
-from ..errors import EngineUnavailable, ServerStopping, TreadleError
+from ..errors import ContextLengthExceeded, EngineUnavailable, ServerStopping, TreadleError
 from .owner import kv_tokens
 
 EXPECTED_COMPLETION = 1024  # tokens
@@ -119,6 +120,15 @@ class Admission:
             capped = self.capabilities is not None and self.capabilities.kv.blocks
             completion = min(completion_tokens, completion) if capped else completion_tokens
         self.gate.resize(lease, tokens=prompt_tokens + completion, now=self._clock())
+
+    def check_capacity(self, requests: Sequence[Submit]) -> None:
+        """Raise ContextLengthExceeded for a sequence that would not fit into the cache even alone."""
+        can = self.capabilities
+        capacity = kv_tokens(can, self.limits.max_running) if can else 0
+        tokens = max((len(request.prompt) + request.max_tokens for request in requests), default=0)
+        if 0 < capacity < tokens:
+            self.gate.refuse(Refusal.TOO_LONG)
+            raise ContextLengthExceeded(over_capacity(tokens, capacity))
 
     def release(self, lease: Lease, outcome: str) -> None:
         """Free the place of one sequence of the lease."""

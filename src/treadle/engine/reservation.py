@@ -39,13 +39,15 @@ class Reservation:
         """Send the sequences to the engine; ids, group and the time left to wait are filled in.
 
         Raises EngineUnavailable or ServerStopping when the engine went away since `reserve`, Quarantined for a request
-        that took the engine down before, and Busy when the place was given to a tenant that holds less.
+        that took the engine down before, ContextLengthExceeded when the cache could not hold one of the sequences even
+        alone, and Busy when the place was given to a tenant that holds less. Nothing is sent then.
         """
         if self._displaced is not None:
             raise self._displaced
         if len(requests) > self._unused:
             raise InvalidRequest(f"{len(requests)} sequences, but {self._unused} were reserved")
         self._dispatch.check(requests, self._lease)
+        self._admission.check_capacity(requests)
         left_s = self._dispatch.wait_left_s(self._lease)
         for request in self._dispatch.group(requests, self._lease, left_s):
             self._generations.append(self._dispatch.submit(request, self._lease, self._kind, self._tag))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tests.fronts.rpc.worker import WIRES, refused, until, worker
+from tests.fronts.rpc.worker import WIRES, read, refused, until, worker
 from tests.support.aio import in_loop
 from treadle.engine.status import status_of
 from treadle.fronts.rpc.interceptor import OTHER_BYTES
@@ -23,6 +23,19 @@ async def test_ids_beyond_the_context_are_refused_by_their_number_alone(wire: st
         assert "5000 tokens" in error.details()
         assert "100" in error.details()
         assert w.idle()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@in_loop
+async def test_prompts_over_the_cache_are_refused_before_anything_is_computed(wire: str) -> None:
+    choices = {"n": 2} if wire == "vllm" else {}
+    async with worker(cache_tokens=100, waiting=12) as w:
+        error = await refused(w.wire(wire).generate(prompt=[5] * 90, max_tokens=11, **choices))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "may come to 101 tokens, and the cache holds 100" in error.details()
+        assert w.runner.seen == []
+        assert w.idle()
+        assert await read(w.wire(wire).generate(prompt=[5] * 90, max_tokens=10, **choices))
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -143,11 +143,17 @@ async def worker(
     default_sampling: dict[str, float] | None = None,
     prefix_cache: bool = False,
     block: int = 0,
+    cache_tokens: int = 0,
     connections: Connections | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
     runner = FrontRunner(
-        script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache, block=block
+        script or says(ANSWER),
+        vocabulary=VOCABULARY,
+        context=context,
+        prefix_cache=prefix_cache,
+        block=block,
+        cache_tokens=cache_tokens,
     )
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s))

@@ -88,9 +88,16 @@ async def front(
     context: int = 4096,
     default_sampling: dict[str, float] | None = None,
     prefix_cache: bool = False,
+    cache_tokens: int = 0,
     **settings: Any,
 ) -> AsyncIterator[Front]:
-    runner = FrontRunner(script or says(ANSWER), vocabulary=VOCABULARY, context=context, prefix_cache=prefix_cache)
+    runner = FrontRunner(
+        script or says(ANSWER),
+        vocabulary=VOCABULARY,
+        context=context,
+        prefix_cache=prefix_cache,
+        cache_tokens=cache_tokens,
+    )
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     telemetry = Telemetry()
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s), observers=[telemetry.metrics])

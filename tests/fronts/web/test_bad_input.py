@@ -337,6 +337,22 @@ async def test_a_prompt_over_the_context_has_its_own_code() -> None:
         assert f.idle()
 
 
+@pytest.mark.parametrize("fields", [{"prompt": ["hi", "x" * 90]}, {"prompt": "x" * 90, "n": 2}])
+@pytest.mark.parametrize("stream", [True, False])
+@in_loop
+async def test_any_prompt_over_the_cache_is_refused_before_anything_is_computed(
+    fields: dict[str, Any], stream: bool
+) -> None:
+    async with front(cache_tokens=100, waiting=12) as f:
+        client = await f.complete(**fields, max_tokens=11, stream=stream)
+        refused(client, 400, None, "may come to 101 tokens, and the cache holds 100")
+        assert client.json["error"]["code"] == "context_length_exceeded"
+        assert f.runner.seen == []
+        assert f.idle()
+        client = await f.complete(**fields, max_tokens=10, stream=stream)
+        assert client.status == 200
+
+
 @in_loop
 async def test_a_prompt_that_is_hopelessly_long_is_refused_without_tokenizing_it() -> None:
     async with front() as f:

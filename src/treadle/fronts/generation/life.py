@@ -79,7 +79,7 @@ async def begin(
     Raises, in this order: EngineUnavailable while the model loads; InvalidRequest and InsufficientScope for parameters;
     RateLimited for the key's limits; Busy, EngineUnavailable or ServerStopping from the gate; InvalidRequest and Busy
     from the text workers; Busy for a size that no longer fits; RequestCancelled for an abort meanwhile; Quarantined;
-    and the error that ended the wait for a slot.
+    ContextLengthExceeded for a sequence that the cache can't hold; and the error that ended the wait for a slot.
     """
     text, limits = model.text(), model.limits()
     params = request.check(limits)
