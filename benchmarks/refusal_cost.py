@@ -52,10 +52,10 @@ def measure(tickets: int, tenants: int, slots: int) -> None:
     refusals(gate, range(tickets), tenants, 0.1, repeat=False)
     again = refusals(gate, (i * 13 % tickets for i in range(ROUNDS)), tenants, 3.0, repeat=True)
     new = refusals(gate, range(tickets, tickets + ROUNDS), tenants, 3.5, repeat=False)
-    line = gate._line
+    queue = gate._virtual_queue
     print(
         f"{tickets} tickets, {tenants} tenants, {slots} slots: again {_formatted(again)}, newcomer {_formatted(new)}; "
-        f"entries {len(line._ends)} of {len(line._tickets)}"
+        f"entries {len(queue._ends)} of {len(queue._tickets)}"
     )
 
 

@@ -202,7 +202,7 @@ class Crowd:
     def _goes_away(self, now: float) -> None:
         assert self._outage is not None
         self._away, expected = True, now + self._outage[2]
-        for entry in self.gate._places.forecast._leases:
+        for entry in self.gate._capacity.forecast._leases:
             entry.interrupted = True
         late = lambda: max(1.0, expected - self._now if expected > self._now else self._now - expected)  # noqa: E731
         self.gate.close(EngineUnavailable("restarting"), back_s=late, now=now)

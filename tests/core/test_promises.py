@@ -396,7 +396,7 @@ def test_a_request_of_many_tokens_does_not_starve_beside_small_ones() -> None:
 def test_all_rows_of_a_visit_whose_wait_is_over_are_told_the_same() -> None:
     it = gate(running=2, waiting=2)
     full(it)
-    lease = next(iter(it._places.forecast._leases))
+    lease = next(iter(it._capacity.forecast._leases))
     first = it.postpone(lease, Refusal.WAIT_OVER, 4.0)
     second = it.postpone(lease, Refusal.WAIT_OVER, 4.0)
     assert (first.ticket, first.retry_after_s) == (second.ticket, second.retry_after_s)

@@ -32,7 +32,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "Admission": ("_clock",),
     "Dispatch": ("report", "_groups", "_clock"),
     "Observers": ("_observers",),
-    "Gate": ("_books", "_on_refused"),
+    "Gate": ("_counters", "_on_refused"),
     "VirtualQueue": ("_tickets", "_new_id"),
     "Ticket": ("id",),
     "Lease": ("started", "service_s", "certain"),

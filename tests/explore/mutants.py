@@ -76,9 +76,9 @@ def _leaks_cancelled(was: Callable[..., None]) -> Callable[..., None]:
 
 def _leaks_tokens(was: Callable[..., None]) -> Callable[..., None]:
     def release(self: Gate, lease: Any, outcome: str, now: float) -> None:
-        before = self._places.tokens
+        before = self._capacity.tokens
         was(self, lease, outcome, now)
-        self._places.tokens = before
+        self._capacity.tokens = before
 
     return release
 

@@ -227,7 +227,7 @@ def _nothing_is_left(world: World, stuck: ModelOwner | None) -> None:
 
 def _serves(world: World, stuck: ModelOwner | None) -> None:
     """A server that says it is ready serves who comes now; one whose engine is stuck ends it in time."""
-    world.client.gate._line.sweep(world.clock() + LONGEST_S)  # nobody who was refused comes back here
+    world.client.gate._virtual_queue.sweep(world.clock() + LONGEST_S)  # nobody who was refused comes back here
     caller = world.callers["probe"] = Caller(PROBE)
     world._do_reserve("probe")
     require(caller.reservation is not None, f"ready, and a request is refused: {caller.refused}")

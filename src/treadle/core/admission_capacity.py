@@ -49,12 +49,12 @@ class GateLimits:
 class AdmissionCapacity:
     """Taken and promised places. `tokens` are those that admitted rows reserve."""
 
-    def __init__(self, limits: GateLimits, line: VirtualQueue, shares: FairShares) -> None:
+    def __init__(self, limits: GateLimits, virtual_queue: VirtualQueue, shares: FairShares) -> None:
         self.limits = limits
         self.forecast = Forecast(limits.running)
         self.rows = self.tokens = 0
         self.displaced = 0  # of the rows: those whose places are taken by others, until their ends come
-        self._line = line
+        self._virtual_queue = virtual_queue
         self._shares = shares
         self._beyond = 0.0
 
@@ -97,19 +97,20 @@ class AdmissionCapacity:
         if ticket is None or wait_s > LONGEST_PROMISE_S:
             wait_s = min(wait_s, self._latest(wait_s))
         if ticket is not None:
-            self._line.promise(ticket, due=due, back=now + wait_s, now=now)
+            self._virtual_queue.promise(ticket, due=due, back=now + wait_s, now=now)
         return wait_s
 
     def _promised(self, arrival: Arrival, rows: int, tokens: int, now: float) -> Refusal | None:
         """Return what `rows` rows would take from tickets ahead: places or tokens that do not come free before those
         are due."""
-        if not len(self._line):
+        if not len(self._virtual_queue):
             return None
         forecast = self.forecast
         places, room = self._free(arrival, now) - rows, self.limits.tokens - self.tokens - tokens
         idle = self.taken + rows <= self.limits.running
         needed, wanted = 0.0, 0.0
-        for due, claimed, ticket in self._line.needs(arrival, now + (IDLE_S if idle else forecast.service_s), now):
+        until = now + (IDLE_S if idle else forecast.service_s)
+        for due, claimed, ticket in self._virtual_queue.needs(arrival, until, now):
             needed += claimed + _margin(ticket.rows)
             wanted += claimed / ticket.rows * ticket.tokens
             if needed > places + forecast.departures(due, now) and not (idle and self._can_queue(ticket, rows, now)):
@@ -129,7 +130,7 @@ class AdmissionCapacity:
         """Return when `rows` rows are expected to find places, behind all waiting rows and tickets ahead: somewhat
         before slots are free, so that no slot waits for a late client."""
         forecast, limits = self.forecast, self.limits
-        ahead = self._waiting_ahead(arrival, now) + round(self._line.rows_ahead(arrival))
+        ahead = self._waiting_ahead(arrival, now) + round(self._virtual_queue.rows_ahead(arrival))
         early = min(limits.waiting // 2, int(EARLY_WAIT * limits.max_wait_s / forecast.gap_s))
         place = max(0, ahead + rows - 1 - early + _margin(rows))
         due = forecast.slot_at(place, now) if forecast.knows else forecast.opens_at(now)

@@ -55,29 +55,29 @@ class Gate:
         self._closed: TreadleError | None = closed
         self._back_s: Callable[[], float] | None = None
         self._shares = FairShares()
-        self._line = VirtualQueue(self._shares.held, new_id)
-        self._places = AdmissionCapacity(limits, self._line, self._shares)
-        self._books = GateCounters()
+        self._virtual_queue = VirtualQueue(self._shares.held, new_id)
+        self._capacity = AdmissionCapacity(limits, self._virtual_queue, self._shares)
+        self._counters = GateCounters()
 
     @property
     def limits(self) -> GateLimits:
-        return self._places.limits
+        return self._capacity.limits
 
     def open_(self, limits: GateLimits, now: float = 0.0) -> None:
-        self._places.limits = limits
-        self._places.forecast.reset(limits.running)
+        self._capacity.limits = limits
+        self._capacity.forecast.reset(limits.running)
         self._closed = None
-        since = self._places.forecast.resume(now)
+        since = self._capacity.forecast.resume(now)
         if since is not None:
-            self._line.shift(since, now)
+            self._virtual_queue.shift(since, now)
 
     def close(self, error: TreadleError, *, back_s: Callable[[], float] | None = None, now: float = 0.0) -> None:
         """Refuse all requests with `error`. `back_s` returns the seconds until the gate is expected to open again:
         until then admitted requests stand still, and refused ones get tickets. Without it, tickets are of no use."""
         self._closed = error
         self._back_s = back_s
-        if back_s is not None and self._places.forecast.pause(now, back_s):
-            self._line.hold()
+        if back_s is not None and self._capacity.forecast.pause(now, back_s):
+            self._virtual_queue.hold()
 
     # Admission -------------------------------------------------------------------------------------------------
 
@@ -108,14 +108,14 @@ class Gate:
             tokens = min(tokens, self.limits.tokens)
         self._take_place(arrival, rows, tokens, now)
         lease = Lease(rows, tokens, now, service_s, certain, arrival=arrival, asked=rows)
-        lease.max_wait_s = self._places.patience_s(arrival, now)
-        self._places.rows += rows
-        self._places.tokens += tokens
-        self._books.accepted += rows
-        self._line.admit(arrival, now)
+        lease.max_wait_s = self._capacity.patience_s(arrival, now)
+        self._capacity.rows += rows
+        self._capacity.tokens += tokens
+        self._counters.accepted += rows
+        self._virtual_queue.admit(arrival, now)
         self._shares.enter(lease)
-        self._line.moved(arrival.tenant)
-        self._places.forecast.enter(lease)
+        self._virtual_queue.moved(arrival.tenant)
+        self._capacity.forecast.enter(lease)
         return lease
 
     def check_open(self, now: float, lease: Lease | None = None) -> None:
@@ -137,33 +137,33 @@ class Gate:
         self._recognise(arrival, now)
         ticket = arrival.ticket
         rows, tokens = (ticket.rows, ticket.tokens) if ticket else (1, 0)
-        reason = self._places.obstacle(arrival, rows, tokens, now)
-        if reason is not None and not (reason is Refusal.QUEUE_FULL and self._places.who_gives_way(arrival, rows)):
+        reason = self._capacity.obstacle(arrival, rows, tokens, now)
+        if reason is not None and not (reason is Refusal.QUEUE_FULL and self._capacity.who_gives_way(arrival, rows)):
             known = None if ticket is None or ticket.guessed else ticket.rows
             raise self._busy(reason, arrival, known, tokens, now)
 
     def _take_place(self, arrival: Arrival, rows: int, tokens: int, now: float) -> None:
         """Raise Busy unless there is a place for it, or displacing others makes one."""
         self._recognise(arrival, now)
-        self._line.saw(arrival, rows)
-        reason = self._places.obstacle(arrival, rows, tokens, now)
-        if reason is Refusal.QUEUE_FULL and (others := self._places.who_gives_way(arrival, rows)):
+        self._virtual_queue.saw(arrival, rows)
+        reason = self._capacity.obstacle(arrival, rows, tokens, now)
+        if reason is Refusal.QUEUE_FULL and (others := self._capacity.who_gives_way(arrival, rows)):
             for other in others:
                 self._displace(other, now)
-            reason = self._places.obstacle(arrival, rows, tokens, now)
+            reason = self._capacity.obstacle(arrival, rows, tokens, now)
         if reason is not None:
             raise self._busy(reason, arrival, rows, tokens, now)
 
     def _recognise(self, arrival: Arrival, now: float) -> None:
-        self._line.sweep(now)
-        self._line.recognise(arrival, now)
+        self._virtual_queue.sweep(now)
+        self._virtual_queue.recognise(arrival, now)
 
     def _displace(self, lease: Lease, now: float) -> None:
         """End the wait of `lease`; its client keeps its place in arrival order."""
         assert lease.give_way is not None
         self._shares.displace(lease)
-        self._line.moved(lease.arrival.tenant)
-        self._places.displaced += lease.rows
+        self._virtual_queue.moved(lease.arrival.tenant)
+        self._capacity.displaced += lease.rows
         lease.give_way(self.postpone(lease, Refusal.DISPLACED, now))
 
     def resize(self, lease: Lease, *, tokens: int, now: float) -> None:
@@ -177,37 +177,37 @@ class Gate:
             )
         if limit and tokens > lease.tokens and others + tokens > limit:
             raise self._busy(Refusal.TOKENS, lease.arrival, lease.asked, tokens, now)
-        self._places.tokens = others + tokens
+        self._capacity.tokens = others + tokens
         lease.tokens = tokens
 
     def started(self, lease: Lease, wait_s: float, now: float) -> None:
         """Record that a row of `lease` got its slot after `wait_s` seconds in the queue."""
-        self._places.forecast.start(lease, now)
-        self._books.waited(wait_s)
+        self._capacity.forecast.start(lease, now)
+        self._counters.waited(wait_s)
 
     def release(self, lease: Lease, outcome: str, now: float) -> None:
         """Return the place of one row of `lease`, which has ended, and its part of the tokens."""
         part = lease.tokens // lease.rows
         lease.rows -= 1
         lease.tokens -= part
-        self._places.rows -= 1
-        self._places.displaced -= lease.displaced
-        self._places.tokens -= part
-        self._books.ended[outcome] += 1
+        self._capacity.rows -= 1
+        self._capacity.displaced -= lease.displaced
+        self._capacity.tokens -= part
+        self._counters.ended[outcome] += 1
         self._shares.leave(lease)
-        self._line.moved(lease.arrival.tenant)
-        self._places.forecast.leave(lease, now, answered=outcome not in UNANSWERED)
+        self._virtual_queue.moved(lease.arrival.tenant)
+        self._capacity.forecast.leave(lease, now, answered=outcome not in UNANSWERED)
 
     def stepped(self, ratio: float) -> None:
         """Record that a step took `ratio` times the warm-up's full step. Only steps of a full server count."""
         if self.rows >= self.limits.running:
-            self._places.forecast.step(ratio)
+            self._capacity.forecast.step(ratio)
 
     # Refusals ----------------------------------------------------------------------------------------------------
 
     def refuse(self, reason: Refusal) -> None:
         """Count a refusal. The gate counts its own; its caller counts waits that ended."""
-        self._books.refused[reason.value] += 1
+        self._counters.refused[reason.value] += 1
         self._on_refused(reason)
 
     def postpone(self, lease: Lease, reason: Refusal, now: float) -> TreadleError:
@@ -224,8 +224,8 @@ class Gate:
     def _busy(self, reason: Refusal, arrival: Arrival, rows: int | None, tokens: int, now: float) -> TreadleError:
         """Put the ticket of a refused `arrival` for `rows` rows (None: not known) into line, and return its error."""
         self.refuse(reason)
-        ticket = self._line.place(arrival, rows, tokens, now)
-        return self._error(reason, ticket, self._places.promise(ticket, arrival, rows or 1, tokens, now))
+        ticket = self._virtual_queue.place(arrival, rows, tokens, now)
+        return self._error(reason, ticket, self._capacity.promise(ticket, arrival, rows or 1, tokens, now))
 
     def _error(self, reason: Refusal, ticket: Ticket | None, wait_s: float) -> TreadleError:
         """Return the error of a refusal, with the time to return and the ticket that keeps the place."""
@@ -269,11 +269,11 @@ class Gate:
 
     @property
     def rows(self) -> int:
-        return self._places.rows
+        return self._capacity.rows
 
     @property
     def tokens(self) -> int:
-        return self._places.tokens
+        return self._capacity.tokens
 
     def statistics(self, now: float = 0.0) -> dict[str, Any]:
         """Return limits, taken places, and outcomes since the start, counted by rows, as plain values."""
@@ -285,6 +285,6 @@ class Gate:
             "rows": self.rows,
             "sharers": len(self._shares),
             "tokens_reserved": self.tokens,
-            "promises": self._line.statistics(now),
-            **self._books.statistics(),
+            "promises": self._virtual_queue.statistics(now),
+            **self._counters.statistics(),
         }
