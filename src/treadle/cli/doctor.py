@@ -76,7 +76,7 @@ def _version(found: Findings, name: str) -> str:
 
 def _run_check(settings: Settings, findings: Findings, as_json: bool) -> int:
     from ..telemetry.logs import configure
-    from .check import check_model
+    from .engine_checks import check_model
 
     configure("critical", sys.stderr)  # the report holds the effects of the checks
     report = asyncio.run(check_model(settings, Console(stderr=True, highlight=False)))

@@ -15,8 +15,8 @@ from .waiting import aside
 if TYPE_CHECKING:
     from ..models.folder import ModelFolder
     from ..telemetry.metrics import Metrics
+    from ..text.text_view import TextView
     from ..text.tokenizer import TextModel
-    from ..text.view import TextView
 
 FOLDER_CHECK = "treadle.models.folder_checks:check"
 TEXT_JOBS = "treadle.fronts.web.body_jobs:JOBS"

@@ -12,7 +12,7 @@ from .detokenizer import Detokenizer
 from .pool import TextPool
 from .stops import StopMatch, StopSet, StopStrings
 from .stream import TextDelta, TextStream, TokenEntry
-from .view import TextView
+from .text_view import TextView
 
 if TYPE_CHECKING:
     from .templates import ChatTemplate

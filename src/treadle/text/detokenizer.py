@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .view import TextView
+    from .text_view import TextView
 
 
 class Detokenizer:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ModelError
+from .text_view import TextView
 from .token_decoder import ByteTokenDecoder, TokenDecoder, TokenLookup
-from .view import TextView
 
 if TYPE_CHECKING:
     from .tokenizer import TextModel

@@ -16,7 +16,7 @@ from .detokenizer import Detokenizer
 from .stops import StopSet, StopStrings
 
 if TYPE_CHECKING:
-    from .view import TextView
+    from .text_view import TextView
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from .check import check_text
 from .folder import FolderConfig, read_regular
 from .special_tokens import Separator, SpecialTokenGuard
 from .templates import ChatTemplate, find_template
+from .text_view import TextView
 from .token_decoder import ByteTokenDecoder, TokenDecoder
-from .view import TextView
 from .window_decoder import WindowTokenDecoder
 
 MAX_VOCABULARY = 1 << 22

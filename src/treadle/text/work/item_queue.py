@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ...errors import Busy
-from .queue import FairQueue
+from .fair_queue import FairQueue
 from .work_item import WorkItem
 
 MAX_PENDING = 256

@@ -29,7 +29,7 @@ from ...errors import (
 from ...processes import is_stopped
 from ...units import duration
 from ..packed_view import unpack
-from ..view import TextView
+from ..text_view import TextView
 from .fork_server_process import ForkServerProcess
 from .item_queue import ItemQueue
 from .messages import Done, Exited, Failed, Load, Order, Speeds, from_worker

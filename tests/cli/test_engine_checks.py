@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from tests.support.tiny import make_tiny
-from treadle.cli.check import Bounds, check_model, first_difference, reach
 from treadle.cli.check_report import CheckReport, Outcome
+from treadle.cli.engine_checks import Bounds, check_model, first_difference, reach
 from treadle.cli.engine_trial import CompletedRun, make_prompt
 from treadle.cli.findings import Finding, Findings, Mark
 from treadle.config import Settings
@@ -113,7 +113,7 @@ def test_a_step_that_never_ends_is_bounded_and_the_child_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_owner(monkeypatch, "stuck")
-    monkeypatch.setattr("treadle.cli.check.STOP_GRACE_S", 0.5)
+    monkeypatch.setattr("treadle.cli.engine_checks.STOP_GRACE_S", 0.5)
     outcomes = check(folder, Bounds(0.3, 0.3, 0.3, 0.3), start_timeout=6)
     assert outcomes["start"].mark is Mark.OK
     assert outcomes["fidelity"].text == "not done within 0.3 s"
@@ -150,8 +150,8 @@ def test_a_stream_that_is_over_before_its_cancel_is_no_failure_by_itself(
         streams += 1
         await reach(generation, 10_000 if streams <= late else tokens)
 
-    monkeypatch.setattr("treadle.cli.check.reach", busy)
-    monkeypatch.setattr("treadle.cli.check.EngineChecks.steps", lambda self: [("cancel", 60.0, self.cancel)])
+    monkeypatch.setattr("treadle.cli.engine_checks.reach", busy)
+    monkeypatch.setattr("treadle.cli.engine_checks.EngineChecks.steps", lambda self: [("cancel", 60.0, self.cancel)])
     found = check(make_tiny(tmp_path / "model", context=context, eos=False))["cancel"]
     assert said in found.text
     assert found.mark is mark or (mark is None and found.mark is not Mark.FAIL)
