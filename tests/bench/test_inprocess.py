@@ -18,6 +18,7 @@ from treadle.bench.engine_table import engine_table
 from treadle.bench.errors import BenchError
 from treadle.bench.inprocess import EngineBench, measure, prompts
 from treadle.cli.bench_engine import engine_command
+from treadle.runner.loading import loader
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,20 @@ def result(folder: Path) -> EngineResult:
 def test_both_engines_give_the_same_greedy_tokens(result: EngineResult) -> None:
     assert [batch.all_equal for batch in result.batches] == [True, True]
     assert [[round_.rows for round_ in batch.agreement] for batch in result.batches] == [[1, 1], [9, 9]]
+
+
+def test_the_model_is_loaded_for_steps_of_the_measured_length(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Else memory would be profiled for other steps, and their length would bound the measured ones."""
+    loads: list[dict[str, Any]] = []
+
+    def load(folder: Path, **options: Any) -> Any:
+        loads.append(options)
+        return truly(folder, **options)
+
+    truly = loader.load
+    monkeypatch.setattr(loader, "load", load)
+    measure(folder, "tiny", EngineBench(batches=(1,), prompt=4, tokens=2, rounds=1, prefill_tokens=7), print)
+    assert [options["prefill_tokens"] for options in loads] == [7]
 
 
 def test_every_figure_is_there_for_both_engines_in_every_round(result: EngineResult) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config import Settings
 from ..core.compute_path import ComputePath
 from ..core.messages import Failed, FinishReason, FromOwner, RunnerStatistics, StepReport, Submit
 from ..engine.loop import EngineLoop
@@ -43,7 +44,7 @@ class EngineBench:
     tokens: int = 64
     rounds: int = 3
     seed: int = 0
-    prefill_tokens: int = 2048
+    prefill_tokens: int = Settings.prefill_tokens
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -132,7 +133,9 @@ class Engines:
 
         if report.warning:
             progress(report.warning)
-        self.model = load(folder, name=name, details={"blas": str(report)}, progress=progress)
+        self.model = load(
+            folder, name=name, prefill_tokens=bench.prefill_tokens, details={"blas": str(report)}, progress=progress
+        )
         self._bench = bench
         self._before_step: Callable[[], None] = lambda: None
         if report.set_threads is not None:

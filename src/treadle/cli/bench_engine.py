@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..config import Settings
 from .bench_errors import run_reporting_errors
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def engine_command(
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same prompts.")] = 0,
     prefill_tokens: Annotated[
         int, typer.Option("--prefill-tokens", help="As of `serve`: prompt tokens a step at most.", metavar="TOKENS")
-    ] = 2048,
+    ] = Settings.prefill_tokens,
     threads: Annotated[
         int | None, typer.Option("--threads", help="As of `serve`: BLAS threads at most. Default: measured.")
     ] = None,

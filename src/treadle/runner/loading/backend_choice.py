@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...config import Settings
 from ...core.compute_path import KernelPolicy
 from ..kv.backend import KvConfig
 from ..kv.cost import KvCost
@@ -24,7 +25,7 @@ class BackendRequest:
     max_running: int
     keep_prefixes: bool
     kv_bits: int | None = None
-    prefill_tokens: int = 2048
+    prefill_tokens: int = Settings.prefill_tokens
     padded: bool = False
     kernels: KernelPolicy = KernelPolicy.AUTO
 

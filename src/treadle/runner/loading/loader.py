@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ...config import Settings
 from ...core.compute_path import KernelPolicy, KernelState, KernelStatus
 from ...errors import ConfigError, ModelError, one_line
 from ...installation import version_of
@@ -53,7 +54,7 @@ class LoadOptions:
     context: int | None = None
     memory: int | None = None
     max_running: int = 1
-    prefill_tokens: int = 2048
+    prefill_tokens: int = Settings.prefill_tokens
     prefix_cache: bool = True
     kv_bits: int | None = None
     padded: bool = False
