@@ -200,4 +200,5 @@ def test_calls_that_are_never_sent_take_no_place_of_another_address(server: Serv
 
 
 def test_the_banner_says_how_many_may_come(server: Serve) -> None:
-    assert re.search(r"clients +connections: HTTP 96 \(72 of one address\), gRPC 32 \(24 of one address\)", server.said)
+    banner = re.compile(r"clients +connections: HTTP 96 \(72 of one address\), gRPC 32 \(24 of one address\)")
+    until("it is ready, and says so", lambda: banner.search(server.said))
