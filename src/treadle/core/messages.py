@@ -42,6 +42,36 @@ class Sampling(Message, frozen=True):
     seed: int = 0
 
 
+class Constraint(Message, frozen=True):
+    """A grammar that generated tokens follow.
+
+    `grammar` is a grammar of llguidance, as text: Lark, or the JSON that `LLMatcher.grammar_from_json_schema` and its
+    siblings return. `kind` names its origin for status and metrics, such as "json_schema", "regex" or "tool".
+
+    Without `triggers` it holds from the first token behind the reasoning. With them tokens are free until one of these
+    texts was generated; the grammar begins with that text. When the grammar is complete and nothing can follow, only a
+    stop token may; with `then_free` the sequence is free again instead, until the next trigger. `close_at_limit`:
+    where `max_tokens` comes near, only tokens are allowed that complete the grammar in time.
+    """
+
+    kind: str
+    grammar: str
+    triggers: tuple[str, ...] = ()
+    then_free: bool = False
+    close_at_limit: bool = False
+
+
+class Thinking(Message, frozen=True):
+    """The reasoning of a sequence: it stands between the token ids `open_ids` and `close_ids`, and begins open where the
+    prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning `close_ids` are forced (None: no limit).
+    A constraint begins behind `close_ids`, or with the first token where no reasoning begins."""
+
+    open_ids: tuple[int, ...]
+    close_ids: tuple[int, ...]
+    opened: bool = False
+    budget: int | None = None
+
+
 class Submit(Message, frozen=True, tag=True):
     """One sequence to generate.
 
@@ -54,7 +84,8 @@ class Submit(Message, frozen=True, tag=True):
     `group`: once one of them runs, the others' waits do not end. A lower `priority` goes first; within a priority the
     `tenant` with the fewest running rows does. `arrival` numbers sequences in the order in which they came, from 1, and
     stays when one is replayed: of one priority, the lower has the better claim to memory. 0 where there is no number:
-    then they count in the order in which they are sent.
+    then they count in the order in which they are sent. `constraint` and `thinking` limit the tokens that can be
+    sampled; they count in `generated` ones too.
 
     A replayed sequence ran in an earlier life of the engine, or another one of its group did: `resumed` is true,
     `generated` are the tokens that it gained then, `scored` counts the prompt log-probabilities that were told. It goes
@@ -77,6 +108,8 @@ class Submit(Message, frozen=True, tag=True):
     group: str = ""
     tenant: str = ""
     arrival: int = 0
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
     generated: tuple[int, ...] = ()
     scored: int = 0
     resumed: bool = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ...core.messages import TokenLogprob
 from ...text import TokenEntry
+from ...text.events import Event
 
 STOP, LENGTH, ABORT = "stop", "length", "abort"
 """Finish reasons; `abort` only where a request can be aborted by its id."""
@@ -18,7 +19,8 @@ class Piece:
     `tokens` include a stop token and end with the token that completed a stop string; `logprobs` has one entry for
     each, where requested. `entries` are log-probabilities aligned with `text`: a token's entry comes with its text.
     The first piece has the prompt's log-probabilities, from its second token on, where requested. The last piece has
-    `finish_reason`, and the token or string that stopped the choice."""
+    `finish_reason`, and the token or string that stopped the choice. `events` are its text as events, where the answer
+    is read for reasoning or tool calls."""
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
@@ -28,6 +30,7 @@ class Piece:
     stop_token_id: int | None = None
     stop_string: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    events: tuple[Event, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -50,6 +53,7 @@ class WholeChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     finish_reason: str | None = None
 
     def add(self, piece: Piece) -> None:
@@ -59,6 +63,7 @@ class WholeChoice:
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs
         self.prompt_logprobs += piece.prompt_logprobs
+        self.events += piece.events
         self.finish_reason = piece.finish_reason
 
 

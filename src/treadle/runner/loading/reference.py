@@ -225,9 +225,9 @@ class Reference:
 
     def _pass(self, tokens: Sequence[int], caches: Caches, places: Sequence[int]) -> Any:
         """Return the logits (n, V) of n places of `tokens`, float32."""
-        with selected(self._selection, mx.array(places)):
-            logits = self.module(mx.array([tokens], mx.int32), cache=caches)[0]
-        logits = (logits if self._selection is not None else logits[mx.array(places)]).astype(mx.float32)
+        with selected(self._selection, mx.array(list(places))):
+            logits = self.module(mx.array([list(tokens)], mx.int32), cache=caches)[0]
+        logits = (logits if self._selection is not None else logits[mx.array(list(places))]).astype(mx.float32)
         mx.eval(logits)
         return logits
 
