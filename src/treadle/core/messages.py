@@ -62,9 +62,12 @@ class Constraint(Message, frozen=True):
 
 
 class Thinking(Message, frozen=True):
-    """The reasoning of a sequence: it stands between the token ids `open_ids` and `close_ids`, and begins open where the
-    prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning `close_ids` are forced (None: no limit).
-    A constraint begins behind `close_ids`, or with the first token where no reasoning begins."""
+    """The reasoning of a sequence, between the token ids `open_ids` and `close_ids`.
+
+    It is open from the start where the prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning
+    `close_ids` are forced (None: no limit). A constraint begins behind `close_ids`, or with the first token where no
+    reasoning begins.
+    """
 
     open_ids: tuple[int, ...]
     close_ids: tuple[int, ...]
