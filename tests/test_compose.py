@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,23 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
     factory(lambda stage: None)
     assert {name: built[name] for name in GIVEN} == GIVEN
     assert limits.max_running == 3
+
+
+def test_an_engine_process_imports_no_pytorch(tmp_path: Path) -> None:
+    """transformers, which mlx-lm imports, would import it."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    information = tmp_path / "torch-2.9.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
+    spec = owner_spec(Settings(**GIVEN), ModelFolder(tmp_path, "m", Source.FOLDER, {}))
+    program = (
+        "import json, sys; from treadle.compose.owner import owner_of; owner_of(json.loads(sys.argv[1]));"
+        "from treadle.runner.mlxlm import connect; connect()"
+    )
+    command = [sys.executable, "-c", program, msgspec.json.encode(spec).decode()]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
 
     spec = msgspec.convert(arguments, OwnerSpec)
     configure(spec.log_level, sys.stderr, spec.log_format)
+    _hide_torch()
     factory = runner_factory(spec)
 
     def build(progress: Progress) -> Runner:
@@ -67,6 +68,12 @@ def owner_of(arguments: Mapping[str, Any]) -> tuple[RunnerFactory, OwnerLimits]:
         return runner
 
     return build, spec.limits
+
+
+def _hide_torch() -> None:
+    """Keep this process from importing PyTorch. mlx-lm imports transformers, which imports it wherever it is installed:
+    seconds of each start, and hundreds of megabytes, for nothing that is used."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
 def runner_factory(spec: OwnerSpec) -> RunnerFactory:
