@@ -33,11 +33,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "core": (),
     "engine": ("core", "runner.base", "file_descriptors", "environment", "processes", "output_streams"),
     "runner.base": ("core",),
-    "runner": ("core", "cache"),
+    "runner": ("core", "cache", "grammar"),
     "cache": ("core",),
+    "grammar": ("core",),
     "text": ("core", "environment", "processes"),
     "fronts": (
-        *("core", "text", "telemetry", "host_names", "keys"),
+        *("core", "text", "telemetry", "host_names", "keys", "grammar"),
         *("engine.client", "engine.reservation", "engine.generation", "engine.status", "engine.observer"),
         "engine.block_event_feeds",
     ),
@@ -57,7 +58,7 @@ MLX = ("mlx", "mlx_lm")
 MAY_IMPORT_MLX = ("runner", "cache.block_store", "bench.inprocess")
 CORE_LIBRARIES = ("msgspec",)
 WITHOUT_MLX = (
-    *("core", "cache.prefix_index", "engine", "text", "fronts", "telemetry"),
+    *("core", "cache.prefix_index", "engine", "text", "grammar", "fronts", "telemetry"),
     *("fleet", "installation", "compose", "library", "cli"),
 )
 

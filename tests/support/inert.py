@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from treadle.core.messages import BlockEvent, RunnerStatistics
+from collections.abc import Callable
+
+from treadle.core.grammar_state import READY, GrammarStatus
+from treadle.core.messages import BlockEvent, Constraint, RunnerStatistics
 
 
 class Inert:
-    """Runner without a warm-up, statistics, block events or resources."""
+    """Runner without a warm-up, grammars, statistics, block events or resources."""
 
     def warm_up(self) -> None:
+        return
+
+    def grammar_state(self, constraint: Constraint) -> GrammarStatus:
+        return READY
+
+    def notify_grammars(self, changed: Callable[[], None]) -> None:
         return
 
     def trim_memory(self) -> None:

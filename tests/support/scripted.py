@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.cache.prefix_index import PrefixIndex
-from treadle.core.messages import BlockEvent, Capabilities, RunnerStatistics, Submit, TokenLogprob
+from treadle.core.grammar_state import READY, GrammarStatus
+from treadle.core.messages import BlockEvent, Capabilities, Constraint, RunnerStatistics, Submit, TokenLogprob
 from treadle.core.plan import Admit, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
 from treadle.runner.base import Job
 
@@ -35,6 +36,8 @@ class ScriptedRunner:
     With `prefix_cache` among its capabilities it reuses, in whole blocks, the tokens of ended rows and those of running
     rows from finished steps. `computed` counts prompt tokens that were prefilled. With `kv_blocks` it counts blocks, as
     if nothing were shared.
+
+    `grammars` are the states of grammars by text, READY for others; `grammar_changed` tells the loop of a change.
     """
 
     def __init__(self, script: Script, *, vocabulary: int, context: int = 4096) -> None:
@@ -50,6 +53,8 @@ class ScriptedRunner:
         self.most_in_flight = 0
         self._cached: list[tuple[str, tuple[int, ...]]] = []
         self.index: PrefixIndex | None = None  # of ended rows, for block events
+        self.grammars: dict[str, GrammarStatus] = {}
+        self.grammar_changed: Callable[[], None] = lambda: None
         self._can = Capabilities(
             model="scripted",
             architecture="none",
@@ -88,6 +93,12 @@ class ScriptedRunner:
         yield from self._cached
         for row in self.held.values():
             yield row.request.salt, row.tokens[: row.settled]
+
+    def grammar_state(self, constraint: Constraint) -> GrammarStatus:
+        return self.grammars.get(constraint.grammar, READY)
+
+    def notify_grammars(self, changed: Callable[[], None]) -> None:
+        self.grammar_changed = changed
 
     def start(self, plan: StepPlan) -> None:
         self.in_flight.append(self.execute(plan))

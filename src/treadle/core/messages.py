@@ -62,12 +62,9 @@ class Constraint(Message, frozen=True):
 
 
 class Thinking(Message, frozen=True):
-    """The reasoning of a sequence, between the token ids `open_ids` and `close_ids`.
-
-    It is open from the start where the prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning
-    `close_ids` are forced (None: no limit). A constraint begins behind `close_ids`, or with the first token where no
-    reasoning begins.
-    """
+    """The reasoning of a sequence: it stands between the token ids `open_ids` and `close_ids`, and begins open where
+    the prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning `close_ids` are forced (None: no limit).
+    A constraint begins behind `close_ids`, or with the first token where no reasoning begins."""
 
     open_ids: tuple[int, ...]
     close_ids: tuple[int, ...]
@@ -328,6 +325,17 @@ class PrefixStatistics(Message, frozen=True):
     held_bytes: int = 0
 
 
+class GrammarStatistics(Message, frozen=True):
+    """Statistics of grammars. Since the owner started: grammars `compiled` and `failed`, and seconds of compiling.
+    Now: grammars in the cache, and bytes of their texts."""
+
+    compiled: int = 0
+    failed: int = 0
+    compile_s: float = 0.0
+    cached: int = 0
+    cached_bytes: int = 0
+
+
 class RunnerStatistics(Message, frozen=True):
     """Memory of the runner in bytes; `kv_bytes` is what running sequences hold."""
 
@@ -336,6 +344,7 @@ class RunnerStatistics(Message, frozen=True):
     cache_bytes: int = 0
     kv_bytes: int = 0
     prefix: PrefixStatistics = PrefixStatistics()
+    grammars: GrammarStatistics = GrammarStatistics()
 
 
 class EngineStatistics(Message, frozen=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ..core.messages import BlockEvent, Capabilities, RunnerStatistics
+from ..core.grammar_state import GrammarStatus
+from ..core.messages import BlockEvent, Capabilities, Constraint, RunnerStatistics
 from ..core.plan import Admit, StepPlan, StepResult
 
 
@@ -51,6 +52,16 @@ class Runner(Protocol):
         """Return how many tokens of prompt and history, without the last one, the prefix cache holds. A query without
         side effects: the tokens are taken over when the plan that admits the sequence with this number is started. Not
         called for sequences with `prompt_logprobs`."""
+        ...
+
+    def grammar_state(self, constraint: Constraint) -> GrammarStatus:
+        """Return the state of a constraint's grammar. The first call begins to compile it, beside the steps. Asked
+        before a sequence waits for a slot, and again in each plan that may admit it: one whose grammar is not READY is
+        left out. If the grammar of an admitted sequence is gone by `start`, the result names it in `evicted`."""
+        ...
+
+    def notify_grammars(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, from any thread, whenever a PENDING grammar becomes READY or FAILED."""
         ...
 
     def start(self, plan: StepPlan) -> None:

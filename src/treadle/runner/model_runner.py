@@ -18,8 +18,17 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from ..core.messages import BlockEvent, Capabilities, KvCapabilities, RunnerStatistics, StepCapabilities
+from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
+from ..core.messages import (
+    BlockEvent,
+    Capabilities,
+    Constraint,
+    KvCapabilities,
+    RunnerStatistics,
+    StepCapabilities,
+)
 from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from ..grammar.compiler import GrammarCompiler
 from .base import Job, JobContext
 from .device import memory
 from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
@@ -49,11 +58,13 @@ class ModelRunner:
         model: LoadedModel,
         clock: Callable[[], float] = time.monotonic,
         before_step: Callable[[], None] = lambda: None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._owner = OwnerThread()
         self._model = model
         self._clock = clock
         self._before_step = before_step
+        self._grammars = grammars or GrammarCompiler(None, unavailable=NO_GRAMMARS)
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
         self._put = Staging().put if model.staged else direct
@@ -122,6 +133,14 @@ class ModelRunner:
         self._owner.check()
         return self._backend.match(admit.request.salt, (*admit.request.prompt, *admit.history)[:-1])
 
+    def grammar_state(self, constraint: Constraint) -> GrammarStatus:
+        """Return the state of a constraint's grammar, which is compiled in the background."""
+        return self._grammars.state(constraint)
+
+    def notify_grammars(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, from a background thread, whenever a grammar has been compiled or has failed."""
+        self._grammars.notify(changed)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Start a step and finish it. No other step may be in flight."""
         assert not self._started
@@ -183,7 +202,9 @@ class ModelRunner:
         now, kv_bytes = memory.statistics_of(), self._backend.kv_bytes()
         if self._pool is not None:
             self._pool.follow(now["active_bytes"])
-        return RunnerStatistics(**now, kv_bytes=kv_bytes, prefix=self._backend.statistics())
+        return RunnerStatistics(
+            **now, kv_bytes=kv_bytes, prefix=self._backend.statistics(), grammars=self._grammars.statistics
+        )
 
     def watch_blocks(self, salt: str, on: bool) -> None:
         """Record the events of a salt's cached blocks, or no longer."""
@@ -214,6 +235,7 @@ class ModelRunner:
         """Free rows, caches and weights, and end MLX on this thread unless it is the main one."""
         self._owner.check()
         self._started.clear()
+        self._grammars.close()
         self._backend.close()
         self._rows.clear()
         del self._model, self._backend

@@ -25,7 +25,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """Tool call number `index` (from 0) of the function `name` begins. `id`: its id, if the model wrote one."""
+    """Tool call number `index` (from 0) of the function `name` begins. `id`: its id, where the model wrote one."""
 
     index: int
     name: str
