@@ -25,7 +25,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """Tool call number `index` (from 0) of the function `name` begins. `id`: its id, where the model wrote one."""
+    """Start of tool call number `index` (from 0) of the function `name`. `id`: the call's id where the model wrote
+    one."""
 
     index: int
     name: str
@@ -42,7 +43,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """Tool call number `index` is complete. A call without it was cut off."""
+    """End of tool call number `index`, which is complete. A call without it was cut off."""
 
     index: int
 

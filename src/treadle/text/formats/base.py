@@ -1,0 +1,115 @@
+"""Base of the tool-call formats: tools and the choice among them, and the parser and grammar that each format gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from ...core.messages import Constraint
+from . import lark
+from .scanner import Scanner, Steps
+from .writer import EventWriter
+
+NONE, AUTO, REQUIRED = "none", "auto", "required"
+
+
+class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, an object."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the answer calls tools: `mode` is "none", "auto" or "required". With `names` only these may be called: a
+    named tool is "required" with its name, allowed_tools are a mode with several."""
+
+    mode: str = AUTO
+    names: tuple[str, ...] = ()
+
+    def allowed(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+        """Return the tools that may be called, in their order."""
+        if self.mode == NONE:
+            return ()
+        return tuple(tool for tool in tools if not self.names or tool.name in self.names)
+
+
+class CallContext:
+    """State that a parser of calls works on: the text, the writer of events, and the types of the tools' parameters
+    (by tool and parameter; empty where they are not declared)."""
+
+    __slots__ = ("out", "scan", "types")
+
+    def __init__(self, scan: Scanner, out: EventWriter, types: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+        self.scan = scan
+        self.out = out
+        self.types = types
+
+
+class ToolFormat(ABC):
+    """The text in which a family of models writes tool calls.
+
+    `starts` are the texts that begin a call (or a list of calls), wherever they stand. `bare_starts` begin one only at
+    the start of the answer, and only with the name of a known tool, as other text may begin so too. `special` are
+    further special tokens that the parser reads; all others are dropped. `one_block`: all calls stand behind one
+    starting text; otherwise each has its own, and text may stand between them. `own_reasoning`: the format has the markers
+    of reasoning in its parser, and reads every answer, also without tools.
+    """
+
+    name: ClassVar[str]
+    starts: ClassVar[tuple[str, ...]]
+    bare_starts: ClassVar[tuple[str, ...]] = ()
+    special: ClassVar[tuple[str, ...]] = ()
+    one_block: ClassVar[bool] = False
+    own_reasoning: ClassVar[bool] = False
+
+    @abstractmethod
+    def detect(self, template: str) -> bool:
+        """Whether a chat template is of a model that writes this format."""
+
+    @abstractmethod
+    def read(self, context: CallContext, start: str) -> Steps[None]:
+        """Read the calls behind `start`, one of the starting texts, which was consumed.
+
+        Returns behind the last character that belongs to them. Raises Mismatch where the text is no call; what was
+        consumed since the last event becomes text then.
+        """
+
+    @abstractmethod
+    def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
+        """Return a Lark expression of one call of one of `tools`, with `several` of one or more, from the starting
+        text to the last character that belongs to them. Rules are added to `grammar`."""
+
+    def constraint(
+        self,
+        tools: Sequence[ToolSpec],
+        choice: ToolChoice,
+        *,
+        parallel: bool = True,
+        special: Mapping[str, int] | None = None,
+        schema: lark.SchemaWriter = lark.plain_schema,
+    ) -> Constraint | None:
+        """Return the grammar of an answer of calls alone ("required"), or of the calls in an answer that may have some
+        ("auto"); None where no tool may be called.
+
+        `special` are the ids of the vocabulary's special tokens by text. `schema` writes a JSON schema for Lark's
+        `%json`. With `parallel` there may be several calls.
+        """
+        allowed = choice.allowed(tools)
+        if not allowed:
+            return None
+        grammar = lark.Grammar(special or {}, schema)
+        several = parallel and (self.one_block or choice.mode != AUTO)
+        text = grammar.render(self.calls(allowed, grammar, several=several))
+        if choice.mode != AUTO:
+            return Constraint("tool", text)
+        return Constraint("tool", text, triggers=self.triggers(allowed), then_free=parallel)
+
+    def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+        """Return the texts with which the grammar of "auto" begins. The grammar has no other beginning."""
+        return self.starts

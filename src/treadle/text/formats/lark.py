@@ -1,0 +1,68 @@
+"""Grammars in llguidance's Lark dialect, written by parts: literals, special tokens, JSON schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+SchemaWriter = Callable[[Mapping[str, Any]], str]
+"""Returns the text of a JSON schema behind Lark's `%json`."""
+
+
+def plain_schema(schema: Mapping[str, Any]) -> str:
+    """Write a JSON schema as it is."""
+    return json.dumps(schema)
+
+
+def literal(text: str) -> str:
+    """Return a Lark string literal."""
+    return json.dumps(text, ensure_ascii=False) if text else '""'
+
+
+def quoted(text: str) -> str:
+    """Return a Lark literal of a JSON string."""
+    return literal(json.dumps(text, ensure_ascii=False))
+
+
+def any_of(expressions: Iterable[str]) -> str:
+    """Return a Lark expression of one of several."""
+    return "(" + " | ".join(expressions) + ")"
+
+
+class Grammar:
+    """A grammar under construction. `special` are the ids of the vocabulary's special tokens by text."""
+
+    def __init__(self, special: Mapping[str, int], schema: SchemaWriter) -> None:
+        self._ids = special
+        self._schema = schema
+        self._rules: dict[str, str] = {}
+        longest_first = sorted(special, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+    def text(self, text: str) -> str:
+        """Return the expression of a fixed text. Special tokens in it are written as tokens."""
+        parts = self._split.split(text) if self._split else [text]
+        return " ".join(self._part(part) for part in parts if part)
+
+    def _part(self, part: str) -> str:
+        return f"<[{self._ids[part]}]>" if part in self._ids else literal(part)
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Return the expression of JSON text of a schema."""
+        return self.rule("json", f"%json {self._schema(schema)}")
+
+    def arguments(self, parameters: Mapping[str, Any]) -> str:
+        """Return the expression of a call's arguments: JSON text of an object with these parameters."""
+        return self.json({**parameters, "type": "object"})
+
+    def rule(self, prefix: str, expression: str) -> str:
+        """Add a rule and return its name. Rules are lower case, terminals upper case."""
+        name = f"{prefix}_{len(self._rules)}"
+        self._rules[name] = expression
+        return name
+
+    def render(self, start: str) -> str:
+        """Return the grammar's text, beginning with the expression `start`."""
+        return "\n".join([f"start: {start}", *(f"{name}: {rule}" for name, rule in self._rules.items())])

@@ -1,0 +1,25 @@
+"""Registry of the tool-call formats, by name, and the choice of one from a chat template."""
+
+from __future__ import annotations
+
+from ...errors import ConfigError
+from .base import ToolFormat
+from .hermes import Hermes
+
+_FORMATS: tuple[ToolFormat, ...] = (Hermes(),)
+"""In the order in which a template is compared with them: the most particular first."""
+
+FORMATS: dict[str, ToolFormat] = {tool_format.name: tool_format for tool_format in _FORMATS}
+
+
+def find(name: str) -> ToolFormat:
+    """Return the format of this name. Raises ConfigError for an unknown one."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise ConfigError(f"tool parser {name!r} is unknown; there are {', '.join(sorted(FORMATS))}") from None
+
+
+def pick(template: str) -> str | None:
+    """Return the name of the format that a chat template asks a model to write; None if it is none of them."""
+    return next((tool_format.name for tool_format in _FORMATS if tool_format.detect(template)), None)

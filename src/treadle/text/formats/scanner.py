@@ -1,0 +1,185 @@
+"""Scanner of generated text: the primitives with which parsers of tool calls read an answer while it is generated.
+
+A parser is a generator that yields where it needs more text. Each primitive consumes characters as soon as their
+meaning is known and returns the same wherever the text was cut, so a parser made of them does too. Consumed characters
+are never read again: the unread rest is shorter than a marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from itertools import pairwise
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A parser that returns T. It yields where it needs more text."""
+
+SPACE = re.compile(r"\s*")
+
+
+class Mismatch(Exception):
+    """The text is not what the parser expects."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class EndOfAnswer(Mismatch):
+    """The answer ended where the parser expects more."""
+
+
+class Markers:
+    """Texts to search for, none of them a prefix of another."""
+
+    def __init__(self, *texts: str) -> None:
+        unique = sorted(dict.fromkeys(texts))
+        assert all(texts), "a marker is empty"
+        assert not any(b.startswith(a) for a, b in pairwise(unique)), f"a marker begins another: {unique}"
+        self.texts = tuple(unique)
+        self._longest = max(map(len, unique), default=0)
+        prefixes = {text[:length] for text in unique for length in range(1, len(text))}
+        self._whole = re.compile("|".join(map(re.escape, unique)) or "(?!)")
+        self._part = re.compile(rf"(?:{'|'.join(map(re.escape, sorted(prefixes, key=len, reverse=True))) or '(?!)'})\Z")
+
+    def find(self, text: str, start: int) -> re.Match[str] | None:
+        """Return the first marker in `text` from `start` on."""
+        return self._whole.search(text, start)
+
+    def safe_end(self, text: str, start: int) -> int:
+        """Return where a proper prefix of a marker at the end of `text` begins; the text's length if there is none."""
+        part = self._part.search(text, max(start, len(text) - self._longest + 1))
+        return len(text) if part is None else part.start()
+
+
+class Scanner:
+    """Unread text of one answer. While `recording`, consumed text is kept until `forget` or `take_recorded`."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._recorded: list[str] = []
+        self.recording = False
+        self.ended = False
+
+    def feed(self, text: str) -> None:
+        """Add generated text."""
+        self._text = self._text[self._at :] + text if self._at < len(self._text) else text
+        self._at = 0
+
+    def forget(self) -> None:
+        """Drop the recorded text: it has become an event."""
+        self._recorded.clear()
+
+    def record(self, text: str) -> None:
+        """Begin to record, with `text` as if it had just been consumed."""
+        self._recorded = [text]
+        self.recording = True
+
+    def take_recorded(self) -> str:
+        """Stop to record and return the recorded text."""
+        text = "".join(self._recorded)
+        self._recorded, self.recording = [], False
+        return text
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise EndOfAnswer at the end of the answer, otherwise Mismatch."""
+        if self.ended and self._at == len(self._text):
+            raise EndOfAnswer(f"{reason}, but the answer ended")
+        raise Mismatch(reason)
+
+    def advance(self, length: int) -> str:
+        """Consume `length` characters that were peeked."""
+        taken = self._text[self._at : self._at + length]
+        self._at += length
+        if self.recording:
+            self._recorded.append(taken)
+        return taken
+
+    def peek(self) -> Steps[str]:
+        """Return the next character without consuming it; "" at the end of the answer."""
+        while self._at == len(self._text):
+            if self.ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def pass_run(self, pattern: re.Pattern[str], sink: Callable[[str], None]) -> Steps[None]:
+        """Consume the characters that `pattern` (a character class, repeated) matches, and pass them to `sink`."""
+        while True:
+            match = pattern.match(self._text, self._at)
+            if match is not None and match.end() > self._at:
+                sink(self.advance(match.end() - self._at))
+            if self._at < len(self._text) or self.ended:
+                return
+            yield
+
+    def take_run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Consume and return the characters that `pattern` (a character class, repeated) matches."""
+        found: list[str] = []
+        yield from self.pass_run(pattern, found.append)
+        return "".join(found)
+
+    def pass_space(self, sink: Callable[[str], None]) -> Steps[None]:
+        """Consume white space and pass it to `sink`."""
+        yield from self.pass_run(SPACE, sink)
+
+    def skip_space(self) -> Steps[None]:
+        """Consume white space."""
+        yield from self.pass_run(SPACE, _drop)
+
+    def accept(self, *texts: str) -> Steps[str | None]:
+        """Consume and return the one of `texts` that comes next; None, and nothing is consumed, if none does. None of
+        them may be a prefix of another."""
+        longest = max(map(len, texts), default=0)
+        while True:
+            rest = self._text[self._at : self._at + longest]
+            for text in texts:
+                if rest.startswith(text):
+                    return self.advance(len(text))
+            if self.ended or not any(text.startswith(rest) for text in texts):
+                return None
+            yield
+
+    def expect(self, *texts: str) -> Steps[str]:
+        """Consume and return the one of `texts` that comes next. Raises Mismatch if none does."""
+        found = yield from self.accept(*texts)
+        if found is None:
+            self.fail(f"expected {' or '.join(map(repr, texts))}")
+        return found
+
+    def skip_closing(self, text: str) -> Steps[None]:
+        """Consume white space and `text`, if it comes next, or its beginning at the end of the answer."""
+        yield from self.skip_space()
+        if (yield from self.accept(text)) is None and self.ended and text.startswith(self._text[self._at :]):
+            self.advance(len(self._text) - self._at)
+
+    def pass_until(self, markers: Markers, sink: Callable[[str], None]) -> Steps[str | None]:
+        """Pass text to `sink` up to a marker, and consume and return the marker; None at the end of the answer."""
+        while True:
+            match = markers.find(self._text, self._at)
+            if match is not None:
+                self._pass(match.start(), sink)
+                return self.advance(len(match.group()))
+            self._pass(len(self._text) if self.ended else markers.safe_end(self._text, self._at), sink)
+            if self.ended:
+                return None
+            yield
+
+    def _pass(self, end: int, sink: Callable[[str], None]) -> None:
+        if end > self._at:
+            sink(self.advance(end - self._at))
+
+    def take_until(self, markers: Markers) -> Steps[tuple[str, str]]:
+        """Consume the text up to a marker, and the marker; return both. Raises EndOfAnswer without a marker."""
+        found: list[str] = []
+        marker = yield from self.pass_until(markers, found.append)
+        if marker is None:
+            self.fail(f"expected {' or '.join(map(repr, markers.texts))}")
+        return "".join(found), marker
+
+
+def _drop(text: str) -> None:
+    """Sink for text without a meaning."""

@@ -1,0 +1,157 @@
+"""Writer of the events of one answer: parsers write what they read, and neighbours of one kind are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from ..events import CallArguments, CallEnd, CallStart, Event, Malformed, Reasoning, Text
+from .scanner import Scanner
+
+
+class EventWriter:
+    """Writer of the events of one answer.
+
+    White space between text and a call, and at the borders of reasoning, belongs to neither and is dropped: it is held
+    back until the next other character decides. `hold_space` is false where no call can follow, and text is passed on
+    at once. Each event of a call makes `scan` forget the text that it came from.
+    """
+
+    def __init__(self, scan: Scanner, tools: Collection[str], *, hold_space: bool) -> None:
+        self._scan = scan
+        self._tools = frozenset(tools)
+        self._hold_space = hold_space
+        self._space: list[str] = []
+        self._make: Callable[[str], Event] | None = None
+        self._parts: list[str] = []
+        self._events: list[Event] = []
+        self._calls = 0
+        self._at_start = True
+        self._behind_reasoning = False
+        self._has_text = False
+        self._has_reasoning = False
+        self.known_tools_only = False
+        self.call_open = False
+        self.in_reasoning = False
+
+    @property
+    def calls(self) -> int:
+        """Number of calls that were begun."""
+        return self._calls
+
+    def take(self) -> tuple[Event, ...]:
+        """Return the events since the last time."""
+        self._flush()
+        events, self._events = tuple(self._events), []
+        return events
+
+    def text(self, text: str) -> None:
+        """Write visible text."""
+        if self._at_start:
+            text = self._without_leading_space(text, self._leading_space)
+        if self._hold_space:
+            text = self._without_trailing_space(text)
+        if text:
+            self._has_text = True
+            self._add(Text, text)
+
+    def reasoning(self, text: str) -> None:
+        """Write a piece of the reasoning."""
+        if self._at_start:
+            text = self._without_leading_space(text, str)
+        if text := self._without_trailing_space(text):
+            self._add(Reasoning, text)
+
+    def begin_reasoning(self) -> None:
+        """Begin a block of reasoning."""
+        self._begin_block()
+        self._has_reasoning = self.in_reasoning = True
+
+    def end_reasoning(self) -> None:
+        """End a block of reasoning."""
+        self._begin_block()
+        self.in_reasoning = False
+        self._behind_reasoning = True
+
+    def call_start(self, name: str, call_id: str | None = None) -> None:
+        """Begin a tool call. Raises Mismatch for a name that can't be one."""
+        name = name.strip()
+        if not name or (self.known_tools_only and name not in self._tools):
+            self._scan.fail(f"no tool is named {name[:64]!r}")
+        self._begin_block()
+        self.call_open, self.in_reasoning = True, False
+        self._emit(CallStart(self._calls, name, call_id))
+        self._calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Write a piece of the arguments' JSON text."""
+        if text:
+            self._scan.forget()
+            self._add(self._make_arguments, text)
+
+    def call_end(self) -> None:
+        """Complete the tool call."""
+        self.call_open = False
+        self._emit(CallEnd(self._calls - 1))
+
+    def malformed(self, reason: str) -> None:
+        """Report that what was recorded is no tool call."""
+        self.call_open = False
+        self._emit(Malformed(reason))
+
+    def finish(self) -> None:
+        """End the answer: held white space is written, but at the border of a call or of reasoning."""
+        is_all = self._at_start and not (self._has_text or self._has_reasoning or self._calls)
+        if (space := "".join(self._space)) and (is_all or not self._at_start):
+            self._add(Text if is_all or self._make is None else self._make, space)
+        self._space = []
+
+    def _make_arguments(self, text: str) -> Event:
+        return CallArguments(self._calls - 1, text)
+
+    def _begin_block(self) -> None:
+        self._space.clear()
+        self._at_start, self._behind_reasoning = True, False
+
+    def _without_leading_space(self, text: str, keep: Callable[[], str]) -> str:
+        """Hold back the white space at the start of a block. Return the rest, behind what `keep` returns of it."""
+        rest = text.lstrip()
+        self._space.append(text[: len(text) - len(rest)])
+        if not rest:
+            return ""
+        before = keep()
+        self._space, self._at_start = [], False
+        return before + rest
+
+    def _leading_space(self) -> str:
+        space = "".join(self._space)
+        if not self._behind_reasoning and (self._has_text or not self._calls):
+            return space
+        return space[space.rfind("\n") + 1 :] if "\n" in space else ""
+
+    def _without_trailing_space(self, text: str) -> str:
+        """Hold back the white space at the end of `text`. Return the rest, behind what was held before."""
+        visible = text.rstrip()
+        if not visible:
+            self._space.append(text)
+            return ""
+        before = "".join(self._space)
+        self._space = [text[len(visible) :]]
+        return before + visible
+
+    def _add(self, make: Callable[[str], Event], text: str) -> None:
+        if make != self._make:
+            self._flush()
+            self._make = make
+        self._parts.append(text)
+
+    def _emit(self, event: Event) -> None:
+        self._scan.forget()
+        self._flush()
+        self._make = None
+        self._events.append(event)
+
+    def _flush(self) -> None:
+        if self._parts:
+            assert self._make is not None
+            self._events.append(self._make("".join(self._parts)))
+            self._parts = []

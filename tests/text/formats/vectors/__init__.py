@@ -1,0 +1,17 @@
+"""Answers and their events, one module a format. Each module is named like its format and has `VECTORS`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from .vector import Vector
+
+
+def all_vectors() -> list[Vector]:
+    """Every vector of every module, with its format's name in front of its own."""
+    found = []
+    for module in pkgutil.iter_modules(__path__):
+        if module.name != "vector":
+            found += importlib.import_module(f"{__name__}.{module.name}").VECTORS
+    return found
