@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.core.messages import Sampling
+from treadle.core.messages import Constraint, Sampling, Thinking
 from treadle.errors import ContextLengthExceeded, InvalidRequest
+from treadle.fronts.prepared import Prepared
 from treadle.fronts.validate import Limits, RawParams, build_submits, check, check_prompt_ids
 
 LIMITS = Limits(vocabulary=100, context=50, eos_token_ids=(7,))
@@ -133,6 +134,13 @@ def test_without_a_seed_every_row_draws_one() -> None:
     draw = count(40)
     rows = build_submits(check(RawParams(n=2), LIMITS), [[1]], LIMITS, lambda: next(draw))
     assert [row.sampling.seed for row in rows] == [40, 41]
+
+
+def test_every_sequence_gets_the_constraint_and_the_thinking_of_the_request() -> None:
+    constraint, thinking = Constraint(kind="regex", grammar="x"), Thinking(open_ids=(1,), close_ids=(2,), budget=3)
+    prepared = Prepared(constraint=constraint, thinking=thinking)
+    rows = build_submits(check(RawParams(n=2), LIMITS), [[1], [2]], LIMITS, lambda: 0, prepared=prepared)
+    assert [(row.constraint, row.thinking) for row in rows] == [(constraint, thinking)] * 4
 
 
 def test_the_prompt_alone_may_be_all_where_the_front_allows_it() -> None:

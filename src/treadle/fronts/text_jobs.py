@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import ContextLengthExceeded
 from ..text.work.stages import RENDERING, TOKENIZING
+from .prepared import NOTHING, Prepared, PreparedPrompts
 from .validate import Limits, ValidatedRequest, completion_budget
 
 if TYPE_CHECKING:
@@ -63,11 +64,13 @@ class Echoed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    """Each prompt's number of tokens, their ids (four bytes each; empty for prompts over the limit), and echoes."""
+    """Each prompt's number of tokens, their ids (four bytes each; empty for prompts over the limit), and echoes; and
+    the values that the request's sequences share."""
 
     counts: list[int]
     ids: list[bytes]
     echoes: list[Echoed] = []
+    prepared: Prepared = NOTHING
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -117,10 +120,12 @@ def about_param(param: str) -> Iterator[None]:
         raise
 
 
-def tokenized(prompts: Sequence[Sequence[int]], context: int, echoes: Sequence[Echoed] = ()) -> bytes:
+def tokenized(
+    prompts: Sequence[Sequence[int]], context: int, echoes: Sequence[Echoed] = (), prepared: Prepared = NOTHING
+) -> bytes:
     """Encode the result of a tokenizing job."""
     ids = [array("I", prompt).tobytes() if len(prompt) <= context else b"" for prompt in prompts]
-    return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes)))
+    return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes), prepared))
 
 
 JOBS = {"text": text_job, "messages": messages_job, "bundle": bundle_job}
@@ -131,13 +136,13 @@ JOBS = {"text": text_job, "messages": messages_job, "bundle": bundle_job}
 
 async def tokenize_text(
     pool: TextJobRunner, text: str, params: ValidatedRequest, limits: Limits, tenant: str, param: str
-) -> Sequence[int]:
+) -> PreparedPrompts:
     """Return one text's token ids. Raises ContextLengthExceeded for one that is too long, and the tokenizer's own
     refusals."""
     payload = text.encode("utf-8", "surrogatepass")
     given = _encode(TextParams(limits.context, param))
     data = await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload))
-    return prompts_of(decode_tokenized(data), params, limits, param)[0]
+    return prompts_of(decode_tokenized(data), params, limits, param)
 
 
 async def tokenize_messages(
@@ -148,14 +153,14 @@ async def tokenize_messages(
     limits: Limits,
     tenant: str,
     param: str,
-) -> Sequence[int]:
+) -> PreparedPrompts:
     """Return the token ids of a chat; with `continues` the answer continues the last message. Raises
     ContextLengthExceeded for one that is too long, and the template's and tokenizer's own refusals."""
     payload = _encode(turns)
     given = _encode(TextParams(limits.context, param, continues))
     size = len(payload)
     data = await pool.run("messages", given, payload, tenant=tenant, parsed=size, tokenized=size)
-    return prompts_of(decode_tokenized(data), params, limits, param)[0]
+    return prompts_of(decode_tokenized(data), params, limits, param)
 
 
 async def bundled(pool: TextJobRunner) -> bytes:
@@ -168,12 +173,12 @@ def decode_tokenized(data: bytes) -> Tokenized:
     return msgspec.msgpack.decode(data, type=Tokenized)
 
 
-def prompts_of(found: Tokenized, params: ValidatedRequest, limits: Limits, param: str) -> list[Sequence[int]]:
+def prompts_of(found: Tokenized, params: ValidatedRequest, limits: Limits, param: str) -> PreparedPrompts:
     """Return each prompt's ids. Raises ContextLengthExceeded for prompts that were too long to be sent back."""
     for count in found.counts:
         if count > limits.context:
             completion_budget(params, count, limits, param)
-    return [ids_of(data) for data in found.ids]
+    return PreparedPrompts([ids_of(data) for data in found.ids], found.prepared)
 
 
 def ids_of(data: bytes) -> tuple[int, ...]:

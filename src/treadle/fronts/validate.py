@@ -17,6 +17,7 @@ import msgspec
 from ..core.messages import Sampling, Submit
 from ..errors import ContextLengthExceeded, InvalidRequest
 from .cache_salts import check_cache_salt
+from .prepared import NOTHING, Prepared
 
 MAX_N = 128
 MAX_STOPS = 16
@@ -196,9 +197,10 @@ def build_submits(
     param: str = "prompt",
     *,
     salt: str = "",
+    prepared: Prepared = NOTHING,
 ) -> list[Submit]:
     """Return one Submit for each choice of each prompt: all choices of the first prompt, then of the second. Their
-    prompts are cached under `salt`.
+    prompts are cached under `salt`; all get the constraint and the thinking of `prepared`.
 
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
@@ -223,6 +225,8 @@ def build_submits(
                     prompt_logprobs=validated.prompt_logprobs,
                     salt=salt,
                     priority=validated.priority,
+                    constraint=prepared.constraint,
+                    thinking=prepared.thinking,
                 )
             )
     return submits

@@ -169,8 +169,9 @@ class _Life:
         prompts = await request.prompts.tokenize(self.model.texts.pool, self.params, limits, caller.tenant)
         salt = request.salts.salt(caller.tenant_digest, self.params.cache_salt)
         param = request.prompts.param
-        submits = build_submits(self.params, prompts, limits, self.draw_seed, param, salt=salt)
-        request.record.prompt_tokens = sum(map(len, prompts))
+        ids, prepared = prompts.ids, prompts.prepared
+        submits = build_submits(self.params, ids, limits, self.draw_seed, param, salt=salt, prepared=prepared)
+        request.record.prompt_tokens = sum(map(len, ids))
         return submits
 
     def _choices(self, generations: Sequence[Generation]) -> list[Choice]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ...text import TextView
 from ..chat_messages import asks_to_continue, read_turns
+from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner, tokenize_messages, tokenize_text
 from ..validate import Limits, ValidatedRequest, check_prompt_ids, check_size
 
@@ -34,9 +35,9 @@ class Prompts(Protocol):
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
-    ) -> list[TokenIds]:
-        """Return each prompt's token ids. Raises ContextLengthExceeded, InvalidRequest, and Busy where the text
-        workers have too much to do for `tenant`."""
+    ) -> PreparedPrompts:
+        """Return each prompt's token ids, and the values that all sequences share. Raises ContextLengthExceeded,
+        InvalidRequest, and Busy where the text workers have too much to do for `tenant`."""
         ...
 
 
@@ -56,8 +57,8 @@ class IdsPrompt:
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
-    ) -> list[TokenIds]:
-        return [self.ids]
+    ) -> PreparedPrompts:
+        return PreparedPrompts([self.ids])
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class TextPrompt:
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
-    ) -> list[TokenIds]:
-        return [await tokenize_text(pool, self.text, params, limits, tenant, self.param)]
+    ) -> PreparedPrompts:
+        return await tokenize_text(pool, self.text, params, limits, tenant, self.param)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class MessagesPrompt:
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
-    ) -> list[TokenIds]:
+    ) -> PreparedPrompts:
         turns = read_turns(self.messages, self.param)
         continues = asks_to_continue(self.messages)
-        return [await tokenize_messages(pool, turns, continues, params, limits, tenant, self.param)]
+        return await tokenize_messages(pool, turns, continues, params, limits, tenant, self.param)

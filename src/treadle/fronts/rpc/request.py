@@ -9,6 +9,7 @@ from ...core.messages import TokenLogprob
 from ...errors import InvalidRequest
 from ...text import TextView
 from ..generation.prompts import IdsPrompt, Prompts, TextPrompt
+from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner
 from ..validate import Limits, RawParams, ValidatedRequest, check
 
@@ -69,8 +70,9 @@ class _ScoredInOneMessage:
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
-    ) -> list[Sequence[int]]:
-        (prompt,) = await self.inner.tokenize(pool, params, limits, tenant)
+    ) -> PreparedPrompts:
+        prompts = await self.inner.tokenize(pool, params, limits, tenant)
+        (prompt,) = prompts.ids
         scores = params.prompt_logprobs
         if scores is not None and message_bytes_of(len(prompt), scores) > MAX_MESSAGE_BYTES:
             raise InvalidRequest(
@@ -78,7 +80,7 @@ class _ScoredInOneMessage:
                 "for fewer, or send a shorter prompt",
                 param="prompt_logprobs",
             )
-        return [prompt]
+        return prompts
 
 
 def check_answer_bytes(tokens: Sequence[int], scores: Sequence[TokenLogprob], params: ValidatedRequest) -> None:

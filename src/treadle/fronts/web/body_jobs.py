@@ -15,6 +15,7 @@ import msgspec
 from ...text import TextView
 from ...text.work.stages import PARSING, RENDERING, TOKENIZING
 from .. import text_jobs
+from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
 from ..text_jobs import Echoed, Enter, TextJobRunner, about_param, decode_tokenized, ids_of, prompts_of, tokenized
 from ..validate import Limits, ValidatedRequest, check_size
@@ -130,14 +131,14 @@ class BodyPrompts:
 
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
-    ) -> list[Sequence[int]]:
+    ) -> PreparedPrompts:
         """Tokenize in a text worker; the request gets its echoes. Raises as `Prompts.tokenize` does."""
         given = _encode(TokenizeParams(self.request.kind, limits.context))
         size = len(self.body.data)
         data = await pool.run("tokenize", given, self.body.data, tenant=tenant, parsed=size, tokenized=size)
         found = decode_tokenized(data)
         prompts = prompts_of(found, params, limits, self.param)
-        self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts, strict=False)]
+        self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]
         self.body.release()
         return prompts
 

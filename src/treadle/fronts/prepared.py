@@ -1,0 +1,28 @@
+"""Prompts as text workers return them: token ids, and what the engine and the answer's reader need besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..core.messages import Constraint, Thinking
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """Plain values that a text worker derives from a request: `constraint` and `thinking` of its sequences."""
+
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
+
+
+NOTHING = Prepared()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompts:
+    """The token ids of each prompt of a request, and the values that all of its sequences share."""
+
+    ids: Sequence[Sequence[int]]
+    prepared: Prepared = NOTHING
