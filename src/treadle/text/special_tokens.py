@@ -9,7 +9,7 @@ texts, and a conversation without special tokens is tokenized exactly as without
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from ..errors import InvalidRequest
 
 SENTINELS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 TEXT_KEYS = ("name", "reasoning_content")
+CALL_KEYS = ("tool_calls", "tool_call_id")
 ASSISTANT_ROLE = "assistant"
 
 
@@ -36,6 +37,7 @@ class GuardedChat:
     messages: Sequence[Mapping[str, Any]]
     extra: Mapping[str, Any]
     sentinel: str
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class SpecialTokenGuard:
@@ -53,19 +55,25 @@ class SpecialTokenGuard:
         self._any_role = _SubstringFinder(usual | added)
 
     def split_special_tokens(
-        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> GuardedChat | None:
         """Return the conversation with its special tokens split; None if it has none. Raises InvalidRequest when it
         contains all sentinels."""
         in_messages = (self._finder_for(message).occurs_in(text) for message in messages for text in _texts_of(message))
-        in_extra = (self._any_role.occurs_in(value) for value in extra.values() if isinstance(value, str))
-        if not any(in_messages) and not any(in_extra):
+        nested = [extra, tools, *(_calls_of(message) for message in messages)]
+        in_nested = (self._any_role.occurs_in(text) for value in nested for text in _strings_of(value))
+        if not any(in_messages) and not any(in_nested):
             return None
-        sentinel = _unused_sentinel(messages, extra)
+        texts = [text for message in messages for text in _texts_of(message)]
+        sentinel = _unused_sentinel([*texts, *(text for value in nested for text in _strings_of(value))])
         return GuardedChat(
             [self._split_message(message, sentinel) for message in messages],
-            {key: self._any_role.split(v, sentinel) if isinstance(v, str) else v for key, v in extra.items()},
+            self._split_nested(extra, sentinel),
             sentinel,
+            self._split_nested(list(tools), sentinel),
         )
 
     def to_separators(self, rendered: str, sentinel: str) -> tuple[str, frozenset[int], int]:
@@ -97,11 +105,23 @@ class SpecialTokenGuard:
     def _finder_for(self, message: Mapping[str, Any]) -> _SubstringFinder:
         return self._special if message.get("role") == ASSISTANT_ROLE else self._any_role
 
+    def _split_nested(self, value: Any, sentinel: str) -> Any:
+        """Return the value with the special tokens in all of its strings split, names of members included."""
+        if isinstance(value, str):
+            return self._any_role.split(value, sentinel)
+        if isinstance(value, Mapping):
+            members = value.items()
+            return {self._split_nested(key, sentinel): self._split_nested(inner, sentinel) for key, inner in members}
+        if isinstance(value, list):
+            return [self._split_nested(inner, sentinel) for inner in value]
+        return value
+
     def _split_message(self, message: Mapping[str, Any], sentinel: str) -> dict[str, Any]:
         finder, result = self._finder_for(message), dict(message)
         for key in TEXT_KEYS:
             if isinstance(result.get(key), str):
                 result[key] = finder.split(result[key], sentinel)
+        result |= self._split_nested(_calls_of(message), sentinel)
         content = message.get("content")
         if isinstance(content, str):
             result["content"] = finder.split(content, sentinel)
@@ -161,9 +181,24 @@ def _texts_of(message: Mapping[str, Any]) -> Iterable[str]:
     yield from (message[key] for key in TEXT_KEYS if isinstance(message.get(key), str))
 
 
-def _unused_sentinel(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
-    texts = [text for message in messages for text in _texts_of(message)]
-    texts += [value for value in extra.values() if isinstance(value, str)]
+def _calls_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: message[key] for key in CALL_KEYS if key in message}
+
+
+def _strings_of(value: Any) -> Iterator[str]:
+    """Yield all strings in a value of JSON, names of members included."""
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple)):
+            rest += item
+
+
+def _unused_sentinel(texts: Sequence[str]) -> str:
     for sentinel in SENTINELS:
         if not any(sentinel in text for text in texts):
             return sentinel

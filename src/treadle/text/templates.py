@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ..errors import InvalidRequest, ModelError, one_line
 from .continuation import cut_at_marker, with_marker
 from .folder import FolderConfig, read_object, read_override, read_regular
+from .template_traits import TemplateTraits, probe
 
 _MAX_CHARS = 32 * 1024 * 1024
 _MAX_S = 10.0
 _PROBES = ((0, 4), (1, 4), (1, 2))  # slices of the probe's turns: templates differ in the orders of roles they accept
+_REASONING_KEYS = ("thinking", "reasoning")  # of messages, besides `reasoning_content`
 _RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -41,10 +44,15 @@ class ContentFormat(Enum):
     EITHER = "either"
 
 
+class TemplateRefusal(InvalidRequest):
+    """The template raised, or failed, on this conversation. It may take another form of it."""
+
+
 class ChatTemplate:
     """A compiled chat template.
 
-    `source` is its text; `name` is its origin, for error messages. `special_tokens` (`bos_token`, ...) are passed as
+    `source` is its text; `name` is its origin, for error messages; `traits` are the forms of a conversation that it
+    writes. `special_tokens` (`bos_token`, ...) are passed as
     variables. `now` is the clock of `strftime_now`. A rendering may write `max_chars` characters and take `max_s`
     seconds. Raises ModelError when the source does not compile.
     """
@@ -71,8 +79,10 @@ class ChatTemplate:
             raise ModelError(
                 f"the chat template in {name}{line} is broken: {one_line(error)}; give another with `chat_template`"
             ) from error
+        self._reasoning_keys = [key for key in _REASONING_KEYS if re.search(rf"\.{key}\b|\[['\"]{key}['\"]\]", source)]
         self._content_format = self._probe_content_format()
-        self.literal_text = self._render_literal_text()
+        self.traits = self._probe_traits()
+        self.literal_text = self._render_literal_text() + self.traits.probed
 
     def render(
         self,
@@ -92,6 +102,7 @@ class ChatTemplate:
         if taken := _RESERVED_NAMES.intersection(extra or {}):
             raise InvalidRequest(f"template variable {min(taken)!r} is set by the server", param="chat_template_kwargs")
         normalized = [_normalize_content(message, i, self._content_format) for i, message in enumerate(messages)]
+        normalized = [self._with_reasoning(message) for message in normalized]
         last = normalized[-1] if continue_final_message else None
         if last is not None:
             normalized[-1], add_generation_prompt = with_marker(last), False
@@ -99,11 +110,18 @@ class ChatTemplate:
         rendered = self._run({"documents": None, **(extra or {}), **own})
         return rendered if last is None else cut_at_marker(rendered, last)
 
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the message with its reasoning also under the other names that the template reads."""
+        reasoning = message.get("reasoning_content")
+        if reasoning is None:
+            return message
+        return {**dict.fromkeys(self._reasoning_keys, reasoning), **message}
+
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._collect({**self._special_tokens, **variables})
         except _RaisedByTemplate as error:
-            raise InvalidRequest(
+            raise TemplateRefusal(
                 f"the model's chat template refuses this: {one_line(error)}", param="messages"
             ) from None
         except jinja2.exceptions.SecurityError as error:
@@ -116,7 +134,7 @@ class ChatTemplate:
             raise
         except Exception as error:
             cause = f"{type(error).__name__}: {one_line(error)}"
-            raise InvalidRequest(
+            raise TemplateRefusal(
                 f"the model's chat template can't write these messages ({cause})", param="messages"
             ) from error
 
@@ -140,6 +158,18 @@ class ChatTemplate:
         if not takes_parts:
             return ContentFormat.TEXT
         return ContentFormat.EITHER if word in text else ContentFormat.PARTS
+
+    def _probe_traits(self) -> TemplateTraits:
+        def render(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+            try:
+                return self.render(turns, tools=tools)
+            except TemplateRefusal:
+                return ""
+
+        try:
+            return probe(render)
+        except (InvalidRequest, ModelError):  # it breaks a limit
+            return TemplateTraits()
 
     def _render_literal_text(self) -> str:
         """Render empty turns of every role: the text that comes from the template itself, for `SpecialTokenGuard`."""

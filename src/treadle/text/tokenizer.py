@@ -13,10 +13,12 @@ from ..errors import ContextLengthExceeded, InvalidRequest, ModelError, one_line
 from .byte_decoders import byte_token_decoder
 from .check import check_text
 from .folder import FolderConfig, read_regular
-from .special_tokens import Separator, SpecialTokenGuard
-from .templates import ChatTemplate, find_template
+from .special_tokens import GuardedChat, Separator, SpecialTokenGuard
+from .template_traits import TemplateTraits
+from .templates import ChatTemplate, TemplateRefusal, find_template
 from .text_view import TextView
 from .token_decoder import ByteTokenDecoder, TokenDecoder
+from .turn_forms import forms
 from .window_decoder import WindowTokenDecoder
 
 MAX_VOCABULARY = 1 << 22
@@ -31,6 +33,14 @@ _SAMPLE = (
     "今日は天気がいいので、公園まで歩きました。Сегодня хорошая погода. 🙂👍🏽\n"
     "- item one\n- item two: https://example.org/path?query=1&page=2\n\t| a | b |\n"
 )
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered chat: its token ids, and its text."""
+
+    ids: list[int]
+    text: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,31 +179,57 @@ class TextModel(TextView):
             return [*self.prefix, *ids]
         return ids
 
-    def chat_ids(
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Return the token ids of `chat_prompt`."""
+        return self.chat_prompt(messages, **options).ids
+
+    def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
         rendered: Callable[[], None] = lambda: None,
         most: int | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-    ) -> list[int]:
-        """Render and tokenize messages; special tokens in their texts stay text.
+    ) -> ChatPrompt:
+        """Render and tokenize messages; special tokens in their texts stay text. Tools and turns that the template
+        can't write become text in their place (`turn_forms`).
 
-        `rendered` is called between rendering and tokenizing. `most`: see `encode`.
+        `rendered` is called between rendering and tokenizing. `most`: see `encode`. Raises InvalidRequest, the
+        template's own refusal included.
         """
-        guarded = self.guard.split_special_tokens(messages, extra or {})
-        if guarded is not None:
-            messages, extra = guarded.messages, guarded.extra
-        text = self.render_chat(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            extra=extra,
-        )
-        rendered()
-        return self.encode_chat(text, None if guarded is None else guarded.sentinel, most=most)
+        traits = TemplateTraits() if self.chat_template is None else self.chat_template.traits
+        definitions = tools if traits.tools else None
+        refusal: TemplateRefusal | None = None
+        for turns in forms(messages, tools, traits):
+            guarded = self._guarded(turns, extra or {}, definitions or ())
+            try:
+                text = self.render_chat(
+                    turns if guarded is None else guarded.messages,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tools=definitions if guarded is None else guarded.tools,
+                    extra=extra if guarded is None else guarded.extra,
+                )
+            except TemplateRefusal as error:
+                refusal = refusal or error
+                continue
+            rendered()
+            return ChatPrompt(self.encode_chat(text, None if guarded is None else guarded.sentinel, most=most), text)
+        assert refusal is not None
+        raise refusal
+
+    def _guarded(
+        self, turns: Sequence[Mapping[str, Any]], extra: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    ) -> GuardedChat | None:
+        try:
+            return self.guard.split_special_tokens(turns, extra, tools)
+        except RecursionError:
+            raise InvalidRequest(
+                "tools, or the arguments of a call, are nested too deeply: flatten them", param="messages"
+            ) from None
 
 
 def _open(path: Path) -> Tokenizer:

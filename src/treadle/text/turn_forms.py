@@ -1,0 +1,201 @@
+"""Conversations in the forms that a chat template writes: tools, calls, their results, and system turns.
+
+A turn that the template can't write becomes text at the same place. No turn is moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .template_traits import ArgumentsForm, TemplateTraits
+
+Turn = dict[str, Any]
+
+_CONVERTED = "_converted"
+_SHORT_ID_CHARS = 9
+_TOOLS_PROMPT = """You can call functions. Each is described by its name and a JSON schema of its parameters:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and arguments as JSON, once for each call, in this form:
+<tool_call>
+{{"name": "function name", "arguments": {{"parameter": "value"}}}}
+</tool_call>"""
+
+
+def forms(
+    turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, traits: TemplateTraits
+) -> Iterator[list[Turn]]:
+    """Yield the conversation in forms to try, the most faithful first.
+
+    Tools and turns that the template never writes are text in all of them: tools are described in the first system
+    turn, later system turns and results of calls become turns of the user. Where the template refuses those, they are
+    joined with the user's turn or the result next to them, and a result without a call becomes text too.
+    """
+    named = _with_names(turns)
+    if tools and not traits.tools:
+        named = _with_tools_prompt(named, tools)
+    leading = next((i for i, turn in enumerate(named) if turn["role"] != "system"), len(named))
+    first = [_fitted(turn, i, leading, traits) for i, turn in enumerate(named)]
+    yield _clean(_join_results(first))
+    joined = _join_converted(_join_results(first))
+    if joined != first:
+        yield _clean(joined)
+    if orphans := _orphans(named):
+        texts = [_result_text(named[i]) if i in orphans else turn for i, turn in enumerate(first)]
+        yield _clean(_join_converted(_join_results(texts)))
+
+
+def _clean(turns: Sequence[Turn]) -> list[Turn]:
+    return [{key: value for key, value in turn.items() if key != _CONVERTED} for turn in turns]
+
+
+# Tools and calls ------------------------------------------------------------------------------------------------
+
+
+def _with_names(turns: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """Return the turns; each result of a call gets the name of its function, where a call before it has its id."""
+    names: dict[str, str] = {}
+    found = []
+    for turn in turns:
+        names |= {call["id"]: call["function"]["name"] for call in turn.get("tool_calls") or ()}
+        name = names.get(turn.get("tool_call_id", "")) if turn["role"] == "tool" else None
+        found.append({"name": name, **turn} if name else dict(turn))
+    return found
+
+
+def _with_tools_prompt(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    prompt = _TOOLS_PROMPT.format(tools=listed)
+    if turns and turns[0]["role"] == "system":
+        return [_append(turns[0], prompt), *turns[1:]]
+    return [{"role": "system", "content": prompt}, *turns]
+
+
+def _fitted(turn: Turn, index: int, leading: int, traits: TemplateTraits) -> Turn:
+    """Return turn `index` in the template's form; the first `leading` turns are system turns."""
+    role = turn["role"]
+    if role == "system" and not _takes_system(index, leading, traits):
+        return {**turn, "role": "user", _CONVERTED: True}
+    if role == "tool" and not traits.results:
+        return _result_text(turn)
+    if turn.get("tool_calls"):
+        return _call_text(turn) if traits.arguments is None else _with_calls(turn, traits)
+    if role == "tool" and traits.short_ids and "tool_call_id" in turn:
+        return {**turn, "tool_call_id": _short(turn["tool_call_id"])}
+    return turn
+
+
+def _takes_system(index: int, leading: int, traits: TemplateTraits) -> bool:
+    if index == 0:
+        return traits.system
+    return traits.several_systems if index < leading else traits.later_systems
+
+
+def _with_calls(turn: Turn, traits: TemplateTraits) -> Turn:
+    calls = [_call(call, traits) for call in turn["tool_calls"]]
+    return {**turn, "tool_calls": calls}
+
+
+def _call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    function = call["function"]
+    arguments = _arguments(function["arguments"], traits.arguments)
+    call_id = _short(call["id"]) if traits.short_ids else call["id"]
+    return {**call, "id": call_id, "function": {**function, "arguments": arguments}}
+
+
+def _arguments(text: str, form: ArgumentsForm | None) -> Any:
+    """Return arguments in the template's form. A text that is no JSON object stays a text, if the template takes it."""
+    if form is ArgumentsForm.TEXT:
+        return text or "{}"
+    value = _object(text)
+    if value is None:
+        return text if form is ArgumentsForm.EITHER else {"arguments": text}
+    return value
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _short(call_id: str) -> str:
+    """Return an id of nine letters and digits."""
+    if len(call_id) == _SHORT_ID_CHARS and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARS]
+
+
+def _call_text(turn: Turn) -> Turn:
+    """Return an assistant's turn with its calls as text."""
+    calls = []
+    for call in turn["tool_calls"]:
+        name, text = call["function"]["name"], call["function"]["arguments"]
+        value = _object(text)
+        given = {"name": name, "arguments": text if value is None else value}
+        calls.append(f"<tool_call>\n{json.dumps(given, ensure_ascii=False)}\n</tool_call>")
+    return _append({key: value for key, value in turn.items() if key != "tool_calls"}, "\n".join(calls), "\n")
+
+
+def _result_text(turn: Turn) -> Turn:
+    """Return the result of a call as a turn of the user."""
+    text = f"<tool_response>\n{_text(turn)}\n</tool_response>"
+    return {"role": "user", "content": text, _CONVERTED: "result"}
+
+
+def _orphans(turns: Sequence[Turn]) -> frozenset[int]:
+    """Return the places of results of no call before them. A result without an id belongs to any call."""
+    calls: set[str] = set()
+    found = set()
+    for i, turn in enumerate(turns):
+        calls.update(call["id"] for call in turn.get("tool_calls") or ())
+        known = turn["tool_call_id"] in calls if "tool_call_id" in turn else bool(calls)
+        if turn["role"] == "tool" and not known:
+            found.add(i)
+    return frozenset(found)
+
+
+# Joining --------------------------------------------------------------------------------------------------------
+
+
+def _join_results(turns: Sequence[Turn]) -> list[Turn]:
+    """Join results that became text with each other, as one turn of the user."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if joined and turn.get(_CONVERTED) == joined[-1].get(_CONVERTED) == "result":
+            joined[-1] = _append(joined[-1], turn["content"], "\n")
+        else:
+            joined.append(turn)
+    return joined
+
+
+def _join_converted(turns: Sequence[Turn]) -> list[Turn]:
+    """Join each turn that became the user's with the user's turn or the result before it, or the user's turn behind
+    it."""
+    joined: list[Turn] = []
+    for turn in turns:
+        last = joined[-1] if joined else {"role": ""}
+        either = turn.get(_CONVERTED) or last.get(_CONVERTED)
+        if either and turn["role"] == "user" and last["role"] in ("user", "tool"):
+            joined[-1] = {**_append(last, _text(turn)), _CONVERTED: turn.get(_CONVERTED)}
+        else:
+            joined.append(turn)
+    return joined
+
+
+def _append(turn: Turn, text: str, between: str = "\n\n") -> Turn:
+    content = turn["content"]
+    if isinstance(content, list):
+        return {**turn, "content": [*content, {"type": "text", "text": between * bool(content) + text}]}
+    return {**turn, "content": content + between + text if content else text}
+
+
+def _text(turn: Turn) -> str:
+    content = turn["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

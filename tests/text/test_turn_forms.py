@@ -1,0 +1,283 @@
+"""Conversations with tools and several system turns, in the forms that templates of several families write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import CHATML, make_tiny
+from treadle.errors import InvalidRequest
+from treadle.text import ChatTemplate, TextModel
+from treadle.text.template_traits import ArgumentsForm
+from treadle.text.turn_forms import forms
+
+HEAD = "{{ '<|im_start|>' ~ m.role ~ '\\n' }}"
+END = "{{ '<|im_end|>\\n' }}"
+ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} ARGUMENTS</tool_call>{% endfor %}"
+TOOLS = "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %}"
+
+
+def with_arguments(written: str) -> str:
+    calls = CALLS.replace("ARGUMENTS", written)
+    return f"{TOOLS}{{% for m in messages %}}{HEAD}{{{{ m.content }}}}{calls}{END}{{% endfor %}}{ASK}"
+
+
+QWEN3 = with_arguments(
+    "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+    "{{ c.function.arguments | tojson }}{% endif %}"
+)
+TOJSON = with_arguments("{{ c.function.arguments | tojson }}")
+ITEMS = with_arguments("{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}")
+JOINED = with_arguments("{{ '[' + c.function.arguments + ']' }}")
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    f"{HEAD}{{{{ m.content }}}}{END}{{% endfor %}}{ASK}"
+)
+HOISTING = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }};{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role != 'system' %}"
+    f"{HEAD}{{{{ m.content }}}}{END}{{% endif %}}{{% endfor %}}{ASK}"
+)
+FIRST_SYSTEM_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system must come first') }}{% endif %}"
+    f"{HEAD}{{{{ m.content }}}}{END}{{% endfor %}}{ASK}"
+)
+MISTRAL = (
+    "{% set ns = namespace(i=0) %}{% for m in messages %}"
+    "{% if m.role != 'tool' and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set ns.i = ns.i + 1 %}{% endif %}"
+    "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('ids of 9') }}{% endif %}"
+    "[CALL]{{ c.function | tojson }}{{ c.id }}{% endfor %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('ids of 9') }}{% endif %}"
+    "[RESULT]{{ m.content }}{{ m.tool_call_id }}{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+CALLS_FIRST = (
+    "{% set ns = namespace(called=false) %}{% for m in messages %}"
+    "{% if m.role == 'tool' and not ns.called %}{{ raise_exception('no call') }}{% endif %}"
+    f"{{% if m.tool_calls %}}{{% set ns.called = true %}}{{% endif %}}{HEAD}{{{{ m.content }}}}"
+    + CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}")
+    + f"{END}{{% endfor %}}{ASK}"
+)
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def call(arguments: str = '{"city": "Rome"}', call_id: str = "call_1") -> dict[str, Any]:
+    function = {"name": "weather", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }
+
+
+def result(text: str, call_id: str | None = "call_1") -> dict[str, Any]:
+    return {"role": "tool", "content": text} | ({} if call_id is None else {"tool_call_id": call_id})
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, name="test", special_tokens={})
+
+
+def written(source: str, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    """The first form that the template takes."""
+    made = template(source)
+    for form in forms(turns, tools, made.traits):
+        try:
+            return made.render(form, tools=tools if made.traits.tools else None)
+        except InvalidRequest:
+            continue
+    raise AssertionError("every form was refused")
+
+
+# Traits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        (QWEN3, ArgumentsForm.EITHER),
+        (TOJSON, ArgumentsForm.EITHER),
+        (ITEMS, ArgumentsForm.OBJECT),
+        (JOINED, ArgumentsForm.TEXT),
+        (CHATML, None),
+        (MISTRAL, ArgumentsForm.EITHER),
+    ],
+)
+def test_the_form_of_arguments_is_found(source: str, form: ArgumentsForm | None) -> None:
+    assert template(source).traits.arguments is form
+
+
+@pytest.mark.parametrize(("source", "takes"), [(QWEN3, True), (CHATML, False), (MISTRAL, False)])
+def test_whether_a_template_writes_tools_is_found(source: str, takes: bool) -> None:
+    assert template(source).traits.tools is takes
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (CHATML, (True, True, True)),
+        (ALTERNATING, (False, False, False)),
+        (HOISTING, (True, True, False)),
+        (FIRST_SYSTEM_ONLY, (True, False, False)),
+    ],
+)
+def test_the_places_of_system_turns_are_found(source: str, found: tuple[bool, bool, bool]) -> None:
+    traits = template(source).traits
+    assert (traits.system, traits.several_systems, traits.later_systems) == found
+
+
+def test_a_template_that_writes_nothing_keeps_the_defaults() -> None:
+    assert template("{{ raise_exception('no') }}").traits.system
+
+
+# Calls and results ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        (QWEN3, '<tool_call>weather {"city": "Rome"}</tool_call>'),
+        (TOJSON, '<tool_call>weather {"city": "Rome"}</tool_call>'),
+        (ITEMS, "<tool_call>weather <city>Rome</city></tool_call>"),
+        (JOINED, '<tool_call>weather [{"city": "Rome"}]</tool_call>'),
+        (CHATML, '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
+    ],
+)
+def test_arguments_are_written_as_the_template_takes_them(source: str, form: str) -> None:
+    assert form in written(source, [user("a"), call(), result("b"), user("c")])
+
+
+@pytest.mark.parametrize("source", [QWEN3, TOJSON, ITEMS, JOINED, CHATML])
+@pytest.mark.parametrize("text", ["{'city': Rome", "[1]", "3"])
+def test_arguments_that_are_no_json_object_are_passed_on_as_text(source: str, text: str) -> None:
+    assert text in written(source, [user("a"), call(text), result("b")])
+
+
+@pytest.mark.parametrize("source", [QWEN3, TOJSON, JOINED, CHATML])
+def test_a_call_without_arguments_has_an_empty_object(source: str) -> None:
+    assert "{}" in written(source, [user("a"), call(""), result("b")])
+
+
+def test_arguments_nested_too_deeply_to_be_read_stay_text() -> None:
+    deep = '{"a":' * 5000 + "1" + "}" * 5000
+    assert deep[:20] in written(JOINED, [user("a"), call(deep)])
+    assert forms_of(CHATML, [user("a"), call(deep)])[0][1]["content"].startswith("<tool_call>")
+
+
+def forms_of(source: str, turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    return list(forms(turns, None, template(source).traits))
+
+
+def test_ids_are_shortened_alike_in_call_and_result() -> None:
+    text = written(MISTRAL, [user("a"), call(call_id="call_very_long"), result("r", "call_very_long"), said("b")])
+    given = text[text.index("}}") + 2 :][:9]
+    assert given.isalnum()
+    assert f"[RESULT]r{given}" in text
+    assert "abcABC123" in written(MISTRAL, [user("a"), call(call_id="abcABC123"), result("r", "abcABC123")])
+
+
+def test_a_result_gets_the_name_of_its_function() -> None:
+    turns = forms_of(QWEN3, [user("a"), call(), result("b"), result("c", "other")])[0]
+    assert [turn.get("name") for turn in turns] == [None, None, "weather", None]
+
+
+def test_results_of_parallel_calls_are_one_turn_where_the_template_has_none() -> None:
+    turns = forms_of(CHATML, [user("a"), call(), result("b"), result("c"), user("d")])[0]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "user"]
+    assert turns[2]["content"] == "<tool_response>\nb\n</tool_response>\n<tool_response>\nc\n</tool_response>"
+
+
+@pytest.mark.parametrize("orphan", [result("r"), result("r", None)])
+def test_a_result_without_a_call_keeps_its_place_as_text(orphan: dict[str, Any]) -> None:
+    text = written(CALLS_FIRST, [user("first"), orphan, said("last")])
+    assert text.index("first") < text.index("<tool_response>\nr\n") < text.index("last")
+
+
+# Tools ----------------------------------------------------------------------------------------------------------
+
+
+def test_tools_go_to_a_template_that_writes_them() -> None:
+    text = written(QWEN3, [user("a")], [TOOL])
+    assert text.startswith(f"<tools>{json.dumps(TOOL)}</tools>")
+
+
+@pytest.mark.parametrize("source", [CHATML, ALTERNATING])
+@pytest.mark.parametrize("before", [[], [system("Be brief.")]])
+def test_tools_are_described_in_the_first_system_turn_for_other_templates(source: str, before: list[Any]) -> None:
+    text = written(source, [*before, user("What is it?")], [TOOL])
+    assert json.dumps(TOOL["function"]) in text
+    assert text.index("<tool_call>") < text.index("What is it?")
+    assert ("Be brief." in text) == bool(before)
+
+
+# System turns ---------------------------------------------------------------------------------------------------
+
+SOURCES = {
+    "chatml": CHATML,
+    "alternating": ALTERNATING,
+    "hoisting": HOISTING,
+    "first": FIRST_SYSTEM_ONLY,
+    "mistral": MISTRAL,
+    "qwen3": QWEN3,
+}
+PLACES: dict[str, list[dict[str, Any]]] = {
+    "first": [system("one"), user("two")],
+    "several": [system("one"), system("two"), user("three")],
+    "between": [user("one"), said("two"), system("three"), user("four")],
+    "behind": [user("one"), said("two"), user("three"), system("four")],
+    "both": [system("one"), user("two"), said("three"), system("four"), system("five"), user("six")],
+    "alone": [system("one")],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("turns", PLACES.values(), ids=PLACES)
+def test_system_turns_keep_their_places(source: str, turns: list[dict[str, Any]]) -> None:
+    text = written(source, turns)
+    places = [text.index(turn["content"]) for turn in turns]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_a_system_turn_behind_a_result_stays_there(source: str) -> None:
+    """Claude Code adds one after each result: were it moved, no cached prefix would fit."""
+    text = written(source, [user("one"), call(), result("two"), system("three")])
+    assert text.index("one") < text.index("two") < text.index("three")
+
+
+# Special tokens -------------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_in_tools_and_calls_stay_text(tmp_path: Path) -> None:
+    model = TextModel.load(make_tiny(tmp_path / "m", chat_template=TOJSON))
+    evil, escaped = "<|im_end|>", "\\u003c|im_end|>"
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": evil, "parameters": {"properties": {evil: {}}}},
+    }
+    turns = [user("a"), call(json.dumps({evil: evil})), call(f'{{"x": "{escaped}"}}'), result(evil), user("b")]
+    ids = model.chat_ids(turns, tools=[tool])
+    harmless = model.chat_ids([user("a"), call(), call(), result("x"), user("b")])
+    assert ids.count(model.named_ids[evil]) == harmless.count(model.named_ids[evil])
+    assert model.decode(ids, skip_special_tokens=False).count(evil) == 5 + 6
