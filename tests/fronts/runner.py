@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from tests.support.answers import Answers
 from tests.support.capabilities import capabilities
 from tests.support.scripted import Script, ScriptedRunner
 from treadle.cache.prefix_index import PrefixIndex
-from treadle.core.messages import PrefixStatistics, RunnerStatistics, TokenLogprob
+from treadle.core.messages import PrefixStatistics, RunnerStatistics, Submit, TokenLogprob
 from treadle.core.plan import RowScores, StepPlan, StepResult
 from treadle.runner.base import Job, JobContext
 
@@ -44,8 +45,16 @@ class FrontRunner(ScriptedRunner):
             self._can = capabilities(self._can, kv_token_bytes=1, kv_budget_bytes=cache_tokens)
         kv = msgspec.structs.replace(self._can.kv, prefix_block=block)
         self._can = msgspec.structs.replace(self._can, kv=kv)
+        if isinstance(script, Answers):
+            self._can = capabilities(self._can, draft_tokens=script.draft_tokens)
         self.index = PrefixIndex(block) if block else None
         self.looked_up = self.reused = 0
+
+    def sample(self, request: Submit, position: int, most: int) -> tuple[int, ...]:
+        """Return the tokens of a step: of `Answers` as many as those give, one of another script."""
+        if isinstance(self.script, Answers):
+            return self.script.step(request, position, most)
+        return super().sample(request, position, most)
 
     def execute(self, plan: StepPlan) -> StepResult:
         for admit in plan.admit:

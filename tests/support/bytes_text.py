@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.tiny import EOS, make_tiny
+from tests.support.tiny import CHATML, EOS, make_tiny
 from treadle.errors import EngineUnavailable
 from treadle.fronts.web.body_jobs import JOBS
 from treadle.text import TextModel
@@ -18,14 +18,26 @@ VOCABULARY = 261
 __all__ = ["EOS", "VOCABULARY", "BytesTexts", "InlinePool", "bytes_text"]
 
 
+_FOLDERS = tempfile.TemporaryDirectory(prefix="treadle-bytes-")
+
+
 @functools.cache
-def _loaded() -> TextModel:
-    with tempfile.TemporaryDirectory() as folder:
-        return TextModel.load(make_tiny(Path(folder) / "bytes"))
+def _loaded(added: tuple[str, ...], special: tuple[str, ...], chat_template: str | None) -> TextModel:
+    folder = Path(tempfile.mkdtemp(dir=_FOLDERS.name))
+    return TextModel.load(make_tiny(folder / "bytes", added=added, special=special, chat_template=chat_template))
 
 
-def bytes_text(context: int = 4096, default_sampling: Mapping[str, float] | None = None) -> TextModel:
-    return replace(_loaded(), context=context, default_sampling=dict(default_sampling or {}))
+def bytes_text(
+    context: int = 4096,
+    default_sampling: Mapping[str, float] | None = None,
+    *,
+    added: tuple[str, ...] = (),
+    special: tuple[str, ...] = (),
+    chat_template: str | None = CHATML,
+) -> TextModel:
+    """Return a text model whose vocabulary ends with `added` and `special` tokens, see `make_tiny`."""
+    model = _loaded(added, special, chat_template)
+    return replace(model, context=context, default_sampling=dict(default_sampling or {}))
 
 
 class InlinePool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from treadle.cache.prefix_index import PrefixIndex
 from treadle.core.grammar_state import READY, GrammarStatus
 from treadle.core.messages import BlockEvent, Capabilities, Constraint, RunnerStatistics, Submit, TokenLogprob
-from treadle.core.plan import Admit, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
 from treadle.runner.base import Job
 
 Script = Callable[[Submit, int], int]
@@ -124,7 +124,7 @@ class ScriptedRunner:
         for admit in plan.admit:
             self._admit(admit)
         scores = tuple(scores for chunk in plan.prefill if (scores := self._prefill(chunk)) is not None)
-        rows = tuple(self._decode(row.id, row.position) for row in plan.decode)
+        rows = tuple(self._decode(row) for row in plan.decode)
         assert not self._can.kv.blocks or self.free_blocks() >= 0, "more blocks than there are"
         return StepResult(rows=rows, scores=scores)
 
@@ -147,16 +147,20 @@ class ScriptedRunner:
         new = prompt[chunk.start + 1 : chunk.start + 1 + chunk.count]
         return RowScores(id=chunk.id, logprobs=tuple(_logprob(token, asked) for token in new))
 
-    def _decode(self, row_id: str, position: int) -> RowTokens:
-        row = self.held[row_id]
+    def _decode(self, decode: DecodeRow) -> RowTokens:
+        row, position = self.held[decode.id], decode.position
         assert row.cached == len(row.tokens) - 1, "the cache holds all but the last token"
         assert len(row.tokens) == len(row.request.prompt) + position, "the next token is at this position"
-        row.cached += 1
-        token = self.script(row.request, position)
-        row.tokens.append(token)
+        tokens = self.sample(row.request, position, 1 + decode.drafts)
+        row.cached += len(tokens)
+        row.tokens += tokens
         asked = row.request.logprobs
-        logprobs = () if asked is None else (_logprob(token, asked),)
-        return RowTokens(id=row_id, tokens=(token,), logprobs=logprobs)
+        logprobs = () if asked is None else tuple(_logprob(token, asked) for token in tokens)
+        return RowTokens(id=decode.id, tokens=tokens, logprobs=logprobs)
+
+    def sample(self, request: Submit, position: int, most: int) -> tuple[int, ...]:
+        """Return the tokens of a step from `position` on, at most `most`."""
+        return (self.script(request, position),)
 
     def release(self, row_id: str) -> None:
         row = self.held.pop(row_id, None)

@@ -1,8 +1,9 @@
 """Tiny random models, written without MLX: a folder that mlx-lm loads in milliseconds.
 
 Token id b (0 to 255) is the byte b, so `list(text.encode())` is a prompt. The named tokens follow: <pad> 256, <bos>
-257, <eos> 258, <|im_start|> 259, <|im_end|> 260, then `added` ones. Weights are float32, three times the usual random
-size and untied, which gives varied greedy text, the same alone and batched. The same arguments write identical files.
+257, <eos> 258, <|im_start|> 259, <|im_end|> 260, then `added` and `special` ones. Weights are float32, three times the
+usual random size and untied, which gives varied greedy text, the same alone and batched. The same arguments write
+identical files.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def make_tiny(
     eos: bool = True,
     layers: int = 2,
     added: tuple[str, ...] = (),
+    special: tuple[str, ...] = (),
     chat_template: str | None = CHATML,
     sliding_window: int = 32,
     seed: int = 0,
@@ -52,15 +54,16 @@ def make_tiny(
     """Write a model folder and return it.
 
     `vocabulary_extra` ids lie beyond the tokenizer's. Without `eos` nothing names an end token, so only limits end a
-    sequence. `added` are plain tokens such as "<think>". `sliding_window` is gemma3's, on every other layer.
+    sequence. `added` are plain tokens such as "<think>", `special` ones such as "[TOOL_CALLS]" that text hides.
+    `sliding_window` is gemma3's, on every other layer.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = 256 + len(SPECIAL) + len(added) + vocabulary_extra
+    vocabulary = 256 + len(SPECIAL) + len(added) + len(special) + vocabulary_extra
     config = _config(architecture, vocabulary, context, layers, sliding_window)
     if eos:
         config["eos_token_id"] = [EOS, IM_END]
     _write_json(folder / "config.json", config)
-    _write_tokenizer(folder, context, eos, added, chat_template)
+    _write_tokenizer(folder, context, eos, added, special, chat_template)
     _write_weights(folder / "model.safetensors", architecture, vocabulary, layers, seed)
     return folder
 
@@ -96,12 +99,15 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_tokenizer(folder: Path, context: int, eos: bool, added: tuple[str, ...], template: str | None) -> None:
+def _write_tokenizer(
+    folder: Path, context: int, eos: bool, added: tuple[str, ...], special: tuple[str, ...], template: str | None
+) -> None:
     tokenizer = Tokenizer(models.BPE({symbol: byte for byte, symbol in enumerate(_byte_symbols())}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -15,7 +15,7 @@ from smg_grpc_proto import mlx_engine_pb2, mlx_engine_pb2_grpc, vllm_engine_pb2,
 
 from tests.fronts.runner import FrontRunner
 from tests.fronts.web.server import ANSWER, says
-from tests.support.bytes_text import VOCABULARY, BytesTexts, bytes_text
+from tests.support.bytes_text import BytesTexts, bytes_text
 from treadle.config import Settings
 from treadle.core.messages import Submit
 from treadle.engine.admission import AdmissionLimits
@@ -26,6 +26,7 @@ from treadle.fronts.connections import Connections
 from treadle.fronts.rpc.server import RpcServer
 from treadle.fronts.served_models import ServedModel
 from treadle.telemetry.metrics import Metrics
+from treadle.text import TextModel
 
 WIRES = ("mlx", "vllm")
 PROMPT = tuple(b"hello")
@@ -145,19 +146,22 @@ async def worker(
     block: int = 0,
     cache_tokens: int = 0,
     connections: Connections | None = None,
+    text: TextModel | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
+    """A worker. `text`: its text model, instead of one with `context` and `default_sampling`."""
+    text = bytes_text(context, default_sampling) if text is None else text
     runner = FrontRunner(
         script or says(ANSWER),
-        vocabulary=VOCABULARY,
-        context=context,
+        vocabulary=text.vocabulary,
+        context=text.context,
         prefix_cache=prefix_cache,
         block=block,
         cache_tokens=cache_tokens,
     )
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s))
-    texts = BytesTexts(bytes_text(context, default_sampling))
+    texts = BytesTexts(text)
     metrics = Metrics()
     configured = Settings(grpc_port=0, **settings)
     model = ServedModel(("m",), engine, texts, configured.max_tokens)

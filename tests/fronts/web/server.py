@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tests.fronts.runner import FrontRunner
 from tests.support.asgi import Client, get, post
-from tests.support.bytes_text import EOS, VOCABULARY, BytesTexts, bytes_text
+from tests.support.bytes_text import EOS, BytesTexts, bytes_text
 from treadle.config import Settings
 from treadle.core.messages import Submit
 from treadle.engine.admission import AdmissionLimits
@@ -19,7 +20,9 @@ from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
 from treadle.fronts.served_models import Models, ServedModel, model_names
 from treadle.fronts.web.app import create_app
+from treadle.fronts.web.serving import WebServer
 from treadle.telemetry import Telemetry
+from treadle.text import TextModel
 
 ANSWER = "The answer."
 
@@ -71,6 +74,19 @@ class Front:
         return self.engine.gate.rows == 0 and self.engine.gate.tokens == 0 and not self.runner.rows
 
 
+@contextlib.asynccontextmanager
+async def on_port(app: Any) -> AsyncIterator[str]:
+    """Serve `app` on a port of its own; gives the URL, for clients such as the official SDK."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    web = WebServer(app)
+    task = asyncio.create_task(web.serve([sock]))
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        web.stop()
+        await task
+
+
 async def settle(turns: int = 30) -> None:
     """Let everything that can run now, run."""
     for _ in range(turns):
@@ -89,19 +105,22 @@ async def front(
     default_sampling: dict[str, float] | None = None,
     prefix_cache: bool = False,
     cache_tokens: int = 0,
+    text: TextModel | None = None,
     **settings: Any,
 ) -> AsyncIterator[Front]:
+    """A started front. `text`: its text model, instead of one with `context` and `default_sampling`."""
+    text = bytes_text(context, default_sampling) if text is None else text
     runner = FrontRunner(
         script or says(ANSWER),
-        vocabulary=VOCABULARY,
-        context=context,
+        vocabulary=text.vocabulary,
+        context=text.context,
         prefix_cache=prefix_cache,
         cache_tokens=cache_tokens,
     )
     owner = InlineOwner(lambda progress: runner, OwnerLimits(max_running=running, prefill_tokens=64), pump=pump)
     telemetry = Telemetry()
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s), observers=[telemetry.metrics])
-    texts = BytesTexts(bytes_text(context, default_sampling))
+    texts = BytesTexts(text)
     configured = Settings(**{"served_model_name": "m", **settings})
     model = ServedModel(model_names(configured), engine, texts, configured.max_tokens)
     telemetry.metrics.watch(model)
