@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from treadle.bench.schemas import random_value
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -74,17 +77,19 @@ class Handler(BaseHTTPRequestHandler):
             self.server.busy -= 1
             self._send(503, {"error": {"code": "loading"}})
         else:
-            self._answer(body["max_tokens"])
+            self._answer(body)
 
-    def _answer(self, tokens: int) -> None:
+    def _answer(self, body: dict[str, Any]) -> None:
+        deltas, reason = _answer_of(body)
+        tokens = len(deltas)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        for i in range(tokens):
+        for i, delta in enumerate(deltas):
             if self.server.breaks and i >= tokens / 2:
                 return
-            self._event({"choices": [{"delta": {"content": f"{i} "}}]})
-        self._event({"choices": [{"delta": {}, "finish_reason": "length"}]})
+            self._event({"choices": [{"delta": delta}]})
+        self._event({"choices": [{"delta": {}, "finish_reason": reason}]})
         self._event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}})
         self.wfile.write(b"data: [DONE]\n\n")
 
@@ -100,6 +105,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
+
+
+def _answer_of(body: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """Return the deltas of an answer and its finish reason: a value of the schema, a tool call, or text."""
+    if "response_format" in body:
+        value = _value(body["response_format"]["json_schema"]["schema"])
+        return [{"content": value[:5]}, {"content": value[5:]}], "stop"
+    if "tools" in body:
+        function = body["tools"][0]["function"]
+        call = {"name": function["name"], "arguments": _value(function["parameters"])}
+        return [{"tool_calls": [{"index": 0, "id": "call_0", "type": "function", "function": call}]}], "tool_calls"
+    return [{"content": f"{i} "} for i in range(body["max_tokens"])], "length"
+
+
+def _value(schema: dict[str, Any]) -> str:
+    return json.dumps(random_value(random.Random(0), schema))
 
 
 @contextlib.contextmanager

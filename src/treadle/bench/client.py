@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 import httptools
 import msgspec
+from msgspec import UNSET
 
+from .answers import check
 from .errors import BenchError
 from .plan import Request
 from .samples import Outcome, Sample
@@ -164,6 +166,8 @@ class Client:
         exchange = await self._begin(head.encode() + body, reader, on_pieces)
         early_end = await self._until_ended(exchange, leave)
         fill(sample, exchange, reader, early_end)
+        if request.fields is not UNSET:
+            sample.checked, sample.valid = check(request.fields, reader)
 
     async def _begin(self, data: bytes, reader: AnswerReader, on_pieces: Callable[[int], None]) -> HttpExchange:
         loop = asyncio.get_running_loop()

@@ -22,6 +22,8 @@ TOLERATED: dict[str, float] = {
     "goodput": 1.10,
     "failed": 1.0,
     "incomplete": 1.0,
+    "valid answers": 1.0,
+    "valid calls": 1.0,
     "neither answered nor refused": 1.0,
     "control looks unanswered": 1.0,
 }

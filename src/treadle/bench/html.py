@@ -26,6 +26,8 @@ GLANCE_OF = {
     "overload": ("answered", "refused", "refusal p99", "still waiting at the end"),
     "mixed-length": ("short TTFT p50", "long TTFT"),
     "agents": ("later turn TTFT / first", "prompt tokens reused", "tok/s"),
+    "json": ("valid answers", "ended answers", "free rate kept", "constrained TTFT p50", "tok/s"),
+    "tools": ("valid calls", "ended answers", "later turn TTFT / first", "TTFT p50", "tok/s"),
 }
 SWEPT_PLOTS = {"tok/s": "Throughput against concurrency", "TTFT p50": "Median TTFT against concurrency"}
 BEGINS = ' class="begins"'

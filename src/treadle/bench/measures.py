@@ -11,6 +11,8 @@ import msgspec
 
 from .samples import Round, Sample
 
+ENDS = ("stop", "tool_calls")
+
 
 class Percentiles(msgspec.Struct, frozen=True):
     """Count, mean, percentiles and maximum of some values, in seconds unless noted otherwise."""
@@ -215,6 +217,54 @@ def _agents(round_: Round) -> dict[str, float | None]:
     }
 
 
+def _json(round_: Round) -> dict[str, float | None]:
+    """Share of valid and of ended answers; and the gaps of free streams beside constrained ones, compared with those
+    beside free ones (P16)."""
+    constrained = [s for s in round_.samples if s.role == "constrained"]
+    alone, beside = _role_gaps(round_, "baseline", "companion"), _role_gaps(round_, "free", "constrained")
+    return {
+        "valid answers": _valid(constrained),
+        "ended answers": _ended(constrained),
+        "constrained TTFT p50 s": _role_ttft(round_, "constrained"),
+        **_free_gaps(alone, beside),
+    }
+
+
+def _free_gaps(alone: Percentiles | None, beside: Percentiles | None) -> dict[str, float | None]:
+    if alone is None or beside is None:
+        return {}
+    return {
+        "free gap p50 / unconstrained": _quotient(beside.p50, alone.p50),
+        "free gap p99 / unconstrained": _quotient(beside.p99, alone.p99),
+        "free rate kept": _quotient(alone.mean, beside.mean),
+    }
+
+
+def _tools(round_: Round) -> dict[str, float | None]:
+    """Share of valid calls and of ended answers, and the cost of later turns."""
+    return {"valid calls": _valid(round_.samples), "ended answers": _ended(round_.samples), **_agents(round_)}
+
+
+def _valid(samples: Sequence[Sample]) -> float | None:
+    return _quotient(sum(s.valid for s in samples), sum(s.checked for s in samples))
+
+
+def _ended(samples: Sequence[Sample]) -> float | None:
+    return _quotient(sum(s.finish_reason in ENDS for s in samples), len(samples))
+
+
+def _role_gaps(round_: Round, role: str, beside: str) -> Percentiles | None:
+    """Compute the gaps of one role that began while requests of the role `beside` ran."""
+    times = [(s.sent_s, s.sent_s + s.end_s) for s in round_.samples if s.role == beside]
+    return percentiles(
+        gap
+        for s in round_.samples
+        if s.role == role
+        for at, gap in zip(s.piece_s, s.gaps_s, strict=False)
+        if any(began <= s.sent_s + at < ended for began, ended in times)
+    )
+
+
 def _quotient(a: float | None, b: float | None) -> float | None:
     """Return `a / b`; None if either is missing or `b` is 0."""
     return a / b if a is not None and b else None
@@ -233,4 +283,6 @@ WORKLOAD_FIGURES: dict[str, Callable[[Round], dict[str, float | None]]] = {
     "overload": _overload,
     "mixed-length": _mixed,
     "agents": _agents,
+    "json": _json,
+    "tools": _tools,
 }

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 Event = Literal["sent", "token", "end"]
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    """Name and arguments (JSON, as text) of a tool call."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One tool call of an assistant's turn, as OpenAI's API writes it."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
 class PromptMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation. `role` is "system", "user" or "assistant"."""
+    """One turn of a conversation. `role` is "system", "user", "assistant" or "tool". `tool_calls` belong to an
+    assistant's turn, `tool_call_id` to a tool's result."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -30,7 +49,8 @@ class Request(msgspec.Struct, frozen=True):
     """One request. It is due at `at_s` seconds after the start of the run or, with `after`, at that moment; it is sent
     when it is due and the workload's concurrency allows. At `leave` the client drops the connection, if the request has
     not ended by then. `role` groups requests that are measured together; `session` names the conversation it belongs
-    to."""
+    to. `fields` are more fields of the body, such as `response_format` or `tools`: the answer is checked against the
+    schemas in them, and its end is the server's choice."""
 
     id: str
     messages: tuple[PromptMessage, ...]
@@ -41,6 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     role: str = "all"
     session: str = ""
     stream: bool = True
+    fields: dict[str, Any] | UnsetType = UNSET
 
 
 class Workload(msgspec.Struct, frozen=True):

@@ -101,7 +101,15 @@ COMMON = (
 CLIENT_LAG = Figure("client lag p99", "s", "neither")
 UNANSWERED = Figure("control looks unanswered", "", "lower")
 EXPECTED = {"good answers": 1.0, "refused": 0.0, "failed": 0.0, "incomplete": 0.0, UNANSWERED.name: 0.0}
-HIGHER = ("rate kept", "refusals with Retry-After", "prompt tokens reused")
+HIGHER = (
+    "rate kept",
+    "refusals with Retry-After",
+    "prompt tokens reused",
+    "valid answers",
+    "valid calls",
+    "ended answers",
+    "free rate kept",
+)
 COUNTS = ("neither answered nor refused", "still waiting at the end")
 TOKENS = ("wasted tokens a cancel",)
 

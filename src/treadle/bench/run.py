@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import UNSET
+
 from .client import Client
 from .drive import Drive, in_background, undisturbed, watch_own_lag
 from .errors import BenchError
@@ -93,8 +95,15 @@ def _check(plan: Plan) -> None:
     for label, values in (("name", plan.names), ("model", plan.models)):
         if len(values) > count:
             raise BenchError(f"{len(values)} {label}s for {count} target{'s' * (count > 1)}: give one --{label} each")
+    if plan.endpoint == "completions" and (name := _structured(plan.rounds[0])):
+        raise BenchError(f"workload '{name}' needs --endpoint chat: text completions have no schemas and no tools")
     _refuse_duplicates(plan.names, "--name {}")
     _refuse_duplicates([workload.name for workload in plan.rounds[0]], "workload '{}'")
+
+
+def _structured(workloads: Sequence[Workload]) -> str:
+    """Return the name of the first workload with structured answers; "" if there is none."""
+    return next((w.name for w in workloads if any(r.fields is not UNSET for r in w.requests)), "")
 
 
 def _refuse_duplicates(names: Sequence[str], label: str) -> None:

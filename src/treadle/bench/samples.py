@@ -16,7 +16,8 @@ class Sample(msgspec.Struct):
     wait for the client's own concurrency never counts as the server's. `piece_s` are the times of the pieces of the
     answer (one or more tokens each). `outcome`: "ok" is a complete answer; "refused" a 429 or 503 before any of it;
     "failed" another error, also one inside a 200; "incomplete" an answer that broke off or stopped coming; "left" one
-    that the client dropped on purpose. `reason` details the last four.
+    that the client dropped on purpose. `reason` details the last four. Of a structured answer, `checked` counts the
+    parts that have a schema (the text, or each tool call; 1 where none came), `valid` those that match it.
     """
 
     id: str
@@ -35,6 +36,8 @@ class Sample(msgspec.Struct):
     outcome: Outcome = "failed"
     reason: str = ""
     retry_after_s: float | None = None
+    checked: int = 0
+    valid: int = 0
 
     @property
     def ttft_s(self) -> float | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from .plan import PromptMessage, Request
 
@@ -15,15 +17,16 @@ CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 def body_of(request: Request, model: str, endpoint: Endpoint, extra: dict[str, Any]) -> bytes:
-    """Encode a request as JSON: greedy, with usage at the end of a stream. `extra` fields win."""
+    """Encode a request as JSON: greedy, with usage at the end of a stream. `extra` fields win. The request's own fields
+    take their place: a structured answer ends by itself."""
     body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": 0}
     if endpoint == "chat":
-        body["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
+        body["messages"] = msgspec.to_builtins(request.messages)
     else:
         body["prompt"] = as_text(request.messages)
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return msgspec.json.encode(body | extra)
+    return msgspec.json.encode(body | (extra if request.fields is UNSET else request.fields))
 
 
 def as_text(messages: Sequence[PromptMessage]) -> str:
@@ -33,9 +36,17 @@ def as_text(messages: Sequence[PromptMessage]) -> str:
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\nassistant:"
 
 
+@dataclass
+class ReceivedCall:
+    """A tool call of an answer, as far as it came."""
+
+    name: str = ""
+    arguments: str = ""
+
+
 class AnswerReader:
     """Incremental reader of an answer. `pieces` counts the pieces with content; `error` is one that came inside the
-    answer."""
+    answer. `content` and `calls` are those of all choices together: the workloads ask for one."""
 
     def __init__(self, *, stream: bool) -> None:
         self._stream = stream
@@ -45,6 +56,8 @@ class AnswerReader:
         self.done = False
         self.error = ""
         self.usage: dict[str, Any] = {}
+        self.content = ""
+        self.calls: dict[int, ReceivedCall] = {}
 
     def feed(self, data: bytes) -> int:
         """Return the number of pieces of the answer that `data` completes."""
@@ -101,7 +114,17 @@ class AnswerReader:
         message = _object(choice.get("delta")) or _object(choice.get("message"))
         if choice.get("text") or any(message.get(key) for key in CONTENT_FIELDS):
             self.pieces += 1
+        self.content += _text(message.get("content"))
+        calls = message.get("tool_calls")
+        for i, call in enumerate(calls if isinstance(calls, list) else ()):
+            self._call(i, _object(call))
         self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
+
+    def _call(self, position: int, call: dict[str, Any]) -> None:
+        index, function = call.get("index"), _object(call.get("function"))
+        received = self.calls.setdefault(index if isinstance(index, int) else position, ReceivedCall())
+        received.name += _text(function.get("name"))
+        received.arguments += _text(function.get("arguments"))
 
     def count(self, name: str) -> int | None:
         """Return a count from the usage: "prompt_tokens", "completion_tokens" or "cached_tokens"."""
@@ -115,6 +138,10 @@ class AnswerReader:
 def _object(value: Any) -> dict[str, Any]:
     """Return `value`, or an empty object if it is none: a broken server may send anything."""
     return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def error_name(body: Any) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from .errors import BenchError
 from .lorem import text
 from .plan import Moment, PromptMessage, Request, Workload
+from .structured import json_requests, tool_requests
 
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SWEEP_ABOUT = "the same requests by 1, 2, 4 ... `most` clients at once: throughput against concurrency"
@@ -271,6 +272,25 @@ KINDS: dict[str, WorkloadKind] = {
         "agents that share a long system prompt and grow their conversation turn by turn",
         {"agents": 4, "turns": 4, "system": 1000, "turn": 60, "tokens": 48, "every_s": 0.5},
         _agents,
+    ),
+    "json": WorkloadKind(
+        "c clients, half of them with a JSON schema: are answers valid, and what do the free ones lose?",
+        {"c": 4, "each": 3, "prompt": 32, "tokens": 96, "json_tokens": 256, "properties": 6, "schemas": 4},
+        json_requests,
+    ),
+    "tools": WorkloadKind(
+        "agents that must call a tool in each turn, with the results of earlier calls: are the calls valid?",
+        {
+            "agents": 4,
+            "turns": 3,
+            "system": 100,
+            "turn": 30,
+            "tokens": 256,
+            "tools": 4,
+            "properties": 4,
+            "every_s": 0.5,
+        },
+        tool_requests,
     ),
     "stall": WorkloadKind(
         "one long prompt joins decoding clients: do they keep their rate?",
