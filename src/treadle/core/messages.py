@@ -63,8 +63,8 @@ class Constraint(Message, frozen=True):
 
 class Thinking(Message, frozen=True):
     """The reasoning of a sequence: it stands between the token ids `open_ids` and `close_ids`, and begins open where
-    the prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning `close_ids` are forced (None: no limit).
-    A constraint begins behind `close_ids`, or with the first token where no reasoning begins."""
+    the prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning `close_ids` are forced (None: no
+    limit). A constraint begins behind `close_ids`, or with the first token where no reasoning begins."""
 
     open_ids: tuple[int, ...]
     close_ids: tuple[int, ...]
@@ -327,13 +327,13 @@ class PrefixStatistics(Message, frozen=True):
 
 class GrammarStatistics(Message, frozen=True):
     """Statistics of grammars. Since the owner started: grammars `compiled` and `failed`, and seconds of compiling.
-    Now: grammars in the cache, and bytes of their texts."""
+    Now: grammars in the cache, and characters of their texts."""
 
     compiled: int = 0
     failed: int = 0
     compile_s: float = 0.0
     cached: int = 0
-    cached_bytes: int = 0
+    cached_chars: int = 0
 
 
 class RunnerStatistics(Message, frozen=True):

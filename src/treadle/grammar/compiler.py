@@ -17,26 +17,36 @@ from ..errors import one_line
 from .limits import LIMITS
 
 THREADS = 2
-"""Most grammars that are compiled at once: a dear one lets the others pass."""
+"""Most grammars that are compiled at once: others pass a dear one."""
+STACK_BYTES = 64 << 20
+"""Stack of a compiling thread. llguidance recurses along a grammar's rules: what fits into the stack of a text worker,
+8 MiB, must fit here as well."""
 MAX_GRAMMARS = 256
-MAX_BYTES = 64 << 20
-"""Bounds of the cache: grammars, and bytes of their texts."""
+MAX_CHARS = 64 << 20
+"""Bounds of the cache: grammars, and characters of their texts."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Entry:
-    status: GrammarStatus
+class _Grammar:
+    """A grammar in the cache. `used`: a matcher of `compiled` was handed out, so sequences share its lexer."""
+
+    status: GrammarStatus = PENDING
     compiled: LLMatcher | None = None
+    used: bool = False
 
 
 class GrammarCompiler:
     """Compiler for one vocabulary. One thread calls it; others do all the work, without the GIL.
 
-    The cache holds the `max_grammars` grammars used last, whose texts have at most `max_bytes` bytes together. Those
-    being compiled are never dropped. Without a `tokenizer` every grammar fails with the message `unavailable`.
+    The cache holds the `max_grammars` grammars used last, whose texts have at most `max_chars` characters together.
+    Those being compiled are never dropped. Without a `tokenizer` every grammar fails with the message `unavailable`.
     `statistics` counts since the start.
+
+    Matchers copied from one another share the states of their lexer: they wait for each other while masks are filled,
+    and those states count against the limit of all. So a grammar whose matcher was handed out is compiled anew for
+    later sequences, when nothing else is left to compile.
     """
 
     def __init__(
@@ -45,21 +55,22 @@ class GrammarCompiler:
         *,
         unavailable: str = "",
         max_grammars: int = MAX_GRAMMARS,
-        max_bytes: int = MAX_BYTES,
+        max_chars: int = MAX_CHARS,
     ) -> None:
         self.tokenizer = tokenizer
         self.unavailable = unavailable
+        self.statistics = GrammarStatistics()
         self._max_grammars = max_grammars
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._bytes = 0
-        self._work = threading.Condition()
-        self._queue: deque[str] = deque()
-        self._threads: list[threading.Thread] = []
+        self._max_chars = max_chars
+        self._cache: OrderedDict[str, _Grammar] = OrderedDict()
+        self._chars = 0
+        self._changed = threading.Condition()
+        self._new: deque[str] = deque()
+        self._again: deque[str] = deque()
+        self._threads = 0
         self._idle = 0
         self._closed = False
         self._notify: Callable[[], None] = lambda: None
-        self.statistics = GrammarStatistics()
 
     def notify(self, changed: Callable[[], None]) -> None:
         """Call `changed`, from any thread, whenever a grammar has been compiled or has failed."""
@@ -69,87 +80,113 @@ class GrammarCompiler:
         """Return the state of a constraint's grammar. The first call begins to compile it."""
         if self.tokenizer is None:
             return GrammarStatus(GrammarState.FAILED, self.unavailable)
-        grammar = constraint.grammar
-        with self._work:
-            entry = self._entries.get(grammar)
-            if entry is None:
-                self._enqueue(grammar)
-                return PENDING
-            self._entries.move_to_end(grammar)
-            return entry.status
+        text = constraint.grammar
+        with self._changed:
+            grammar = self._cache.get(text)
+            if grammar is None:
+                grammar = self._add(text)
+            self._cache.move_to_end(text)
+            return grammar.status
 
     def matcher(self, constraint: Constraint) -> LLMatcher | None:
         """Return a new matcher at the beginning of a constraint's grammar; None unless that is READY."""
-        with self._work:
-            entry = self._entries.get(constraint.grammar)
-        return None if entry is None or entry.compiled is None else entry.compiled.deep_copy()
+        with self._changed:
+            grammar = self._cache.get(constraint.grammar)
+            if grammar is None or grammar.compiled is None:
+                return None
+            if not grammar.used:
+                grammar.used = True
+                self._enqueue(self._again, constraint.grammar)
+            return grammar.compiled.deep_copy()
 
     def close(self) -> None:
-        """End the threads after the grammars that they are compiling."""
-        with self._work:
+        """Forget all grammars, and end the threads after those that they are compiling."""
+        with self._changed:
             self._closed = True
-            self._queue.clear()
-            self._entries.clear()
-            self._work.notify_all()
+            self._cache.clear()
+            self._changed.notify_all()
 
-    def _enqueue(self, grammar: str) -> None:
-        self._entries[grammar] = _Entry(PENDING)
-        self._bytes += len(grammar)
+    # The cache -----------------------------------------------------------------------------------------------------
+
+    def _add(self, text: str) -> _Grammar:
+        grammar = self._cache[text] = _Grammar()
+        self._chars += len(text)
         self._evict()
-        self._queue.append(grammar)
-        if self._idle < len(self._queue) and len(self._threads) < THREADS:
-            thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._work.notify()
+        self._enqueue(self._new, text)
+        return grammar
 
     def _evict(self) -> None:
-        for grammar in list(self._entries):
-            if len(self._entries) <= self._max_grammars and self._bytes <= self._max_bytes:
+        """Drop the grammars used longest ago until the cache is within its bounds."""
+        for text in list(self._cache):
+            if len(self._cache) <= self._max_grammars and self._chars <= self._max_chars:
                 return
-            if self._entries[grammar].status is not PENDING:
-                del self._entries[grammar]
-                self._bytes -= len(grammar)
+            if self._cache[text].status is not PENDING:
+                del self._cache[text]
+                self._chars -= len(text)
+
+    def _store(self, text: str, compiled: _Grammar, seconds: float) -> bool:
+        """Put a compiled grammar into the cache. Return whether its state has changed."""
+        with self._changed:
+            before = self.statistics
+            grammar = self._cache.get(text)
+            first = grammar is not None and grammar.status is PENDING
+            if grammar is not None:
+                self._cache[text] = compiled
+            self.statistics = GrammarStatistics(
+                compiled=before.compiled + (first and compiled.status is READY),
+                failed=before.failed + (first and compiled.status is not READY),
+                compile_s=before.compile_s + seconds,
+                cached=len(self._cache),
+                cached_chars=self._chars,
+            )
+            return first
+
+    # The threads ---------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, queue: deque[str], text: str) -> None:
+        queue.append(text)
+        if self._idle < len(self._new) + len(self._again) and self._threads < THREADS:
+            self._threads += 1
+            _start_thread(self._run)
+        self._changed.notify()
 
     def _run(self) -> None:
-        while (grammar := self._next()) is not None:
+        while (text := self._next()) is not None:
             began = time.monotonic()
-            entry = self._compile(grammar)
-            self._store(grammar, entry, time.monotonic() - began)
-            self._notify()
+            compiled = self._compile(text)
+            if self._store(text, compiled, time.monotonic() - began):
+                self._notify()
 
     def _next(self) -> str | None:
-        with self._work:
+        """Return the next grammar to compile, new ones first; None after the end."""
+        with self._changed:
             self._idle += 1
-            while not (self._queue or self._closed):
-                self._work.wait()
+            while not (self._closed or self._new or self._again):
+                self._changed.wait()
             self._idle -= 1
-            return None if self._closed else self._queue.popleft()
+            if self._closed:
+                return None
+            return (self._new or self._again).popleft()
 
-    def _store(self, grammar: str, entry: _Entry, seconds: float) -> None:
-        with self._work:
-            if not self._closed:
-                self._entries[grammar] = entry
-            before = self.statistics
-            self.statistics = GrammarStatistics(
-                compiled=before.compiled + (entry.compiled is not None),
-                failed=before.failed + (entry.compiled is None),
-                compile_s=before.compile_s + seconds,
-                cached=len(self._entries),
-                cached_bytes=self._bytes,
-            )
-
-    def _compile(self, grammar: str) -> _Entry:
-        """Compile and fill the first mask, which is the dearest one."""
+    def _compile(self, text: str) -> _Grammar:
+        """Compile a grammar and fill its first mask, which is often its dearest."""
         assert self.tokenizer is not None
         try:
-            compiled = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LIMITS)
-            if not compiled.is_error():
-                compiled.compute_bitmask()
-            error = compiled.get_error() if compiled.is_error() else ""
+            matcher = LLMatcher(self.tokenizer, text, log_level=0, limits=LIMITS)
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            error = matcher.get_error()
         except BaseException as raised:  # a panic in Rust is no Exception
-            log.exception("a grammar could not be compiled: its request fails")
-            error = one_line(raised)
+            log.exception("a grammar could not be compiled, and its request fails")
+            error = f"{type(raised).__name__} in llguidance"
         if error:
-            return _Entry(GrammarStatus(GrammarState.FAILED, f"the grammar can't be compiled: {one_line(error)}"))
-        return _Entry(READY, compiled)
+            return _Grammar(GrammarStatus(GrammarState.FAILED, f"the grammar can't be compiled: {one_line(error)}"))
+        return _Grammar(READY, matcher)
+
+
+def _start_thread(run: Callable[[], None]) -> None:
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        threading.Thread(target=run, name="grammar-compiler", daemon=True).start()
+    finally:
+        threading.stack_size(before)
