@@ -1,0 +1,48 @@
+"""Finite values of recursive schemas: a schema that only infinite values match is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .places import refusal
+
+
+def check_finite(schema: dict[str, Any], param: str) -> None:
+    """Raise InvalidRequest if every value of a rewritten schema would be infinitely deep: an object that requires one
+    of its own kind, or references that lead back to themselves."""
+    definitions = schema.get("$defs", {})
+    finite: set[str] = set()
+    while found := {name for name in definitions if name not in finite and _is_finite(definitions[name], finite)}:
+        finite |= found
+    if not _is_finite(schema, finite):
+        raise refusal(param, "allows no finite value: a required part refers back to itself. Make it optional")
+
+
+def _is_finite(schema: Any, finite: set[str]) -> bool:
+    """Whether a schema has a value, if the definitions named in `finite` have one."""
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in finite:
+        return False
+    if not all(_is_finite(part, finite) for part in schema.get("allOf", ())):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if key in schema and not any(_is_finite(part, finite) for part in schema[key]):
+            return False
+    return _has_other_type(schema) or (_object_is_finite(schema, finite) and _array_is_finite(schema, finite))
+
+
+def _has_other_type(schema: dict[str, Any]) -> bool:
+    types = schema.get("type", "null" if "enum" not in schema else "string")
+    return bool({*([types] if isinstance(types, str) else types)} - {"object", "array"})
+
+
+def _object_is_finite(schema: dict[str, Any], finite: set[str]) -> bool:
+    properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+    return all(_is_finite(properties.get(name, rest), finite) for name in schema.get("required", ()))
+
+
+def _array_is_finite(schema: dict[str, Any], finite: set[str]) -> bool:
+    prefix, items = schema.get("prefixItems", []), schema.get("items", True)
+    parts = [*prefix, items] if schema.get("minItems", 0) > len(prefix) else prefix[: schema.get("minItems", 0)]
+    return all(_is_finite(part, finite) for part in parts)

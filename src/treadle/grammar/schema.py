@@ -1,0 +1,400 @@
+"""Rewriting of JSON Schemas for llguidance: each keyword is enforced as written, or refused by its place.
+
+The result describes a part of what the schema allows, so every answer is valid:
+
+- Objects that list properties take no others, unless `additionalProperties` or `patternProperties` say so.
+- Numbers have bounded digits and no exponent.
+- Schemas without a type get those that their keywords are about.
+
+Schemas that are intersected with others (below allOf, or beside anyOf and $ref) keep their objects open: closing one
+would forbid the properties of the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import keywords
+from .formats import NATIVE, PATTERNS, REFUSED
+from .keywords import APPLICATORS, ASSERTIONS, VALUES
+from .numbers import EXACT, LARGEST, STEP, bounded
+from .patterns import check_pattern
+from .places import below, refusal
+from .references import References
+from .unions import are_disjoint, branch_tag
+
+MAX_BYTES = 256 * 1024
+MAX_SCHEMAS = 2000
+MAX_VALUES = 50_000
+MAX_DEPTH = 64
+"""Limits of one schema: its text, the schemas in it, all its JSON values, the levels of schemas."""
+
+WHITESPACE = r"( |\r?\n[ \t]{0,40})"
+"""Whitespace between JSON tokens: one space, or one line break with the next line's indent."""
+
+ANY = "any"
+_ANY_REF = {"$ref": f"#/$defs/{ANY}"}
+_ANY_SCHEMA = {
+    "anyOf": [
+        {"type": "null"},
+        {"type": "boolean"},
+        {"type": "number", "minimum": -LARGEST, "maximum": LARGEST, "multipleOf": STEP},
+        {"type": "string"},
+        {"type": "array", "items": _ANY_REF},
+        {"type": "object", "additionalProperties": _ANY_REF},
+    ]
+}
+
+Schema = dict[str, Any] | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Position of a schema. `merged`: its objects may be intersected with others. `levels`: schemas above it."""
+
+    place: str
+    merged: bool = False
+    levels: int = 1
+
+    def below(self, *steps: str | int) -> Node:
+        place = self.place
+        for step in steps:
+            place = below(place, step)
+        return replace(self, place=place, levels=self.levels + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A schema for llguidance with all its definitions, and the places that its parts came from."""
+
+    schema: dict[str, Any]
+    places: dict[int, str]
+
+    def text(self) -> str:
+        """Return the schema as JSON, with the options of llguidance in it."""
+        return json.dumps({"x-guidance": {"whitespace_pattern": WHITESPACE}, **self.schema})
+
+
+def rewrite(schema: Any, *, param: str) -> Rewritten:
+    """Rewrite a JSON Schema. Raises InvalidRequest, whose `param` is the place at fault below `param`."""
+    measure(schema, param)
+    rewriter = _Rewriter(schema, param)
+    root = rewriter.schema(schema, Node(param))
+    if isinstance(root, bool):
+        raise refusal(param, "allows no value at all")
+    rewriter.define()
+    whole = dict(root)
+    if rewriter.definitions:
+        whole["$defs"] = rewriter.definitions
+    return Rewritten(whole, rewriter.places)
+
+
+def measure(schema: Any, param: str) -> None:
+    """Raise InvalidRequest for a schema that is too large or nested too deeply to be read."""
+    keywords.of_schema(schema, param)
+    level, depth, values = [schema], 0, 0
+    while level:
+        values += len(level)
+        depth += 1
+        if values > MAX_VALUES:
+            raise refusal(param, f"has over {MAX_VALUES} values: use a smaller schema")
+        if depth > 4 * MAX_DEPTH:
+            raise refusal(param, f"is nested deeper than {4 * MAX_DEPTH} levels: flatten it")
+        level = [child for node in level for child in _children(node)]
+    if len(json.dumps(schema)) > MAX_BYTES:
+        raise refusal(param, f"is longer than {MAX_BYTES} bytes: use a smaller schema")
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else []
+
+
+class _Rewriter:
+    def __init__(self, root: Any, place: str) -> None:
+        self.definitions: dict[str, Any] = {}
+        self.places: dict[int, str] = {}
+        self._refs = References(root, place)
+        self._root_place = place
+        self._names: dict[tuple[str, bool, str], str] = {}
+        self._queue: deque[tuple[str, bool, str]] = deque()
+        self._schemas = 0
+
+    def define(self) -> None:
+        """Rewrite the definitions that were referred to, and those that they refer to."""
+        while self._queue:
+            pointer, merged, tag = key = self._queue.popleft()
+            node = Node(self._refs.place(pointer), merged)
+            self.definitions[self._names[key]] = self.schema(self._refs.schema(pointer), node, tag)
+
+    def schema(self, source: Any, at: Node, tag: str = "") -> Schema:
+        """Rewrite one schema. Its objects require the property `tag`, where one is given."""
+        source = keywords.of_schema(source, at.place)
+        self._count(at)
+        if source is False:
+            return False
+        if source is True:
+            return self._any(at)
+        keywords.check(source, at.place)
+        out = self._composed(_modern(source), at, tag)
+        self.places[id(out)] = at.place
+        return out
+
+    def _count(self, at: Node) -> None:
+        self._schemas += 1
+        if self._schemas > MAX_SCHEMAS:
+            raise refusal(self._root_place, f"has over {MAX_SCHEMAS} schemas: use a smaller one")
+        if at.levels > MAX_DEPTH:
+            raise refusal(at.place, f"is below over {MAX_DEPTH} other schemas: flatten it")
+
+    def _any(self, at: Node) -> dict[str, Any]:
+        if at.merged:
+            return {}
+        self.definitions[ANY] = _ANY_SCHEMA
+        return dict(_ANY_REF)
+
+    def _composed(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
+        """Rewrite assertions as one group, and applicators, in their order."""
+        applied = [key for key in APPLICATORS if key in source]
+        asserts = any(key in ASSERTIONS or key in ("type", *VALUES) for key in source)
+        if not applied and not asserts:
+            return self._any(at)
+        mixed = len(applied) + asserts > 1 or len(source.get("allOf", ())) > 1
+        at = replace(at, merged=at.merged or mixed)
+        out: dict[str, Any] = {}
+        for key in source:
+            if key in APPLICATORS:
+                self._apply(out, key, source[key], at, tag)
+            elif asserts and (key in ASSERTIONS or key in ("type", *VALUES)):
+                _add(out, self._assertions(source, at, tag))
+                asserts = False
+        return out
+
+    # Applicators
+
+    def _apply(self, out: dict[str, Any], key: str, value: Any, at: Node, tag: str) -> None:
+        if key == "$ref":
+            out["$ref"] = self._reference(value, below(at.place, key), at.merged, tag)
+        elif key == "oneOf":
+            _add(out, self._one_of(value, at))
+        else:
+            schemas = [self.schema(branch, at.below(key, index)) for index, branch in enumerate(value)]
+            _add(out, {key: schemas})
+
+    def _reference(self, ref: str, place: str, merged: bool, tag: str) -> str:
+        key = (self._refs.pointer(ref, place), merged, tag)
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            self._queue.append(key)
+        return f"#/$defs/{self._names[key]}"
+
+    def _one_of(self, branches: list[Any], at: Node) -> dict[str, Any]:
+        """Rewrite oneOf to anyOf where no value can match two branches: because of their types, their values, or a
+        property that tells them apart. Otherwise llguidance may still prove it."""
+        targets = [self._target(branch, at.below("oneOf", index)) for index, branch in enumerate(branches)]
+        tag = branch_tag(targets, self._target, at)
+        if tag is None and not are_disjoint(targets):
+            at = replace(at, merged=True)
+            return {"oneOf": [self.schema(branch, at.below("oneOf", i)) for i, branch in enumerate(branches)]}
+        return {"anyOf": [self.schema(branch, at.below("oneOf", i), tag or "") for i, branch in enumerate(branches)]}
+
+    def _target(self, source: Any, at: Node) -> dict[str, Any]:
+        """Return the schema that a branch is, or only refers to."""
+        seen: set[str] = set()
+        while isinstance(source, dict) and isinstance(source.get("$ref"), str):
+            if any(key in ASSERTIONS or key in APPLICATORS[:3] or key in VALUES for key in source):
+                return {}
+            pointer = self._refs.pointer(source["$ref"], below(at.place, "$ref"))
+            if pointer in seen:
+                return {}
+            seen.add(pointer)
+            source = self._refs.schema(pointer)
+        return source if isinstance(source, dict) else {}
+
+    # Assertions
+
+    def _assertions(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
+        if any(key in source for key in VALUES):
+            return _values(source, at.place)
+        types = keywords.types_of(source)
+        out: dict[str, Any] = {}
+        if "type" in source or not at.merged:
+            out["type"] = types[0] if len(types) == 1 else [name for name in types if name != "integer"]
+            if "integer" in types and "number" not in types and len(types) > 1:
+                out["type"].append("integer")
+        if "object" in types:
+            out |= self._object(source, at, tag)
+        if "array" in types:
+            out |= self._array(source, at)
+        if "string" in types:
+            _add(out, _string(source, at.place))
+        if "integer" in types or "number" in types:
+            out |= bounded(source, types, at.place)
+        return out
+
+    def _object(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
+        source = self._with_property_names(_without_unevaluated(source, "Properties", at), at)
+        out: dict[str, Any] = {}
+        for key in ("properties", "patternProperties"):
+            if key in source:
+                out[key] = {name: self.schema(part, at.below(key, name)) for name, part in source[key].items()}
+        for pattern in source.get("patternProperties", ()):
+            check_pattern(pattern, below(below(at.place, "patternProperties"), pattern))
+        required = list(dict.fromkeys([*source.get("required", ()), *([tag] if tag else [])]))
+        if required:
+            out["required"] = required
+        out |= self._additional(source, out, at)
+        return out | _counts(source, out)
+
+    def _additional(self, source: dict[str, Any], out: dict[str, Any], at: Node) -> dict[str, Any]:
+        if "additionalProperties" in source:
+            return {
+                "additionalProperties": self.schema(source["additionalProperties"], at.below("additionalProperties"))
+            }
+        if at.merged:
+            return {}
+        if "properties" not in out and "patternProperties" not in out:
+            return {"additionalProperties": self._any(at)}
+        if "patternProperties" not in out:
+            missing = {name: self._any(at) for name in out.get("required", ()) if name not in out["properties"]}
+            out["properties"] |= missing
+        return {"additionalProperties": False}
+
+    def _with_property_names(self, source: dict[str, Any], at: Node) -> dict[str, Any]:
+        """Rewrite propertyNames to properties, or to patternProperties."""
+        names = source.get("propertyNames", True)
+        if names is True or names == {}:
+            return source
+        place = below(at.place, "propertyNames")
+        target = self._target(names, at.below("propertyNames"))
+        if "properties" in source or "patternProperties" in source:
+            raise refusal(place, "is not supported beside properties: describe the names with patternProperties")
+        value = source.get("additionalProperties", True)
+        rest = {key: part for key, part in source.items() if key != "propertyNames"}
+        if all(isinstance(name, str) for name in target.get("enum", [0])):
+            return rest | {"properties": dict.fromkeys(target["enum"], value), "additionalProperties": False}
+        if isinstance(target.get("pattern"), str) and not {*target} & ({*ASSERTIONS, *APPLICATORS} - {"pattern"}):
+            return rest | {"patternProperties": {target["pattern"]: value}, "additionalProperties": False}
+        raise refusal(place, "is only supported with enum or pattern alone")
+
+    def _array(self, source: dict[str, Any], at: Node) -> dict[str, Any]:
+        source = _without_unevaluated(source, "Items", at)
+        out: dict[str, Any] = {key: int(source[key]) for key in ("minItems", "maxItems") if key in source}
+        if "prefixItems" in source:
+            parts = enumerate(source["prefixItems"])
+            out["prefixItems"] = [self.schema(part, at.below("prefixItems", index)) for index, part in parts]
+        if "items" in source:
+            out["items"] = self.schema(source["items"], at.below("items"))
+        elif not at.merged:
+            closed = 0 < len(source.get("prefixItems", ())) >= out.get("minItems", 0)
+            out["items"] = False if closed else self._any(at)
+        return out
+
+
+def _modern(source: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema as Draft 2020-12 writes it."""
+    out = dict(source)
+    if isinstance(source.get("items"), list):
+        out["prefixItems"] = out.pop("items")
+        if "additionalItems" in source:
+            out["items"] = out.pop("additionalItems")
+    out.pop("additionalItems", None)
+    for exclusive, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(source.get(exclusive), bool):
+            del out[exclusive]
+            if source[exclusive] and limit in source:
+                out[exclusive] = out.pop(limit)
+    return out
+
+
+def _without_unevaluated(source: dict[str, Any], of: str, at: Node) -> dict[str, Any]:
+    """Rewrite unevaluatedProperties and unevaluatedItems to the keywords that mean the same in a schema that stands
+    alone."""
+    key, plain = f"unevaluated{of}", "additionalProperties" if of == "Properties" else "items"
+    if source.get(key, True) is True:
+        return source
+    if at.merged:
+        raise refusal(below(at.place, key), f"is not supported beside other schemas: use {plain} in each of them")
+    rest = {name: value for name, value in source.items() if name != key}
+    return {plain: source[key]} | rest
+
+
+def _counts(source: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
+    """Return minProperties and maxProperties, unless the properties imply them."""
+    counts: dict[str, Any] = {key: int(source[key]) for key in ("minProperties", "maxProperties") if key in source}
+    if counts.get("minProperties", 0) <= len(out.get("required", ())):
+        counts.pop("minProperties", None)
+    closed = out.get("additionalProperties") is False and "patternProperties" not in out
+    if closed and counts.get("maxProperties", 0) >= len(out.get("properties", ())):
+        counts.pop("maxProperties", None)
+    return counts
+
+
+def _string(source: dict[str, Any], place: str) -> dict[str, Any]:
+    out: dict[str, Any] = {key: int(source[key]) for key in ("minLength", "maxLength") if key in source}
+    name = source.get("format", "")
+    if name in REFUSED:
+        raise refusal(below(place, "format"), f"is not supported in a grammar: use pattern instead of '{name}'")
+    if name in NATIVE:
+        out["format"] = name
+    patterns = [PATTERNS[name]] if name in PATTERNS else []
+    if "pattern" in source:
+        check_pattern(source["pattern"], below(place, "pattern"))
+        patterns.append(source["pattern"])
+    if patterns:
+        out["pattern"] = patterns[0]
+    if patterns[1:]:
+        out["allOf"] = [{"type": "string", "pattern": patterns[1]}]
+    return out
+
+
+def _values(source: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return an enum of the values that enum, const and type all allow, and the limits of strings and numbers."""
+    values = source.get("enum", [source["const"]] if "const" in source else [])
+    if "const" in source:
+        values = [value for value in values if _same(value, source["const"])]
+    types = keywords.types_of({"type": source["type"]}) if "type" in source else keywords.TYPES
+    values = [value for value in values if types_of_value(value) & {*types}]
+    key = below(place, "enum" if "enum" in source else "const")
+    if not values:
+        raise refusal(key, "has no value that the other keywords allow")
+    for value in values:
+        if isinstance(value, int) and abs(value) > EXACT:
+            raise refusal(key, f"has an integer beyond {EXACT}, which is not exact in JSON: use a string")
+    rest = ("minLength", "maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    return {"enum": values} | {key: source[key] for key in rest if key in source}
+
+
+def types_of_value(value: Any) -> set[str]:
+    """Return the types of JSON Schema that a value has."""
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int() | float():
+            return {"number", "integer"} if value == int(value) else {"number"}
+        case str():
+            return {"string"}
+        case list():
+            return {"array"}
+    return {"object"}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _add(out: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add keywords to a schema. Its lists of allOf, and those of the others that stand there already, become one."""
+    for key, value in part.items():
+        if key == "allOf":
+            out[key] = out.get(key, []) + value
+        elif key in out:
+            out["allOf"] = [*out.get("allOf", []), {key: value}]
+        else:
+            out[key] = value

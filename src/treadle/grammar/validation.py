@@ -1,0 +1,111 @@
+"""Checks of finished grammars with llguidance, without a tokenizer. A text worker runs them, under its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from ..errors import InvalidRequest, one_line
+from .limits import LIMITS
+from .schema import Rewritten
+
+MAX_CHARACTERS = 256 * 1024
+MAX_TRIALS = 64
+"""Most parts of a schema that are compiled by themselves to find the one at fault."""
+
+_HINTS = {
+    "oneOf constraints are not supported": "oneOf is only supported where no value can match two of its schemas: give "
+    "each a property with a const of its own, or use anyOf",
+    "initial lexer configuration": "it takes too much work to compile: use fewer or simpler numbers and patterns",
+    "patternProperties": "its patterns may match the same name: make them exclude one another",
+}
+
+
+def fault_of(grammar: str) -> str | None:
+    """Return why llguidance can't use a grammar, as one line; None if it can."""
+    fault = LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
+    if not fault or _is_warning(fault):
+        fault = _first_mask_fault(grammar)
+    return _readable(fault) if fault else None
+
+
+def _is_warning(fault: str) -> bool:
+    return fault.startswith("WARNING")
+
+
+_bytes: LLTokenizer | None = None
+
+
+def _first_mask_fault(grammar: str) -> str:
+    """Return the fault of a grammar that allows nothing, or whose lexer is too large; empty if there is none."""
+    global _bytes
+    _bytes = _bytes or LLTokenizer("byte", slices=[])
+    matcher = LLMatcher(_bytes, grammar, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        mask = matcher.compute_bitmask()
+        if not matcher.is_error() and not any(mask):
+            return "no text matches it"
+    return str(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _readable(fault: str) -> str:
+    for start, hint in _HINTS.items():
+        if start in fault:
+            return hint
+    lines = [line.strip() for line in fault.partition("<backtrace")[0].splitlines() if line.strip()]
+    return one_line(" ".join(lines[:4]))
+
+
+def check_grammar(grammar: str, *, param: str) -> None:
+    """Raise InvalidRequest if llguidance can't use a grammar."""
+    if fault := fault_of(grammar):
+        raise InvalidRequest(f"{param} can't be used as a grammar: {fault}", param=param)
+
+
+def check_schema(rewritten: Rewritten, *, param: str) -> str:
+    """Return the grammar of a rewritten schema. Raises InvalidRequest with the place of the part at fault."""
+    grammar = str(LLMatcher.grammar_from_json_schema(rewritten.text()))
+    if fault := fault_of(grammar):
+        place, fault = _Search(rewritten).deepest(rewritten.schema, param, fault)
+        raise InvalidRequest(f"{place} can't be used as a grammar: {fault}", param=place)
+    return grammar
+
+
+class _Search:
+    """Search for the smallest part of a schema that has a fault of its own."""
+
+    def __init__(self, rewritten: Rewritten) -> None:
+        self._rewritten = rewritten
+        self._definitions = rewritten.schema.get("$defs", {})
+        self._trials = 0
+        self._seen: set[int] = set()
+
+    def deepest(self, schema: dict[str, Any], place: str, fault: str) -> tuple[str, str]:
+        """Return the place and the fault of the smallest part below `schema`, which has `fault` itself."""
+        found = self._rewritten.places.get(id(schema), place), fault
+        for part in self._parts(schema):
+            if (inner := self._fault(part)) is not None:
+                return self.deepest(part, found[0], inner)
+        return found
+
+    def _fault(self, part: dict[str, Any]) -> str | None:
+        if id(part) in self._seen or self._trials >= MAX_TRIALS:
+            return None
+        self._seen.add(id(part))
+        self._trials += 1
+        alone = Rewritten({**part, "$defs": self._definitions}, {})
+        return fault_of(LLMatcher.grammar_from_json_schema(alone.text()))
+
+    def _parts(self, schema: Any) -> list[dict[str, Any]]:
+        """Return the schemas right below one, and its definition where it is a reference."""
+        found: list[dict[str, Any]] = []
+        for key, value in schema.items():
+            if key in ("enum", "$defs"):
+                continue
+            if key == "$ref":
+                value = self._definitions[value.rpartition("/")[2]]
+            below = value if key in ("properties", "patternProperties") else {key: value}
+            for part in below.values() if isinstance(below, dict) else ():
+                found += [one for one in (part if isinstance(part, list) else [part]) if isinstance(one, dict)]
+        return found
