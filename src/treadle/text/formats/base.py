@@ -57,8 +57,8 @@ class ToolFormat(ABC):
     `starts` are the texts that begin a call (or a list of calls), wherever they stand. `bare_starts` begin one only at
     the start of the answer, and only with the name of a known tool, as other text may begin so too. `special` are
     further special tokens that the parser reads; all others are dropped. `one_block`: all calls stand behind one
-    starting text; otherwise each has its own, and text may stand between them. `own_reasoning`: the format has the markers
-    of reasoning in its parser, and reads every answer, also without tools.
+    starting text; otherwise each has its own, and text may stand between them. `own_reasoning`: the parser
+    reads the format's own markers of reasoning, and every answer, also without tools.
     """
 
     name: ClassVar[str]

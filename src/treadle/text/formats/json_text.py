@@ -18,8 +18,8 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _HEX = frozenset("0123456789abcdefABCDEF")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -125,9 +125,9 @@ def _pass_scalar(scan: Scanner, sink: Sink, first: str) -> Steps[None]:
         yield from _pass_string(scan, sink)
         return
     word = yield from scan.take_run(_WORD)
-    if word in _LITERALS:
-        sink(_LITERALS[word])
-    elif _NUMBER.fullmatch(word):
+    if word in LITERALS:
+        sink(LITERALS[word])
+    elif NUMBER.fullmatch(word):
         sink(word)
     else:
         scan.fail("expected a JSON value")

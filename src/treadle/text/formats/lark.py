@@ -37,7 +37,7 @@ class Grammar:
     def __init__(self, special: Mapping[str, int], schema: SchemaWriter) -> None:
         self._ids = special
         self._schema = schema
-        self._rules: dict[str, str] = {}
+        self._names: dict[tuple[str, str, str], str] = {}
         longest_first = sorted(special, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
@@ -57,12 +57,19 @@ class Grammar:
         """Return the expression of a call's arguments: JSON text of an object with these parameters."""
         return self.json({**parameters, "type": "object"})
 
-    def rule(self, prefix: str, expression: str) -> str:
-        """Add a rule and return its name. Rules are lower case, terminals upper case."""
-        name = f"{prefix}_{len(self._rules)}"
-        self._rules[name] = expression
-        return name
+    def rule(self, prefix: str, expression: str, options: str = "") -> str:
+        """Add a rule and return its name. Equal rules are one. `options` stand behind the name, such as "[lazy]"."""
+        return self._add(prefix.lower(), expression, options)
+
+    def terminal(self, prefix: str, expression: str) -> str:
+        """Add a terminal, a regular expression, and return its name. Equal terminals are one."""
+        return self._add(prefix.upper(), expression, "")
+
+    def _add(self, prefix: str, expression: str, options: str) -> str:
+        key = (prefix, options, expression)
+        return self._names.setdefault(key, f"{prefix}_{len(self._names)}")
 
     def render(self, start: str) -> str:
         """Return the grammar's text, beginning with the expression `start`."""
-        return "\n".join([f"start: {start}", *(f"{name}: {rule}" for name, rule in self._rules.items())])
+        rules = (f"{name}{options}: {rule}" for (_, options, rule), name in self._names.items())
+        return "\n".join([f"start: {start}", *rules])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ...errors import ConfigError
 from .base import ToolFormat
 from .hermes import Hermes
+from .qwen3_coder import Qwen3Coder
 
-_FORMATS: tuple[ToolFormat, ...] = (Hermes(),)
+_FORMATS: tuple[ToolFormat, ...] = (Qwen3Coder(), Hermes())
 """In the order in which a template is compared with them: the most particular first."""
 
 FORMATS: dict[str, ToolFormat] = {tool_format.name: tool_format for tool_format in _FORMATS}

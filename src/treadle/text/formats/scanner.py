@@ -64,6 +64,11 @@ class Scanner:
         self.recording = False
         self.ended = False
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer has ended and all of it was read."""
+        return self.ended and self._at == len(self._text)
+
     def feed(self, text: str) -> None:
         """Add generated text."""
         self._text = self._text[self._at :] + text if self._at < len(self._text) else text
@@ -86,7 +91,7 @@ class Scanner:
 
     def fail(self, reason: str) -> NoReturn:
         """Raise EndOfAnswer at the end of the answer, otherwise Mismatch."""
-        if self.ended and self._at == len(self._text):
+        if self.is_done:
             raise EndOfAnswer(f"{reason}, but the answer ended")
         raise Mismatch(reason)
 

@@ -1,0 +1,56 @@
+"""Reader of a call written as Python, `name(key=value, ...)`: its keyword arguments become JSON text."""
+
+from __future__ import annotations
+
+import re
+
+from .base import CallContext
+from .json_text import quote_piece
+from .python_text import pass_value
+from .scanner import Scanner, Steps
+
+_NAME = re.compile(r"[\w.\-]*")
+_KEY = re.compile(r"\w*")
+
+
+def pass_call(context: CallContext) -> Steps[None]:
+    """Read one call. Raises Mismatch for other text, and for a positional argument."""
+    scan, out = context.scan, context.out
+    name = yield from scan.take_run(_NAME)
+    if not name:
+        scan.fail("expected the name of a function")
+    yield from scan.expect("(")
+    out.call_start(name)
+    yield from scan.skip_space()
+    separator = "{"
+    while (yield from scan.accept(")")) is None:
+        key = yield from _take_key(scan)
+        out.arguments(f'{separator}"{quote_piece(key)}": ')
+        yield from pass_value(scan, out.arguments)
+        separator = ", "
+        yield from scan.skip_space()
+        if (yield from scan.expect(",", ")")) == ")":
+            break
+        yield from scan.skip_space()
+    out.arguments("{}" if separator == "{" else "}")
+    out.call_end()
+
+
+def pass_calls(context: CallContext, closing: str = "]") -> Steps[None]:
+    """Read calls with commas between them, up to and with `closing`."""
+    scan = context.scan
+    while True:
+        yield from scan.skip_space()
+        yield from pass_call(context)
+        yield from scan.skip_space()
+        if (yield from scan.expect(",", closing)) == closing:
+            return
+
+
+def _take_key(scan: Scanner) -> Steps[str]:
+    key = yield from scan.take_run(_KEY)
+    yield from scan.skip_space()
+    if not key or (yield from scan.accept("=")) is None:
+        scan.fail("expected a keyword argument")
+    yield from scan.skip_space()
+    return key

@@ -1,0 +1,76 @@
+"""Grammar of arguments that are written as named texts: each value by its parameter's JSON schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import lark
+from .base import ToolSpec
+from .typed_values import STRING, properties_of, resolve, types_of
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class ValueGrammar:
+    """Grammar of the values in a format. `end` is the text behind a value; a text contains none of `markers`, at which
+    the parser ends a value."""
+
+    def __init__(self, grammar: lark.Grammar, end: str, markers: Sequence[str]) -> None:
+        self._grammar = grammar
+        self._end = grammar.text(end)
+        self._end_is_token = self._end.startswith("<")
+        found = "|".join(_escaped(marker) for marker in markers)
+        self._content = grammar.terminal("CONTENT", f"/(?s:.*)/ & ~/(?s:.*)({found})(?s:.*)/")
+
+    def parameters(self, tool: ToolSpec, write: Callable[[str, str], str]) -> str:
+        """Return the expression of a tool's parameters in the order of its schema, optional ones perhaps left out.
+        `write` joins a parameter's name and the expression of its value with `end`."""
+        root = tool.parameters
+        required = [key for key in root.get("required", ()) if isinstance(key, str)]
+        properties = {**properties_of(tool), **{key: {} for key in required if key not in properties_of(tool)}}
+        parts = [
+            write(key, self.value(schema, root)) + ("" if key in required else "?")
+            for key, schema in properties.items()
+        ]
+        return " ".join(parts) or '""'
+
+    def value(self, schema: Any, root: Mapping[str, Any]) -> str:
+        """Return the expression of a value and the `end` behind it. `root` has the definitions that it refers to."""
+        found = resolve(schema, root)
+        types = types_of(found, root)
+        if (options := _options(found)) is not None:
+            return f"{lark.any_of(map(_written, options))} {self._end}"
+        if types and STRING not in types:
+            definitions = {key: root[key] for key in _DEFINITIONS if key in root}
+            return f"{self._grammar.json({**definitions, **found})} {self._end}"
+        return self._text(found if types == (STRING,) else {})
+
+    def _text(self, schema: Mapping[str, Any]) -> str:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        content = self._content
+        if least or most != "":
+            content = self._grammar.terminal("TEXT", f"{content} & /(?s:.{{{least},{most}}})/")
+        if self._end_is_token:
+            return f"{content} {self._end}"
+        return self._grammar.rule("text", self._grammar.terminal("VALUE", f"{content} {self._end}"), "[lazy]")
+
+
+def _options(schema: Any) -> list[Any] | None:
+    """Return the values that a schema lists; None if it lists none."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) and schema["enum"] else None
+
+
+def _written(value: Any) -> str:
+    return lark.literal(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    """Return `text` as a part of a Lark regular expression."""
+    return re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\\ ", " ")
