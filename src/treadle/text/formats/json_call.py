@@ -9,16 +9,19 @@ from .json_text import pass_object, skip_space, take_string, take_value
 from .scanner import Scanner, Steps
 
 NAME_KEYS = ("name", "function")
+OTHER_KEYS = (*NAME_KEYS, "id", "type")
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
-def pass_call(context: CallContext, *, end: str = "") -> Steps[None]:
+def pass_call(context: CallContext, *, end: str = "", opened: bool = False) -> Steps[None]:
     """Read one call, an object with `name` and `arguments` (or `function`, `parameters`) in any order, and perhaps an
     `id`. Arguments are passed on as they come once the name is known. They may be missing, null, or a string that holds
-    JSON. Where the closing brace is missing, `end` closes the object and is consumed. Raises Mismatch for other text.
+    JSON. Where the closing brace is missing, `end` closes the object and is consumed. `opened`: the opening brace was
+    consumed. Raises Mismatch for other text.
     """
     scan, call = context.scan, _Call(context)
-    yield from scan.expect("{")
+    if not opened:
+        yield from scan.expect("{")
     closing = ("}", end) if end else ("}",)
     while True:
         yield from skip_space(scan)
@@ -31,6 +34,17 @@ def pass_call(context: CallContext, *, end: str = "") -> Steps[None]:
         if (yield from scan.expect(",", *closing)) != ",":
             break
     call.finish()
+
+
+def pass_calls(context: CallContext) -> Steps[None]:
+    """Read calls in a JSON array whose opening bracket was consumed."""
+    scan = context.scan
+    while True:
+        yield from skip_space(scan)
+        yield from pass_call(context)
+        yield from skip_space(scan)
+        if (yield from scan.expect(",", "]")) == "]":
+            return
 
 
 class _Call:
@@ -55,6 +69,8 @@ class _Call:
             yield from self._read_arguments()
         elif key == "id" and quoted:
             self._id = yield from take_string(self._scan)
+        elif self._out.known_tools_only and not self._complete and key not in OTHER_KEYS:
+            self._scan.fail(f"a call has no {key[:64]!r}")
         else:
             yield from take_value(self._scan)
 

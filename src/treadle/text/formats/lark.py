@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 SchemaWriter = Callable[[Mapping[str, Any]], str]
@@ -24,6 +24,11 @@ def literal(text: str) -> str:
 def quoted(text: str) -> str:
     """Return a Lark literal of a JSON string."""
     return literal(json.dumps(text, ensure_ascii=False))
+
+
+def regex_of(text: str) -> str:
+    """Return a text as a part of a Lark regular expression."""
+    return re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\\ ", " ")
 
 
 def any_of(expressions: Iterable[str]) -> str:
@@ -64,6 +69,27 @@ class Grammar:
     def terminal(self, prefix: str, expression: str) -> str:
         """Add a terminal, a regular expression, and return its name. Equal terminals are one."""
         return self._add(prefix.upper(), expression, "")
+
+    def separated(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Return the expression of `parts` in their order with a separator between them. Each is an expression and
+        whether it is required; the others may be left out."""
+        between = literal(separator)
+        first, rest = '""', '""'
+        for part, required in reversed(parts):
+            begun = self.rule("parts", f"{part} {rest}")
+            first = begun if required else self.rule("parts", f"{begun} | {first}")
+            rest = self.rule("parts", f"{between} {begun}" if required else f"({between} {part})? {rest}")
+        return first
+
+    def text_until(self, end: str, markers: Iterable[str], more: str = "") -> str:
+        """Return the expression of any text that contains none of `markers`, with `end` behind it. `more` is a regular
+        expression of Lark that it matches too."""
+        closing = self.text(end)
+        content = f"/(?s:.*)/ & ~/(?s:.*)({'|'.join(map(regex_of, markers))})(?s:.*)/"
+        terminal = self.terminal("TEXT", content + (f" & {more}" if more else ""))
+        if closing.startswith("<"):
+            return f"{terminal} {closing}"
+        return self.rule("text", self.terminal("UNTIL", f"{terminal} {closing}"), "[lazy]")
 
     def _add(self, prefix: str, expression: str, options: str) -> str:
         key = (prefix, options, expression)

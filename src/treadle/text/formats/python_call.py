@@ -13,14 +13,14 @@ _NAME = re.compile(r"[\w.\-]*")
 _KEY = re.compile(r"\w*")
 
 
-def pass_call(context: CallContext) -> Steps[None]:
-    """Read one call. Raises Mismatch for other text, and for a positional argument."""
+def pass_call(context: CallContext, *, suffix: str = "") -> Steps[None]:
+    """Read one call. `suffix` is removed from its name. Raises Mismatch for other text, and for a positional argument."""
     scan, out = context.scan, context.out
     name = yield from scan.take_run(_NAME)
     if not name:
         scan.fail("expected the name of a function")
     yield from scan.expect("(")
-    out.call_start(name)
+    out.call_start(name.removesuffix(suffix))
     yield from scan.skip_space()
     separator = "{"
     while (yield from scan.accept(")")) is None:

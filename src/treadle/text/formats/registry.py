@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from .base import ToolFormat
+from .harmony import Harmony
 from .hermes import Hermes
+from .llama import LlamaJson, LlamaPythonic
 from .qwen3_coder import Qwen3Coder
 
-_FORMATS: tuple[ToolFormat, ...] = (Qwen3Coder(), Hermes())
+_FORMATS: tuple[ToolFormat, ...] = (Harmony(), Qwen3Coder(), Hermes(), LlamaJson(), LlamaPythonic())
 """In the order in which a template is compared with them: the most particular first."""
 
 FORMATS: dict[str, ToolFormat] = {tool_format.name: tool_format for tool_format in _FORMATS}

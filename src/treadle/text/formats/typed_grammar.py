@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +19,8 @@ class ValueGrammar:
 
     def __init__(self, grammar: lark.Grammar, end: str, markers: Sequence[str]) -> None:
         self._grammar = grammar
-        self._end = grammar.text(end)
-        self._end_is_token = self._end.startswith("<")
-        found = "|".join(_escaped(marker) for marker in markers)
-        self._content = grammar.terminal("CONTENT", f"/(?s:.*)/ & ~/(?s:.*)({found})(?s:.*)/")
+        self._end = end
+        self._markers = markers
 
     def parameters(self, tool: ToolSpec, write: Callable[[str, str], str]) -> str:
         """Return the expression of a tool's parameters in the order of its schema, optional ones perhaps left out.
@@ -40,22 +37,15 @@ class ValueGrammar:
     def value(self, schema: Any, root: Mapping[str, Any]) -> str:
         """Return the expression of a value and the `end` behind it. `root` has the definitions that it refers to."""
         found = resolve(schema, root)
-        types = types_of(found, root)
+        types, end = types_of(found, root), self._grammar.text(self._end)
         if (options := _options(found)) is not None:
-            return f"{lark.any_of(map(_written, options))} {self._end}"
+            return f"{lark.any_of(map(_written, options))} {end}"
         if types and STRING not in types:
             definitions = {key: root[key] for key in _DEFINITIONS if key in root}
-            return f"{self._grammar.json({**definitions, **found})} {self._end}"
-        return self._text(found if types == (STRING,) else {})
-
-    def _text(self, schema: Mapping[str, Any]) -> str:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        content = self._content
-        if least or most != "":
-            content = self._grammar.terminal("TEXT", f"{content} & /(?s:.{{{least},{most}}})/")
-        if self._end_is_token:
-            return f"{content} {self._end}"
-        return self._grammar.rule("text", self._grammar.terminal("VALUE", f"{content} {self._end}"), "[lazy]")
+            return f"{self._grammar.json({**definitions, **found})} {end}"
+        least, most = (found.get("minLength", 0), found.get("maxLength", "")) if types == (STRING,) else (0, "")
+        length = f"/(?s:.{{{least},{most}}})/" if (least, most) != (0, "") else ""
+        return self._grammar.text_until(self._end, self._markers, length)
 
 
 def _options(schema: Any) -> list[Any] | None:
@@ -69,8 +59,3 @@ def _options(schema: Any) -> list[Any] | None:
 
 def _written(value: Any) -> str:
     return lark.literal(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def _escaped(text: str) -> str:
-    """Return `text` as a part of a Lark regular expression."""
-    return re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\\ ", " ")

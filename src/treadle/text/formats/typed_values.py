@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .base import CallContext, ToolSpec
@@ -66,7 +66,7 @@ def _type_name(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-def to_json(text: str, types: tuple[str, ...]) -> str:
+def to_json(text: str, types: Sequence[str]) -> str:
     """Return the JSON text of a value that was written as `text`.
 
     It is JSON if it reads as JSON of one of `types`, and a string otherwise. Without a string among `types` all JSON is
@@ -113,7 +113,7 @@ class ArgumentsBuilder:
         """Read the text of a value up to one of `markers`; return the marker. A string is passed on as it comes, a
         value of another type when it is complete. Raises EndOfAnswer without a marker."""
         types = self._types.get(key, ())
-        if types != (STRING,):
+        if tuple(types) != (STRING,):
             text, marker = yield from _take_value(self._scan, markers, json_only=bool(types) and STRING not in types)
             self.add(key, to_json(text, types))
             return marker

@@ -38,6 +38,11 @@ class EventWriter:
         """Number of calls that were begun."""
         return self._calls
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether there are tools to call."""
+        return bool(self._tools)
+
     def take(self) -> tuple[Event, ...]:
         """Return the events since the last time."""
         self._flush()

@@ -1,4 +1,4 @@
-"""Answers and their events, one module a format. Each module is named like its format and has `VECTORS`."""
+"""Answers and their events, one module a format or family of formats, each with `VECTORS`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .vector import Vector
 
 
 def all_vectors() -> list[Vector]:
-    """Every vector of every module, with its format's name in front of its own."""
+    """Every vector of every module."""
     found = []
     for module in pkgutil.iter_modules(__path__):
         if module.name != "vector":

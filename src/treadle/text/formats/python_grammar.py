@@ -1,0 +1,32 @@
+"""Grammar of calls written as Python, `name(key=value, ...)`, with JSON text as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import lark
+from .base import ToolSpec
+from .typed_values import properties_of
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def python_calls(tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
+    """Return the expression of one call of one of `tools`; with `several` of one or more, with commas between them."""
+    call = grammar.rule("call", lark.any_of(_call(tool, grammar) for tool in tools))
+    return f'{call} (", " {call})*' if several else call
+
+
+def _call(tool: ToolSpec, grammar: lark.Grammar) -> str:
+    required = [key for key in tool.parameters.get("required", ()) if isinstance(key, str)]
+    keys = dict.fromkeys([*properties_of(tool), *required])
+    parts = [(_argument(key, tool, grammar), key in required) for key in keys]
+    return f'{lark.literal(tool.name + "(")} {grammar.separated(parts, ", ")} ")"'
+
+
+def _argument(key: str, tool: ToolSpec, grammar: lark.Grammar) -> str:
+    schema: Any = properties_of(tool).get(key, {})
+    definitions = {name: tool.parameters[name] for name in _DEFINITIONS if name in tool.parameters}
+    value = {**definitions, **schema} if isinstance(schema, Mapping) else schema
+    return f"{lark.literal(key + '=')} {grammar.json(value)}"
