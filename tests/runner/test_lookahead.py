@@ -24,6 +24,7 @@ from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling import sampler
 from treadle.runner.sampling.sampling_kernel import SamplingKernel
+from treadle.runner.step_sampler import StepSampler
 
 
 class AheadBackend(ContiguousBackend):
@@ -140,14 +141,14 @@ def test_rows_that_need_their_last_token_do_not_delay_the_others(
 ) -> None:
     """In a step that is started ahead, all others are sampled when it is started; there is one draw for each group."""
     draws: list[tuple[Any, set[bool]]] = []
-    real = ModelRunner._draw
+    real = StepSampler._draw
 
-    def recording(self: ModelRunner, step: Any, places: Sequence[int]) -> None:
+    def recording(self: StepSampler, step: Any, places: Sequence[int]) -> None:
         if places:
             draws.append((step, {step.rows[step.decodes[place].id].sampling.depends_on_last_token for place in places}))
         real(self, step, places)
 
-    monkeypatch.setattr(ModelRunner, "_draw", recording)
+    monkeypatch.setattr(StepSampler, "_draw", recording)
     model = tiny("llama")
     some = requests(random.Random(5), kinds)
     run = Looped(ModelRunner(ahead(model)))

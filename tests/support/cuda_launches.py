@@ -359,6 +359,17 @@ def _crowded(distances: Any, position: int) -> bool:
     return bool((bucket == bucket[position]).sum() > SORTED)
 
 
+def _mask(launch: Launch) -> list[Any]:
+    """Mask as many tokens a thread as have their bits in one word."""
+    per, logits = launch.template["PER"], np.array(launch.arrays["logits"].astype(mx.float32))
+    launch.covers(-(-logits.shape[1] // per))
+    assert logits.shape[1] == launch.template["V"]
+    assert logits.shape[1] % per == 0
+    assert launch.blocks[1] == len(logits)
+    bits = np.unpackbits(launch.view("words").view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+    return [np.where(bits, logits, -np.inf)]
+
+
 LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "write": _write,
     "write_int8": _write_int8,
@@ -367,6 +378,7 @@ LAUNCHES: dict[str, Callable[[Launch], list[Any]]] = {
     "embed": _embed,
     "cos_sin": _cos_sin,
     "draw": _draw,
+    "mask": _mask,
     "attend_decode": _attend_decode,
     "attend_prefill": _attend_prefill,
     "rotate": _rotate,

@@ -31,6 +31,7 @@ class KernelName(StrEnum):
     SMALL_GEMM = "small_gemm"
     DEQUANTIZE = "dequantize"
     SAMPLING = "sampling"
+    TOKEN_MASKS = "token_masks"
     READBACK = "readback"
     STAGING = "staging"
     COMPILED_PASSES = "compiled_passes"

@@ -73,11 +73,13 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 class RowTokens(msgspec.Struct, frozen=True):
     """Tokens that sequence `id` gained, one and one more for each accepted draft, with log-probabilities if its request
-    asks for them. Each decode row of a plan gains or fails. Blocks of rejected drafts are free by now."""
+    asks for them. Each decode row of a plan gains or fails. Blocks of rejected drafts are free by now. With `ended` the
+    last token completed its constraint, and the sequence stops."""
 
     id: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    ended: bool = False
 
 
 class RowFailure(msgspec.Struct, frozen=True):

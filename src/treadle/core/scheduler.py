@@ -386,6 +386,8 @@ class Scheduler:
         for token in tokens:
             if (finish := seq.append(token)) is not None:
                 break
+        if gained.ended and (finish is None or finish.reason is FinishReason.LENGTH):
+            finish = seq.stopped()
         count = len(seq.tokens) - before  # what comes after the end is dropped
         self._counters.completion_tokens += count
         out.tokens += tokens[:count]

@@ -112,10 +112,15 @@ class Sequence:
         """Append a generated token. Return the finish if it ends the sequence."""
         self.tokens.append(token)
         if token in self.request.stop_token_ids and len(self.tokens) > self.request.min_tokens:
-            return Finish(reason=FinishReason.STOP, stop_token_id=token)
+            return self.stopped()
         if len(self.tokens) >= self.request.max_tokens:
             return Finish(reason=FinishReason.LENGTH)
         return None
+
+    def stopped(self) -> Finish:
+        """Return the finish of a sequence that its last token ends."""
+        token = self.tokens[-1]
+        return Finish(reason=FinishReason.STOP, stop_token_id=token if token in self.request.stop_token_ids else None)
 
     def unreported_scores(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
         """Return those of `logprobs`, the next of its prompt, that were not reported before a rewind."""

@@ -38,9 +38,10 @@ from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
 from .loading.warmup import warm_up
-from .sampling.logprobs import Logprobs
-from .sampling.sampler import SamplingRow, draw
-from .step import RunningRow, SampledGroup, Step, check_tokens, segment_of
+from .sampling.constraints import GrammarGone, row_constraint
+from .sampling.sampler import SamplingRow
+from .step import RunningRow, Step, check_tokens, segment_of
+from .step_sampler import StepSampler
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class ModelRunner:
         self._rows: dict[str, RunningRow] = {}  # the registry of live sequences
         self._backend = build_backend(model, self._rows, clock)
         self._put = Staging().put if model.staged else direct
+        self._sampler = StepSampler(model, self._put, self._backend.lookahead > 0)
         self._pool = memory.free_pool(model.device, model.kv_budget_bytes, model.max_running * model.vocabulary)
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
@@ -238,7 +240,7 @@ class ModelRunner:
         self._grammars.close()
         self._backend.close()
         self._rows.clear()
-        del self._model, self._backend
+        del self._model, self._backend, self._sampler
         memory.give_back()
         leave_thread()
 
@@ -289,18 +291,22 @@ class ModelRunner:
     def _admit_all(self, admits: Sequence[Admit], step: Step) -> None:
         """Register new sequences, and take over their cached prefixes before anything is allocated."""
         rows = [row for admit in admits if (row := self._register(admit, step)) is not None]
-        step.evicted = self._reuse([row for row in rows if row.request.prompt_logprobs is None])
+        step.evicted |= self._reuse([row for row in rows if row.request.prompt_logprobs is None])
         for row in rows:
             if row.id not in step.evicted:
                 self._backend.admit(row)
 
     def _register(self, admit: Admit, step: Step) -> RunningRow | None:
-        request = admit.request
+        request, vocabulary = admit.request, self._model.vocabulary
         self._forget(request.id)
         tokens = [*request.prompt, *admit.history]
         try:
-            check_tokens(tokens, self._model.vocabulary)
-            sampling = SamplingRow(request, admit.history, self._model.vocabulary)
+            check_tokens(tokens, vocabulary)
+            constraint = row_constraint(request, admit.history, vocabulary, self._grammars)
+            sampling = SamplingRow(request, admit.history, vocabulary, constraint)
+        except GrammarGone:
+            step.evicted.add(request.id)
+            return None
         except (ValueError, TypeError, OverflowError) as error:
             step.failed[request.id] = str(error)
             return None
@@ -340,39 +346,7 @@ class ModelRunner:
                 step.failed[id_] = message
             step.decodes = [decode for decode in step.decodes if decode.id not in step.failed]
             step.scores = step.prompt_scores(self._put)
-            step.groups = []
-            step.deferred = (
-                [] if before is None else [i for i, row in enumerate(step.sampling) if row.depends_on_last_token]
-            )
-            places = range(len(step.decodes))
-            self._draw(step, [i for i in places if i not in step.deferred] if step.deferred else places)
-
-    def _draw_deferred(self, step: Step) -> None:
-        """Sample the rows that have waited for the tokens of the step before."""
-        places, step.deferred = step.deferred, []
-        if places:
-            self._draw(step, places)
-
-    def _draw(self, step: Step, places: Sequence[int]) -> None:
-        """Sample a token for each row at `places`; waits for the device only without lookahead."""
-        arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
-        if places:
-            put, decodes = self._put, step.decodes
-            if len(places) < len(decodes):
-                decodes = [decodes[place] for place in places]
-            rows, logits = [step.rows[decode.id].sampling for decode in decodes], step.logits_of(decodes, put)
-            drawn = draw(logits, rows, [decode.position for decode in decodes], self._model.draws, put)
-            if self._model.lands is not None:
-                drawn.send(self._model.lands)
-            logprobs = Logprobs(logits, drawn.tokens, rows, put)
-            step.groups.append(SampledGroup(places, drawn, logprobs))
-            arrays += [*drawn.arrays, *logprobs.arrays]
-        elif step.deferred:
-            arrays.append(step.computed.logits)
-        if self._backend.lookahead:
-            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
-        elif arrays:
-            mx.eval(arrays)
+            self._sampler.start(step, follows=before is not None)
 
     # Finishing -----------------------------------------------------------------------------------------------------
 
@@ -381,10 +355,10 @@ class ModelRunner:
             tokens, found, redrawn = step.read()
             if not step.groups:
                 mx.eval(step.computed.arrays)
-            lost = step.rows_with_nan(tokens) if NAN_TOKEN in tokens else ()
-            step.failed.update(dict.fromkeys(lost, NOT_FINITE))
             scores = {id_: score.read() for id_, score in step.scores.items()}
-            self._advance(step, tokens)
+            broken = self._advance(step, tokens)
+            lost = step.rows_with_nan(tokens) if broken or NAN_TOKEN in tokens else ()
+            step.failed.update(dict.fromkeys(lost, NOT_FINITE))
             if redrawn:
                 step.correct(tokens)
             self._continue_later_steps(step, redrawn)
@@ -392,7 +366,7 @@ class ModelRunner:
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
         gained = [
-            RowTokens(decode.id, (tokens[i],), (found[i],) if i in found else ())
+            RowTokens(decode.id, (tokens[i],), (found[i],) if i in found else (), step.rows[decode.id].sampling.ended)
             for i, decode in enumerate(step.decodes)
             if decode.id not in step.failed
         ]
@@ -410,13 +384,18 @@ class ModelRunner:
             return self._times.split(step.segments, seconds)
         return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if step.decodes else 0.0}
 
-    def _advance(self, step: Step, tokens: list[int]) -> None:
-        """Append the sampled tokens to their rows, and let others reuse what was computed."""
+    def _advance(self, step: Step, tokens: list[int]) -> bool:
+        """Append the sampled tokens to their rows, and let others reuse what was computed. Rows whose constraint can't
+        follow them fail. Return whether there are any."""
+        broken = False
         for decode, token in zip(step.decodes, tokens, strict=True):
             row = step.rows[decode.id]
-            row.sampling.accept(token)
+            if failure := row.sampling.accept(token):
+                step.failed[decode.id] = failure
+                broken = True
             row.tokens.append(token)
         self._backend.commit(step.segments)
+        return broken
 
     def _continue_later_steps(self, step: Step, redrawn: bool) -> None:
         """Sample the rows of later steps that waited for this one's tokens. If a token has changed since, compute those
@@ -426,5 +405,6 @@ class ModelRunner:
             if redrawn:
                 later.drop([id_ for id_, row in later.rows.items() if self._rows.get(id_) is not row])
                 self._launch(later, before)
-            self._draw_deferred(later)
+            self._sampler.defer_limited(later)
+            self._sampler.draw_deferred(later)
             before = later

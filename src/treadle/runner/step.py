@@ -49,7 +49,7 @@ class Step:
     can't; those in `evicted` have lost their cached prefix.
 
     Rows are sampled in `groups`: those that wait for the tokens of the step before, at the places in `deferred`, after
-    all others. One group has all rows of most steps.
+    all others. One group has all rows of most steps. A row that is in two was drawn again: the later one counts.
     """
 
     began: float
@@ -57,7 +57,7 @@ class Step:
     rows: dict[str, RunningRow]
     decodes: list[DecodeRow]
     failed: dict[str, str]
-    evicted: Collection[str] = ()
+    evicted: set[str] = field(default_factory=set)
     computed: ForwardOutput = field(default_factory=ForwardOutput)
     groups: list[SampledGroup] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
@@ -81,7 +81,8 @@ class Step:
         assert not self.deferred
         if len(self.groups) < 2:
             return self.groups[0].drawn.filled if self.groups else None
-        order = np.argsort([place for group in self.groups for place in group.places]).astype(np.int32)
+        last = {place: i for i, place in enumerate(place for group in self.groups for place in group.places)}
+        order = np.array([last[place] for place in range(len(self.decodes))], np.int32)
         return mx.concatenate([group.drawn.tokens for group in self.groups])[put(order)[0]]
 
     def logits_of(self, decodes: Sequence[DecodeRow], put: Put = direct) -> Any:

@@ -25,6 +25,8 @@ from ..device.cuda import lift_graph_byte_limit
 from ..device.readback import Readback, readback
 from ..device.staging import staging_status
 from ..mlxlm import MlxLm, connect
+from ..sampling.bitmask import masking
+from ..sampling.mask_kernel import MaskKernel, mask_kernel
 from ..sampling.sampling_kernel import SamplingKernel, sampling_kernel
 from .backend_choice import BackendChoice, BackendRequest
 from .choose_backend import check_bits, choose
@@ -105,7 +107,10 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
         check_required(path, name)
     about = _about(device.name, library, read.config, assumed) | _backend_details(name, choice, wanted)
     model = _loaded(read, library, device.kind, found, choice, wanted, name=name, context=length, about=about)
-    return replace(model, draws=kernels.sampling, lands=kernels.readback, staged=kernels.staged, compute=path)
+    masks = kernels.masks or masking(device.kind)
+    return replace(
+        model, draws=kernels.sampling, lands=kernels.readback, masks=masks, staged=kernels.staged, compute=path
+    )
 
 
 def _prepared(device: str) -> MlxLm:
@@ -153,6 +158,7 @@ class _StepKernels:
 
     sampling: SamplingKernel | None = None
     readback: Readback | None = None
+    masks: MaskKernel | None = None
     staged: bool = False
     states: tuple[KernelStatus, ...] = ()
 
@@ -160,9 +166,11 @@ class _StepKernels:
 def _step_kernels(found: Probe, device: str, policy: KernelPolicy) -> _StepKernels:
     if device != "cuda" or policy is KernelPolicy.OFF:
         return _StepKernels()
-    sampling, back, staging = sampling_kernel(found.vocabulary, found.logits), readback(), staging_status()
+    sampling, masks = sampling_kernel(found.vocabulary, found.logits), mask_kernel(found.vocabulary, found.logits)
+    back, staging = readback(), staging_status()
     staged = staging.state is KernelState.ACTIVE
-    return _StepKernels(sampling.kernel, back.kernel, staged, (sampling.status, back.status, staging))
+    states = (sampling.status, masks.status, back.status, staging)
+    return _StepKernels(sampling.kernel, back.kernel, masks.kernel, staged, states)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ..device.readback import Readback
 from ..kv.backend import Clock, KvBackend, Live
 from ..kv.cost import KvCost
 from ..mlxlm import MlxLm
+from ..sampling.bitmask import Masking, gathered
 from ..sampling.sampler import Kernel
 from .backend_choice import BackendChoice
 
@@ -19,9 +20,9 @@ class LoadedModel:
     """`module` and the KV backend that was chosen for it.
 
     `kv_dtype` is the type of stored keys and values. No more than `max_running` sequences are expected. `draws` is the
-    sampling kernel, and `lands` the readback of sampled tokens, where there are such; with `staged` small arrays reach
-    the device through the staging buffer. `compute` is the compute path without its look-ahead, which the backend
-    knows. `details` are shown to people.
+    sampling kernel, and `lands` the readback of sampled tokens, where there are such; `masks` applies bitmasks of
+    allowed tokens to logits. With `staged` small arrays reach the device through the staging buffer. `compute` is the
+    compute path without its look-ahead, which the backend knows. `details` are shown to people.
     """
 
     name: str
@@ -39,6 +40,7 @@ class LoadedModel:
     max_running: int = 64
     draws: Kernel | None = None
     lands: Readback | None = None
+    masks: Masking = gathered
     compute: ComputePath = field(default_factory=ComputePath)
     staged: bool = False
     details: dict[str, str] = field(default_factory=dict)

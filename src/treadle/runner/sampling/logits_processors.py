@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...core.messages import Submit
 from ..device.staging import Put, direct
+from .constraints import RowConstraint
 
 _FIRST_SIZE = 64
 
@@ -24,7 +25,9 @@ _FIRST_SIZE = 64
 class LogitsProcessors:
     """The processors of one row. Ids of `vocabulary` and above can't be sampled and are ignored."""
 
-    def __init__(self, request: Submit, history: Sequence[int], vocabulary: int) -> None:
+    def __init__(
+        self, request: Submit, history: Sequence[int], vocabulary: int, constraint: RowConstraint | None = None
+    ) -> None:
         sampling = request.sampling
         self.stops = np.array(sorted({i for i in request.stop_token_ids if 0 <= i < vocabulary}), np.int32)
         biases = [(i, bias) for i, bias in sampling.logit_bias if 0 <= i < vocabulary]
@@ -33,13 +36,19 @@ class LogitsProcessors:
         self.seen: SeenTokens | None = None
         if _penalised(request):
             self.seen = SeenTokens(request, history)
+        self.constraint = constraint
         self._held = request.min_tokens if len(self.stops) else 0
-        self.end_position: float = math.inf if self.seen is not None or len(self.bias_ids) else self._held
-        """Logits change at positions below this one only."""
+        self._end_position: float = math.inf if self.seen is not None or len(self.bias_ids) else self._held
 
-    def holds_stops(self, position: int) -> bool:
-        """Whether stop tokens are still excluded at `position`."""
-        return position < self._held
+    def apply(self, position: int) -> bool:
+        """Whether any of them changes the logits at `position`."""
+        return position < self._end_position or (self.constraint is not None and bool(self.constraint.held))
+
+    def held(self, position: int) -> npt.NDArray[np.int32]:
+        """Return the stop tokens that are excluded at `position`. A constraint that allows nothing else goes first."""
+        if position < self._held and not (self.constraint is not None and self.constraint.only_stops):
+            return self.stops
+        return np.array([] if self.constraint is None else self.constraint.held, np.int32)
 
 
 class SeenTokens:
@@ -101,7 +110,7 @@ def process_logits(logits: Any, rows: Sequence[LogitsProcessors], positions: Seq
 
     Order: biases and held-back stop tokens, repetition penalty, presence and frequency penalties. `put` uploads arrays.
     """
-    places = [i for i, (row, position) in enumerate(zip(rows, positions, strict=True)) if position < row.end_position]
+    places = [i for i, (row, position) in enumerate(zip(rows, positions, strict=True)) if row.apply(position)]
     if not places:
         return logits
     logits = _biased(logits.astype(mx.float32), [(i, rows[i], positions[i]) for i in places], put)
@@ -114,8 +123,8 @@ def _biased(logits: Any, rows: Sequence[tuple[int, LogitsProcessors, int]], put:
     where: list[int] = []
     for place, row, position in rows:
         pairs = [(row.bias_ids, row.biases)]
-        if row.holds_stops(position):
-            pairs.append((row.stops, np.full(len(row.stops), -np.inf, np.float32)))
+        if len(held := row.held(position)):
+            pairs.append((held, np.full(len(held), -np.inf, np.float32)))
         for some_ids, some_values in pairs:
             ids.append(some_ids)
             values.append(some_values)

@@ -1,7 +1,7 @@
 """Sampler: one token for each row of a batch, by the row's own parameters and independent of the other rows.
 
-Order: logits processors, temperature, min_p, top_k, top_p, one draw. Greedy rows take the largest processed logit. A
-stage runs only for the rows that need it.
+Order: logits processors, bitmasks of constraints, temperature, min_p, top_k, top_p, one draw. Greedy rows take the
+largest processed logit. A stage runs only for the rows that need it.
 
 A draw inverts the cumulative distribution at a number that depends on the row's seed and position alone. Rows without
 top_k and top_p draw a block of the vocabulary and then a token of the block, which needs no sorting. Other rows draw
@@ -26,6 +26,7 @@ from ...core.messages import Sampling, Submit
 from ..device.cuda import bits_of
 from ..device.readback import PendingReadback, Readback
 from ..device.staging import Put, direct
+from .constraints import RowConstraint
 from .logits_processors import LogitsProcessors, process_logits
 from .rng import integer_uniforms, uniforms
 from .vocab_ops import exp, top_indices
@@ -40,16 +41,21 @@ Kernel = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class SamplingRow:
-    """Sampling state of one row: its parameters, its logits processors, and the counts that these need.
+    """Sampling state of one row: its parameters, its logits processors, and what these need to know of its tokens.
 
-    `inverse` is one over the temperature, 0 for a greedy row. `top_k` is 0 when off, `top_p` infinite. Raises
-    ValueError for a parameter out of range.
+    `constraint` is None for a row without one, and once it is over. `ended` is true where the last token ended the
+    sequence by its constraint. `inverse` is one over the temperature, 0 for a greedy row. `top_k` is 0 when off,
+    `top_p` infinite. Raises ValueError for a parameter out of range.
     """
 
-    def __init__(self, request: Submit, history: Sequence[int], vocabulary: int) -> None:
+    def __init__(
+        self, request: Submit, history: Sequence[int], vocabulary: int, constraint: RowConstraint | None = None
+    ) -> None:
         check(request.sampling)
         self.sampling = request.sampling
-        self.processors = LogitsProcessors(request, history, vocabulary)
+        self.constraint = constraint
+        self.ended = False
+        self.processors = LogitsProcessors(request, history, vocabulary, constraint)
         self.logprobs = request.logprobs
         self.greedy = self.sampling.temperature == 0
         self.inverse = 0.0 if self.greedy else 1 / max(self.sampling.temperature, MIN_TEMPERATURE)
@@ -66,12 +72,25 @@ class SamplingRow:
     @property
     def depends_on_last_token(self) -> bool:
         """Whether the next token's distribution depends on the last one sampled, other than through the model."""
-        return self.processors.seen is not None
+        return self.processors.seen is not None or self.limited
 
-    def accept(self, token: int) -> None:
-        """Count a generated token, if a penalty needs the count."""
+    @property
+    def limited(self) -> bool:
+        """Whether its constraint limits the next token."""
+        return self.constraint is not None and self.constraint.limit is not None
+
+    def accept(self, token: int) -> str:
+        """Take over a settled token: count it, if a penalty needs the count, and advance the constraint. Return why the
+        row can't go on; empty if it can."""
         if self.processors.seen is not None:
             self.processors.seen.add(token)
+        if self.constraint is None:
+            return ""
+        self.constraint.accept(token)
+        failure, self.ended = self.constraint.failure, self.constraint.ended
+        if self.constraint.over:
+            self.constraint = self.processors.constraint = None
+        return failure
 
 
 def check(sampling: Sampling) -> None:
@@ -146,10 +165,14 @@ def draw(
     positions: Sequence[int],
     kernel: Kernel | None = None,
     put: Put = direct,
+    masked: Callable[[Any], Any] | None = None,
 ) -> Draw:
     """Sample a token for each row of `logits` (B, V) at its position, with `kernel` if given. `put` uploads arrays of
-    logits processors. Nothing is evaluated yet."""
+    logits processors. `masked` returns processed logits with the constraints' bitmasks applied. Nothing is evaluated
+    yet."""
     logits = process_logits(logits, [row.processors for row in rows], positions, put)
+    if masked is not None:
+        logits = masked(logits)
     if kernel is None or all(row.greedy for row in rows):
         return _draw(logits, rows, positions)
     tokens, spilled = kernel(logits, put(kernel_inputs(rows, positions))[0])

@@ -1,0 +1,159 @@
+"""Constraint of one row: the tokens that its reasoning and its grammar allow next.
+
+It advances on settled tokens only: a token that is drawn again, or that the scheduler drops, never reaches it. While it
+allows every token, `limit` is None: the row is drawn at once, and again where the token before turns out to begin the
+grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLTokenizer
+
+from ...core.messages import Submit
+from ...grammar.compiler import GrammarCompiler
+from .reasoning import Reasoning, ReasoningPhase
+from .row_grammar import RowGrammar
+
+
+class GrammarGone(Exception):
+    """The compiled grammar of a request is not there any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Tokens that may come next: those of `matcher` (None: no others) without `excluded`, and `added` ones."""
+
+    matcher: LLMatcher | None
+    added: tuple[int, ...] = ()
+    excluded: tuple[int, ...] = ()
+
+
+class RowConstraint:
+    """State of a row's constraint and reasoning after the tokens of `history`.
+
+    `beginning` is a matcher at the beginning of the request's grammar, None without one. `limit` is None while every
+    token may come next, but stop tokens in `held`: a grammar comes after the reasoning. With `only_stops` nothing but
+    stop tokens may come. `ended` is true where the last token ended the sequence, and `over` where nothing is limited
+    any more. `failure` says why the row can't go on. Raises ValueError for a `history` that breaks the grammar.
+    """
+
+    def __init__(
+        self,
+        request: Submit,
+        history: Sequence[int],
+        vocabulary: int,
+        beginning: LLMatcher | None = None,
+        tokenizer: LLTokenizer | None = None,
+    ) -> None:
+        self._stops = tuple(token for token in request.stop_token_ids if 0 <= token < vocabulary)
+        self._reasoning = Reasoning(request.thinking) if request.thinking else None
+        self._grammar: RowGrammar | None = None
+        self._foreign: tuple[int, ...] = ()
+        if request.constraint is not None:
+            assert beginning is not None
+            assert tokenizer is not None
+            self._grammar = RowGrammar(request.constraint, beginning, tokenizer, frozenset(self._stops))
+            self._foreign = tuple(set(tokenizer.eos_tokens) - set(self._stops))
+        self._failure = ""
+        self.over = False
+        self.only_stops = False
+        self.held: tuple[int, ...] = ()
+        self.limit: Limit | None = None
+        self._update()
+        for token in history:
+            self.accept(token)
+        if self.failure:
+            raise ValueError(self.failure)
+
+    @property
+    def failure(self) -> str:
+        return self._failure or ("" if self._grammar is None or self._reasoning is not None else self._grammar.failure)
+
+    @property
+    def ended(self) -> bool:
+        return self._grammar is not None and self._grammar.ended
+
+    def accept(self, token: int) -> None:
+        """Take over a settled token."""
+        if self.over:
+            return
+        if self._reasoning is None:
+            self._follow(token)
+        else:
+            self._reason(self._reasoning, token)
+        self._update()
+
+    def fail(self, reason: str) -> None:
+        """Give up: the row fails, and every token may come next."""
+        self._failure = reason
+        self._update()
+
+    def _follow(self, token: int) -> None:
+        if self._grammar is not None:
+            self._grammar.accept(token)
+
+    def _reason(self, reasoning: Reasoning, token: int) -> None:
+        ahead = reasoning.phase is ReasoningPhase.AHEAD
+        reasoning.accept(token)
+        if ahead and reasoning.phase is ReasoningPhase.OPEN and self._grammar is not None:
+            self._grammar.reset()
+        elif ahead and reasoning.phase is not ReasoningPhase.OPEN:
+            self._follow(token)
+        if reasoning.phase is ReasoningPhase.OVER:
+            self._reasoning = None
+
+    def _update(self) -> None:
+        """Find the next token's limit."""
+        self.held, self.only_stops = (), False
+        self.limit = self._next_limit()
+        self.over = self.ended or (self._reasoning is None and self._grammar is None)
+
+    def _next_limit(self) -> Limit | None:
+        reasoning = self._reasoning
+        if reasoning is not None and reasoning.phase is ReasoningPhase.OPEN:
+            return self._reasoning_limit(reasoning)
+        if self._failure or self._grammar is None or self._grammar.awaits_trigger:
+            return None
+        if reasoning is not None and reasoning.phase is ReasoningPhase.AHEAD:
+            return self._opening_limit(reasoning)
+        return None if self._grammar.failure or self._grammar.ended else self._grammar_limit(self._grammar)
+
+    def _reasoning_limit(self, reasoning: Reasoning) -> Limit | None:
+        if reasoning.exhausted:
+            return Limit(None, (reasoning.closing_id,))
+        if self._grammar is not None and self._grammar.matcher is not None:
+            self.held = tuple(set(self._stops) - set(reasoning.close_ids))
+        return None
+
+    def _opening_limit(self, reasoning: Reasoning) -> Limit:
+        """The grammar's tokens, unless it has not the tokens of the opening so far, and the next one of the opening."""
+        assert self._grammar is not None
+        if self._grammar.failure:
+            return Limit(None, (reasoning.opening_id,))
+        limit = self._grammar_limit(self._grammar)
+        return Limit(limit.matcher, (*limit.added, reasoning.opening_id), limit.excluded)
+
+    def _grammar_limit(self, grammar: RowGrammar) -> Limit:
+        if grammar.exhausted:
+            self.only_stops = True
+            return Limit(None, self._stops)
+        return Limit(grammar.matcher, self._stops if grammar.accepting else (), self._foreign)
+
+
+def row_constraint(
+    request: Submit, history: Sequence[int], vocabulary: int, grammars: GrammarCompiler
+) -> RowConstraint | None:
+    """Return the constraint of a request after the tokens of `history`; None if every token may come.
+
+    Raises GrammarGone where its grammar is not READY, and ValueError where `history` does not follow it.
+    """
+    limits_reasoning = request.thinking is not None and request.thinking.budget is not None
+    if request.constraint is None:
+        return RowConstraint(request, history, vocabulary) if limits_reasoning else None
+    beginning = grammars.matcher(request.constraint)
+    if beginning is None:
+        raise GrammarGone(request.constraint.kind)
+    return RowConstraint(request, history, vocabulary, beginning, grammars.tokenizer)

@@ -1,0 +1,98 @@
+"""Grammar of one row: its matcher, the search for its triggers, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from llguidance import LLMatcher, LLTokenizer
+
+from ...core.messages import Constraint
+from ...errors import one_line
+from .triggers import Trigger, TriggerSearch
+
+
+class RowGrammar:
+    """Follows a row's tokens through a constraint. `beginning` is a matcher at the beginning of its grammar, and stays
+    there. `stops` are the tokens that end the sequence.
+
+    `matcher` is the state of the grammar, None while tokens are free. `ended` is true once the sequence is over: a stop
+    token came where the grammar is complete, or it is complete and there is no stop token. `failure` says why the row
+    can't go on, empty where it can.
+    """
+
+    def __init__(
+        self, constraint: Constraint, beginning: LLMatcher, tokenizer: LLTokenizer, stops: Collection[int]
+    ) -> None:
+        self.beginning = beginning
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._then_free = constraint.then_free
+        self._search = (
+            TriggerSearch(constraint.triggers, lambda token: tokenizer.decode_bytes([token]))
+            if constraint.triggers
+            else None
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew."""
+        self.failure = ""
+        self.ended = False
+        self.matcher: LLMatcher | None = None
+        if self._search is None:
+            self.matcher = self.beginning.deep_copy()
+        else:
+            self._search.reset()
+
+    @property
+    def awaits_trigger(self) -> bool:
+        """Whether tokens are free until a trigger is generated."""
+        return self.matcher is None
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the grammar is complete; more may follow."""
+        return self.matcher is not None and self.matcher.is_accepting()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the grammar is complete, and nothing can follow."""
+        return self.matcher is not None and self.matcher.is_stopped()
+
+    def accept(self, token: int) -> None:
+        """Take over a generated token."""
+        if self.matcher is None:
+            self._find(token)
+        elif token in self._stops and self.matcher.is_accepting():
+            self.ended = True
+        elif not self.matcher.consume_token(token):
+            self.failure = f"token {token} does not follow the grammar: {one_line(self.matcher.get_error())}"
+        if self.matcher is not None and not self.failure:
+            self._end(self.matcher)
+
+    def _find(self, token: int) -> None:
+        """Begin the grammar where `token` completes a trigger. Where the grammar does not begin like that, tokens stay
+        free until the next trigger."""
+        assert self._search is not None
+        found = self._search.push(token)
+        if found is not None:
+            matcher, tokens = self.beginning.deep_copy(), self._tokens_of(found)
+            if matcher.try_consume_tokens(tokens) == len(tokens):
+                self.matcher = matcher
+
+    def _tokens_of(self, trigger: Trigger) -> list[int]:
+        """Return the tokens from the beginning of the trigger on; the first one is cut where it begins inside of it."""
+        first, *others = trigger.tokens
+        if trigger.offset:
+            text = self._tokenizer.decode_bytes([first])[trigger.offset :]
+            return [*self._tokenizer.tokenize_bytes(text), *others]
+        return [first, *others]
+
+    def _end(self, matcher: LLMatcher) -> None:
+        """Settle what follows where nothing more of the grammar can."""
+        if matcher.is_error():
+            self.failure = f"the grammar can't be followed any further: {one_line(matcher.get_error())}"
+        elif matcher.is_stopped() and self._then_free and self._search is not None:
+            self.reset()
+        elif matcher.is_stopped() and not self._stops:
+            self.ended = True
