@@ -48,6 +48,9 @@ class Settings:
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.
 
+    `tool_parser` and `reasoning_parser` name the formats of the model's tool calls and of its reasoning; "auto" takes
+    them from its template, and the reasoning "none" leaves it in the text.
+
     `allowed_host` and `cors_origin` hold the host names the server answers to and the web origins whose pages may call
     it. `no_auth` and `grpc_no_auth` permit addresses beyond loopback without authentication.
     """
@@ -56,6 +59,8 @@ class Settings:
     revision: str | None = None
     offline: bool = False
     chat_template: Path | None = None
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     served_model_name: str | None = None
 
     host: str = "127.0.0.1"

@@ -52,6 +52,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     _setting(str, "revision", "The hub revision (branch, tag or commit) to pin.", MODELS, "REV"),
     _setting(bool, "offline", "Never ask the hub; use what is cached.", MODELS),
     _setting(Path, "chat_template", "A Jinja file in place of the model's own template.", MODELS, _FILE),
+    _setting(str, "tool_parser", "Format of the model's tool calls; auto takes it from the template.", MODELS, "NAME"),
+    _setting(str, "reasoning_parser", "Markers of the model's reasoning; none leaves it in the text.", MODELS, "NAME"),
     _setting(str, "served_model_name", "Its name for clients. Default: the model's.", MODELS, "NAME"),
     _setting(str, "host", "Address to listen on.", NETWORK, "ADDRESS"),
     _setting(int, "port", "Port to listen on; 0 picks one.", NETWORK, "PORT"),

@@ -44,8 +44,15 @@ class LocalTexts:
         """Read tokenizer, template and generation settings from `folder`, off the event loop. Raises ModelError."""
         from ..text.tokenizer import TextModel
 
-        template, context = settings.chat_template, settings.context
-        self._model = await aside(lambda: TextModel.load(folder.path, chat_template=template, context=context))
+        self._model = await aside(
+            lambda: TextModel.load(
+                folder.path,
+                chat_template=settings.chat_template,
+                context=settings.context,
+                tool_parser=settings.tool_parser,
+                reasoning_parser=settings.reasoning_parser,
+            )
+        )
         return self._model
 
     def statistics(self) -> dict[str, Any]:
@@ -110,6 +117,8 @@ class TextWorkers:
             jobs=TEXT_JOBS,
             memory_bytes=LOADING_BYTES,
             worker_bytes=WORKER_BYTES,
+            tool_parser=settings.tool_parser,
+            reasoning_parser=settings.reasoning_parser,
         )
         return await self.pool.load(order, checked)
 

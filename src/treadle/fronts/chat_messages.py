@@ -1,31 +1,32 @@
 """Reader of chat messages, for every front: converts a client's messages to the turns that a chat template renders.
 
 Agents send back the messages they received, with the extra keys that their libraries put there. An unknown key changes
-nothing about the prompt and is ignored. A key that would change the answer if it were honoured (tool calls, images) is
+nothing about the prompt and is ignored. A key that would change the answer if it were honoured (images, audio) is
 refused by name until it is served, and so is a known key of the wrong type.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidRequest, UnsupportedParameter
+from .field_checks import checked, kind_of
 
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192
 
 SYSTEM_ROLES = ("system", "developer")
-ROLES = (*SYSTEM_ROLES, "user", "assistant")
-UNSERVED_ROLES = ("tool", "function")
+TOOL_ROLES = ("tool", "function")
+ROLES = (*SYSTEM_ROLES, "user", "assistant", *TOOL_ROLES)
+MAX_CALLS = 1024
+MAY_BE_EMPTY = ("assistant", *TOOL_ROLES)
 TEXT_PARTS = ("text", "input_text", "output_text")
 REFUSAL_PART = "refusal"
 CONTINUE_KEYS = ("prefix", "partial")
 
 NEUTRAL_KEYS: Mapping[str, tuple[Any, ...]] = {
-    "tool_calls": ([],),
-    "tool_call_id": ("",),
-    "function_call": (),
     "audio": (),
     "images": ([],),
 }
@@ -43,7 +44,7 @@ def read_turns(messages: Any, param: str = "messages") -> list[dict[str, Any]]:
     name the message and its key.
     """
     if not isinstance(messages, (list, tuple)):
-        raise InvalidRequest(f"{param} is {_kind(messages)}: it must be an array of messages", param=param)
+        raise InvalidRequest(f"{param} is {kind_of(messages)}: it must be an array of messages", param=param)
     if not messages:
         raise InvalidRequest(f"{param} is empty: give at least one message", param=param)
     if len(messages) > MAX_MESSAGES:
@@ -60,19 +61,74 @@ def asks_to_continue(messages: Sequence[Any]) -> bool:
 
 def _turn(message: Any, at: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{at} is {_kind(message)}: it must be an object with a role and content", param=at)
+        raise InvalidRequest(f"{at} is {kind_of(message)}: it must be an object with a role and content", param=at)
     role = _role(message, at)
     _refuse_unserved(message, NEUTRAL_KEYS, at)
-    turn: dict[str, Any] = {"role": "system" if role in SYSTEM_ROLES else role, "content": _content(message, role, at)}
+    turn: dict[str, Any] = {"role": _ROLE_OF.get(role, role), "content": _content(message, role, at)}
     for key in CONTINUE_KEYS:
-        _checked(message, key, bool, "true or false", at)
-    name = _checked(message, "name", str, "a string", at)
-    if name is not None:
-        turn["name"] = name
-    reasoning = [_checked(message, key, str, "a string", at) for key in ("reasoning_content", "reasoning")]
+        checked(message, key, bool, "true or false", at)
+    turn |= _named(message, role, at)
+    reasoning = [checked(message, key, str, "a string", at) for key in ("reasoning_content", "reasoning")]
     if any(reasoning):
         turn["reasoning_content"] = reasoning[0] or reasoning[1]
-    return turn
+    calls = _calls(message, at)
+    if calls and role != "assistant":
+        raise InvalidRequest(f"{at} has calls: only a message of the assistant may", param=at)
+    return {**turn, "tool_calls": calls} if calls else turn
+
+
+_ROLE_OF = {"developer": "system", "function": "tool"}
+
+
+def _named(message: Mapping[str, Any], role: str, at: str) -> dict[str, str]:
+    """Return the name, and for a result the id of its call: a function's name is the id of its result."""
+    keys = ("name", "tool_call_id") if role in TOOL_ROLES else ("name",)
+    given = {key: checked(message, key, str, "a string", at) for key in keys}
+    found = {key: value for key, value in given.items() if value is not None and (value or key == "name")}
+    if role == "function" and "name" in found:
+        found.setdefault("tool_call_id", found["name"])
+    return found
+
+
+def _calls(message: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
+    """Return the calls of an assistant's message: of `tool_calls`, or the one of `function_call`."""
+    calls = checked(message, "tool_calls", list, "an array of calls", at) or []
+    if len(calls) > MAX_CALLS:
+        raise InvalidRequest(
+            f"{at}.tool_calls has {len(calls)} calls: give at most {MAX_CALLS}", param=f"{at}.tool_calls"
+        )
+    found = [_call(call, i, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    older = checked(message, "function_call", Mapping, "an object", at)
+    if older is None or found:
+        return found
+    return [{"id": str(older.get("name")), "type": "function", "function": _function(older, f"{at}.function_call")}]
+
+
+def _call(call: Any, index: int, at: str) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise InvalidRequest(f"{at} is {kind_of(call)}: it must be an object with an id and a function", param=at)
+    if call.get("type", "function") != "function":
+        raise UnsupportedParameter(f"{at}.type is not supported here: only 'function' is", param=f"{at}.type")
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(f"{at}.function is {kind_of(function)}: it must be an object", param=f"{at}.function")
+    call_id = checked(call, "id", str, "a string", at) or f"call_{index}"
+    return {"id": call_id, "type": "function", "function": _function(function, f"{at}.function")}
+
+
+def _function(function: Mapping[str, Any], at: str) -> dict[str, str]:
+    """Return a call's function. Its arguments are a text, as the API has them, or an object, as some clients send."""
+    name = checked(function, "name", str, "a string", at)
+    if not name:
+        raise InvalidRequest(f"{at}.name is missing: give the function's name", param=f"{at}.name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif arguments is not None and not isinstance(arguments, str):
+        raise InvalidRequest(
+            f"{at}.arguments is {kind_of(arguments)}: it must be JSON as a string", param=f"{at}.arguments"
+        )
+    return {"name": name, "arguments": arguments or ""}
 
 
 def _role(message: Mapping[str, Any], at: str) -> str:
@@ -80,10 +136,8 @@ def _role(message: Mapping[str, Any], at: str) -> str:
     role = message.get("role")
     if role is None:
         raise InvalidRequest(f"{param} is missing: {expected}", param=param)
-    if role in UNSERVED_ROLES:
-        raise UnsupportedParameter(f"{param} '{role}' is not supported here yet: tools are not served", param=param)
     if role not in ROLES:
-        text = f"'{role[:40]}'" if isinstance(role, str) else _kind(role)
+        text = f"'{role[:40]}'" if isinstance(role, str) else kind_of(role)
         raise InvalidRequest(f"{param} is {text}: {expected}", param=param)
     return str(role)
 
@@ -97,16 +151,17 @@ def _refuse_unserved(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, 
 
 
 def _content(message: Mapping[str, Any], role: str, at: str) -> str | list[dict[str, str]]:
-    """Return a string, or text parts: the template joins those. An assistant's turn may be empty."""
+    """Return a string, or text parts: the template joins those. An assistant's turn and a result may be empty."""
     content, param = message.get("content"), f"{at}.content"
     if isinstance(content, str):
         return content
-    if not content and role == "assistant" and (content is None or isinstance(content, (list, tuple))):
+    if not content and role in MAY_BE_EMPTY and (content is None or isinstance(content, (list, tuple))):
         return ""
     if content is None:
         raise InvalidRequest(f"{param} is missing: give a string", param=param)
     if not isinstance(content, (list, tuple)):
-        raise InvalidRequest(f"{param} is {_kind(content)}: it must be a string or an array of text parts", param=param)
+        expected = "it must be a string or an array of text parts"
+        raise InvalidRequest(f"{param} is {kind_of(content)}: {expected}", param=param)
     if not content:
         raise InvalidRequest(f"{param} is empty: give at least one part", param=param)
     if len(content) > MAX_PARTS:
@@ -116,34 +171,16 @@ def _content(message: Mapping[str, Any], role: str, at: str) -> str | list[dict[
 
 def _part_text(part: Any, role: str, at: str) -> str:
     if not isinstance(part, Mapping):
-        raise InvalidRequest(f"{at} is {_kind(part)}: it must be an object with a type", param=at)
+        raise InvalidRequest(f"{at} is {kind_of(part)}: it must be an object with a type", param=at)
     kind, param = part.get("type"), f"{at}.type"
     if not isinstance(kind, str):
-        raise InvalidRequest(f"{param} is {_kind(kind)}: it must be 'text'", param=param)
+        raise InvalidRequest(f"{param} is {kind_of(kind)}: it must be 'text'", param=param)
     refusal = kind == REFUSAL_PART and role == "assistant"
     if not refusal and kind not in TEXT_PARTS:
         raise UnsupportedParameter(f"{param} '{kind[:40]}' is not supported here: this model reads text", param=param)
     _refuse_unserved(part, dict.fromkeys(NEUTRAL_PART_KEYS, ()), at)
     key = REFUSAL_PART if refusal else "text"
-    text = _checked(part, key, str, "a string", at)
+    text = checked(part, key, str, "a string", at)
     if text is None:
         raise InvalidRequest(f"{at}.{key} is missing: give a string", param=f"{at}.{key}")
     return str(text)
-
-
-def _checked(given: Mapping[str, Any], key: str, kind: type, expected: str, at: str) -> Any:
-    value = given.get(key)
-    if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{at}.{key} is {_kind(value)}: it must be {expected}", param=f"{at}.{key}")
-    return value
-
-
-def _kind(value: Any) -> str:
-    names: dict[type, str] = {str: "a string", bool: "true or false", int: "a number", float: "a number"}
-    return names.get(type(value)) or ("null" if value is None else _kind_of_many(value))
-
-
-def _kind_of_many(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "an object"
-    return "an array" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 import msgspec
 
 from ..core.messages import Constraint, Thinking
+from ..text.formats.reader import ReaderSetup
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """Plain values that a text worker derives from a request: `constraint` and `thinking` of its sequences."""
+class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Plain values that a text worker derives from a request: `constraint` and `thinking` of its sequences, and the
+    setup of the answers' reader, None where answers are text alone. `loose_tools` are tools whose arguments are not
+    held to their schema, with the reason."""
 
     constraint: Constraint | None = None
     thinking: Thinking | None = None
+    reader: ReaderSetup | None = None
+    loose_tools: dict[str, str] = {}
 
 
 NOTHING = Prepared()

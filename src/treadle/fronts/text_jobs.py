@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ..errors import ContextLengthExceeded
 from ..text.work.stages import RENDERING, TOKENIZING
+from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
 from .prepared import NOTHING, Prepared, PreparedPrompts
 from .validate import Limits, ValidatedRequest, completion_budget
 
@@ -46,13 +47,15 @@ class TextJobRunner(Protocol):
 # Messages
 
 
-class TextParams(msgspec.Struct, frozen=True):
-    """Parameters of `text` and `messages`: a prompt of over `context` tokens is counted, not sent back. `param` is the
-    field that refusals name."""
+class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Parameters of `text`, `messages` and `options`: a prompt of over `context` tokens is counted, not sent back.
+    `param` is the field that refusals name, `variables` are for the template."""
 
     context: int
     param: str
     continues: bool = False
+    options: AnswerOptions = NO_OPTIONS
+    variables: dict[str, Any] = {}
 
 
 class Echoed(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +88,7 @@ def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     given = msgspec.msgpack.decode(params, type=TextParams)
     with about_param(given.param):
         ids = model.encode(payload.decode("utf-8", "surrogatepass"), most=given.context)
-    return tokenized([ids], given.context)
+    return tokenized([ids], given.context, prepared=prepared_text(given.options))
 
 
 def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -94,13 +97,39 @@ def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     given = msgspec.msgpack.decode(params, type=TextParams)
     turns: list[dict[str, Any]] = msgspec.msgpack.decode(payload)
     with about_param(given.param):
-        ids = model.chat_ids(
+        prompt = model.chat_prompt(
             turns,
+            tools=tool_definitions(given.options),
+            extra=given.variables,
             continue_final_message=given.continues,
             rendered=lambda: enter(TOKENIZING),
             most=given.context,
         )
-    return tokenized([ids], given.context)
+    return tokenized([prompt.ids], given.context, prepared=prepared_chat(model, given.options, prompt.text))
+
+
+def options_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    """Prepare the answer to a prompt of token ids."""
+    given = msgspec.msgpack.decode(params, type=TextParams)
+    return tokenized([], given.context, prepared=prepared_text(given.options))
+
+
+def prepared_text(options: AnswerOptions) -> Prepared:
+    """Return what `prepare.prepare_text` does. Its imports, of the grammar engine, wait for the first grammar."""
+    if options.output is None:
+        return NOTHING
+    from .prepare import prepare_text
+
+    return prepare_text(options)
+
+
+def prepared_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepared:
+    """Return what `prepare.prepare_chat` does, with its imports as late."""
+    if options == NO_OPTIONS and not model.formats.always_read:
+        return NOTHING
+    from .prepare import prepare_chat
+
+    return prepare_chat(model, options, prompt)
 
 
 def bundle_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -128,19 +157,25 @@ def tokenized(
     return _encode(Tokenized([len(prompt) for prompt in prompts], ids, list(echoes), prepared))
 
 
-JOBS = {"text": text_job, "messages": messages_job, "bundle": bundle_job}
+JOBS = {"text": text_job, "messages": messages_job, "options": options_job, "bundle": bundle_job}
 
 
 # Calls on the event loop
 
 
 async def tokenize_text(
-    pool: TextJobRunner, text: str, params: ValidatedRequest, limits: Limits, tenant: str, param: str
+    pool: TextJobRunner,
+    text: str,
+    params: ValidatedRequest,
+    limits: Limits,
+    tenant: str,
+    param: str,
+    options: AnswerOptions = NO_OPTIONS,
 ) -> PreparedPrompts:
-    """Return one text's token ids. Raises ContextLengthExceeded for one that is too long, and the tokenizer's own
-    refusals."""
+    """Return one text's token ids. Raises ContextLengthExceeded for one that is too long, InvalidRequest for a grammar,
+    and the tokenizer's own refusals."""
     payload = text.encode("utf-8", "surrogatepass")
-    given = _encode(TextParams(limits.context, param))
+    given = _encode(TextParams(limits.context, param, options=options))
     data = await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload))
     return prompts_of(decode_tokenized(data), params, limits, param)
 
@@ -153,14 +188,26 @@ async def tokenize_messages(
     limits: Limits,
     tenant: str,
     param: str,
+    options: AnswerOptions = NO_OPTIONS,
+    variables: Mapping[str, Any] | None = None,
 ) -> PreparedPrompts:
-    """Return the token ids of a chat; with `continues` the answer continues the last message. Raises
-    ContextLengthExceeded for one that is too long, and the template's and tokenizer's own refusals."""
+    """Return the token ids of a chat; with `continues` the answer continues the last message. `variables` are for the
+    template. Raises ContextLengthExceeded for one that is too long, InvalidRequest for a grammar, and the template's
+    and tokenizer's own refusals."""
     payload = _encode(turns)
-    given = _encode(TextParams(limits.context, param, continues))
+    given = _encode(TextParams(limits.context, param, continues, options, dict(variables or {})))
     size = len(payload)
     data = await pool.run("messages", given, payload, tenant=tenant, parsed=size, tokenized=size)
     return prompts_of(decode_tokenized(data), params, limits, param)
+
+
+async def prepare_options(pool: TextJobRunner, options: AnswerOptions, limits: Limits, tenant: str) -> Prepared:
+    """Return the values of a request whose prompt is token ids. Raises InvalidRequest for a grammar."""
+    if options.output is None:
+        return NOTHING
+    given = _encode(TextParams(limits.context, "", options=options))
+    data = await pool.run("options", given, tenant=tenant, parsed=len(given))
+    return decode_tokenized(data).prepared
 
 
 async def bundled(pool: TextJobRunner) -> bytes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ModelError
+from .answer_formats import AnswerFormats
 from .text_view import TextView
 from .token_decoder import ByteTokenDecoder, TokenDecoder, TokenLookup
 
@@ -66,6 +67,7 @@ class Packed(msgspec.Struct, frozen=True):
     architectures: tuple[str, ...]
     has_template: bool
     prefix: tuple[int, ...]
+    formats: AnswerFormats
     token_decoder: PackedByteDecoder | PackedWindowDecoder
 
 
@@ -87,6 +89,7 @@ def pack(model: TextModel) -> Packed:
         architectures=model.architectures,
         has_template=model.has_template,
         prefix=model.prefix,
+        formats=model.formats,
         token_decoder=_pack_decoder(model.token_decoder, model.ids),
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .answer_formats import AnswerFormats
 from .detokenizer import Detokenizer
 from .token_decoder import TokenDecoder
 
@@ -20,7 +21,8 @@ class TextView:
     `vocabulary`: the model's size, which may exceed the tokenizer's. `context`: in tokens. `bytes_per_token`: measured
     on a small mixed sample, for estimates only. `longest_token`: in bytes. `default_sampling`: valid values of
     generation_config.json. `stop_strings`: strings that end an answer in a chat. `special_ids`: hidden in answers.
-    `named_ids`: ids of special tokens by text. `prefix`: ids that the tokenizer puts before a text.
+    `named_ids`: ids of special tokens by text. `prefix`: ids that the tokenizer puts before a text. `formats`: of tool
+    calls and reasoning.
     """
 
     folder: Path
@@ -39,6 +41,7 @@ class TextView:
     has_template: bool
     token_decoder: TokenDecoder = field(repr=False)
     prefix: tuple[int, ...]
+    formats: AnswerFormats
 
     def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
         """Return ids of stop strings that are special tokens. They are hidden in text, so they must match as tokens."""

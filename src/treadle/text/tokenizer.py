@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import ContextLengthExceeded, InvalidRequest, ModelError, one_line
+from .answer_formats import AUTO, AnswerFormats, choose_formats
 from .byte_decoders import byte_token_decoder
 from .check import check_text
 from .folder import FolderConfig, read_regular
@@ -59,9 +60,12 @@ class TextModel(TextView):
         *,
         chat_template: Path | None = None,
         context: int | None = None,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
         stage: Callable[[str, int], None] = lambda name, size_bytes: None,
     ) -> TextModel:
         """Load a folder in Hugging Face layout. `chat_template`: a file that replaces the folder's own template.
+        `tool_parser` and `reasoning_parser`: see `choose_formats`.
         `stage(name, size_bytes)` is called before "template" (size 0) and "tokenizer" (size of its file) are read.
 
         Parsing a large tokenizer.json holds the GIL (about a second for 262,144 tokens). Raises ModelError when the
@@ -71,14 +75,22 @@ class TextModel(TextView):
         length = files.context(context)
         stage("template", 0)
         template = find_template(files, chat_template)
+        formats = choose_formats(template, tool_parser, reasoning_parser)
         path = folder / "tokenizer.json"
         stage("tokenizer", path.stat().st_size if path.is_file() else 0)
         tokenizer = _open(path)
         _add_declared_tokens(tokenizer, files)
-        return cls._of(files, tokenizer, length, template)
+        return cls._of(files, tokenizer, length, template, formats)
 
     @classmethod
-    def _of(cls, files: FolderConfig, tokenizer: Tokenizer, context: int, template: ChatTemplate | None) -> TextModel:
+    def _of(
+        cls,
+        files: FolderConfig,
+        tokenizer: Tokenizer,
+        context: int,
+        template: ChatTemplate | None,
+        formats: AnswerFormats,
+    ) -> TextModel:
         sample = _ids(tokenizer, _SAMPLE, add_special_tokens=False)
         added = tokenizer.get_added_tokens_decoder()
         ceiling = _id_limit(tokenizer)
@@ -104,6 +116,7 @@ class TextModel(TextView):
             has_template=template is not None,
             token_decoder=token_decoder,
             prefix=_tokens_before_text(tokenizer),
+            formats=formats,
             chat_template=template,
             guard=_guard(added, template, special.get("eos_token")),
             _tokenizer=tokenizer,

@@ -34,6 +34,14 @@ async def still_works(f: Front) -> None:
     assert f.idle()
 
 
+FUNCTION: dict[str, Any] = {"name": "f", "arguments": "{}"}
+FIRST_CALL = "messages[1].tool_calls[0]"
+
+
+def calls(*given: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": list(given)}
+
+
 FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": None}, "messages"),
@@ -44,8 +52,16 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    (CHAT, {"messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    (CHAT, {"messages": [*HI, calls({})]}, "messages[1].tool_calls[0].function"),
+    (CHAT, {"messages": [*HI, calls({"function": {}})]}, "messages[1].tool_calls[0].function.name"),
+    (CHAT, {"messages": [*HI, calls({"id": 5, "function": FUNCTION})]}, "messages[1].tool_calls[0].id"),
+    (CHAT, {"messages": [*HI, calls({"type": "custom"})]}, "messages[1].tool_calls[0].type"),
+    (CHAT, {"messages": [*HI, calls({"function": FUNCTION | {"arguments": 5}})]}, f"{FIRST_CALL}.function.arguments"),
+    (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": {}}]}, "messages[1].tool_calls"),
+    (CHAT, {"messages": [*HI, calls(*[{"function": FUNCTION}] * 1025)]}, "messages[1].tool_calls"),
+    (CHAT, {"messages": [{**calls({"function": FUNCTION}), "role": "user", "content": "x"}]}, "messages[0]"),
+    (CHAT, {"messages": [*HI, {"role": "tool", "content": "x", "tool_call_id": 5}]}, "messages[1].tool_call_id"),
+    (CHAT, {"messages": [*HI, {"role": "tool", "content": 5}]}, "messages[1].content"),
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -71,7 +87,6 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages[0].images"),
-    (CHAT, {"messages": [{"role": "user", "content": "x", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "content": "x", "audio": {"id": "x"}}]}, "messages[1].audio"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "reasoning_content": {}}]}, "messages[1].reasoning_content"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "content": "x", "prefix": "yes"}]}, "messages[1].prefix"),

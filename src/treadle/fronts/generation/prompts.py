@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...text import TextView
+from ..answer_options import NO_OPTIONS, AnswerOptions
 from ..chat_messages import asks_to_continue, read_turns
 from ..prepared import PreparedPrompts
-from ..text_jobs import TextJobRunner, tokenize_messages, tokenize_text
+from ..text_jobs import TextJobRunner, prepare_options, tokenize_messages, tokenize_text
 from ..validate import Limits, ValidatedRequest, check_prompt_ids, check_size
 
 TokenIds = Sequence[int]
@@ -47,6 +48,7 @@ class IdsPrompt:
 
     ids: TokenIds
     param: str = "prompt"
+    options: AnswerOptions = NO_OPTIONS
 
     def __len__(self) -> int:
         return 1
@@ -58,7 +60,7 @@ class IdsPrompt:
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
     ) -> PreparedPrompts:
-        return PreparedPrompts([self.ids])
+        return PreparedPrompts([self.ids], await prepare_options(pool, self.options, limits, tenant))
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class TextPrompt:
 
     text: str
     param: str = "prompt"
+    options: AnswerOptions = NO_OPTIONS
 
     def __len__(self) -> int:
         return 1
@@ -79,15 +82,18 @@ class TextPrompt:
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
     ) -> PreparedPrompts:
-        return await tokenize_text(pool, self.text, params, limits, tenant, self.param)
+        return await tokenize_text(pool, self.text, params, limits, tenant, self.param, self.options)
 
 
 @dataclass(frozen=True)
 class MessagesPrompt:
-    """One chat, rendered by the model's template; `chat_messages` has the form of a message."""
+    """One chat, rendered by the model's template; `chat_messages` has the form of a message. `variables` are for the
+    template."""
 
     messages: Sequence[Mapping[str, Any]]
     param: str = "messages"
+    options: AnswerOptions = NO_OPTIONS
+    variables: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         return 1
@@ -104,4 +110,6 @@ class MessagesPrompt:
     ) -> PreparedPrompts:
         turns = read_turns(self.messages, self.param)
         continues = asks_to_continue(self.messages)
-        return await tokenize_messages(pool, turns, continues, params, limits, tenant, self.param)
+        return await tokenize_messages(
+            pool, turns, continues, params, limits, tenant, self.param, self.options, self.variables
+        )

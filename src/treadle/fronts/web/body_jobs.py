@@ -91,7 +91,7 @@ def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     with about_param(request.prompt_param):
         prompts = request.tokenize(model, lambda: enter(TOKENIZING), given.context)
     echoes = [Echoed(echo.text, bool(echo.tokens), array("I", echo.offsets).tobytes()) for echo in request.echoes]
-    return tokenized(prompts, given.context, echoes)
+    return tokenized(prompts.ids, given.context, echoes, prompts.prepared)
 
 
 JOBS = {**text_jobs.JOBS, "read": read_job, "tokenize": tokenize_job}
@@ -132,12 +132,14 @@ class BodyPrompts:
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
     ) -> PreparedPrompts:
-        """Tokenize in a text worker; the request gets its echoes. Raises as `Prompts.tokenize` does."""
+        """Tokenize in a text worker; the request gets its echoes and what was prepared of it. Raises as
+        `Prompts.tokenize` does."""
         given = _encode(TokenizeParams(self.request.kind, limits.context))
         size = len(self.body.data)
         data = await pool.run("tokenize", given, self.body.data, tenant=tenant, parsed=size, tokenized=size)
         found = decode_tokenized(data)
         prompts = prompts_of(found, params, limits, self.param)
+        self.request.prepared = prompts.prepared
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]
         self.body.release()
         return prompts

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from ...core.refusals import Refusal
 from ...engine.client import Health
 from ...engine.status import status_of
-from ...errors import InsufficientScope
+from ...errors import EngineUnavailable, InsufficientScope
 from ...telemetry import Telemetry
 from ...telemetry.logs import log_statistics
 from ..authentication import Authenticator, Caller
@@ -78,7 +78,7 @@ class StatusRoutes:
         status["model"] = self._model.name
         status["uptime_s"] = round(time.monotonic() - self._started, 3)
         status["event_loop_lag"] = self._telemetry.lag.summary()
-        status["text"] = self._model.texts.statistics()
+        status["text"] = self._model.texts.statistics() | _formats(self._model)
         status["prefix_cache"] = prefix_status(self._model.engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["bodies"] = self._bodies.statistics()
@@ -149,6 +149,16 @@ def _redacted(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
         "keys": [usage for usage in status["keys"] if usage["key"] == caller.name],
     }
     return status | own
+
+
+def _formats(model: ServedModel) -> dict[str, Any]:
+    """Return the formats of tool calls and reasoning; nothing until the model's text side is loaded."""
+    try:
+        formats = model.text().formats
+    except EngineUnavailable:
+        return {}
+    described = "template" if formats.by_template else "server"
+    return {"tool_parser": formats.tools, "tools_described_by": described, "reasoning_parser": formats.reasoning}
 
 
 def _add_readable(router: APIRouter, path: str, answer: Callable[..., Any], summary: str) -> None:

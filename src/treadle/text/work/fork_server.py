@@ -96,7 +96,14 @@ class ForkServer:
         from ..tokenizer import TextModel  # a slow import; the engine's start waits for FolderChecked
 
         template = None if load.chat_template is None else Path(load.chat_template)
-        return TextModel.load(folder, chat_template=template, context=load.context, stage=self._begin_stage)
+        return TextModel.load(
+            folder,
+            chat_template=template,
+            context=load.context,
+            tool_parser=load.tool_parser,
+            reasoning_parser=load.reasoning_parser,
+            stage=self._begin_stage,
+        )
 
     def _begin_stage(self, name: str, file_bytes: int) -> None:
         if name == "template":

@@ -27,7 +27,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Load(Message, frozen=True):
     """Load a model. `check` and `jobs` are "module:name". `check` is a function that takes the folder and raises
     ModelError if it is unfit ("" for none); `jobs` is the mapping of the workers' jobs by name. `memory_bytes` limits
-    the memory mapped by loading, `worker_bytes` a worker's growth."""
+    the memory mapped by loading, `worker_bytes` a worker's growth. The parsers are those of `TextModel.load`."""
 
     folder: str
     chat_template: str | None
@@ -36,6 +36,8 @@ class Load(Message, frozen=True):
     jobs: str
     memory_bytes: int
     worker_bytes: int
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 class Fork(Message, frozen=True):

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
 from ....text import TextView
+from ....text.events import CallStart, Event, Reasoning
+from ...answer_options import AnswerOptions, tool_definitions
 from ...chat_messages import asks_to_continue, read_turns
-from ...generation.pieces import Piece, Usage, WholeChoice
+from ...generation.pieces import STOP, Piece, Usage, WholeChoice
+from ...output_fields import FIELDS as OUTPUT_FIELDS
+from ...output_fields import read_output
+from ...prepared import PreparedPrompts
+from ...reasoning_fields import ReasoningOptions, read_reasoning
+from ...text_jobs import prepared_chat
+from ...tool_fields import read_choice, read_function_call, read_functions, read_tools
+from .event_deltas import delta_of, message_of, older_delta_of
 from .field_aliases import Renamed
-from .ignored_fields import CHAT_NEUTRAL, NOT_THINKING, refuse_beyond_neutral
+from .ignored_fields import CHAT_NEUTRAL, refuse_beyond_neutral
 from .parsed import ParsedRequest, outline_of, raw_params_of
 from .parsing import read
 from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
@@ -21,8 +30,13 @@ if TYPE_CHECKING:
     from ....text import TextModel
 
 MESSAGE_OVERHEAD_BYTES = 16
-CONTENT = ("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
+TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call")
+CONTENT = (
+    *("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
+    *(*TOOL_FIELDS, *OUTPUT_FIELDS),
+)
 ACTED_ON = frozenset(ChatFields.model_fields) - {*CONTENT}
+OLDER_FORM: dict[str, Any] = {"functions": [{"name": "f"}]}
 KWARG = re.compile(KWARG_NAME)
 
 
@@ -41,7 +55,12 @@ class ParsedChat(ParsedRequest):
         given = self.given = Renamed(body)
         self.messages = read_turns(body.messages)
         self.continues = _continues(body)
-        self.template_kwargs = _template_kwargs(body)
+        reasoning = read_reasoning(value, body.enable_thinking)
+        self.shows_reasoning = reasoning.shown
+        self.template_kwargs = reasoning.template_variables() | _checked_kwargs(body.chat_template_kwargs or {})
+        self.options = _options(body, value, reasoning)
+        self.older_form = bool(body.functions)
+        self._called: set[int] = set()
         self.add_generation_prompt = body.add_generation_prompt is not False
         max_tokens, limited_by = _max_tokens(body, given)
         self.params = raw_params_of(body, given, max_tokens=max_tokens, logprobs=_logprobs(body))
@@ -53,21 +72,24 @@ class ParsedChat(ParsedRequest):
 
     def _size(self, model: TextView) -> int:
         text = sum(len(str(part).encode()) for message in self.messages for part in message.values())
-        return self.tokens_of(text + MESSAGE_OVERHEAD_BYTES * len(self.messages), model)
+        tools = len(encode(tool_definitions(self.options) or ()))
+        return self.tokens_of(text + tools + MESSAGE_OVERHEAD_BYTES * len(self.messages), model)
 
-    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> list[Sequence[int]]:
-        ids = model.chat_ids(
+    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> PreparedPrompts:
+        prompt = model.chat_prompt(
             self.messages,
+            tools=tool_definitions(self.options),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continues,
             extra=self.template_kwargs,
             rendered=rendered,
             most=most,
         )
-        return [ids]
+        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.text))
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
-        return outline_of(value, ACTED_ON, {"messages": [{"role": "user", "content": ""}]})
+        content = {"messages": [{"role": "user", "content": ""}]} | (OLDER_FORM if self.older_form else {})
+        return outline_of(value, ACTED_ON, content)
 
     # Answers -----------------------------------------------------------------------------------------------------
 
@@ -75,19 +97,39 @@ class ParsedChat(ParsedRequest):
         return ChunkWriter(head, "chat.completion.chunk", with_usage=self.include_usage)
 
     def first_events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": "" if self.prepared.reader is None else None}
         return writer.choice({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
         events = b""
-        if piece.text or piece.entries or (self.return_token_ids and piece.token_ids):
-            choice = self._choice(index, piece, model, finish_reason=None)
-            choice["delta"] = {"content": piece.text}
-            events = writer.choice(choice)
+        deltas = self._deltas(index, piece)
+        if not deltas and (piece.entries or (self.return_token_ids and piece.token_ids)):
+            deltas = [{"content": ""}]
+        for i, delta in enumerate(deltas):
+            choice = self._choice(index, piece if i == 0 else Piece(), model, finish_reason=None)
+            choice["delta"] = delta
+            events += writer.choice(choice)
         if piece.finish_reason is not None:
-            last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": piece.finish_reason}
-            events += writer.choice(last)
+            reason = self._finish_reason(piece.finish_reason, called=index in self._called)
+            events += writer.choice({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
         return events
+
+    def _deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        if self.prepared.reader is None:
+            return [{"content": piece.text}] if piece.text else []
+        events = self._visible(piece.events)
+        if any(isinstance(event, CallStart) for event in events):
+            self._called.add(index)
+        write = older_delta_of if self.older_form else delta_of
+        return [delta for event in events if (delta := write(event)) is not None]
+
+    def _visible(self, events: Sequence[Event]) -> list[Event]:
+        return [event for event in events if self.shows_reasoning or not isinstance(event, Reasoning)]
+
+    def _finish_reason(self, reason: str | None, *, called: bool) -> str | None:
+        if reason != STOP or not called:
+            return reason
+        return "function_call" if self.older_form else "tool_calls"
 
     def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, model: TextView) -> bytes:
         answer = head.fields("chat.completion")
@@ -96,8 +138,13 @@ class ParsedChat(ParsedRequest):
         return encode(answer)
 
     def _whole_choice(self, index: int, choice: WholeChoice, model: TextView) -> dict[str, Any]:
-        found = self._choice(index, choice, model, finish_reason=choice.finish_reason)
-        found["message"] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+        if self.prepared.reader is not None:
+            message |= message_of(self._visible(choice.events), older_form=self.older_form)
+        called = "tool_calls" in message or "function_call" in message
+        reason = self._finish_reason(choice.finish_reason, called=called)
+        found = self._choice(index, choice, model, finish_reason=reason)
+        found["message"] = message
         return found
 
     def _choice(
@@ -138,14 +185,25 @@ def _continues(body: ChatFields) -> bool:
     return True
 
 
-def _template_kwargs(body: ChatFields) -> dict[str, Any]:
-    """Variables for the template. Those in `chat_template_kwargs` win over what other fields say about thinking."""
-    thinking: dict[str, Any] = {}
-    if any(getattr(body, name) is not None for name in NOT_THINKING):
-        thinking["enable_thinking"] = False
-    if body.enable_thinking is not None:
-        thinking["enable_thinking"] = body.enable_thinking
-    return thinking | _checked_kwargs(body.chat_template_kwargs or {})
+def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOptions) -> AnswerOptions:
+    """Tools in either form, the output's grammar, and the budget of reasoning."""
+    if body.functions and body.tools:
+        raise InvalidRequest("tools and functions are both given: leave out functions", param="functions")
+    if body.functions:
+        tools = read_functions(body.functions)
+        choice, parallel = read_function_call(body.function_call, tools), False
+    else:
+        tools, parallel = read_tools(body.tools), body.parallel_tool_calls is not False
+        older = read_function_call(body.function_call, tools)
+        choice = older if body.tool_choice is None else read_choice(body.tool_choice, tools)
+    return AnswerOptions(
+        tools=tools,
+        choice=choice,
+        parallel=parallel,
+        tools_param="functions" if body.functions else "tools",
+        output=read_output(value, close_at_limit=bool(body.close_at_limit)),
+        thinking_budget=reasoning.budget,
+    )
 
 
 def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:

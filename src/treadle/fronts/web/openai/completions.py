@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
 from ....text import TextView
+from ...answer_options import AnswerOptions
 from ...generation.pieces import Piece, Usage, WholeChoice
+from ...output_fields import FIELDS as OUTPUT_FIELDS
+from ...output_fields import read_output
+from ...prepared import PreparedPrompts
+from ...text_jobs import prepared_text
 from ...validate import Limits, ValidatedRequest, check_prompt_ids
 from .echo import Echo, echo_ids, echo_text, joined
 from .field_aliases import Renamed
@@ -20,7 +25,7 @@ from .wire import ChunkWriter, Head, encode, legacy_logprobs, usage_json
 if TYPE_CHECKING:
     from ....text import TextModel
 
-ACTED_ON = frozenset(CompletionFields.model_fields) - {"prompt"}
+ACTED_ON = frozenset(CompletionFields.model_fields) - {"prompt", *OUTPUT_FIELDS}
 Prompt = str | Sequence[int]
 
 
@@ -39,6 +44,7 @@ class ParsedCompletion(ParsedRequest):
         given = self.given = Renamed(body)
         self.inputs = _prompts(body)
         self.echo = bool(body.echo)
+        self.options = AnswerOptions(output=read_output(value, close_at_limit=bool(body.close_at_limit)))
         self.add_special_tokens = body.add_special_tokens is not False
         scores = body.logprobs if self.echo else None
         self.params = raw_params_of(
@@ -61,11 +67,11 @@ class ParsedCompletion(ParsedRequest):
         ids = sum(len(prompt) for prompt in self.inputs if not isinstance(prompt, str))
         return ids + self.tokens_of(sum(len(p.encode()) for p in self.inputs if isinstance(p, str)), model)
 
-    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> list[Sequence[int]]:
+    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> PreparedPrompts:
         prompts = [self._ids(prompt, model, most) for prompt in self.inputs]
         if self.echo:
             self.echoes = [self._echo(*both, model) for both in zip(self.inputs, prompts, strict=True)]
-        return prompts
+        return PreparedPrompts(prompts, prepared_text(self.options))
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         return outline_of(value, ACTED_ON, {"prompt": ["x"] * self.prompts})

@@ -24,6 +24,7 @@ HARMLESS = (
     "ttl",  # LM Studio: the same
     "cache_prompt",  # llama.cpp: prompts are always cached, and answers do not depend on it
     "id_slot",  # llama.cpp: its slot to use
+    "guided_decoding_backend",  # vLLM: the engine of its grammars
 )
 
 SAMPLERS_OFF: Mapping[str, tuple[Any, ...]] = {
@@ -38,7 +39,6 @@ SAMPLERS_OFF: Mapping[str, tuple[Any, ...]] = {
 """Samplers of llama.cpp and Ollama, at the values that switch them off. The repetition penalty looks at all tokens."""
 
 SHARED_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -51,19 +51,9 @@ SHARED_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
-    "reasoning": ({"effort": "none"}, {"enabled": False}),
-    "include_reasoning": (True,),
-    "think": (False,),
-    "thinking": ({"type": "disabled"},),
     "verbosity": ("medium",),
     "web_search_options": (),
     "moderation": (),
@@ -91,16 +81,11 @@ OPTIONS_HARMLESS = (
 )
 """Keys of Ollama's `options` that tune a server, or samplers that are refused unless they are off."""
 
-NOT_THINKING = ("reasoning_effort", "reasoning", "think", "thinking")
-"""Fields whose neutral value asks for an answer without reasoning."""
-
 HINTS = {
     "best_of": "answers are not ranked, n alone gives several; leave it out",
     "chat_template": "templates come from the server's operator, never from a request",
     "prompt_logprobs": "ask /v1/completions with echo and logprobs for a prompt's log-probabilities",
-    "reasoning_effort": "only 'none' is; give what the model's template knows in chat_template_kwargs",
     "repeat_last_n": "the repetition penalty looks at all tokens; leave it out or send -1",
-    "think": "only false is; give what the model's template knows in chat_template_kwargs",
 }
 
 

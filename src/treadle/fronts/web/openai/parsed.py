@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ....errors import InvalidRequest
 from ....text import TextView
 from ...generation.pieces import Piece, Usage, WholeChoice
+from ...prepared import NOTHING, Prepared, PreparedPrompts
 from ...validate import Limits, RawParams, ValidatedRequest, check, rename_params
 from .field_aliases import Renamed
 from .ignored_fields import refuse_beyond_neutral
@@ -49,6 +50,7 @@ class ParsedRequest(ABC):
     given: Renamed
     outlined: int | None = None  # the size of a request whose content stayed in a text worker
     echoes: Sequence[Echo] = ()
+    prepared: Prepared = NOTHING
     spellings: Mapping[str, str] = {}  # the validator's names of fields to those that this request used
 
     def __init__(self, body: Generate) -> None:
@@ -74,10 +76,12 @@ class ParsedRequest(ABC):
     def _size(self, model: TextView) -> int: ...
 
     @abstractmethod
-    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> list[Sequence[int]]:
-        """Tokenize each prompt, in a text worker; `rendered` is called once a template is rendered.
+    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> PreparedPrompts:
+        """Tokenize each prompt and prepare the answers, in a text worker; `rendered` is called once a template is
+        rendered.
 
-        Raises ContextLengthExceeded for a text of which that is certain; others of over `most` tokens are returned."""
+        Raises InvalidRequest for a grammar, and ContextLengthExceeded for a text of which that is certain; others of
+        over `most` tokens are returned."""
 
     @abstractmethod
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:

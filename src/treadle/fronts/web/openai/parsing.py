@@ -30,7 +30,6 @@ REPLACEMENTS = {
     "stop_sequences": "stop",
     "do_sample": "temperature, 0 for greedy",
     "system": "messages, with a first one of role 'system'",
-    "format": "nothing: structured output is not served yet",
 }
 """Other servers' fields without a direct equivalent, with their replacements."""
 

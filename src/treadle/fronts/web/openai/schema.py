@@ -13,6 +13,24 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
 from ...chat_messages import MAX_MESSAGES
 from ...validate import MAX_N, MAX_TOP_LOGPROBS
+from .answer_fields import (
+    Budget,
+    Choices,
+    Effort,
+    FunctionCall,
+    Functions,
+    JsonSchema,
+    OllamaFormat,
+    Pattern,
+    Reasoning,
+    ResponseFormat,
+    Shown,
+    StructuredOutputs,
+    Think,
+    Thinking,
+    ToolChoiceField,
+    Tools,
+)
 from .fields import (
     CacheSalt,
     Documented,
@@ -139,6 +157,19 @@ class Generate(Strict):
     cache_salt: CacheSalt | None = optional(
         "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
     )
+    response_format: ResponseFormat = optional("The form of the answer: text, any JSON object, or JSON of a schema.")
+    structured_outputs: StructuredOutputs = optional(
+        "vLLM's form of it: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF), `json_object`."
+    )
+    guided_json: JsonSchema = optional("As `json` in `structured_outputs`.")
+    guided_regex: Pattern = optional("As `regex` in `structured_outputs`.")
+    guided_choice: Choices = optional("As `choice` in `structured_outputs`.")
+    guided_grammar: Pattern = optional("As `grammar` in `structured_outputs`.")
+    json_schema: JsonSchema = optional("llama.cpp's name of `guided_json`.")
+    format: OllamaFormat = optional('Ollama\'s name of it: a schema, or "json" for any object.')
+    close_at_limit: bool | None = optional(
+        "True: where the limit of tokens comes near, only tokens are allowed that complete the JSON or the grammar."
+    )
     options: OptionFields | None = None
     num_ctx: ContextSize | None = optional("Ollama's context size: refused above the served context, else not used.")
     num_predict: Predict | None = optional("Ollama's name of `max_tokens`; -1 and -2 are no limit.")
@@ -161,6 +192,22 @@ class ChatFields(Generate):
         "True: the answer continues the last message, which is left open. Not with `add_generation_prompt: true`."
     )
     enable_thinking: bool | None = optional("Handed to the model's template, as in `chat_template_kwargs`.")
+    tools: Tools = optional("Functions that the model may call.")
+    tool_choice: ToolChoiceField = optional(
+        '"auto" (the default), "none", "required", one function, or allowed tools. All but "none" are enforced.'
+    )
+    parallel_tool_calls: bool | None = optional("False: at most one call in an answer. Default: true.")
+    functions: Functions = optional("OpenAI's older form of `tools`; the answer has `function_call`.")
+    function_call: FunctionCall = optional("OpenAI's older form of `tool_choice`.")
+    reasoning_effort: Effort = optional('"none" turns reasoning off; other values are handed to the model\'s template.')
+    reasoning: Reasoning = optional("OpenRouter's object: `effort`, `max_tokens`, `enabled`, `exclude`.")
+    thinking: Thinking = optional("Anthropic's object: `type`, `budget_tokens`.")
+    think: Think = optional("Ollama's switch: true, false, or an effort.")
+    include_reasoning: Shown = optional("False leaves the reasoning out of the answer.")
+    thinking_token_budget: Budget = optional("The most tokens of reasoning, which is then closed; -1 is no limit.")
+    thinking_budget: Budget = optional("Another name of `thinking_token_budget`.")
+    thinking_budget_tokens: Budget = optional("Another name of `thinking_token_budget`.")
+    reasoning_budget: Budget = optional("Another name of `thinking_token_budget`.")
     chat_template_kwargs: TemplateKwargs | None = optional("Plain values for the model's template, by its names.")
 
 

@@ -18,12 +18,15 @@ encode = msgspec.json.encode
 
 def usage_json(usage: Usage) -> dict[str, Any]:
     """Token counts of a whole request."""
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return counts
 
 
 @dataclass(frozen=True)

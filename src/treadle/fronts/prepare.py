@@ -1,0 +1,171 @@
+"""Preparation of answers in a text worker: the grammar that holds an answer to its tools or its format, the limits of
+its reasoning, and the setup of its reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..core.messages import Constraint, Thinking
+from ..errors import InvalidRequest
+from ..grammar.build import build, json_rule
+from ..grammar.validation import check_grammar
+from ..text.formats import lark
+from ..text.formats.base import NONE, REQUIRED, ToolFormat, ToolSpec
+from ..text.formats.reader import ReaderSetup
+from ..text.formats.reasoning import MARKERS, ReasoningMarkers
+from ..text.formats.registry import find
+from .answer_options import AnswerOptions, OutputGrammar
+from .output_fields import JSON_OBJECT, JSON_SCHEMA
+from .prepared import Prepared
+
+if TYPE_CHECKING:
+    from ..text import TextModel
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_RULE = "%json "
+
+
+def prepare_text(options: AnswerOptions) -> Prepared:
+    """Return the values of a request whose prompt is no chat: its grammar. Raises InvalidRequest."""
+    return Prepared(_output(options.output)) if options.output is not None else Prepared()
+
+
+def prepare_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepared:
+    """Return the values of a chat, rendered as `prompt`. Raises InvalidRequest with the place in a schema."""
+    tools = _Tools(options)
+    tool_format = find(model.formats.tools)
+    constraint = _constraint(model, options, tools, tool_format)
+    markers = None if model.formats.reasoning is None else MARKERS[model.formats.reasoning]
+    return Prepared(
+        constraint=constraint,
+        thinking=_thinking(model, options, markers, prompt, constrained=constraint is not None),
+        reader=_reader(tools, tool_format if tools.active or tool_format.own_reasoning else None, markers, prompt),
+        loose_tools=tools.loose,
+    )
+
+
+def _output(output: OutputGrammar) -> Constraint:
+    return build(output.kind, output.spec, param=output.param, close_at_limit=output.close_at_limit)  # type: ignore[arg-type]
+
+
+class _Tools:
+    """Tools of a request that may be called, each with parameters that a grammar can hold. `loose` are those whose
+    own schema it can't, with the reason: any object is an argument there, unless they are strict."""
+
+    def __init__(self, options: AnswerOptions) -> None:
+        self.loose: dict[str, str] = {}
+        self._rules: dict[str, str] = {}
+        self._param = options.tools_param
+        self.choice = options.choice
+        self.parallel = options.parallel
+        allowed = {tool.name for tool in options.choice.allowed(options.tools)}
+        self.specs = tuple(self._held(tool, i) for i, tool in enumerate(options.tools) if tool.name in allowed)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.specs) and self.choice.mode != NONE
+
+    def schema(self, schema: Mapping[str, Any]) -> str:
+        """Return a JSON schema as Lark's `%json` takes it."""
+        return self._rule(schema, self._param)
+
+    def _held(self, tool: ToolSpec, index: int) -> ToolSpec:
+        function = ".function" if self._param == "tools" else ""
+        place = f"{self._param}[{index}]{function}.parameters"
+        try:
+            self._rule({**tool.parameters, "type": "object"}, place)
+        except InvalidRequest as error:
+            if tool.strict:
+                raise
+            self.loose[tool.name] = error.message
+            return msgspec.structs.replace(tool, parameters=_ANY_OBJECT)
+        return tool
+
+    def _rule(self, schema: Mapping[str, Any], param: str) -> str:
+        key = json.dumps(schema)
+        if key not in self._rules:
+            self._rules[key] = json_rule(dict(schema), param=param).removeprefix(_RULE)
+        return self._rules[key]
+
+
+# The constraint -------------------------------------------------------------------------------------------------
+
+
+def _constraint(model: TextModel, options: AnswerOptions, tools: _Tools, tool_format: ToolFormat) -> Constraint | None:
+    output = options.output
+    if not tools.active:
+        return None if output is None else _output(output)
+    if output is None or tools.choice.mode == REQUIRED:
+        made = _checked(model, tools, lambda special: _calls(tool_format, tools, special))
+    else:
+        made = _checked(model, tools, lambda special: _calls_or_json(tool_format, tools, output, special))
+    close = output is not None and output.close_at_limit
+    return msgspec.structs.replace(made, close_at_limit=close)
+
+
+def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]], Constraint]) -> Constraint:
+    """Return the constraint with special tokens as tokens. It is checked with these as text, as the check has no
+    vocabulary."""
+    check_grammar(make({}).grammar, param=tools._param)
+    return make({text: i for text, i in model.named_ids.items() if i in model.special_ids})
+
+
+def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int]) -> Constraint:
+    made = tool_format.constraint(
+        tools.specs, tools.choice, parallel=tools.parallel, special=special, schema=tools.schema
+    )
+    assert made is not None
+    return made
+
+
+def _calls_or_json(
+    tool_format: ToolFormat, tools: _Tools, output: OutputGrammar, special: Mapping[str, int]
+) -> Constraint:
+    """Return the grammar of an answer that is either calls or JSON."""
+    if output.kind not in (JSON_OBJECT, JSON_SCHEMA):
+        raise InvalidRequest(
+            f"{output.param} and {tools._param} can't be combined: give a JSON schema instead, or tool_choice 'none'",
+            param=output.param,
+        )
+    grammar = lark.Grammar(special, tools.schema)
+    calls = tool_format.calls(tools.specs, grammar, several=tools.parallel)
+    schema = _ANY_OBJECT if output.kind == JSON_OBJECT else output.spec
+    answer = grammar.rule("answer", json_rule(schema, param=output.param))
+    return Constraint("tool", grammar.render(f"{calls} | {answer}"))
+
+
+# Reasoning and the reader ---------------------------------------------------------------------------------------
+
+
+def _thinking(
+    model: TextModel, options: AnswerOptions, markers: ReasoningMarkers | None, prompt: str, *, constrained: bool
+) -> Thinking | None:
+    """Return the reasoning that the engine has to know of: before a grammar begins, or for its budget. None where the
+    prompt has ended it already."""
+    if markers is None or not (constrained or options.thinking_budget is not None):
+        return None
+    if prompt.rstrip().endswith(markers.close.strip()):
+        return None
+    return Thinking(
+        open_ids=tuple(model.encode(markers.open, add_special_tokens=False)),
+        close_ids=tuple(model.encode(markers.close, add_special_tokens=False)),
+        opened=markers.opened_by(prompt),
+        budget=options.thinking_budget,
+    )
+
+
+def _reader(
+    tools: _Tools, tool_format: ToolFormat | None, markers: ReasoningMarkers | None, prompt: str
+) -> ReaderSetup | None:
+    if tool_format is None and markers is None:
+        return None
+    return ReaderSetup(
+        format=None if tool_format is None else tool_format.name,
+        reasoning=markers,
+        opened=markers is not None and markers.opened_by(prompt),
+        tools=tuple(tool.name for tool in tools.specs),
+    )
