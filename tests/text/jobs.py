@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import ContextLengthExceeded
-from treadle.text.work.stages import RENDERING, TOKENIZING
+from treadle.text.work.stages import COMPILING, RENDERING, TOKENIZING
 
 Enter = Callable[[int], None]
 
@@ -26,6 +26,11 @@ def echo(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
 def spin(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
     """Run a C call of the interpreter that takes for ever and never releases the GIL."""
     enter(RENDERING)
+    return str(10 ** (10**9)).encode()
+
+
+def compile_for_ever(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
+    enter(COMPILING)
     return str(10 ** (10**9)).encode()
 
 
@@ -69,7 +74,7 @@ def grow(model: Any, params: bytes, payload: bytes, enter: Enter) -> bytes:
     return str(os.getpid()).encode()
 
 
-JOBS = {job.__name__: job for job in (pid, echo, spin, eat, refuse, panic, die, hold, grow)}
+JOBS = {job.__name__: job for job in (pid, echo, spin, compile_for_ever, eat, refuse, panic, die, hold, grow)}
 
 
 def refuse_folder(folder: Path) -> None:

@@ -137,6 +137,7 @@ def test_an_error_of_the_jobs_own_reaches_its_caller_with_its_field(
     ("job", "params", "named"),
     [
         ("spin", b"", "chat template took more than 0.3 s"),
+        ("compile_for_ever", b"", "compiling the request's grammar took more than 0.3 s"),
         ("eat", b"", "tokenizer needs more memory"),
         ("panic", b"", "tokenizer crashed on this request"),
         ("die", str(int(signal.SIGSEGV)).encode(), "tokenizer crashed on this request"),
@@ -161,6 +162,17 @@ def test_what_breaks_a_bound_is_its_own_callers_fault_and_costs_the_worker_alone
     run(main)
     (line,) = [text for text in caplog.messages if named in text]
     assert "on this request, which got 400; " in line or "a request may take, which got 400; " in line
+
+
+def test_a_broken_limit_is_refused_with_advice_for_its_stage(folder: Path) -> None:
+    async def main() -> None:
+        async with pool_of(folder) as pool:
+            with pytest.raises(InvalidRequest, match=r"of processor time on this request: use a smaller schema"):
+                await pool.run("compile_for_ever", b"")
+            with pytest.raises(InvalidRequest, match=r"on this request: send fewer or shorter messages"):
+                await pool.run("spin", b"")
+
+    run(main)
 
 
 def test_a_worker_that_somebody_else_killed_costs_no_answer(folder: Path, tmp_path: Path) -> None:

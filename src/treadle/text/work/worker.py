@@ -16,7 +16,7 @@ from ...errors import InvalidRequest, ModelError, TreadleError
 from ..tokenizer import TextModel
 from . import limits
 from .messages import Done, Failed, FromWorker, Order, order_of, read, write
-from .stages import IDLE, STAGES
+from .stages import IDLE, STAGES, refusal
 
 MAX_GROWTH_BYTES = 48 << 20
 """A worker whose resident memory has grown by more than this exits after its job, and is replaced."""
@@ -66,8 +66,8 @@ class Worker:
             self._enter(IDLE)
 
     def _failed(self, how: str, kind: type[TreadleError]) -> Failed:
-        fault = f"{STAGES[self._stages[self._slot]] or 'text work'} {how}"
-        return Failed(kind.code, f"{fault}: send fewer or shorter messages", last=True, fault=fault)
+        stage = STAGES[self._stages[self._slot]] or "text work"
+        return Failed(kind.code, refusal(stage, how), last=True, fault=f"{stage} {how}")
 
     def _enter(self, stage: int) -> None:
         self._stages[self._slot] = stage

@@ -33,6 +33,7 @@ from ..text_view import TextView
 from .fork_server_process import ForkServerProcess
 from .item_queue import ItemQueue
 from .messages import Done, Exited, Failed, Load, Order, Speeds, from_worker
+from .stages import refusal
 from .work_item import Counters, WorkerHandle, WorkItem, cpu_limit_s, error_from
 from .worker_set import WorkerSet
 
@@ -251,7 +252,7 @@ class WorkerPool:
         how = item.failure(exited, late)
         self.counters.killed[stage] += 1
         self.on_killed(stage)
-        error = InvalidRequest(f"{stage} {how}: send fewer or shorter messages")
+        error = InvalidRequest(refusal(stage, how))
         self._warn(f"{stage} {how}", error, f" (since the start: {sum(self.counters.killed.values())})")
         item.resolve(error)
 
