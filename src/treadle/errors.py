@@ -60,6 +60,12 @@ class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
 
 
+class InvalidGrammar(InvalidRequest):
+    """The grammar of a constraint can't be compiled, or this server compiles none."""
+
+    code = "invalid_grammar"
+
+
 class RequestTooLarge(InvalidRequest):
     """The request's body is over the byte limit."""
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from treadle.core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
 from treadle.core.messages import (
     Cancel,
     CancelReason,
+    Constraint,
     Finish,
     FinishReason,
     Output,
@@ -21,6 +23,7 @@ from treadle.core.messages import (
     Sharing,
     Submit,
     TokenLogprob,
+    WaitReason,
 )
 from treadle.core.messages import EngineStatistics as Statistics
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
@@ -115,12 +118,25 @@ class HashRunner:
         self.failed: set[str] = set()
         self.accepts: Callable[[list[int]], int] = lambda tokens: zlib.crc32(repr(tokens[-3:]).encode())
         self.evicts: set[str] = set()  # rows whose cached tokens are gone when they are to be taken over
+        self.grammars: dict[str, GrammarStatus] = {}  # in its cache
+        self.asked: list[str] = []
         self.shape = shape
         self.in_flight: deque[tuple[StepPlan, StepResult, list[tuple[_Held, int, int]]]] = deque()
         self.computed = 0  # prompt tokens
         self.stored: dict[tuple[str, tuple[int, ...]], None] = {}
         self.least_room = shape.blocks
         self._max_running = max_running
+
+    # Grammars
+
+    def grammar_state(self, constraint: Constraint) -> GrammarStatus:
+        self.asked.append(constraint.grammar)
+        return self.grammars.setdefault(constraint.grammar, PENDING)
+
+    def compile(self, grammar: str, error: str = "") -> None:
+        """End the compiling of a grammar that was asked for."""
+        assert self.grammars[grammar] is PENDING, "only what is being compiled can be done"
+        self.grammars[grammar] = GrammarStatus(GrammarState.FAILED, error) if error else READY
 
     # Memory
 
@@ -244,6 +260,8 @@ class HashRunner:
         if cached and request.id in self.evicts:
             self.evicts.remove(request.id)
             return False
+        if request.constraint is not None and self.grammars.get(request.constraint.grammar) is not READY:
+            return False
         tokens, block = [*request.prompt, *admit.history], self.shape.block
         parts = (tuple(tokens[: (i + 1) * block]) for i in range(cached // block))
         assert all((request.salt, part) in self.stored for part in parts), "admitted with what is not cached"
@@ -293,6 +311,7 @@ class Heard:
 
     admitted: int = 0
     wait_s: float = 0.0
+    waits_for: list[WaitReason] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
     first_token: float | None = None
@@ -325,7 +344,7 @@ class Bench:
             sharing=self.shape.sharing,
         )
         self.runner = HashRunner(max_running, self.shape)
-        self.scheduler = Scheduler(limits, match or self.runner.match_prefix)
+        self.scheduler = Scheduler(limits, match or self.runner.match_prefix, self.runner.grammar_state)
         self.now = 0.0
         self.heard: dict[str, Heard] = {}
         self.plan = StepPlan(step=0)
@@ -436,6 +455,8 @@ class Bench:
         for output in outputs:
             heard = self.heard[output.id]
             assert heard.finish is None, f"{output.id} heard of after its end"
+            if output.waits_for is not None:
+                heard.waits_for.append(output.waits_for)
             if output.admitted:
                 heard.admitted += 1
                 heard.wait_s = output.wait_s
@@ -481,6 +502,7 @@ class Bench:
         assert not any(kept), kept
         assert not scheduler._queue._tenants
         assert not scheduler._queue._entries
+        assert not scheduler._queue.held
         assert not self.runner.rows
         assert not self.runner.lost | self.runner.failed
 

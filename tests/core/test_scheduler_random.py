@@ -9,7 +9,8 @@ import pytest
 
 from tests.core.drive import Bench, expected
 from treadle.core import block_budget
-from treadle.core.messages import CancelReason, Finish, FinishReason, Submit
+from treadle.core.grammar_state import PENDING
+from treadle.core.messages import CancelReason, Constraint, Finish, FinishReason, Submit
 from treadle.core.plan import StepPlan
 
 
@@ -47,6 +48,7 @@ class Life:
         self.poison = {f"{i}" for i in range(120) if chance.random() < 0.02}
         self.troubled = chance.random() < 0.5
         self.mix = chance.choice(("sscttttf", "sssgctttttttt", "sgctttttttf", "ssssggcttttttttttf"))
+        self.constrained = chance.choice((0.0, 0.0, 0.5))
         self.bench.runner.raises = self.raises
         if chance.random() < 0.5:
             self.bench.runner.cost = self.cost
@@ -79,7 +81,23 @@ class Life:
             priority=chance.choice((0, 0, 0, 1, -1)),
             max_wait_s=chance.choice((0.0, 0.2, 1000.0, 1000.0)),
             group=chance.choice(("", f"g{number // 4}")),
+            constraint=self.constraint(),
         )
+
+    def constraint(self) -> Constraint | None:
+        """One of a few grammars, some of which can't be compiled."""
+        if self.constrained == 0.0 or self.chance.random() > self.constrained:
+            return None
+        return Constraint(kind="lark", grammar=self.chance.choice(("a", "b", "c", "bad")))
+
+    def compile(self) -> None:
+        """End the compiling of grammars, and drop compiled ones, by lot."""
+        grammars, chance = self.bench.runner.grammars, self.chance
+        for grammar, status in list(grammars.items()):
+            if status is PENDING and chance.random() < 0.5:
+                self.bench.runner.compile(grammar, "drawn by lot" if grammar == "bad" else "")
+            elif status is not PENDING and chance.random() < 0.1:
+                del grammars[grammar]
 
     def submit_group(self, number: int) -> int:
         """Several that begin alike at once, of one prompt or with tails of their own; how many."""
@@ -87,6 +105,7 @@ class Life:
         own = self.chance.choice((0, 0, 5, 25))
         for i in range(number, number + count):
             ask: dict[str, Any] = {"max_tokens": self.chance.choice((0, 3, 20)), "group": f"together {number}"}
+            ask["constraint"] = self.constraint()
             ask["prompt"] = (*prompt, *self.chance.sample(range(900), own))
             self.requests[f"{i}"] = self.bench.submit(f"{i}", **ask)
         return count
@@ -110,8 +129,11 @@ class Life:
                 case "f" if self.requests:
                     self.bench.runner.failures.setdefault(self.chance.choice(list(self.requests)), "drawn by lot")
                 case _:
+                    self.compile()
                     self.bench.step()
-        self.bench.step()
+        while self.bench.scheduler.live:
+            self.compile()
+            self.bench.step()
         self.bench.run()
 
 
@@ -130,6 +152,8 @@ def test_every_request_ends_once_and_nothing_is_left(seed: int, monkeypatch: pyt
         assert tuple(heard.tokens) == tokens[: len(heard.tokens)], "tokens are those it gets alone"
         assert heard.admitted == 1 or (heard.admitted == 0 and not heard.tokens)
         assert len(heard.cached) <= 1, "what was reused is told once"
+        if request.constraint is not None and request.constraint.grammar == "bad":
+            assert heard.admitted == 0
         scores = [-float(token) for token in request.prompt[1:]] if request.prompt_logprobs is not None else []
         assert heard.scores == scores[: len(heard.scores)], "each score comes once and in order"
         if heard.finish == finish:
@@ -149,6 +173,9 @@ def _check_end(life: Life, id_: str, got: Finish, undisturbed: Finish) -> None:
             assert request.max_wait_s < 1000
         case FinishReason.ERROR if got.code == "context_length_exceeded":
             assert len(request.prompt) + request.max_tokens > life.bench.scheduler.limits.capacity
+        case FinishReason.ERROR if got.code == "invalid_grammar":
+            assert request.constraint is not None
+            assert request.constraint.grammar == "bad"
         case FinishReason.ERROR:
             assert got.message == "drawn by lot" or life.troubled
         case _:

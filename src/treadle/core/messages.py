@@ -194,16 +194,25 @@ class TokenLogprob(Message, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class WaitReason(StrEnum):
+    """Reason why a sequence waits for admission."""
+
+    SLOT = "slot"  # or for memory
+    GRAMMAR = "grammar"  # the grammar of its constraint is being compiled
+
+
 class Output(Message, frozen=True):
     """Result of one step for one request. `tokens` are new; `logprobs`, when asked for, are one per token.
 
-    `wait_s` comes with `admitted`: how long the request waited for its slot, on the owner's clock.
-    `prompt_tokens_done` is how much of the prompt is in the cache, while it prefills; `cached_tokens`, told once, how
-    much of it was there before: with `admitted`, or later where the row first waits for another of its group to
-    compute the prompt they share. `prompt_logprobs` are new ones, in the prompt's order from its second token on.
+    `waits_for` comes when it changes; it is SLOT at first. `wait_s` comes with `admitted`: how long the request waited
+    for its slot, on the owner's clock. `prompt_tokens_done` is how much of the prompt is in the cache, while it
+    prefills; `cached_tokens`, told once, how much of it was there before: with `admitted`, or later where the row first
+    waits for another of its group to compute the prompt they share. `prompt_logprobs` are new ones, in the prompt's
+    order from its second token on.
     """
 
     id: str
+    waits_for: WaitReason | None = None
     admitted: bool = False
     wait_s: float = 0.0
     tokens: tuple[int, ...] = ()
@@ -349,12 +358,14 @@ class RunnerStatistics(Message, frozen=True):
 
 class EngineStatistics(Message, frozen=True):
     """Statistics of the owner after a step. Counters count since it started; times are in seconds. `preempted` are
-    sequences that gave up their cache memory for others; `cached_tokens` were reused instead of computed."""
+    sequences that gave up their cache memory for others; `cached_tokens` were reused instead of computed. Of the
+    `waiting` sequences, `awaiting_grammar` wait for their grammars."""
 
     steps: int = 0
     running: int = 0
     prefilling: int = 0
     waiting: int = 0
+    awaiting_grammar: int = 0
     oldest_wait_s: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .messages import Finish, Output, TokenLogprob
+from .messages import Finish, Output, TokenLogprob, WaitReason
 from .sequence import Sequence
 
 
@@ -12,6 +12,7 @@ from .sequence import Sequence
 class Pending:
     """Unreported output of one sequence. See `Output`."""
 
+    waits_for: WaitReason | None = None
     admitted: bool = False
     wait_s: float = 0.0
     tokens: tuple[int, ...] = ()
@@ -25,6 +26,7 @@ class Pending:
         """Return it as the message for sequence `id_`."""
         return Output(
             id=id_,
+            waits_for=self.waits_for,
             admitted=self.admitted,
             wait_s=self.wait_s,
             tokens=self.tokens,

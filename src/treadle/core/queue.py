@@ -3,6 +3,7 @@
 - A lower priority goes first. Within a priority tenants are served in turn: first the one with the fewest running
   sequences, then the one served longest ago; FIFO within a tenant.
 - The rest of a group that has started goes before all others and does not expire: it may not be refused any more.
+- A sequence whose grammar is not compiled is held: others pass it, and it may expire like a waiting one.
 - A preempted sequence has started, so it goes before all that never ran. So does one resumed after the engine was lost.
 """
 
@@ -39,6 +40,7 @@ class Queue:
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
         self._groups: dict[str, _Group] = {}
+        self.held: dict[Sequence, None] = {}  # in the order in which they came
         self._served = 0
         self._entries = 0  # in all heaps, including ended ones not yet swept
 
@@ -51,6 +53,7 @@ class Queue:
 
     def remove(self, seq: Sequence) -> None:
         """Count out a sequence that has ended. If it waits, the next `head` or `sweep` drops its entry."""
+        self.held.pop(seq, None)
         group = self._groups[_key(seq)]
         group.live -= 1
         if group.live == 0:
@@ -61,7 +64,13 @@ class Queue:
             self._entries -= len(tenant.waiting)
             del self._tenants[seq.request.tenant]
 
+    def hold(self, seq: Sequence) -> None:
+        """Let `seq` wait for its grammar, until it is pushed."""
+        self.held[seq] = None
+
     def push(self, seq: Sequence) -> None:
+        """Let `seq` wait for a slot."""
+        self.held.pop(seq, None)
         priority = STARTED if self._groups[_key(seq)].started else seq.request.priority
         heapq.heappush(self._tenants[seq.request.tenant].waiting, (priority, seq.order, seq))
         self._entries += 1
@@ -92,13 +101,17 @@ class Queue:
 
     def expired(self, now: float) -> list[Sequence]:
         """Return the sequences that have waited too long; none of a group that has started (D2)."""
-        if not self._entries:
+        if not (self._entries or self.held):
             return []
-        return [
-            seq
-            for seq in self.waiting
-            if now - seq.arrived >= seq.request.max_wait_s and not self._groups[_key(seq)].started
-        ]
+        return [seq for seq in self.waiting if self._may_expire(seq) and now - seq.arrived >= seq.request.max_wait_s]
+
+    @property
+    def next_expiry(self) -> float | None:
+        """The time at which the next held sequence expires, if any does."""
+        return min((seq.arrived + seq.request.max_wait_s for seq in self.held if self._may_expire(seq)), default=None)
+
+    def _may_expire(self, seq: Sequence) -> bool:
+        return not self._groups[_key(seq)].started
 
     def sweep(self) -> None:
         """Drop the entries of sequences that ended while they waited."""
@@ -113,7 +126,9 @@ class Queue:
 
     @property
     def waiting(self) -> list[Sequence]:
-        return [seq for tenant in self._tenants.values() for _, _, seq in tenant.waiting if seq.live]
+        """All waiting sequences, held ones last."""
+        queued = [seq for tenant in self._tenants.values() for _, _, seq in tenant.waiting if seq.live]
+        return [*queued, *self.held]
 
     def check(self, live: int) -> bool:
         """Whether groups and tenants each count `live` sequences in all, and none of them is empty."""

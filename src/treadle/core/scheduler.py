@@ -11,6 +11,7 @@ Tenants of one priority are served in turn, each FIFO (`queue`), into `max_runni
   their ids have been used again since; what a step computed for a sequence that has ended is dropped.
 - When sequences outgrow the cache, the newest of the worst priority are preempted. Ranks never change, so the best-
   ranked one always ends. None is preempted while a step in flight may still end another.
+- A sequence with a constraint is queued when its grammar is compiled; until then it is held, and others pass it.
 - When a step raises, its sequences are recomputed from their tokens and become suspects. Suspects run one at a time
   beside the others, with nothing else in flight, until the one that makes steps raise is found and failed. Planning
   that raises is treated alike (`recover_planning`).
@@ -18,13 +19,16 @@ Tenants of one priority are served in turn, each FIFO (`queue`), into `max_runni
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from .block_budget import BlockBudget, OptimisticAdmission, TokenReservations
 from .early_cancels import EarlyCancels
 from .finishes import cancelled, failed, too_big
+from .grammar_state import GrammarLookup, no_grammars
+from .grammar_wait import GrammarWait
 from .inflight_step import InFlightStep
+from .integrity import check, check_books
 from .messages import (
     Cancel,
     EngineStatistics,
@@ -52,10 +56,13 @@ MAX_STUCK_PLANS = 8  # in a row, without work though sequences run: their memory
 class Scheduler:
     """Waiting and running sequences of one owner. Not thread safe: only the owner calls it.
 
-    `match` returns how many tokens of a joining sequence the runner has cached (`Runner.match_prefix`).
+    `match` returns how many tokens of a joining sequence the runner has cached (`Runner.match_prefix`), `grammar` the
+    state of a constraint's grammar (`Runner.grammar_state`).
     """
 
-    def __init__(self, limits: SchedulerLimits, match: MatchPrefix = no_prefix) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, match: MatchPrefix = no_prefix, grammar: GrammarLookup = no_grammars
+    ) -> None:
         self.limits = limits
         min_shared = MIN_SHARED_TOKENS if limits.prefix_cache else 0
         self._sequences: dict[str, Sequence] = {}
@@ -65,6 +72,7 @@ class Scheduler:
         self._in_flight: deque[InFlightStep] = deque()
         self._released_ids: list[str] = []
         self._outputs = Outputs()
+        self._grammar_wait = GrammarWait(self._queue, grammar, self._outputs)
         self._prefill_budget = PrefillBudget(limits.prefill_tokens, limits.prefill_quantum, limits.chunk_sizes)
         self._order = 0
         self._stuck = 0
@@ -96,7 +104,7 @@ class Scheduler:
         elif 0 < self.limits.capacity < seq.max_num_tokens:
             self._end(seq, too_big(seq, self.limits.capacity))
         else:
-            self._queue.push(seq)
+            self._grammar_wait.enqueue(seq)
 
     def cancel(self, message: Cancel, now: float) -> None:
         """Cancel a sequence. Idempotent; an unknown id is remembered for EARLY_CANCEL_S, an ended one ignored."""
@@ -128,6 +136,9 @@ class Scheduler:
         others are in flight, may mean that those have to be applied first.
         """
         budget = BlockBudget(self.limits.kv_block, free_blocks if self.limits.kv_blocks else None)
+        if self._queue.held:
+            for seq, message in self._grammar_wait.ask():
+                self._end(seq, failed("invalid_grammar", message))
         running = self._running.values()
         demand = decode_demand(running, self._counters.steps, budget)
         shortfall = demand.shortfall(budget)
@@ -145,7 +156,7 @@ class Scheduler:
         if plan.idle:
             return self.flush()
         step = self._in_flight.popleft()
-        _check(step.plan is plan, "plans are applied in their order")
+        check(step.plan is plan, "plans are applied in their order")
         self._record_times(step, result)
         for id_ in result.evicted:
             self._recompute(id_, (step, *self._in_flight))
@@ -163,7 +174,7 @@ class Scheduler:
         sequence = step.sequences.get
         for decode in plan.decode:
             if (seq := sequence(decode.id)) is not None and seq.live:
-                _check(decode.id in gained, "a sequence that decodes gains or fails")
+                check(decode.id in gained, "a sequence that decodes gains or fails")
                 self._gain(seq, decode.drafts, gained[decode.id])
         return self.flush()
 
@@ -188,7 +199,7 @@ class Scheduler:
         That is `id_` if given, else the suspect whose turn it was. All other running sequences are recomputed, as the
         books of the plan that was not made are void.
         """
-        _check(not self._in_flight, "a plan is recovered with nothing in flight")
+        check(not self._in_flight, "a plan is recovered with nothing in flight")
         self._counters.recovered_steps += 1
         running = list(self._running.values())
         guilty = self._running.get(id_) if id_ else next((seq for seq in running if seq.suspect), None)
@@ -219,14 +230,23 @@ class Scheduler:
         return self._in_flight[0].plan
 
     @property
-    def joined_arrivals(self) -> Iterator[int]:
-        """Arrival numbers of the sequences that the runner has, those of the last plan included."""
-        return (seq.order for seq in self._running.values() if seq.joined)
+    def exposed_arrivals(self) -> Iterator[int]:
+        """Arrival numbers of the sequences that the runner has, those of the last plan included, and of those whose
+        grammars it compiles."""
+        yield from (seq.order for seq in self._queue.held)
+        yield from (seq.order for seq in self._running.values() if seq.joined)
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to plan, to apply or to release."""
-        return bool(self._sequences or self._released_ids or self._in_flight)
+        """Whether anything is left to plan, to apply or to release. Sequences that wait for grammars are nothing to do
+        once those were asked for."""
+        others = len(self._sequences) > len(self._queue.held)
+        return bool(others or self._grammar_wait.unasked or self._released_ids or self._in_flight)
+
+    @property
+    def next_expiry(self) -> float | None:
+        """The time at which the next sequence that waits for its grammar expires, if any does."""
+        return self._queue.next_expiry
 
     @property
     def live(self) -> int:
@@ -235,26 +255,14 @@ class Scheduler:
     def statistics(self, now: float, runner: RunnerStatistics, step_s: float = 0.0) -> EngineStatistics:
         """Return a snapshot of counts and times."""
         waits_s = [now - seq.arrived for seq in self._queue.waiting]
-        return self._counters.statistics(self._running.values(), waits_s, runner, step_s)
+        return self._counters.statistics(self._running.values(), waits_s, len(self._queue.held), runner, step_s)
 
     def _has_suspects(self) -> bool:
         return any(seq.suspect for seq in self._running.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the books disagree; when idle, nothing may be left."""
-        waiting = {seq.id for seq in self._queue.waiting}
-        sampled: Counter[Sequence | None] = Counter()
-        for step in self._in_flight:
-            for decode in step.plan.decode:
-                sampled[step.sequences.get(decode.id)] += 1 + decode.drafts
-        _check(waiting | self._running.keys() == self._sequences.keys(), "each live sequence waits or runs")
-        _check(not waiting & self._running.keys(), "no sequence both waits and runs")
-        _check(len(self._running) <= self.limits.max_running, "no more sequences than slots")
-        _check(self._queue.check(len(self._sequences)), "groups count their sequences")
-        _check(
-            all(seq.tokens_in_flight == sampled[seq] for seq in self._sequences.values()),
-            "sequences count their tokens in flight",
-        )
+        """Raise AssertionError if the books disagree."""
+        check_books(self._sequences, self._running, self._queue, self._in_flight, self.limits.max_running)
 
     # Planning -------------------------------------------------------------------------------------------------------
 
@@ -311,7 +319,7 @@ class Scheduler:
             seq.preempt(now)
             del self._running[seq.id]
             self._released_ids.append(seq.id)
-            self._queue.push(seq)
+            self._grammar_wait.enqueue(seq)
             self._counters.preempted += 1
         return bool(seqs)
 
@@ -336,12 +344,17 @@ class Scheduler:
                 return seqs
 
     def _recompute(self, id_: str, steps: Iterable[InFlightStep]) -> None:
-        """The cache has lost what sequence `id_` was to start with: rewind it, and drop what `steps` compute for it."""
+        """The runner has lost what sequence `id_` was to start with, its cached tokens or its grammar: rewind it, and
+        drop what `steps` compute for it."""
         seqs = [step.sequences.pop(id_, None) for step in steps]
-        if (seq := seqs[0]) is not None and seq.live:
+        if (seq := seqs[0]) is None or not seq.live:
+            return
+        seq.may_reuse = False
+        if seq.request.constraint is None:
             seq.rewind()
-            seq.may_reuse = False
             self._released_ids.append(id_)
+        else:
+            self._preempt([seq], seq.arrived)  # it waits until its grammar is compiled again
 
     # Results -----------------------------------------------------------------------------------------------------
 
@@ -369,33 +382,14 @@ class Scheduler:
             self._end(seq, Finish(reason=FinishReason.LENGTH))
 
     def _gain(self, seq: Sequence, drafts: int, gained: RowTokens) -> None:
-        tokens, planned = gained.tokens, 1 + drafts
-        accepted = len(tokens)
-        _check(0 < accepted <= planned, "a sequence gains a token, and one more for each accepted draft")
-        seq.suspect = False
-        seq.tokens_in_flight -= planned
-        seq.committed_tokens += accepted
-        if accepted < planned:
-            seq.num_computed_tokens -= planned - accepted
+        count, finish = seq.settle_decode(drafts, gained.tokens, ended=gained.ended)
         out = self._outputs.of(seq)
         if seq.state is State.PREFILL:
             seq.on(Event.PROMPT_DONE)
             self._counters.prompt_tokens += 1  # the last one was fed as a decode row
             out.prompt_done = len(seq.request.prompt)
-        finish, before = None, len(seq.tokens)
-        for token in tokens:
-            if (finish := seq.append(token)) is not None:
-                break
-        if gained.ended and (finish is None or finish.reason is FinishReason.LENGTH):
-            finish = seq.stopped()
-        count = len(seq.tokens) - before  # what comes after the end is dropped
         self._counters.completion_tokens += count
-        out.tokens += tokens[:count]
+        out.tokens += gained.tokens[:count]
         out.logprobs += gained.logprobs[:count]
         if finish is not None:
             self._end(seq, finish)
-
-
-def _check(holds: bool, claim: str) -> None:
-    if not holds:
-        raise AssertionError(f"scheduler books: {claim}")

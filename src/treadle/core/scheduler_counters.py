@@ -39,7 +39,12 @@ class SchedulerCounters:
                 self.failed += 1
 
     def statistics(
-        self, running: Collection[Sequence], waits_s: list[float], runner: RunnerStatistics, step_s: float
+        self,
+        running: Collection[Sequence],
+        waits_s: list[float],
+        awaiting_grammar: int,
+        runner: RunnerStatistics,
+        step_s: float,
     ) -> EngineStatistics:
         """Return a snapshot that includes the numbers of running and waiting sequences."""
         return EngineStatistics(
@@ -47,6 +52,7 @@ class SchedulerCounters:
             running=len(running),
             prefilling=sum(seq.state is State.PREFILL for seq in running),
             waiting=len(waits_s),
+            awaiting_grammar=awaiting_grammar,
             oldest_wait_s=max(waits_s, default=0.0),
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,

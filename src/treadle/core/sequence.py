@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import Finish, FinishReason, Submit, TokenLogprob
+from .messages import Finish, FinishReason, Submit, TokenLogprob, WaitReason
 from .states import Event, State, advance
 
 
@@ -21,6 +21,7 @@ class Sequence:
     order: int
     arrived: float  # in the queue: first, or when it was preempted
     state: State = State.WAITING
+    waits_for: WaitReason = WaitReason.SLOT  # as reported
     admitted_reported: bool = False
     tokens: list[int] = field(default_factory=list)  # generated
     num_computed_tokens: int = 0
@@ -103,6 +104,23 @@ class Sequence:
         self.num_computed_tokens += 1 + drafts
         self.tokens_in_flight += 1 + drafts
         self.last_decode_step = step
+
+    def settle_decode(self, drafts: int, tokens: tuple[int, ...], *, ended: bool = False) -> tuple[int, Finish | None]:
+        """Settle a decode row that was booked with `drafts` draft tokens: it gained `tokens`, one and one more for each
+        accepted draft. With `ended` the last one completed its constraint. Return how many count, as those behind the
+        end do not, and the finish if there is one."""
+        rejected = 1 + drafts - len(tokens)
+        if not 0 <= rejected <= drafts:
+            raise AssertionError("a sequence gains a token, and one more for each accepted draft")
+        self.suspect = False
+        self.tokens_in_flight -= 1 + drafts
+        self.committed_tokens += len(tokens)
+        self.num_computed_tokens -= rejected
+        for count, token in enumerate(tokens, 1):
+            if (finish := self.append(token)) is not None:
+                cut = ended and count == len(tokens) and finish.reason is FinishReason.LENGTH
+                return count, self.stopped() if cut else finish
+        return len(tokens), self.stopped() if ended else None
 
     def on(self, event: Event) -> None:
         """Take a transition. Raises IllegalTransition if there is none."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..core.messages import CancelReason, Finish, FinishReason, Output, Submit, TokenLogprob
+from ..core.messages import CancelReason, Finish, FinishReason, Output, Submit, TokenLogprob, WaitReason
 from ..errors import Busy, ReaderStalled, RequestCancelled, ServerStopping, TreadleError, from_code
 
 MAX_UNREAD_TOKENS = 4096
@@ -48,6 +48,7 @@ class Generation:
         self.submitted = now
         self.started: float | None = None
         self.wait_s = 0.0
+        self.waits_for = WaitReason.SLOT  # until it is admitted
         self.last_token: float | None = None
         self.completion_tokens = 0
         self.prompt_tokens_done = 0
@@ -145,6 +146,8 @@ class Generation:
         if output.admitted and self.started is None:
             self.started = now
             self.wait_s = output.wait_s
+        if output.waits_for is not None:
+            self.waits_for = output.waits_for
         if output.prompt_tokens_done is not None:
             self.prompt_tokens_done = output.prompt_tokens_done
         if output.cached_tokens is not None and not self._cached_reported:

@@ -51,8 +51,15 @@ class InlineOwner:
         if self.runner is None:
             return
         can = self.runner.capabilities()
-        scheduler = scheduler_for(can, self._limits, self.runner.match_prefix)
+        scheduler = scheduler_for(can, self._limits, self.runner.match_prefix, self.runner.grammar_state)
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._send, self._clock, self._table)
+        if self._pump:
+            loop = asyncio.get_running_loop()
+
+            def pump() -> None:
+                loop.call_soon_threadsafe(self._start_pumping)
+
+            self.runner.notify_grammars(pump)
         self._send(Ready(capabilities=can, pid=os.getpid()))
 
     def send(self, message: ToOwner) -> None:
@@ -60,10 +67,9 @@ class InlineOwner:
             self._send(Pong())
             return
         self.mailbox.put(message)
-        if self._pump and not self._pumping:
-            self._pumping = True
-            asyncio.get_running_loop().call_soon(self._turn)
-        elif isinstance(message, Stop) and not self._pump:
+        if self._pump:
+            self._start_pumping()
+        elif isinstance(message, Stop):
             self.run_once()
 
     def run_once(self) -> None:
@@ -90,12 +96,20 @@ class InlineOwner:
     def in_steps(self) -> frozenset[int]:
         return self._table.read()
 
+    def _start_pumping(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
     def _turn(self) -> None:
         self.run_once()
-        if self.loop is not None and not self.loop.stopped and self.loop.has_work:
-            asyncio.get_running_loop().call_soon(self._turn)
-        else:
-            self._pumping = False
+        self._pumping = False
+        if self.loop is None or self.loop.stopped:
+            return
+        if self.loop.has_work:
+            self._start_pumping()
+        elif (wait_s := self.loop.grammar_wait_s) is not None:
+            asyncio.get_running_loop().call_later(wait_s, self._start_pumping)
 
     def _send(self, message: FromOwner) -> None:
         self._on_message(message)

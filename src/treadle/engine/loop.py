@@ -103,6 +103,7 @@ class EngineLoop:
         self._beat = clock()
         self._idle_since: float | None = None
         self._rested = False
+        runner.notify_grammars(mailbox.wake)
 
     def run(self) -> None:
         """Run steps until Stop, and sleep while idle. The runner trims its memory after REST_AFTER_S idle
@@ -115,6 +116,9 @@ class EngineLoop:
 
     def _sleep(self) -> None:
         """Wait for messages and handle them; let the runner rest when it is due. Pings do not delay that."""
+        if self.scheduler.live:
+            self.run_once(wait_s=self.grammar_wait_s)
+            return
         now = self._clock()
         if self._idle_since is None:
             self._idle_since, self._rested = now, False
@@ -155,6 +159,13 @@ class EngineLoop:
         """Whether `run_once` has anything to do but wait."""
         return self.scheduler.has_work or bool(self._jobs or self._unreleased) or self._more_events
 
+    @property
+    def grammar_wait_s(self) -> float | None:
+        """Seconds until the next sequence that waits for its grammar expires; None if none does. A grammar that is
+        compiled ends the wait for messages."""
+        expiry = self.scheduler.next_expiry
+        return None if expiry is None else max(0.0, expiry - self._clock())
+
     # Taking ------------------------------------------------------------------------------------------------------
 
     def _take(self, wait_s: float | None) -> None:
@@ -176,6 +187,8 @@ class EngineLoop:
         match message:
             case Submit():
                 self.scheduler.submit(message, self._clock())
+                if message.constraint is not None:  # compiling its grammar may end this process
+                    self._table.write(self.scheduler.exposed_arrivals)
             case Cancel():
                 self.scheduler.cancel(message, self._clock())
             case RunJob():
@@ -234,7 +247,7 @@ class EngineLoop:
         if self.scheduler.in_flight == 1:
             self._last_result = self._clock()
         if plan.admit:
-            self._table.write(self.scheduler.joined_arrivals)
+            self._table.write(self.scheduler.exposed_arrivals)
         try:
             self.runner.start(plan)
         except RunnerBroken:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..core.grammar_state import GrammarLookup, no_grammars
 from ..core.messages import Capabilities, Failed, FromOwner, Loading, Ready
 from ..core.plan_builder import MatchPrefix, no_prefix
 from ..core.scheduler import Scheduler, SchedulerLimits
@@ -48,7 +49,7 @@ def run_owner(
     if runner is None:
         return False
     try:
-        scheduler = scheduler_for(runner.capabilities(), limits, runner.match_prefix)
+        scheduler = scheduler_for(runner.capabilities(), limits, runner.match_prefix, runner.grammar_state)
         loop = EngineLoop(runner, scheduler, mailbox, send, clock, table)
         send(Ready(capabilities=runner.capabilities(), pid=os.getpid(), load_s=clock() - started))
         return serve(loop)
@@ -85,8 +86,11 @@ def build_runner(build: RunnerFactory, send: Send) -> Runner | None:
     return runner
 
 
-def scheduler_for(can: Capabilities, limits: OwnerLimits, match: MatchPrefix = no_prefix) -> Scheduler:
-    """Create a scheduler for the runner's capabilities; `match` looks up cached prefixes of joining sequences."""
+def scheduler_for(
+    can: Capabilities, limits: OwnerLimits, match: MatchPrefix = no_prefix, grammar: GrammarLookup = no_grammars
+) -> Scheduler:
+    """Create a scheduler for the runner's capabilities; `match` looks up cached prefixes of joining sequences, and
+    `grammar` the states of their grammars."""
     return Scheduler(
         SchedulerLimits(
             max_running=limits.max_running,
@@ -101,6 +105,7 @@ def scheduler_for(can: Capabilities, limits: OwnerLimits, match: MatchPrefix = n
             sharing=can.steps.sharing,
         ),
         match,
+        grammar,
     )
 
 
