@@ -47,7 +47,9 @@ class Hand:
         self.mailbox = Mailbox()
         self.said: list[FromOwner] = []
         limits = OwnerLimits(max_running=max_running, prefill_tokens=64)
-        scheduler = scheduler_for(self.runner.capabilities(), limits, self.runner.match_prefix)
+        scheduler = scheduler_for(
+            self.runner.capabilities(), limits, self.runner.match_prefix, self.runner.grammar_state
+        )
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self.said.append, lambda: self.now)
 
     def put(self, *messages: Any) -> Hand:

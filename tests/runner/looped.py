@@ -19,7 +19,7 @@ class Looped:
         self.now = 0.0
         self.outputs: dict[str, list[Output]] = {}
         limits = OwnerLimits(max_running=max_running, prefill_tokens=prefill_tokens)
-        self.scheduler = scheduler_for(runner.capabilities(), limits, runner.match_prefix)
+        self.scheduler = scheduler_for(runner.capabilities(), limits, runner.match_prefix, runner.grammar_state)
         self._loop = EngineLoop(runner, self.scheduler, Mailbox(), self._hear, clock=lambda: self.now)
 
     @property

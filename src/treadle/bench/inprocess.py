@@ -178,7 +178,9 @@ class Engines:
     def engine_loop(self, size: int) -> EngineLoop:
         """Return the owner's loop for batches of `size`, with the scheduler that a server would have."""
         limits = OwnerLimits(max_running=size, prefill_tokens=self._bench.prefill_tokens)
-        scheduler = scheduler_for(self._runner.capabilities(), limits, self._runner.match_prefix)
+        scheduler = scheduler_for(
+            self._runner.capabilities(), limits, self._runner.match_prefix, self._runner.grammar_state
+        )
         return EngineLoop(self._runner, scheduler, Mailbox(), self._reports.append)
 
     def run_measured(self, engine: Callable[[Prompts], RunRecorder], batch: Prompts) -> tuple[RunRecorder, int]:
