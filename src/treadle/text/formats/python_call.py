@@ -14,7 +14,7 @@ _KEY = re.compile(r"\w*")
 
 
 def pass_call(context: CallContext, *, suffix: str = "") -> Steps[None]:
-    """Read one call. `suffix` is removed from its name. Raises Mismatch for other text, and for a positional argument."""
+    """Read one call. `suffix` is cut off its name. Raises Mismatch for other text, and for a positional argument."""
     scan, out = context.scan, context.out
     name = yield from scan.take_run(_NAME)
     if not name:

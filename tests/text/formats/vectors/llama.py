@@ -65,7 +65,8 @@ VECTORS = [
     Vector(
         "Python values",
         PYTHONIC,
-        "[find(a=[1, -2.5,], b={'x': (1, 'y'), \"z\": {}}, c=[], d='''it's\n'''  , e='', f='\\x41\\u00e9\\U0001f600\\d\\\n')]",
+        "[find(a=[1, -2.5,], b={'x': (1, 'y'), \"z\": {}}, c=[], d='''it's\n'''  , e='', "
+        "f='\\x41\\u00e9\\U0001f600\\d\\\n')]",
         call(
             0,
             "find",
