@@ -59,7 +59,6 @@ class Walker:
         lines = [line for line in grammar.splitlines() if "%json" not in line]
         texts = [json.loads(literal) for line in lines for literal in _LITERAL.findall(line)]
         jumps = [list(text.encode()) for text in (*texts, '"', "}", "]", '", "', "1,") if text]
-        jumps += [[token] for token in self.vocabulary.ids.values()]
         while not matcher.is_stopped() and not (matcher.is_accepting() and draw.random() < 0.3):
             assert len(tokens) < MAX_TOKENS, f"the answer does not end: {self.text(tokens)!r}\n{grammar}"
             step = self._step(matcher, jumps, draw)
@@ -68,7 +67,8 @@ class Walker:
         return [token for token in tokens if token != self.vocabulary.eos_token_id]
 
     def _step(self, matcher: LLMatcher, jumps: list[list[int]], draw: random.Random) -> list[int]:
-        for jump in draw.sample(jumps, k=min(len(jumps), 6)) if draw.random() < 0.5 else ():
+        tokens = [[token] for token in self.vocabulary.ids.values()]
+        for jump in [*tokens, *draw.sample(jumps, k=min(len(jumps), 6))] if draw.random() < 0.5 else ():
             if matcher.validate_tokens(jump) == len(jump):
                 return jump
         mask = allocate_token_bitmask(1, len(self.vocabulary.tokens))

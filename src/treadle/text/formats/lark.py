@@ -28,7 +28,7 @@ def quoted(text: str) -> str:
 
 def regex_of(text: str) -> str:
     """Return a text as a part of a Lark regular expression."""
-    return re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\\ ", " ")
+    return re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\\ ", " ").replace('"', r"\x22")
 
 
 def any_of(expressions: Iterable[str]) -> str:
@@ -43,13 +43,16 @@ class Grammar:
         self._ids = special
         self._schema = schema
         self._names: dict[tuple[str, str, str], str] = {}
+        self._recursive: dict[str, str] = {}
         longest_first = sorted(special, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
     def text(self, text: str) -> str:
         """Return the expression of a fixed text. Special tokens in it are written as tokens."""
-        parts = self._split.split(text) if self._split else [text]
-        return " ".join(self._part(part) for part in parts if part)
+        return " ".join(map(self._part, self._parts(text)))
+
+    def _parts(self, text: str) -> list[str]:
+        return [part for part in (self._split.split(text) if self._split else [text]) if part]
 
     def _part(self, part: str) -> str:
         return f"<[{self._ids[part]}]>" if part in self._ids else literal(part)
@@ -70,6 +73,15 @@ class Grammar:
         """Add a terminal, a regular expression, and return its name. Equal terminals are one."""
         return self._add(prefix.upper(), expression, "")
 
+    def recursive(self, prefix: str, make: Callable[[str], str]) -> str:
+        """Add a rule that may refer to itself: `make` returns its expression from its name. Return the name."""
+        name = f"{prefix}_{len(self._names)}"
+        key = (prefix, "", f"#{name}")
+        self._names[key] = name
+        expression = make(name)
+        self._recursive[name] = expression
+        return name
+
     def separated(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
         """Return the expression of `parts` in their order with a separator between them. Each is an expression and
         whether it is required; the others may be left out."""
@@ -84,12 +96,13 @@ class Grammar:
     def text_until(self, end: str, markers: Iterable[str], more: str = "") -> str:
         """Return the expression of any text that contains none of `markers`, with `end` behind it. `more` is a regular
         expression of Lark that it matches too."""
-        closing = self.text(end)
+        before, *tokens = [self._part(part) for part in self._parts(end)]
         content = f"/(?s:.*)/ & ~/(?s:.*)({'|'.join(map(regex_of, markers))})(?s:.*)/"
         terminal = self.terminal("TEXT", content + (f" & {more}" if more else ""))
-        if closing.startswith("<"):
-            return f"{terminal} {closing}"
-        return self.rule("text", self.terminal("UNTIL", f"{terminal} {closing}"), "[lazy]")
+        if before.startswith("<"):
+            return " ".join((terminal, before, *tokens))
+        until = self.terminal("UNTIL", f"{terminal} {before}")
+        return " ".join((until, *tokens)) if tokens else self.rule("text", until, "[lazy]")
 
     def _add(self, prefix: str, expression: str, options: str) -> str:
         key = (prefix, options, expression)
@@ -97,5 +110,7 @@ class Grammar:
 
     def render(self, start: str) -> str:
         """Return the grammar's text, beginning with the expression `start`."""
-        rules = (f"{name}{options}: {rule}" for (_, options, rule), name in self._names.items())
+        rules = (
+            f"{name}{options}: {self._recursive.get(name, rule)}" for (_, options, rule), name in self._names.items()
+        )
         return "\n".join([f"start: {start}", *rules])

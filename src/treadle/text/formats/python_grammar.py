@@ -12,10 +12,10 @@ from .typed_values import properties_of
 _DEFINITIONS = ("$defs", "definitions")
 
 
-def python_calls(tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
-    """Return the expression of one call of one of `tools`; with `several` of one or more, with commas between them."""
+def python_calls(tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool, separator: str = ", ") -> str:
+    """Return the expression of one call of one of `tools`; with `several` of one or more, with `separator` between."""
     call = grammar.rule("call", lark.any_of(_call(tool, grammar) for tool in tools))
-    return f'{call} (", " {call})*' if several else call
+    return f"{call} ({lark.literal(separator)} {call})*" if several else call
 
 
 def _call(tool: ToolSpec, grammar: lark.Grammar) -> str:

@@ -87,10 +87,14 @@ class AnswerReader:
     def push(self, segments: Iterable[Segment]) -> tuple[Event, ...]:
         """Read more text and return the new events."""
         for text, special in segments:
-            if text and not (special and text not in self.markers):
+            if text and not (special and self._is_no_marker(text)):
                 self._scan.feed(text)
                 self._resume()
         return self._out.take()
+
+    def _is_no_marker(self, token: str) -> bool:
+        """Whether a special token is neither a marker nor a part of one."""
+        return token not in self.markers and not any(token in marker for marker in self.markers)
 
     def finish(self) -> tuple[Event, ...]:
         """End the answer and return the last events. A second call returns none."""

@@ -109,10 +109,11 @@ class ArgumentsBuilder:
         self._types = context.types.get(tool, {})
         self._empty = True
 
-    def pass_text(self, key: str, markers: Markers) -> Steps[str]:
+    def pass_text(self, key: str, markers: Markers, types: Sequence[str] | None = None) -> Steps[str]:
         """Read the text of a value up to one of `markers`; return the marker. A string is passed on as it comes, a
-        value of another type when it is complete. Raises EndOfAnswer without a marker."""
-        types = self._types.get(key, ())
+        value of another type when it is complete. `types` replaces the declared ones. Raises EndOfAnswer without a
+        marker."""
+        types = self._types.get(key, ()) if types is None else types
         if tuple(types) != (STRING,):
             text, marker = yield from _take_value(self._scan, markers, json_only=bool(types) and STRING not in types)
             self.add(key, to_json(text, types))
