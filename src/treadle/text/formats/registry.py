@@ -4,12 +4,34 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from .base import ToolFormat
+from .deepseek import DeepSeekV3, DeepSeekV31
+from .gemma3 import Gemma3, Gemma3Pythonic, Gemma3ToolCode
+from .gemma4 import FunctionGemma, Gemma4
+from .glm import Glm, Glm47
+from .granite import Granite
 from .harmony import Harmony
 from .hermes import Hermes
+from .kimi_k2 import KimiK2
+from .lfm2 import Lfm2
 from .llama import LlamaJson, LlamaPythonic
+from .minimax import DeepSeekV32, MiniMax
+from .mistral import Mistral, MistralArray
 from .qwen3_coder import Qwen3Coder
 
-_FORMATS: tuple[ToolFormat, ...] = (Harmony(), Qwen3Coder(), Hermes(), LlamaJson(), LlamaPythonic())
+_FORMATS: tuple[ToolFormat, ...] = (
+    Harmony(),
+    *(DeepSeekV3(), DeepSeekV31(), DeepSeekV32()),
+    *(Gemma4(), FunctionGemma(), Gemma3ToolCode(), Gemma3Pythonic(), Gemma3()),
+    *(Glm(), Glm47()),
+    Granite(),
+    KimiK2(),
+    Lfm2(),
+    MiniMax(),
+    *(Mistral(), MistralArray()),
+    Qwen3Coder(),
+    Hermes(),
+    *(LlamaJson(), LlamaPythonic()),
+)
 """In the order in which a template is compared with them: the most particular first."""
 
 FORMATS: dict[str, ToolFormat] = {tool_format.name: tool_format for tool_format in _FORMATS}

@@ -12,6 +12,6 @@ def all_vectors() -> list[Vector]:
     """Every vector of every module."""
     found = []
     for module in pkgutil.iter_modules(__path__):
-        if module.name != "vector":
+        if module.name not in ("vector", "family"):
             found += importlib.import_module(f"{__name__}.{module.name}").VECTORS
     return found
