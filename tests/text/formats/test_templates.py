@@ -1,0 +1,113 @@
+"""Detection of the format from a chat template. The templates have the structure and the markers of models' own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.text.events import CallArguments, CallEnd, CallStart
+from treadle.text.formats.reader import ReaderSetup
+from treadle.text.formats.reasoning import MARKERS, pick_reasoning
+from treadle.text.formats.registry import FORMATS, pick
+from treadle.text.formats.typed_values import parameter_types
+from treadle.text.templates import ChatTemplate
+
+from .vectors.family import TOOLS
+from .vectors.vector import read
+
+FOLDER = Path(__file__).parent / "templates"
+EXPECTED: dict[str, tuple[str | None, str | None]] = {
+    "deepseek_v3": ("deepseek_v3", "think"),
+    "deepseek_v31": ("deepseek_v31", "think"),
+    "deepseek_v32": ("deepseek_v32", "think"),
+    "functiongemma": ("functiongemma", None),
+    "gemma3": ("gemma3", None),
+    "gemma3_json": ("gemma3", None),
+    "gemma3_pythonic": ("gemma3_pythonic", None),
+    "gemma3_tool_code": ("gemma3_tool_code", None),
+    "gemma4": ("gemma4", "gemma4"),
+    "glm_45": ("glm", "think"),
+    "glm_47": ("glm47", "think"),
+    "granite": ("granite", "think"),
+    "granite4": ("hermes", None),
+    "hermes": ("hermes", None),
+    "kimi_k2": ("kimi_k2", None),
+    "lfm2": ("lfm2", None),
+    "lfm25": ("lfm2", None),
+    "minimax": ("minimax", "think"),
+    "mistral_v3": ("mistral_array", None),
+    "mistral_v11": ("mistral", None),
+    "mistral_v13": ("mistral", "mistral"),
+    "plain": (None, None),
+    "qwen3_coder": ("qwen3_coder", None),
+}
+WRITES_CALLS = (
+    *("deepseek_v3", "deepseek_v31", "functiongemma", "gemma3_pythonic", "gemma4", "glm_45", "glm_47", "granite4"),
+    *("hermes", "kimi_k2", "lfm25", "minimax", "mistral_v3", "mistral_v11", "mistral_v13"),
+)
+"""Templates that write the calls of past turns."""
+ARGUMENTS = {"query": 'é東🙂 "}', "limit": 3, "exact": True}
+
+
+def source(name: str) -> str:
+    return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def test_every_template_is_tested() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_template_is_of_its_format(name: str) -> None:
+    assert (pick(source(name)), pick_reasoning(source(name))) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_no_other_family_takes_a_template(name: str) -> None:
+    family = (EXPECTED[name][0] or "").partition("_")[0]
+    found = {tool_format.name for tool_format in FORMATS.values() if tool_format.detect(source(name))}
+    others = {other.partition("_")[0] for other in found} - {family}
+    assert others <= ({"llama3"} if name == "gemma3_json" else set())  # both prompt for JSON in the same words
+
+
+@pytest.mark.parametrize("name", WRITES_CALLS)
+def test_the_call_that_a_template_writes_is_read(name: str) -> None:
+    text = answer(name, "search", ARGUMENTS)
+    tool_format = EXPECTED[name][0]
+    reasoning = EXPECTED[name][1]
+    setup = ReaderSetup(
+        tool_format,
+        MARKERS[reasoning] if reasoning else None,
+        tools=tuple(tool.name for tool in TOOLS),
+        types=parameter_types(TOOLS),
+    )
+    started, arguments, ended = read(setup, [[(text, False)]])
+    assert isinstance(started, CallStart)
+    assert isinstance(arguments, CallArguments)
+    assert (started.name, ended) == ("search", CallEnd(0))
+    assert json.loads(arguments.delta) == ARGUMENTS
+
+
+def answer(name: str, tool: str, arguments: dict[str, Any]) -> str:
+    """Return the text that a template writes for an answer that is one call, from the first marker on."""
+    tool_format = FORMATS[EXPECTED[name][0] or ""]
+    as_text = name.startswith(("deepseek", "kimi"))
+    function = {"name": tool, "arguments": json.dumps(arguments) if as_text else arguments}
+    calls = [
+        {"id": "functions.search:0" if name == "kimi_k2" else "abcDEF123", "type": "function", "function": function}
+    ]
+    template = ChatTemplate(source(name), name=name, special_tokens={"bos_token": "", "eos_token": ""})
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+    text = template.render(messages, add_generation_prompt=False)
+    begin = min(text.find(start) for start in (*tool_format.starts, "[search(") if start in text)
+    ends = ("<turn|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|end_of_text|>", "[e~[")
+    text = text[begin:].rstrip()
+    for end in ends:
+        text = text.removesuffix(end)
+    return text
