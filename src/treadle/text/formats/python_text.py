@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from .json_text import LITERALS, NUMBER, quote_piece
-from .scanner import Scanner, Steps
+from .scanner import SPACE, Scanner, Steps
 
 Sink = Callable[[str], None]
 
@@ -14,6 +14,7 @@ _BRACKETS = {"[": ("[", "]", "]"), "(": ("[", ")", "]"), "{": ("{", "}", "}")}
 """By opening bracket: its JSON, the closing bracket, and that one's JSON."""
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _PLAIN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
+_BEHIND_STRING = ",:)]}"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -87,13 +88,19 @@ def _pass_scalar(scan: Scanner, sink: Sink, first: str) -> Steps[None]:
 
 
 def _pass_string(scan: Scanner, sink: Sink, quote: str) -> Steps[None]:
+    """Pass a string. A quote behind which no string can end belongs to it: models, and the templates that they learned
+    from, do not escape the quotes in a text (LFM2's does not)."""
     scan.advance(1)
     end = quote * 3 if (yield from scan.accept(quote * 2)) else quote
     sink('"')
     while True:
         yield from scan.pass_run(_PLAIN[quote], lambda text: sink(quote_piece(text)))
         if (yield from scan.accept(end)):
-            break
+            space = yield from scan.take_run(SPACE)
+            if end != quote or (yield from scan.peek()) in _BEHIND_STRING:
+                break
+            sink(quote_piece(end + space))
+            continue
         char = yield from scan.peek()
         if not char:
             scan.fail("expected the end of a string")

@@ -44,6 +44,11 @@ VECTORS = family(
             f"{_BEGIN}[search(query='a\nb')]{_END}",
             call(0, "search", '{"query": "a\\nb"}'),
         ),
+        Vector(
+            "quotes that are not escaped",
+            f"{_BEGIN}[search(query='sed -n '1,5p' \"a b\"', tags=['it's', ''])]{_END}",
+            call(0, "search", '{"query": "sed -n \'1,5p\' \\"a b\\"", "tags": ["it\'s", ""]}'),
+        ),
         Vector("unicode", f"{_BEGIN}[search(query='é東🙂\\u00e9')]{_END}", call(0, "search", '{"query": "é東🙂é"}')),
         Vector(
             "JSON",
