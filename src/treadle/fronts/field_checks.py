@@ -9,11 +9,12 @@ from ..errors import InvalidRequest
 
 
 def checked(given: Mapping[str, Any], key: str, kind: type, expected: str, at: str) -> Any:
-    """Return a member of the object at `at`, None where it is missing or null. Raises InvalidRequest for another
-    type than `kind`."""
+    """Return a member of the object at `at` ("": the request itself), None where it is missing or null. Raises
+    InvalidRequest for another type than `kind`."""
     value = given.get(key)
     if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{at}.{key} is {kind_of(value)}: it must be {expected}", param=f"{at}.{key}")
+        place = f"{at}.{key}" if at else key
+        raise InvalidRequest(f"{place} is {kind_of(value)}: it must be {expected}", param=place)
     return value
 
 

@@ -45,7 +45,7 @@ def read_reasoning(given: Mapping[str, Any], enable_thinking: bool | None = None
     found += [ReasoningOptions(budget=_budget(given.get(name), name)) for name in BUDGETS]
     budgets = [options.budget for options in found if options.budget is not None]
     on = [options.enabled for options in found if options.enabled is not None]
-    shown = checked(given, "include_reasoning", bool, "true or false", "the request")
+    shown = checked(given, "include_reasoning", bool, "true or false", "")
     return ReasoningOptions(
         enabled=enable_thinking if enable_thinking is not None else (all(on) if on else None),
         effort=next((options.effort for options in found if options.effort is not None), None),

@@ -175,10 +175,11 @@ async def test_what_can_not_be_asked_together_is_documented() -> None:
 async def test_messages_are_documented_by_role() -> None:
     schemas = (await document())["components"]["schemas"]
     mapping = schemas["Message"]["discriminator"]["mapping"]
-    assert set(mapping) == {"system", "developer", "user", "assistant"}
+    assert set(mapping) == {"system", "developer", "user", "assistant", "tool", "function"}
     assert schemas["UserMessage"]["required"] == ["role", "content"]
     assert schemas["AssistantMessage"]["required"] == ["role"]
-    assert schemas["UserMessage"]["properties"]["tool_calls"]["enum"] == [None, []]
+    assert "tool_calls" not in schemas["UserMessage"]["properties"]
+    assert "tool_calls" in schemas["AssistantMessage"]["properties"]
     assert "additionalProperties" not in schemas["UserMessage"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...chat_messages import (
     CONTINUE_KEYS,
+    MAX_CALLS,
     MAX_PARTS,
     NEUTRAL_KEYS,
     NEUTRAL_PART_KEYS,
@@ -79,11 +80,31 @@ def _content(part: str, **limits: Any) -> list[Schema]:
     return [STRING, listed(ref(part), maxItems=MAX_PARTS, **limits)]
 
 
+def _message(role: str, part: str, about: str, **properties: Schema) -> Schema:
+    """Return the schema of a message that may be empty, with `properties` besides those of all messages."""
+    found = _turn((role,), either(*_content(part), {"type": "null"}), (), about)
+    found["properties"] |= properties
+    return found
+
+
 ROLE_SHAPES = {
     "system": "SystemMessage",
     "developer": "SystemMessage",
     "user": "UserMessage",
     "assistant": "AssistantMessage",
+    "tool": "ToolMessage",
+    "function": "FunctionMessage",
+}
+ARGUMENTS: Schema = {"anyOf": [STRING, {"type": "object"}, {"type": "null"}], "description": "JSON as a string."}
+PAST_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {"name": {**STRING, "minLength": 1}, "arguments": ARGUMENTS},
+    "required": ["name"],
+}
+PAST_CALL: Schema = {
+    "type": "object",
+    "properties": {"id": TEXT_OR_NULL, "type": {"const": "function"}, "function": PAST_FUNCTION},
+    "required": ["function"],
 }
 
 MESSAGES: dict[str, Schema] = {
@@ -98,11 +119,21 @@ MESSAGES: dict[str, Schema] = {
         "Instructions; `developer` is read as `system`.",
     ),
     "UserMessage": _turn(("user",), either(*_content("TextPart", minItems=1)), ("content",), "A user's turn."),
-    "AssistantMessage": _turn(
-        ("assistant",),
-        either(*_content("AssistantPart"), {"type": "null"}),
-        (),
+    "AssistantMessage": _message(
+        "assistant",
+        "AssistantPart",
         "An earlier answer, as it was received; without content it is an empty turn.",
+        tool_calls=either(listed(PAST_CALL, maxItems=MAX_CALLS), {"type": "null"}),
+        function_call=either(PAST_FUNCTION, {"type": "null"}),
+    ),
+    "ToolMessage": _message(
+        "tool",
+        "TextPart",
+        "The result of a call.",
+        tool_call_id={**TEXT_OR_NULL, "description": "The id of its call."},
+    ),
+    "FunctionMessage": _message(
+        "function", "TextPart", "The result of a call, in OpenAI's older form; `name` is the function's."
     ),
     "TextPart": shape(
         "A piece of text. Unknown keys are ignored.",
@@ -119,8 +150,8 @@ MESSAGES: dict[str, Schema] = {
 
 FINISH: Schema = {
     "type": "string",
-    "enum": ["stop", "length"],
-    "description": "The model or a stop ended it; a limit did.",
+    "enum": ["stop", "length", "tool_calls", "function_call"],
+    "description": "The model or a stop ended it; a limit did; it ended with calls, in the form that was asked for.",
 }
 NOT_YET: Schema = either(FINISH, {"type": "null"})
 TOKEN_IDS = listed(COUNT, description="With `return_token_ids`.")
@@ -155,7 +186,23 @@ ANSWERS: dict[str, Schema] = {
     ),
     "AnswerMessage": shape(
         "The assistant's turn; send it back as it is.",
-        {"role": {"type": "string", "const": "assistant"}, "content": STRING, "refusal": {"type": "null"}},
+        {"role": {"type": "string", "const": "assistant"}, "content": TEXT_OR_NULL, "refusal": {"type": "null"}},
+        reasoning_content={**STRING, "description": "Where the model reasoned."},
+        tool_calls={**listed(ref("ToolCall")), "description": "Where the model called tools."},
+        function_call=ref("CalledFunction"),
+    ),
+    "ToolCall": shape(
+        "A call of a tool.",
+        {"id": STRING, "type": {"type": "string", "const": "function"}, "function": ref("CalledFunction")},
+    ),
+    "CalledFunction": shape(
+        "The function that is called.", {"name": STRING, "arguments": {**STRING, "description": "JSON."}}
+    ),
+    "ToolCallDelta": shape(
+        "A piece of a call: first its id, type and name, then pieces of its arguments.",
+        {"index": COUNT, "function": shape("Of the function.", {"arguments": STRING}, name=STRING)},
+        id=STRING,
+        type={"type": "string", "const": "function"},
     ),
     "ChatLogprobs": shape(
         "One entry for each shown token.", {"content": listed(ref("ChatToken")), "refusal": {"type": "null"}}
@@ -170,7 +217,15 @@ ANSWERS: dict[str, Schema] = {
         "A piece of one choice.",
         {
             "index": COUNT,
-            "delta": shape("New text.", {}, role={"type": "string", "const": "assistant"}, content=STRING),
+            "delta": shape(
+                "New text, reasoning, or a piece of a call.",
+                {},
+                role={"type": "string", "const": "assistant"},
+                content=TEXT_OR_NULL,
+                reasoning_content=STRING,
+                tool_calls=listed(ref("ToolCallDelta")),
+                function_call=shape("A piece of the call.", {"arguments": STRING}, name=STRING),
+            ),
             "logprobs": CHAT_LOGPROBS,
             "finish_reason": NOT_YET,
         },
@@ -204,6 +259,7 @@ ANSWERS: dict[str, Schema] = {
             "total_tokens": COUNT,
             "prompt_tokens_details": shape("Of the prompt's.", {"cached_tokens": COUNT}),
         },
+        completion_tokens_details=shape("Of the completions', where reasoning is read.", {"reasoning_tokens": COUNT}),
     ),
 }
 for _chunk in ("ChatCompletionChunk", "CompletionChunk"):

@@ -1,0 +1,171 @@
+"""What a text worker prepares of a chat: the grammar, the limits of reasoning, and the setup of the reader."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.bytes_text import bytes_text
+from tests.support.tiny import CHATML
+from treadle.errors import InvalidRequest
+from treadle.fronts.answer_options import AnswerOptions, OutputGrammar, tool_definitions
+from treadle.fronts.prepare import prepare_chat
+from treadle.fronts.prepared import Prepared
+from treadle.fronts.tool_fields import read_tools
+from treadle.grammar.validation import fault_of
+from treadle.text import TextModel
+from treadle.text.formats.base import ToolChoice, ToolSpec
+from treadle.text.formats.reasoning import MARKERS
+
+THINKS = CHATML.replace("'<|im_start|>assistant' ~ '\\n'", "'<|im_start|>assistant\\n' ~ ('<think>' if thinking)")
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+UNSUPPORTED = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+WEATHER, CLOCK = ToolSpec("weather", parameters=PLACE), ToolSpec("clock")
+JSON = OutputGrammar("json_schema", PLACE, "response_format.json_schema.schema")
+
+
+@functools.cache
+def thinking_text() -> TextModel:
+    return bytes_text(added=("<think>", "</think>"), chat_template=THINKS)
+
+
+def prepared(options: AnswerOptions, text: TextModel | None = None, **variables: Any) -> Prepared:
+    model = text or bytes_text()
+    turns = [{"role": "user", "content": "hi"}]
+    prompt = model.chat_prompt(turns, tools=tool_definitions(options), extra=variables)
+    return prepare_chat(model, options, prompt.text)
+
+
+def test_a_chat_without_options_needs_nothing() -> None:
+    assert prepared(AnswerOptions()) == Prepared()
+
+
+def test_auto_is_free_until_a_call_begins() -> None:
+    found = prepared(AnswerOptions((WEATHER, CLOCK)))
+    assert found.constraint is not None
+    assert found.reader is not None
+    assert (found.constraint.triggers, found.constraint.then_free) == (("<tool_call>",), True)
+    assert (found.reader.format, found.reader.tools) == ("hermes", ("weather", "clock"))
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_auto_without_parallel_calls_ends_with_the_call(parallel: bool) -> None:
+    found = prepared(AnswerOptions((WEATHER,), parallel=parallel))
+    assert found.constraint is not None
+    assert found.constraint.then_free is parallel
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        (ToolChoice("required"), ("weather", "clock")),
+        (ToolChoice("required", ("clock",)), ("clock",)),
+        (ToolChoice("auto", ("clock",)), ("clock",)),
+    ],
+)
+def test_the_grammar_has_the_tools_that_may_be_called(choice: ToolChoice, names: tuple[str, ...]) -> None:
+    found = prepared(AnswerOptions((WEATHER, CLOCK), choice))
+    assert found.constraint is not None
+    assert found.reader is not None
+    assert found.reader.tools == names
+    assert [name for name in ("weather", "clock") if name in found.constraint.grammar] == list(names)
+    assert bool(found.constraint.triggers) == (choice.mode == "auto")
+    assert fault_of(found.constraint.grammar) is None
+
+
+def test_with_none_no_tool_is_described_or_read() -> None:
+    options = AnswerOptions((WEATHER,), ToolChoice("none"))
+    assert prepared(options) == Prepared()
+    assert tool_definitions(options) is None
+
+
+def test_a_format_and_tools_are_calls_or_json() -> None:
+    found = prepared(AnswerOptions((WEATHER,), output=JSON))
+    assert found.constraint is not None
+    assert found.constraint.triggers == ()
+    assert fault_of(found.constraint.grammar) is None
+    assert "<tool_call>" in found.constraint.grammar.replace("\\n", "")
+
+
+def test_a_forced_call_needs_no_format() -> None:
+    forced = AnswerOptions((WEATHER,), ToolChoice("required"))
+    with_format = prepared(AnswerOptions((WEATHER,), ToolChoice("required"), output=JSON))
+    assert with_format.constraint == prepared(forced).constraint
+
+
+def test_a_regex_and_tools_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="can't be combined") as caught:
+        prepared(AnswerOptions((WEATHER,), output=OutputGrammar("regex", "a", "guided_regex")))
+    assert caught.value.param == "guided_regex"
+
+
+def test_a_schema_that_no_grammar_holds_is_loose_unless_it_is_strict() -> None:
+    loose = ToolSpec("loose", parameters=UNSUPPORTED)
+    found = prepared(AnswerOptions((WEATHER, loose), ToolChoice("required")))
+    assert list(found.loose_tools) == ["loose"]
+    assert "uniqueItems" in found.loose_tools["loose"]
+    with pytest.raises(InvalidRequest) as caught:
+        prepared(AnswerOptions((WEATHER, ToolSpec("strict", parameters=UNSUPPORTED, strict=True))))
+    assert str(caught.value.param).startswith("tools[1].function.parameters.properties.x")
+    with pytest.raises(InvalidRequest) as caught:
+        prepared(AnswerOptions((ToolSpec("f", parameters=UNSUPPORTED, strict=True),), tools_param="functions"))
+    assert str(caught.value.param).startswith("functions[0].parameters.properties.x")
+
+
+def test_a_strict_tool_that_may_not_be_called_is_not_looked_at() -> None:
+    strict = ToolSpec("strict", parameters=UNSUPPORTED, strict=True)
+    assert prepared(AnswerOptions((WEATHER, strict), ToolChoice("required", ("weather",)))).constraint is not None
+
+
+def test_as_many_tools_as_a_request_may_have_are_prepared_in_a_second() -> None:
+    tools = read_tools(
+        [
+            {"type": "function", "function": {"name": f"f{i}", "parameters": {**PLACE, "title": str(i)}}}
+            for i in range(1024)
+        ]
+    )
+    began = time.process_time()
+    found = prepared(AnswerOptions(tools))
+    assert found.loose_tools == {}
+    assert time.process_time() - began < 3.0
+
+
+# Reasoning ------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_reasons_is_always_read() -> None:
+    found = prepared(AnswerOptions(), thinking_text())
+    assert found.reader is not None
+    assert (found.reader.format, found.reader.reasoning, found.reader.opened) == (None, MARKERS["think"], False)
+    assert (found.constraint, found.thinking) == (None, None)
+
+
+def test_a_prompt_that_opens_the_reasoning_is_seen() -> None:
+    found = prepared(AnswerOptions(thinking_budget=5), thinking_text(), thinking=True)
+    assert found.reader is not None
+    assert found.reader.opened
+    assert found.thinking is not None
+    assert (found.thinking.opened, found.thinking.budget) == (True, 5)
+    model = thinking_text()
+    assert model.decode(found.thinking.open_ids, skip_special_tokens=False) == "<think>"
+    assert model.decode(found.thinking.close_ids, skip_special_tokens=False) == "</think>"
+
+
+def test_a_grammar_begins_behind_the_reasoning() -> None:
+    found = prepared(AnswerOptions(output=JSON), thinking_text())
+    assert found.thinking is not None
+    assert (found.thinking.opened, found.thinking.budget) == (False, None)
+
+
+def test_a_budget_is_nothing_to_a_model_that_does_not_reason() -> None:
+    assert prepared(AnswerOptions(thinking_budget=5)) == Prepared()
+
+
+def test_reasoning_that_the_prompt_has_ended_is_over() -> None:
+    model = thinking_text()
+    found = prepare_chat(model, AnswerOptions(output=JSON), "user: hi\nassistant: <think>\n\n</think>\n\n")
+    assert found.constraint is not None
+    assert found.thinking is None
