@@ -6,6 +6,8 @@ A job takes and returns bytes, so that no part of a request's content becomes Py
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +22,8 @@ from .validate import Limits, ValidatedRequest, completion_budget
 
 if TYPE_CHECKING:
     from ..text import TextModel
+
+log = logging.getLogger(__name__)
 
 Enter = Callable[[int], None]
 BUNDLE_CPU_S = 60.0
@@ -225,7 +229,20 @@ def prompts_of(found: Tokenized, params: ValidatedRequest, limits: Limits, param
     for count in found.counts:
         if count > limits.context:
             completion_budget(params, count, limits, param)
+    for name, reason in found.prepared.loose_tools.items():
+        _report_loose_tool(name, reason)
     return PreparedPrompts([ids_of(data) for data in found.ids], found.prepared)
+
+
+@functools.lru_cache(maxsize=256)
+def _report_loose_tool(name: str, reason: str) -> None:
+    """Log once that a tool's arguments are not held to its schema."""
+    log.warning(
+        "calls of the tool %s may have any arguments, as its schema can't be enforced (%s): change the schema, or ask "
+        "for strict to have such a schema refused",
+        name,
+        reason,
+    )
 
 
 def ids_of(data: bytes) -> tuple[int, ...]:

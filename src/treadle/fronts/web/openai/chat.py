@@ -105,8 +105,9 @@ class ParsedChat(ParsedRequest):
         deltas = self._deltas(index, piece)
         if not deltas and (piece.entries or (self.return_token_ids and piece.token_ids)):
             deltas = [{"content": ""}]
+        with_text = next((i for i, delta in enumerate(deltas) if "content" in delta), 0)
         for i, delta in enumerate(deltas):
-            choice = self._choice(index, piece if i == 0 else Piece(), model, finish_reason=None)
+            choice = self._choice(index, piece if i == with_text else Piece(), model, finish_reason=None)
             choice["delta"] = delta
             events += writer.choice(choice)
         if piece.finish_reason is not None:
