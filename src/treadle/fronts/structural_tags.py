@@ -186,20 +186,13 @@ class _TagGrammar(Grammar):
         """Return the expression of free text without `others`, up to and with `text`."""
         if any(text.startswith(one) for one in self._special):
             return f"{self.free(others)} {self.text(text)}"
-        name = f"lead_{len(self._rules)}"
-        self._rules[f"{name}[lazy]"] = f"{self.terminal('TEXT', _TEXT)}? {self.text(text)}"
-        return name
+        return self.rule("lead", f"{self.terminal('TEXT', _TEXT)}? {self.text(text)}", "[lazy]")
 
     def free(self, without: Sequence[str]) -> str:
         """Return the expression of text and special tokens, except those that `without` begin with."""
         ids = {i for text, i in self._special.items() if not any(one.startswith(text) for one in without)}
         tokens = [f"<[{','.join(_ranges(ids - self._end_ids))}]>"] if ids - self._end_ids else []
         return f"({' | '.join([self.terminal('TEXT', _TEXT), *tokens])})*"
-
-    def terminal(self, prefix: str, expression: str) -> str:
-        """Add a terminal, or find the one of the same expression; return its name."""
-        found = next((name for name, one in self._rules.items() if one == expression and name.isupper()), None)
-        return found or self.rule(prefix, expression)
 
 
 def _ranges(ids: Iterable[int]) -> Iterator[str]:
