@@ -4,7 +4,7 @@ its reasoning, and the setup of its reader."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +21,8 @@ from ..text.formats.registry import find
 from .answer_options import AnswerOptions, OutputGrammar
 from .output_fields import JSON_OBJECT, JSON_SCHEMA
 from .prepared import Prepared
+from .structural_tags import KIND as STRUCTURAL_TAG
+from .structural_tags import structural_tag
 
 if TYPE_CHECKING:
     from ..text import TextModel
@@ -29,9 +31,12 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _RULE = "%json "
 
 
-def prepare_text(options: AnswerOptions) -> Prepared:
-    """Return the values of a request whose prompt is no chat: its grammar. Raises InvalidRequest."""
-    return Prepared(_output(options.output)) if options.output is not None else Prepared()
+def prepare_text(model: TextModel, options: AnswerOptions, prompt_end: Sequence[int] = ()) -> Prepared:
+    """Return the values of a request whose prompt is no chat: its grammar, and reasoning that a prompt with these last
+    tokens leaves open. Raises InvalidRequest."""
+    if options.output is None:
+        return Prepared()
+    return Prepared(_output(model, options.output), _open_reasoning(model, options, prompt_end))
 
 
 def prepare_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepared:
@@ -48,7 +53,10 @@ def prepare_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepa
     )
 
 
-def _output(output: OutputGrammar) -> Constraint:
+def _output(model: TextModel, output: OutputGrammar) -> Constraint:
+    if output.kind == STRUCTURAL_TAG:
+        special, end_ids = model.grammar_tokens, model.eos_token_ids
+        return structural_tag(output.spec, special=special, end_ids=end_ids, param=output.param)
     return build(output.kind, output.spec, param=output.param, close_at_limit=output.close_at_limit)  # type: ignore[arg-type]
 
 
@@ -98,7 +106,7 @@ class _Tools:
 def _constraint(model: TextModel, options: AnswerOptions, tools: _Tools, tool_format: ToolFormat) -> Constraint | None:
     output = options.output
     if not tools.active:
-        return None if output is None else _output(output)
+        return None if output is None else _output(model, output)
     if output is None or tools.choice.mode == REQUIRED:
         made = _checked(model, tools, lambda special: _calls(tool_format, tools, special))
     else:
@@ -111,7 +119,7 @@ def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]]
     """Return the constraint with special tokens as tokens. It is checked with these as text, as the check has no
     vocabulary."""
     check_grammar(make({}).grammar, param=tools._param)
-    return make({text: i for text, i in model.named_ids.items() if i in model.special_ids})
+    return make(model.grammar_tokens)
 
 
 def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int]) -> Constraint:
@@ -156,6 +164,14 @@ def _thinking(
         opened=markers.opened_by(prompt),
         budget=options.thinking_budget,
     )
+
+
+def _open_reasoning(model: TextModel, options: AnswerOptions, prompt_end: Sequence[int]) -> Thinking | None:
+    markers = None if model.formats.reasoning is None else MARKERS[model.formats.reasoning]
+    prompt = model.decode(prompt_end, skip_special_tokens=False)
+    if markers is None or not markers.opened_by(prompt):
+        return None
+    return _thinking(model, options, markers, prompt, constrained=True)
 
 
 def _reader(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from ..errors import ContextLengthExceeded
-from ..text.work.stages import RENDERING, TOKENIZING
+from ..text.work.stages import COMPILING, RENDERING, TOKENIZING
 from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
 from .prepared import NOTHING, Prepared, PreparedPrompts
 from .validate import Limits, ValidatedRequest, completion_budget
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 Enter = Callable[[int], None]
 BUNDLE_CPU_S = 60.0
+PROMPT_END = 32
+"""Last tokens of a prompt that are searched for an opening marker of reasoning."""
 
 
 class TextJobRunner(Protocol):
@@ -92,7 +94,7 @@ def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     given = msgspec.msgpack.decode(params, type=TextParams)
     with about_param(given.param):
         ids = model.encode(payload.decode("utf-8", "surrogatepass"), most=given.context)
-    return tokenized([ids], given.context, prepared=prepared_text(given.options))
+    return tokenized([ids], given.context, prepared=prepared_text(model, given.options, enter))
 
 
 def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -109,30 +111,32 @@ def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
             rendered=lambda: enter(TOKENIZING),
             most=given.context,
         )
-    return tokenized([prompt.ids], given.context, prepared=prepared_chat(model, given.options, prompt.text))
+    return tokenized([prompt.ids], given.context, prepared=prepared_chat(model, given.options, prompt.text, enter))
 
 
 def options_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """Prepare the answer to a prompt of token ids."""
+    """Prepare the answer to a prompt of token ids, whose last ones are given."""
     given = msgspec.msgpack.decode(params, type=TextParams)
-    return tokenized([], given.context, prepared=prepared_text(given.options))
+    return tokenized([], given.context, prepared=prepared_text(model, given.options, enter, ids_of(payload)))
 
 
-def prepared_text(options: AnswerOptions) -> Prepared:
+def prepared_text(model: TextModel, options: AnswerOptions, enter: Enter, prompt_end: Sequence[int] = ()) -> Prepared:
     """Return what `prepare.prepare_text` does. Its imports, of the grammar engine, wait for the first grammar."""
     if options.output is None:
         return NOTHING
     from .prepare import prepare_text
 
-    return prepare_text(options)
+    enter(COMPILING)
+    return prepare_text(model, options, prompt_end)
 
 
-def prepared_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepared:
+def prepared_chat(model: TextModel, options: AnswerOptions, prompt: str, enter: Enter) -> Prepared:
     """Return what `prepare.prepare_chat` does, with its imports as late."""
     if options == NO_OPTIONS and not model.formats.always_read:
         return NOTHING
     from .prepare import prepare_chat
 
+    enter(COMPILING)
     return prepare_chat(model, options, prompt)
 
 
@@ -205,12 +209,16 @@ async def tokenize_messages(
     return prompts_of(decode_tokenized(data), params, limits, param)
 
 
-async def prepare_options(pool: TextJobRunner, options: AnswerOptions, limits: Limits, tenant: str) -> Prepared:
-    """Return the values of a request whose prompt is token ids. Raises InvalidRequest for a grammar."""
+async def prepare_options(
+    pool: TextJobRunner, options: AnswerOptions, limits: Limits, tenant: str, prompt: Sequence[int] = ()
+) -> Prepared:
+    """Return the values of a request whose prompt is token ids. The grammar begins behind reasoning that `prompt`
+    leaves open. Raises InvalidRequest for a grammar."""
     if options.output is None:
         return NOTHING
     given = _encode(TextParams(limits.context, "", options=options))
-    data = await pool.run("options", given, tenant=tenant, parsed=len(given))
+    end = array("I", prompt[-PROMPT_END:]).tobytes()
+    data = await pool.run("options", given, end, tenant=tenant, parsed=len(given))
     return decode_tokenized(data).prepared
 
 

@@ -128,6 +128,17 @@ class TextModel(TextView):
         """All ids that the model or the tokenizer has."""
         return range(max(self.vocabulary, _id_limit(self._tokenizer)))
 
+    @property
+    def grammar_tokens(self) -> dict[str, int]:
+        """Ids by text of the tokens that a grammar must name by id: special ones, and added ones in angle brackets,
+        which llguidance takes for special."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {
+            token.content: i
+            for i, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+
     def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Tokenize `text`; with `add_special_tokens` add the tokenizer's own, such as BOS.
 

@@ -222,9 +222,6 @@ async def test_more_than_one_message_can_hold_is_refused_before_it_breaks_the_ga
 @pytest.mark.parametrize(
     ("asked", "says_"),
     [
-        ({"json_schema": "{}"}, "structured output"),
-        ({"regex": "a*"}, "structured output"),
-        ({"json_object": True}, "structured output"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ],
 )

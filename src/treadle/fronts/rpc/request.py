@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from ...core.messages import TokenLogprob
 from ...errors import InvalidRequest
 from ...text import TextView
+from ..answer_options import AnswerOptions, OutputGrammar
 from ..generation.prompts import IdsPrompt, Prompts, TextPrompt
 from ..prepared import PreparedPrompts
-from ..text_jobs import TextJobRunner
+from ..text_jobs import TextJobRunner, prepare_options
 from ..validate import Limits, RawParams, ValidatedRequest, check
 
 MAX_REQUEST_ID_CHARS = 512
@@ -20,7 +21,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
 @dataclass(frozen=True, kw_only=True)
 class RpcRequest:
     """One request. `prompt` is token ids, or text that is tokenized here. A `max_tokens` beyond what the context leaves
-    means as much as it leaves: the gateway passes on its clients' values unchecked."""
+    means as much as it leaves: the gateway passes on its clients' values unchecked. The grammar `output` begins behind
+    reasoning that the prompt leaves open, or with `grammar_from_first_token` in any case with the first token."""
 
     request_id: str
     prompt: Sequence[int] | str
@@ -28,6 +30,8 @@ class RpcRequest:
     max_tokens: int | None
     stream: bool
     skip_special_tokens: bool = True
+    output: OutputGrammar | None = None
+    grammar_from_first_token: bool = False
 
     def __post_init__(self) -> None:
         if not self.request_id:
@@ -45,7 +49,7 @@ class RpcRequest:
     def prompts(self) -> Prompts:
         """The prompt, whose scores must fit one message."""
         inner = TextPrompt(self.prompt, "input") if isinstance(self.prompt, str) else IdsPrompt(self.prompt, "input")
-        return _ScoredInOneMessage(inner)
+        return _RpcPrompt(inner, AnswerOptions(output=self.output), self.grammar_from_first_token)
 
     def check(self, limits: Limits) -> ValidatedRequest:
         """Validate the parameters. Raises InvalidRequest."""
@@ -53,10 +57,13 @@ class RpcRequest:
 
 
 @dataclass(frozen=True)
-class _ScoredInOneMessage:
-    """One prompt. With log-probabilities it must be short enough for them to fit one message."""
+class _RpcPrompt:
+    """One prompt, and the grammar of its answers. With log-probabilities it must be short enough for them to fit one
+    message."""
 
     inner: IdsPrompt | TextPrompt
+    options: AnswerOptions
+    grammar_from_first_token: bool
 
     @property
     def param(self) -> str:
@@ -80,7 +87,8 @@ class _ScoredInOneMessage:
                 "for fewer, or send a shorter prompt",
                 param="prompt_logprobs",
             )
-        return prompts
+        opening = () if self.grammar_from_first_token else prompt
+        return PreparedPrompts([prompt], await prepare_options(pool, self.options, limits, tenant, opening))
 
 
 def check_answer_bytes(tokens: Sequence[int], scores: Sequence[TokenLogprob], params: ValidatedRequest) -> None:

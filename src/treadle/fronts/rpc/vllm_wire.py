@@ -1,4 +1,5 @@
-"""`vllm.grpc.engine.VllmEngine`: the wire with stop strings, several choices, prompt log-probabilities, and load."""
+"""`vllm.grpc.engine.VllmEngine`: the wire with stop strings, several choices, structured output, prompt
+log-probabilities, and load."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 from ...core.messages import TokenLogprob
 from ...errors import TreadleError, UnsupportedParameter
 from ...installation import version
+from ..answer_options import OutputGrammar
 from ..generation.choice import Choice
 from ..generation.pieces import Piece
 from ..prefixes import reset_prefixes
@@ -27,6 +29,8 @@ from .service import EngineService, given, parse_request
 from .writer import MessageWriter
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
+KINDS = {"grammar": "lark"}
+"""Kinds of grammars, where the wire's field has another name."""
 
 
 class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
@@ -45,7 +49,12 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
             stop=tuple(params.stop),
             prompt_logprobs=given(params, "prompt_logprobs"),
         )
-        return dataclasses.replace(parsed, skip_special_tokens=params.skip_special_tokens)
+        return dataclasses.replace(
+            parsed,
+            skip_special_tokens=params.skip_special_tokens,
+            output=_output(params),
+            grammar_from_first_token=params.grammar_from_first_token,
+        )
 
     def writer(self) -> MessageWriter:
         return VllmWriter(vllm_engine_pb2)
@@ -139,13 +148,21 @@ async def _not_here(context: Context, why: str) -> None:
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, why, ())
 
 
+def _output(params: Any) -> OutputGrammar | None:
+    """Return the grammar that the parameters ask for; None if they ask for none."""
+    name = params.WhichOneof("constraint")
+    if name is None or (name == "json_object" and not params.json_object):
+        return None
+    value = getattr(params, name)
+    if name == "json_object":
+        return OutputGrammar(name, None, name)
+    if name == "choice":
+        return OutputGrammar(name, list(value.choices), name)
+    return OutputGrammar(KINDS.get(name, name), value, name)
+
+
 def _refuse_unimplemented(request: Any) -> None:
     params = request.sampling_params
-    constraint = params.WhichOneof("constraint")
-    if constraint is not None:
-        raise NotImplementedHere(
-            "structured output is not supported by this worker yet: leave the constraint out", param=constraint
-        )
     if params.HasField("truncate_prompt_tokens"):
         raise NotImplementedHere(
             "truncate_prompt_tokens is not supported by this worker: leave it out", param="truncate_prompt_tokens"

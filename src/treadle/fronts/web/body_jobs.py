@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...text import TextView
-from ...text.work.stages import PARSING, RENDERING, TOKENIZING
+from ...text.work.stages import PARSING
 from .. import text_jobs
 from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
@@ -87,9 +87,8 @@ def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     enter(PARSING)
     given = msgspec.msgpack.decode(params, type=TokenizeParams)
     request = SHAPES[given.kind](parse_json(payload))
-    enter(RENDERING if request.kind == ParsedChat.kind else TOKENIZING)
     with about_param(request.prompt_param):
-        prompts = request.tokenize(model, lambda: enter(TOKENIZING), given.context)
+        prompts = request.tokenize(model, enter, given.context)
     echoes = [Echoed(echo.text, bool(echo.tokens), array("I", echo.offsets).tobytes()) for echo in request.echoes]
     return tokenized(prompts.ids, given.context, echoes, prompts.prepared)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
 from ....text import TextView
 from ....text.events import CallStart, Event, Reasoning
+from ....text.work.stages import RENDERING, TOKENIZING
 from ...answer_options import AnswerOptions, tool_definitions
 from ...chat_messages import asks_to_continue, read_turns
 from ...generation.pieces import STOP, Piece, Usage, WholeChoice
@@ -16,7 +17,7 @@ from ...output_fields import FIELDS as OUTPUT_FIELDS
 from ...output_fields import read_output
 from ...prepared import PreparedPrompts
 from ...reasoning_fields import ReasoningOptions, read_reasoning
-from ...text_jobs import prepared_chat
+from ...text_jobs import Enter, prepared_chat
 from ...tool_fields import read_choice, read_function_call, read_functions, read_tools
 from .event_deltas import delta_of, message_of, older_delta_of
 from .field_aliases import Renamed
@@ -75,17 +76,18 @@ class ParsedChat(ParsedRequest):
         tools = len(encode(tool_definitions(self.options) or ()))
         return self.tokens_of(text + tools + MESSAGE_OVERHEAD_BYTES * len(self.messages), model)
 
-    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> PreparedPrompts:
+    def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
+        enter(RENDERING)
         prompt = model.chat_prompt(
             self.messages,
             tools=tool_definitions(self.options),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continues,
             extra=self.template_kwargs,
-            rendered=rendered,
+            rendered=lambda: enter(TOKENIZING),
             most=most,
         )
-        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.text))
+        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.text, enter))
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         content = {"messages": [{"role": "user", "content": ""}]} | (OLDER_FORM if self.older_form else {})

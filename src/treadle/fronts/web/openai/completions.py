@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
 from ....text import TextView
+from ....text.work.stages import TOKENIZING
 from ...answer_options import AnswerOptions
 from ...generation.pieces import Piece, Usage, WholeChoice
 from ...output_fields import FIELDS as OUTPUT_FIELDS
 from ...output_fields import read_output
 from ...prepared import PreparedPrompts
-from ...text_jobs import prepared_text
+from ...text_jobs import Enter, prepared_text
 from ...validate import Limits, ValidatedRequest, check_prompt_ids
 from .echo import Echo, echo_ids, echo_text, joined
 from .field_aliases import Renamed
@@ -67,11 +68,12 @@ class ParsedCompletion(ParsedRequest):
         ids = sum(len(prompt) for prompt in self.inputs if not isinstance(prompt, str))
         return ids + self.tokens_of(sum(len(p.encode()) for p in self.inputs if isinstance(p, str)), model)
 
-    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> PreparedPrompts:
+    def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
+        enter(TOKENIZING)
         prompts = [self._ids(prompt, model, most) for prompt in self.inputs]
         if self.echo:
             self.echoes = [self._echo(*both, model) for both in zip(self.inputs, prompts, strict=True)]
-        return PreparedPrompts(prompts, prepared_text(self.options))
+        return PreparedPrompts(prompts, prepared_text(model, self.options, enter))
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         return outline_of(value, ACTED_ON, {"prompt": ["x"] * self.prompts})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....errors import InvalidRequest
 from ....text import TextView
 from ...generation.pieces import Piece, Usage, WholeChoice
 from ...prepared import NOTHING, Prepared, PreparedPrompts
+from ...text_jobs import Enter
 from ...validate import Limits, RawParams, ValidatedRequest, check, rename_params
 from .field_aliases import Renamed
 from .ignored_fields import refuse_beyond_neutral
@@ -76,9 +77,8 @@ class ParsedRequest(ABC):
     def _size(self, model: TextView) -> int: ...
 
     @abstractmethod
-    def tokenize(self, model: TextModel, rendered: Callable[[], None], most: int) -> PreparedPrompts:
-        """Tokenize each prompt and prepare the answers, in a text worker; `rendered` is called once a template is
-        rendered.
+    def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
+        """Tokenize each prompt and prepare the answers, in a text worker; `enter` is called at the start of each stage.
 
         Raises InvalidRequest for a grammar, and ContextLengthExceeded for a text of which that is certain; others of
         over `most` tokens are returned."""
