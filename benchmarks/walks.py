@@ -1,6 +1,7 @@
 """Random walks over the masks of generated JSON Schemas, with real vocabularies: is every answer valid, and ended?
 
-    python benchmarks/walks.py --tokenizer demo=FOLDER/tokenizer.json:1,106 --tokenizer llama3=FILE:128009 [--schemas 1000]
+    python benchmarks/walks.py --tokenizer demo=FOLDER/tokenizer.json:1,106 --tokenizer llama3=FILE:128009
+        [--schemas 1000]
 
 A tokenizer is named NAME=FILE:IDS, with the ids of its end tokens; `vocabularies.py` writes three. Each schema gets one
 walk for each vocabulary: at every step a token is drawn from those that the row's mask allows, half of the time from
