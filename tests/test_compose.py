@@ -13,7 +13,7 @@ import pytest
 
 from treadle import installation
 from treadle.compose.checks import require_grpc, require_installed
-from treadle.compose.owner import owner_of, owner_spec
+from treadle.compose.owner import owner_of, owner_spec, runner_factory
 from treadle.config import Settings
 from treadle.errors import StartFailed
 from treadle.installation import Problem
@@ -25,6 +25,24 @@ GIVEN: dict[str, Any] = {
     "prefix_cache": False,
     "kv_bits": 4,
     "max_running": 3,
+    "structured": "off",
+}
+TOKENS = {"<eos>": 0, "a": 1, "b": 2}
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [
+        {
+            "id": 0,
+            "content": "<eos>",
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+    ],
+    "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    "model": {"type": "BPE", "vocab": TOKENS, "merges": []},
 }
 
 
@@ -39,8 +57,27 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
     crossed = msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(spec)))
     factory, limits = owner_of(crossed)
     factory(lambda stage: None)
-    assert {name: built[name] for name in GIVEN} == GIVEN
+    assert {name: built[name] for name in GIVEN if name != "structured"} == {
+        k: v for k, v in GIVEN.items() if k != "structured"
+    }
     assert limits.max_running == 3
+    assert built["vocabulary"] is None, "structured is off"
+
+
+def test_the_vocabulary_is_read_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the logits' size, the stop tokens and the tokens of tokenizer_config.json."""
+    built: dict[str, Any] = {}
+    monkeypatch.setattr("treadle.runner.device.blas.prepare", lambda threads: None)
+    monkeypatch.setattr("treadle.runner.build.build", lambda folder, **given: built.update(given))
+    declared = {"added_tokens_decoder": {"3": {"content": "<call>", "special": True}}}
+    files = {"config": {"vocab_size": 9, "eos_token_id": [0, 2]}, "tokenizer_config": declared, "tokenizer": TOKENIZER}
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(content))
+    runner_factory(owner_spec(Settings(), ModelFolder(tmp_path, "m", Source.FOLDER, {})))(lambda stage: None)
+    tokenizer = built["vocabulary"].result()
+    assert tokenizer.vocab_size == 9
+    assert tokenizer.eos_tokens == [0, 2]
+    assert tokenizer.is_special_token(3)
 
 
 def test_an_engine_process_imports_no_pytorch(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ GRPC_WIRES = ("mlx", "vllm", "both")
 GRPC_OPTIONS = ("grpc_host", "grpc_cert", "grpc_key", "grpc_client_ca", "grpc_auth", "grpc_no_auth")
 STRINGS = "tuple[str, ...]"  # the annotation of a setting that may be given several times
 KERNELS = ("auto", "require", "off")
+STRUCTURED = ("auto", "off")
 KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -42,7 +43,8 @@ class Settings:
     part of it that running sequences leave, unless `prefix_cache` is off. `kv_bits` 8 stores keys and values quantized,
     on CUDA; 4 is refused with the reason. `kernels` "auto" uses each custom kernel that passes its self-test, "require"
     fails the start where one does not or the KV backend is not the device's best, and "off" uses operations of MLX and
-    mlx-lm only. `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn TLS on, and with
+    mlx-lm only. `structured` "auto" loads the model's vocabulary for grammars, and "off" refuses requests that need it.
+    `grpc_port` None serves no gRPC; `grpc_host` None is `host`; certificate and key turn TLS on, and with
     `grpc_client_ca` only clients with a certificate of that authority may connect.
 
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
@@ -98,6 +100,7 @@ class Settings:
     kv_bits: int | None = None
     threads: int | None = None
     kernels: str = "auto"
+    structured: str = "auto"
 
     in_process: bool = False
     hang_after_s: float = 30.0
@@ -129,6 +132,7 @@ class Settings:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise ConfigError(f"`kv_bits` is {self.kv_bits}: give 8 or 4, or leave it out", param="kv_bits")
         _one_of("kernels", self.kernels, KERNELS)
+        _one_of("structured", self.structured, STRUCTURED)
         _one_of("log_level", self.log_level.lower(), LOG_LEVELS)
         _one_of("log_format", self.log_format, LOG_FORMATS)
         _check_grpc(self)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +16,7 @@ from ..engine.owner import OwnerLimits
 from ..errors import spelled
 
 if TYPE_CHECKING:
+    from ..grammar.vocabulary import VocabularyThread
     from ..models.folder import ModelFolder
     from ..runner.base import Progress, Runner, RunnerFactory
 
@@ -30,6 +33,7 @@ class OwnerSpec(msgspec.Struct, frozen=True):
     kv_bits: int | None
     threads: int | None
     kernels: str
+    structured: str
     log_level: str
     log_format: str
     spelling: dict[str, str]
@@ -47,6 +51,7 @@ def owner_spec(settings: Settings, folder: ModelFolder) -> OwnerSpec:
         kv_bits=settings.kv_bits,
         threads=settings.threads,
         kernels=settings.kernels,
+        structured=settings.structured,
         log_level=settings.log_level,
         log_format=settings.log_format,
         spelling=dict(settings.spelling),
@@ -77,9 +82,11 @@ def _hide_torch() -> None:
 
 
 def runner_factory(spec: OwnerSpec) -> RunnerFactory:
-    """Return a factory that builds the runner on the thread that calls it. BLAS is chosen before MLX is imported."""
+    """Return a factory that builds the runner on the thread that calls it. BLAS is chosen before MLX is imported. The
+    vocabulary for grammars is read beside the weights."""
 
     def build(progress: Progress) -> Runner:
+        vocabulary = _read_vocabulary(Path(spec.folder)) if spec.structured == "auto" else None
         from ..runner.device import blas
 
         report = blas.prepare(spec.threads)
@@ -98,8 +105,27 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
                 kv_bits=spec.kv_bits,
                 kernels=KernelPolicy(spec.kernels),
                 blas=report,
+                vocabulary=vocabulary,
                 **msgspec.structs.asdict(spec.limits),
                 progress=progress,
             )
 
     return build
+
+
+def _read_vocabulary(folder: Path) -> VocabularyThread:
+    """Begin to read the vocabulary of the model in `folder`."""
+    from ..grammar.vocabulary import VocabularyThread, read_vocabulary
+    from ..text.folder import FolderConfig
+
+    files = FolderConfig.read(folder)
+    size = files.vocabulary()
+    return VocabularyThread(
+        partial(
+            read_vocabulary,
+            folder / "tokenizer.json",
+            size=size,
+            eos_token_ids=files.eos_ids(size or sys.maxsize),
+            added=files.declared_tokens(),
+        )
+    )

@@ -28,7 +28,7 @@ class GrammarStatus(msgspec.Struct, frozen=True):
 READY = GrammarStatus(GrammarState.READY)
 PENDING = GrammarStatus(GrammarState.PENDING)
 
-NO_GRAMMARS = "this engine has no structured output: send the request without it"
+NO_GRAMMARS = "structured output is off on this server: send the request without it"
 
 GrammarLookup = Callable[[Constraint], GrammarStatus]
 

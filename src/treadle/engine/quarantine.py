@@ -1,8 +1,8 @@
 """Quarantine of requests that killed the engine: equal requests are refused, by fingerprint.
 
-A fingerprint is a keyed hash of the computation's inputs: the prompt, sampling and scoring parameters, but not the
-seed, which differs in a retry. The key is random in each process, so fingerprints reveal nothing about prompts and
-collisions can't be constructed.
+A fingerprint is a keyed hash of the computation's inputs: the prompt, sampling and scoring parameters, constraint and
+reasoning, but not the seed, which differs in a retry. The key is random in each process, so fingerprints reveal nothing
+about prompts and collisions can't be constructed.
 
 Entries expire after EXPIRY_S seconds: long enough for retry loops of clients to end, short enough that a prompt is
 served again after its fault (such as exhausted device memory) is fixed. The table holds MAX_ENTRIES entries and drops
@@ -42,7 +42,8 @@ class Quarantine:
     def fingerprint(self, request: Submit) -> bytes:
         """Return a fingerprint, equal for requests with equal computations."""
         sampling = msgspec.structs.replace(request.sampling, seed=0)
-        parameters = msgspec.msgpack.encode((sampling, request.logprobs, request.prompt_logprobs))
+        scoring, limits = (request.logprobs, request.prompt_logprobs), (request.constraint, request.thinking)
+        parameters = msgspec.msgpack.encode((sampling, *scoring, *limits))
         digest = hashlib.blake2b(array("q", request.prompt).tobytes(), key=self._key, digest_size=16)
         digest.update(parameters)
         return digest.digest()

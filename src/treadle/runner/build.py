@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..core.grammar_state import NO_GRAMMARS
+from ..errors import ConfigError, ModelError
+from ..grammar.compiler import GrammarCompiler
+from ..grammar.vocabulary import VocabularyThread
 from ..units import size
 from .base import Progress
 from .device.blas import BlasReport, blas_status
@@ -24,13 +27,14 @@ def build(
     folder: str | Path,
     *,
     blas: BlasReport | None = None,
+    vocabulary: VocabularyThread | None = None,
     progress: Progress = lambda stage: None,
     **options: Any,
 ) -> ModelRunner:
     """The runner for the model in `folder`, a checked model folder; the calling thread becomes its owner.
 
-    `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `options` are those of
-    `LoadOptions`.
+    `blas` is the report of `blas.prepare`: it is shown, and its warning logged. `vocabulary` reads the model's tokens
+    for grammars; without it the runner has none. `options` are those of `LoadOptions`.
     Raises StartFailed, ModelError and ConfigError, each with one line that names the cause.
     """
     details = {} if blas is None else {"blas": str(blas)}
@@ -41,10 +45,26 @@ def build(
         status = None if blas is None else blas_status(blas)
         model = load(Path(folder), blas=status, details=details, progress=progress, **options)
         _check_budget(model)
-        return ModelRunner(model, before_step=govern)
+        if vocabulary is not None:
+            progress("reading the vocabulary")
+        grammars = _grammar_compiler(vocabulary, model.name)
+        model.details["structured output"] = grammars.unavailable or "llguidance"
+        return ModelRunner(model, before_step=govern, grammars=grammars)
     except BaseException:
         leave_thread()
         raise
+
+
+def _grammar_compiler(vocabulary: VocabularyThread | None, name: str) -> GrammarCompiler:
+    """Return the compiler of grammars, which refuses them with the reason where there is no vocabulary. That is waited
+    for here: to read it holds the GIL, which would stretch steps."""
+    if vocabulary is None:
+        return GrammarCompiler(None, unavailable=NO_GRAMMARS)
+    try:
+        return GrammarCompiler(vocabulary.result())
+    except ModelError as error:
+        _log.warning("%s has no structured output, and requests for it are refused: %s", name, error)
+        return GrammarCompiler(None, unavailable=f"this model has no structured output: {error}")
 
 
 def _governor(blas: BlasReport | None) -> Callable[[], None]:

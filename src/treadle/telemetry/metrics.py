@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..core.messages import EngineStatistics, PrefixStatistics, StepReport
+from ..core.messages import EngineStatistics, GrammarStatistics, PrefixStatistics, StepReport
 from ..core.refusals import Refusal
 from .compute_metrics import ComputeCollector, ComputeSource
 from .connections import ConnectionsCollector, ConnectionsSource
@@ -56,6 +56,7 @@ class Metrics:
         self._requests()
         self._engine()
         self._prefixes = _Prefixes(self.registry)
+        self._grammars = _Grammars(self.registry)
         self._front()
         self.registry.register(_LogCollector())
 
@@ -124,6 +125,9 @@ class Metrics:
         self._running = Gauge("treadle_running", "Sequences running, prefill included", registry=registry)
         self._prefilling = Gauge("treadle_prefilling", "Sequences whose prompt is being read", registry=registry)
         self._waiting = Gauge("treadle_waiting", "Sequences waiting for a slot", registry=registry)
+        self._awaiting_grammar = Gauge(
+            "treadle_awaiting_grammar", "Sequences waiting for their grammars", registry=registry
+        )
         self._memory = Gauge("treadle_memory_bytes", "The runner's memory", ["kind"], registry=registry)
 
     def _front(self) -> None:
@@ -192,12 +196,14 @@ class Metrics:
         self._cached.inc(_increase(self._last.cached_tokens, now.cached_tokens))
         self._preempted.inc(_increase(self._last.preempted, now.preempted))
         self._prefixes.step(self._last.runner.prefix, now.runner.prefix)
+        self._grammars.step(self._last.runner.grammars, now.runner.grammars)
         self._last = now
         if steps:
             self._step.observe(now.step_s)
         self._running.set(now.running)
         self._prefilling.set(now.prefilling)
         self._waiting.set(now.waiting)
+        self._awaiting_grammar.set(now.awaiting_grammar)
         for kind in ("active", "peak", "cache", "kv"):
             self._memory.labels(kind).set(getattr(now.runner, f"{kind}_bytes"))
 
@@ -301,6 +307,24 @@ class _Prefixes:
         self._bytes.set(now.held_bytes)
 
 
+class _Grammars:
+    """Metrics of the compiler of grammars."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._compiled = Counter("treadle_grammars_compiled", "Grammars compiled", registry=registry)
+        self._failed = Counter("treadle_grammars_failed", "Grammars that could not be compiled", registry=registry)
+        self._seconds = Counter("treadle_grammar_compile_seconds", "Time spent compiling grammars", registry=registry)
+        self._cached = Gauge("treadle_grammars_cached", "Compiled grammars in the cache", registry=registry)
+
+    def step(self, before: GrammarStatistics, now: GrammarStatistics) -> None:
+        if now == before:
+            return
+        self._compiled.inc(_increase(before.compiled, now.compiled))
+        self._failed.inc(_increase(before.failed, now.failed))
+        self._seconds.inc(_increase(before.compile_s, now.compile_s))
+        self._cached.set(now.cached)
+
+
 class _HealthCollector(Collector):
     def __init__(self, source: HealthSource) -> None:
         self._source = source
@@ -324,6 +348,6 @@ class _LogCollector(Collector):
         yield CounterMetricFamily("treadle_log_dropped_lines", about, value=log_statistics().dropped_lines)
 
 
-def _increase(before: int, now: int) -> int:
+def _increase(before: float, now: float) -> float:
     """Return the increase of an owner's counter. A smaller value comes from a new owner, counting from 0."""
     return now - before if now >= before else now

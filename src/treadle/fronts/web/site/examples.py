@@ -130,6 +130,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "id": _CHAT_ID,
                 "kind": "chat",
                 "phase": "decode",
+                "waits_for": None,
                 "path": "batched",
                 "age_s": 0.71,
                 "prompt_tokens": 13,
