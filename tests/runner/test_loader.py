@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from llguidance import LLTokenizer
 
 from tests.runner.conftest import Tiny
 from tests.runner.drive import run_alone
 from tests.support.tiny import make_tiny
-from treadle.core.messages import Submit
+from treadle.core.grammar_state import PENDING, READY, GrammarState
+from treadle.core.messages import Constraint, Submit
 from treadle.errors import ConfigError, ModelError
+from treadle.grammar.vocabulary import VocabularyThread, read_vocabulary
 from treadle.runner.build import build
 from treadle.runner.device import memory
 from treadle.runner.device.blas import BlasReport
@@ -71,6 +75,38 @@ def test_capabilities_are_those_of_the_folder(folder: Path, caplog: pytest.LogCa
     assert can.details["blas"] == str(blas)
     assert {"device", "mlx", "mlx-lm"} < can.details.keys()
     assert stages == ["loading mlx-lm", "reading the weights", "measuring the model"]
+
+
+def test_a_runner_compiles_grammars_where_it_has_a_vocabulary(folder: Path) -> None:
+    stages: list[str] = []
+    reads = VocabularyThread(lambda: read_vocabulary(folder / "tokenizer.json", size=261))
+    runner = build(folder, vocabulary=reads, progress=stages.append)
+    assert stages[-1] == "reading the vocabulary"
+    assert runner.capabilities().details["structured output"] == "llguidance"
+    compiled, constraint = threading.Event(), Constraint(kind="lark", grammar="start: /a+/")
+    runner.notify_grammars(compiled.set)
+    assert runner.grammar_state(constraint) is PENDING
+    assert compiled.wait(20)
+    assert runner.grammar_state(constraint) is READY
+    assert runner.statistics().grammars.compiled == 1
+    runner.close()
+
+
+@pytest.mark.parametrize("reads", [None, ModelError("no decoder")])
+def test_a_runner_without_a_vocabulary_refuses_grammars_with_the_reason(
+    folder: Path, caplog: pytest.LogCaptureFixture, reads: ModelError | None
+) -> None:
+    def refuse() -> LLTokenizer:
+        raise ModelError("no decoder")
+
+    runner = build(folder, vocabulary=None if reads is None else VocabularyThread(refuse))
+    status = runner.grammar_state(Constraint(kind="lark", grammar="start: /a+/"))
+    assert status.state is GrammarState.FAILED
+    reason = "structured output is off on this server" if reads is None else "no structured output: no decoder"
+    assert reason in status.message
+    assert runner.capabilities().details["structured output"] == status.message
+    assert ("and requests for it are refused: no decoder" in caplog.text) == (reads is not None)
+    runner.close()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen3_moe"])

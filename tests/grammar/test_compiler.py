@@ -1,0 +1,278 @@
+"""The compiler of grammars: its threads, its cache, and what each matcher may spend."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from treadle.core.grammar_state import PENDING, READY, GrammarState
+from treadle.core.messages import Constraint, GrammarStatistics
+from treadle.grammar import compiler as module
+from treadle.grammar.compiler import GrammarCompiler
+from treadle.grammar.limits import LIMITS
+
+WAIT_S = 20.0
+
+
+class Bytes:
+    """A tokenizer of single bytes."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([i]) for i in range(256)), b"<eos>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()), slices=[])
+
+
+def regex(text: str = "a+b") -> Constraint:
+    return Constraint(kind="regex", grammar=LLMatcher.grammar_from_regex(text))
+
+
+class Harness:
+    """A compiler; `until` waits for a state."""
+
+    def __init__(self, **bounds: Any) -> None:
+        self.compiler = GrammarCompiler(TOKENIZER, **bounds)
+        self.notified = threading.Semaphore(0)
+        self.compiler.notify(self.notified.release)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < deadline, "not reached"
+            time.sleep(0.001)
+
+    def compiled(self, constraint: Constraint) -> None:
+        self.until(lambda: self.compiler.state(constraint) is not PENDING)
+
+    def accepts(self, constraint: Constraint, text: bytes) -> bool:
+        matcher = self.compiler.matcher(constraint)
+        assert matcher is not None
+        return matcher.consume_tokens(list(text)) and matcher.is_accepting()
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    made = Harness()
+    yield made
+    made.compiler.close()
+
+
+def test_the_first_question_compiles_and_the_answer_is_told(harness: Harness) -> None:
+    assert harness.compiler.state(regex()) is PENDING
+    assert harness.notified.acquire(timeout=WAIT_S)
+    assert harness.compiler.state(regex()) is READY
+    assert harness.accepts(regex(), b"aab")
+    assert not harness.accepts(regex(), b"aac")
+
+
+def test_matchers_are_independent(harness: Harness) -> None:
+    harness.compiled(regex())
+    first, second = harness.compiler.matcher(regex()), harness.compiler.matcher(regex())
+    assert first is not None
+    assert second is not None
+    assert first.consume_tokens(list(b"aab"))
+    assert second.consume_tokens(list(b"aaab"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"), [("start: foo", "unknown name"), ("", ""), ("{not json", ""), ("start: /(/", "regex")]
+)
+def test_a_wrong_grammar_fails_with_the_reason_in_one_line(harness: Harness, grammar: str, message: str) -> None:
+    constraint = Constraint(kind="lark", grammar=grammar)
+    harness.compiled(constraint)
+    status = harness.compiler.state(constraint)
+    assert status.state is GrammarState.FAILED
+    assert status.message.startswith("the grammar can't be compiled: ")
+    assert message in status.message
+    assert "\n" not in status.message
+    assert harness.compiler.matcher(constraint) is None
+    assert harness.compiler.statistics.failed == 1
+
+
+def test_a_panic_fails_its_grammar_alone(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    def compile(*args: object, **options: object) -> LLMatcher:
+        raise Panic
+
+    monkeypatch.setattr(module, "LLMatcher", compile)
+    harness.compiled(regex("boom"))
+    assert harness.compiler.state(regex("boom")).message == "the grammar can't be compiled: Panic in llguidance"
+    monkeypatch.undo()
+    harness.compiled(regex())
+    assert harness.compiler.state(regex()) is READY
+
+
+def test_without_a_vocabulary_every_grammar_fails() -> None:
+    compiler = GrammarCompiler(None, unavailable="no tokens here")
+    assert compiler.state(regex()).message == "no tokens here"
+    assert compiler.matcher(regex()) is None
+    assert compiler.statistics == GrammarStatistics()
+    compiler.close()
+
+
+def test_an_unknown_grammar_has_no_matcher(harness: Harness) -> None:
+    assert harness.compiler.matcher(regex("new")) is None
+
+
+class Held:
+    """Compiling that waits until it is let go, for grammars that contain `slow`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.begun: list[str] = []
+        real = GrammarCompiler._compile
+
+        def compile(compiler: GrammarCompiler, text: str) -> Any:
+            self.begun.append(text)
+            if "slow" in text:
+                assert self.go.wait(WAIT_S)
+            return real(compiler, text)
+
+        monkeypatch.setattr(GrammarCompiler, "_compile", compile)
+
+
+def test_others_pass_a_dear_grammar(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    assert harness.compiler.state(regex("slow")) is PENDING
+    harness.until(lambda: bool(held.begun))
+    harness.compiled(regex("quick"))
+    harness.compiled(regex("quicker"))
+    assert harness.compiler.state(regex("slow")) is PENDING
+    held.go.set()
+    harness.compiled(regex("slow"))
+    assert harness.compiler.state(regex("slow")) is READY
+
+
+def test_the_cache_drops_the_grammars_used_longest_ago_and_never_one_that_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = Held(monkeypatch)
+    harness = Harness(max_grammars=3)
+    slow = regex("slow")
+    harness.compiler.state(slow)
+    for text in ("a", "b", "a", "c"):
+        harness.compiled(regex(text))
+    assert harness.compiler.matcher(regex("b")) is None
+    assert harness.compiler.matcher(regex("a")) is not None
+    assert harness.compiler.state(slow) is PENDING
+    assert harness.compiler.statistics.cached == 3
+    held.go.set()
+    harness.compiled(slow)
+    assert harness.compiler.matcher(slow) is not None
+    harness.compiler.close()
+
+
+def test_the_cache_is_bounded_by_characters() -> None:
+    texts = ["x" * count for count in (100, 150, 40)]
+    sizes = [len(regex(text).grammar) for text in texts]
+    harness = Harness(max_chars=sum(sizes) - 1)
+    for text in texts:
+        harness.compiled(regex(text))
+    assert harness.compiler.matcher(regex(texts[0])) is None
+    assert all(harness.compiler.matcher(regex(text)) is not None for text in texts[1:])
+    assert harness.compiler.statistics.cached_chars == sum(sizes[1:])
+    harness.compiler.close()
+
+
+def test_statistics_count_each_grammar_once_and_all_the_time(harness: Harness) -> None:
+    for text in ("a", "b", "a"):
+        harness.compiled(regex(text))
+        harness.compiler.matcher(regex(text))
+    harness.compiled(Constraint(kind="lark", grammar="start: foo"))
+    counted = harness.compiler.statistics
+    assert (counted.compiled, counted.failed, counted.cached) == (2, 1, 3)
+    assert counted.compile_s > 0
+
+
+def test_a_used_grammar_is_compiled_anew_and_its_lexer_begins_again(harness: Harness) -> None:
+    """Copies of a matcher share the states of their lexer: a sequence must not be stopped by those before it."""
+    constraint, chance = regex(".*a.{20}"), random.Random(1)
+    harness.compiled(constraint)
+    for _ in range(4):
+        matcher = harness.compiler.matcher(constraint)
+        assert matcher is not None
+        for i in range(4000):
+            matcher.compute_bitmask()
+            assert matcher.consume_token(chance.choice(b"ab")), f"token {i}: {matcher.get_error()}"
+        before = harness.compiler.statistics.compile_s
+        harness.until(lambda: not harness.compiler._cache[constraint.grammar].used)
+        assert harness.compiler.statistics.compile_s >= before
+    assert harness.compiler.statistics.compiled == 1
+    assert harness.notified.acquire(timeout=WAIT_S)
+    assert not harness.notified.acquire(blocking=False), "what is compiled anew is told nobody"
+
+
+def test_one_that_is_compiled_anew_may_have_been_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(max_grammars=1)
+    harness.compiled(regex("slow"))
+    held = Held(monkeypatch)
+    assert harness.compiler.matcher(regex("slow")) is not None
+    harness.until(lambda: bool(held.begun))
+    harness.compiled(regex("b"))
+    held.go.set()
+    harness.until(lambda: harness.compiler._idle == harness.compiler._threads)
+    assert harness.compiler.matcher(regex("slow")) is None
+    assert harness.compiler.statistics.cached == 1
+    harness.compiler.close()
+
+
+def test_limits_end_a_sequence_that_needs_too_many_states(harness: Harness) -> None:
+    constraint = regex(".*a.{60}")
+    harness.compiled(constraint)
+    matcher = harness.compiler.matcher(constraint)
+    assert matcher is not None
+    count, chance = 0, random.Random(1)
+    while not matcher.is_error() and count < 50_000:
+        matcher.compute_bitmask()
+        matcher.consume_token(chance.choice(b"ab"))
+        count += 1
+    assert "too many states" in matcher.get_error()
+    assert count > 1000
+
+
+def test_a_grammar_may_nest_deeper_than_the_stack_of_a_text_worker(harness: Harness) -> None:
+    """A deeper one ends the worker, which compiles it first."""
+    rules = [f'a{i}: a{i + 1} | "x{i}"' for i in range(10_000)]
+    constraint = Constraint(kind="lark", grammar="\n".join(("start: a0", *rules, 'a10000: "z"')))
+    harness.compiled(constraint)
+    assert harness.compiler.state(constraint) is READY
+
+
+def test_the_callers_threads_keep_their_stacks(harness: Harness) -> None:
+    before = threading.stack_size()
+    harness.compiled(regex())
+    assert threading.stack_size() == before
+
+
+def test_closing_ends_the_threads_and_forgets_the_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    harness = Harness()
+    harness.compiled(regex())
+    harness.compiler.state(regex("slow"))
+    harness.until(lambda: len(held.begun) == 2)
+    threads = [thread for thread in threading.enumerate() if thread.name == "grammar-compiler"]
+    harness.compiler.close()
+    held.go.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert harness.compiler.matcher(regex()) is None
+    assert harness.compiler.matcher(regex("slow")) is None
+
+
+def test_limits_hide_the_grammar_from_messages() -> None:
+    assert not LIMITS.verbose_errors
