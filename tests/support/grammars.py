@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.tiny import EOS, IM_END, SPECIAL, _byte_symbols
 from treadle.core.grammar_state import READY, GrammarStatus
@@ -30,6 +30,7 @@ def piece_tokenizer(pieces: tuple[str, ...], size: int, added: tuple[str, ...] =
 
 def _tokenizer(symbols: list[str], size: int, added: tuple[str, ...]) -> LLTokenizer:
     tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*SPECIAL, *added)])
     return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=[EOS, IM_END])

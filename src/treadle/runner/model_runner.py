@@ -353,6 +353,7 @@ class ModelRunner:
     def _read(self, step: Step) -> StepResult:
         with mlx_runtime("finishing a step"):
             tokens, found, redrawn = step.read()
+            redrawn = step.settle(tokens, found) or redrawn
             if not step.groups:
                 mx.eval(step.computed.arrays)
             scores = {id_: score.read() for id_, score in step.scores.items()}

@@ -131,6 +131,23 @@ class Step:
             found |= {group.places[i]: logprob for i, logprob in logprobs.read().items()}
         return tokens, found, any_redrawn
 
+    def settle(self, tokens: list[int], found: dict[int, TokenLogprob]) -> bool:
+        """Replace those of `tokens` that constraints do not take, with their log-probabilities in `found`. Return
+        whether there are any."""
+        rows = self.sampling
+        settled = [
+            token if row.constraint is None else row.constraint.settle(token)
+            for row, token in zip(rows, tokens, strict=True)
+        ]
+        places = [place for place, token in enumerate(settled) if token != tokens[place]]
+        if places:
+            tokens[:] = settled
+            decodes = [self.decodes[place] for place in places]
+            replaced = mx.array([settled[place] for place in places], mx.int32)
+            logprobs = Logprobs(self.logits_of(decodes), replaced, [rows[place] for place in places])
+            found |= {places[i]: logprob for i, logprob in logprobs.read().items()}
+        return bool(places)
+
     def correct(self, tokens: Sequence[int]) -> None:
         """Replace the device's tokens by `tokens`, some of which were drawn again."""
         drawn = Draw(mx.array(list(tokens), mx.int32))

@@ -9,9 +9,9 @@ import mlx.core as mx
 
 from .device.staging import Put
 from .loading.model import LoadedModel
-from .sampling.bitmask import TokenMasks
 from .sampling.logprobs import Logprobs
 from .sampling.sampler import SamplingRow, draw
+from .sampling.token_masks import TokenMasks
 from .step import SampledGroup, Step
 
 

@@ -1,86 +1,20 @@
-"""Bitmasks of the tokens that constrained rows may sample: one bit a token, 32 in an int32, the first the lowest.
-
-Masks of all rows are filled into one kept array, in parallel, while the device computes the logits that they are for.
-"""
+"""Bitmasks of tokens, one bit a token, 32 in an int32, the first the lowest; and how they are applied to logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-from ...errors import one_line
 from ..device.staging import Put
-from .constraints import Limit, RowConstraint
 
+BITS = 32
 Words = npt.NDArray[np.int32]
 Masking = Callable[[Any, Words, Put], Any]
 """Function of logits (R, V) and their bitmasks (R, W): logits of the same dtype, -inf where a token is not allowed."""
-
-BITS = 32
-
-
-class TokenMasks:
-    """Bitmasks for constrained rows. Their width is that of the tokenizer, at least `vocabulary` bits."""
-
-    def __init__(self, vocabulary: int) -> None:
-        self._width = -(-vocabulary // BITS)
-        self._words: Words = np.empty((0, self._width), np.int32)
-
-    @cached_property
-    def _executor(self) -> LLExecutor:
-        return LLExecutor()
-
-    def fill(self, rows: Sequence[RowConstraint | None]) -> Words:
-        """Return a bitmask for each of `rows`: what its constraint allows, and everything for None and without a limit.
-        It is overwritten by the next call."""
-        if len(rows) > len(self._words):
-            self._words = np.empty((len(rows), self._width), np.int32)
-        words, limits = self._words[: len(rows)], [None if row is None else row.limit for row in rows]
-        self._compute([(limit.matcher, i) for i, limit in enumerate(limits) if limit is not None and limit.matcher])
-        for row, limit, mask in zip(rows, limits, words, strict=True):
-            if row is None or limit is None:
-                mask[:] = -1
-            else:
-                _edit(mask, limit)
-                _check(row, limit, mask)
-        return words
-
-    def _compute(self, matchers: list[tuple[LLMatcher, int]]) -> None:
-        if len(matchers) > 1:
-            fill_next_token_bitmask_par(self._executor, matchers, self._words)
-        elif matchers:
-            fill_next_token_bitmask(matchers[0][0], self._words, matchers[0][1])
-
-
-def _edit(mask: Words, limit: Limit) -> None:
-    """Add and exclude single tokens."""
-    if limit.matcher is None:
-        mask[:] = 0
-    for token in limit.excluded:
-        mask[token // BITS] &= ~_bit(token)
-    for token in limit.added:
-        mask[token // BITS] |= _bit(token)
-
-
-def _check(row: RowConstraint, limit: Limit, mask: Words) -> None:
-    """Fail the row where its matcher did, or no token is left; its neighbours are not touched."""
-    if limit.matcher is not None and limit.matcher.is_error():
-        row.fail(f"the grammar can't be followed any further: {one_line(limit.matcher.get_error())}")
-    elif not mask.any():
-        row.fail("the grammar allows no token here")
-    if row.failure:
-        mask[:] = -1
-
-
-def _bit(token: int) -> np.int32:
-    return np.int32(-(1 << 31) if token % BITS == BITS - 1 else 1 << token % BITS)
 
 
 def masking(device: str) -> Masking:

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ...core.messages import Submit
 from ...grammar.compiler import GrammarCompiler
+from .completion import Closing, Completions
 from .reasoning import Reasoning, ReasoningPhase
 from .row_grammar import RowGrammar
 
@@ -49,22 +50,29 @@ class RowConstraint:
         tokenizer: LLTokenizer | None = None,
     ) -> None:
         self._stops = tuple(token for token in request.stop_token_ids if 0 <= token < vocabulary)
-        self._reasoning = Reasoning(request.thinking) if request.thinking else None
+        reasoning = None if request.thinking is None else Reasoning(request.thinking)
+        self._reasoning = None if reasoning is None or reasoning.phase is ReasoningPhase.OVER else reasoning
         self._grammar: RowGrammar | None = None
+        self._closing: Closing | None = None
         self._foreign: tuple[int, ...] = ()
         if request.constraint is not None:
             assert beginning is not None
             assert tokenizer is not None
             self._grammar = RowGrammar(request.constraint, beginning, tokenizer, frozenset(self._stops))
             self._foreign = tuple(set(tokenizer.eos_tokens) - set(self._stops))
+            if request.constraint.close_at_limit:
+                text = request.constraint.grammar
+                self._closing = Closing(Completions(tokenizer, text), text)
+        self._left = request.max_tokens
         self._failure = ""
+        self.ended = False
         self.over = False
         self.only_stops = False
         self.held: tuple[int, ...] = ()
         self.limit: Limit | None = None
         self._update()
         for token in history:
-            self.accept(token)
+            self._remember(token)
         if self.failure:
             raise ValueError(self.failure)
 
@@ -72,19 +80,42 @@ class RowConstraint:
     def failure(self) -> str:
         return self._failure or ("" if self._grammar is None or self._reasoning is not None else self._grammar.failure)
 
-    @property
-    def ended(self) -> bool:
-        return self._grammar is not None and self._grammar.ended
+    def settle(self, token: int) -> int:
+        """Return the token to take in place of a drawn one: another one where a completion would not fit any more."""
+        grammar = self._grammar
+        if self._closing is None or grammar is None or grammar.matcher is None or self._reasons(token):
+            return token
+        if token in self._stops and grammar.accepting:
+            return token
+        settled = self._closing.settle(grammar.matcher, token, self._left)
+        return settled if settled is not None else self._stops[0] if self._stops else token
 
     def accept(self, token: int) -> None:
         """Take over a settled token."""
         if self.over:
             return
+        self._left -= 1
         if self._reasoning is None:
             self._follow(token)
         else:
             self._reason(self._reasoning, token)
+        if self._grammar is not None:
+            self.ended = self._grammar.ended or (self._left <= 0 and self._complete(self._grammar))
         self._update()
+
+    def _remember(self, token: int) -> None:
+        """Take over a token of the history."""
+        if self.settle(token) != token and self._closing is not None:
+            self._closing.restart()
+        self.accept(token)
+
+    def _reasons(self, token: int) -> bool:
+        """Whether a token belongs to the reasoning, or to what opens it."""
+        reasoning = self._reasoning
+        return reasoning is not None and (reasoning.phase is ReasoningPhase.OPEN or token == reasoning.opening_id)
+
+    def _complete(self, grammar: RowGrammar) -> bool:
+        return grammar.exhausted or (self._closing is not None and grammar.accepting)
 
     def fail(self, reason: str) -> None:
         """Give up: the row fails, and every token may come next."""
@@ -93,13 +124,18 @@ class RowConstraint:
 
     def _follow(self, token: int) -> None:
         if self._grammar is not None:
+            waited = self._grammar.awaits_trigger
             self._grammar.accept(token)
+            if waited and self._closing is not None and not self._grammar.awaits_trigger:
+                self._closing.restart()
 
     def _reason(self, reasoning: Reasoning, token: int) -> None:
         ahead = reasoning.phase is ReasoningPhase.AHEAD
         reasoning.accept(token)
         if ahead and reasoning.phase is ReasoningPhase.OPEN and self._grammar is not None:
             self._grammar.reset()
+            if self._closing is not None:
+                self._closing.restart()
         elif ahead and reasoning.phase is not ReasoningPhase.OPEN:
             self._follow(token)
         if reasoning.phase is ReasoningPhase.OVER:
@@ -122,24 +158,36 @@ class RowConstraint:
         return None if self._grammar.failure or self._grammar.ended else self._grammar_limit(self._grammar)
 
     def _reasoning_limit(self, reasoning: Reasoning) -> Limit | None:
-        if reasoning.exhausted:
+        if reasoning.exhausted or not self._leaves_room(reasoning.close_ids, 1):
             return Limit(None, (reasoning.closing_id,))
         if self._grammar is not None and self._grammar.matcher is not None:
             self.held = tuple(set(self._stops) - set(reasoning.close_ids))
         return None
 
     def _opening_limit(self, reasoning: Reasoning) -> Limit:
-        """The grammar's tokens, unless it has not the tokens of the opening so far, and the next one of the opening."""
+        """The next token of the opening, and the grammar's where that has the tokens of the opening so far."""
         assert self._grammar is not None
         if self._grammar.failure:
             return Limit(None, (reasoning.opening_id,))
         limit = self._grammar_limit(self._grammar)
+        if not reasoning.opening and not self._leaves_room(reasoning.close_ids, reasoning.tokens_to_open):
+            self._reasoning = None
+            return limit
         return Limit(limit.matcher, (*limit.added, reasoning.opening_id), limit.excluded)
+
+    def _leaves_room(self, close_ids: Sequence[int], tokens: int) -> bool:
+        """Whether, behind `tokens` more ones, there is room for the end of the reasoning and the grammar's shortest
+        answer; also where it would not fit even now."""
+        if self._closing is None or self._grammar is None or self._grammar.matcher is None:
+            return True
+        return self._closing.fits_behind(self._grammar.beginning, self._left - len(close_ids), tokens)
 
     def _grammar_limit(self, grammar: RowGrammar) -> Limit:
         if grammar.exhausted:
             self.only_stops = True
             return Limit(None, self._stops)
+        if self._closing is not None and (token := self._closing.forced(self._left)) is not None:
+            return Limit(None, (token,))
         return Limit(grammar.matcher, self._stops if grammar.accepting else (), self._foreign)
 
 

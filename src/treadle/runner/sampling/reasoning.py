@@ -36,9 +36,9 @@ class Reasoning:
         return self._open_ids[self.opening]
 
     @property
-    def tokens_to_close(self) -> int:
-        """Tokens of `close_ids` that are missing."""
-        return len(self.close_ids) - self._closing
+    def tokens_to_open(self) -> int:
+        """Tokens of `open_ids` that are missing."""
+        return len(self._open_ids) - self.opening
 
     @property
     def exhausted(self) -> bool:

@@ -1,0 +1,290 @@
+"""Constraints of single rows: triggers, reasoning and budgets, ends and failures, token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from tests.support.grammars import Grammars, byte_tokenizer, lark, piece_tokenizer, regex, schema
+from tests.support.tiny import EOS
+from treadle.core.messages import Constraint, Submit, Thinking
+from treadle.runner.sampling.constraints import GrammarGone, RowConstraint, row_constraint
+from treadle.runner.sampling.token_masks import TokenMasks
+
+OPEN, CLOSE, CALL, END = 261, 262, 263, 264
+ADDED = ("<think>", "</think>", "<call>", "</call>")
+SIZE = 280
+GRAMMARS = Grammars(byte_tokenizer(SIZE, ADDED))
+PIECES = Grammars(piece_tokenizer(("x<f", "=1", "=a", "f=2"), SIZE, ADDED))
+EVERYTHING = object()
+
+
+def made(
+    constraint: Constraint | None = None,
+    *history: int,
+    stops: tuple[int, ...] = (EOS,),
+    most: int = 1000,
+    grammars: Grammars = GRAMMARS,
+    **fields: Any,
+) -> RowConstraint:
+    request = Submit("r", (1,), most, stop_token_ids=stops, constraint=constraint, **fields)
+    row = row_constraint(request, history, SIZE, grammars)
+    assert row is not None
+    return row
+
+
+def allowed(row: RowConstraint) -> Any:
+    """The tokens that may come next."""
+    if row.limit is None:
+        return EVERYTHING
+    words = TokenMasks(SIZE).fill([row])[0]
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def feed(row: RowConstraint, tokens: bytes | tuple[int, ...]) -> None:
+    for token in tokens:
+        row.accept(token)
+        assert not row.failure
+
+
+def ids(text: str) -> set[int]:
+    return set(text.encode())
+
+
+def test_a_grammar_holds_from_the_first_token_and_then_only_stop_tokens_may_come() -> None:
+    row = made(regex("ab?"))
+    assert allowed(row) == ids("a")
+    feed(row, b"a")
+    assert allowed(row) == ids("b") | {EOS}
+    feed(row, b"b")
+    assert allowed(row) == {EOS}
+    assert row.only_stops
+    feed(row, (EOS,))
+    assert row.ended
+    assert row.over
+
+
+def test_end_tokens_of_the_vocabulary_that_do_not_stop_the_sequence_are_excluded() -> None:
+    row = made(regex("ab?"), stops=(ord("!"),))
+    feed(row, b"a")
+    assert allowed(row) == ids("b!")
+
+
+def test_without_stop_tokens_a_complete_grammar_ends_the_sequence() -> None:
+    row = made(regex("ab"), stops=(SIZE + 7,))
+    feed(row, b"ab")
+    assert row.ended
+    assert allowed(row) is EVERYTHING
+
+
+def test_a_grammar_that_is_complete_with_the_last_token_ends_the_sequence() -> None:
+    complete, open_ended, cut = made(regex("ab"), most=2), made(regex("ab*"), most=2), made(regex("abc"), most=2)
+    for row in (complete, open_ended, cut):
+        feed(row, b"ab")
+    assert [row.ended for row in (complete, open_ended, cut)] == [True, False, False]
+
+
+def test_a_token_that_breaks_the_grammar_fails_its_row() -> None:
+    row = made(regex("ab"))
+    row.accept(ord("x"))
+    assert "token 120 does not follow the grammar" in row.failure
+    with pytest.raises(ValueError, match="token 120"):
+        made(regex("ab"), *b"ax")
+
+
+def test_a_grammar_that_allows_nothing_fails_its_row_and_not_its_neighbours() -> None:
+    stuck, fine = made(regex("ab"), stops=()), made(regex("ab"))
+    stuck.limit = type(stuck.limit)(None)  # type: ignore[misc]
+    words = TokenMasks(SIZE).fill([stuck, None, fine])
+    assert stuck.failure == "the grammar allows no token here"
+    assert (words[0] == -1).all()
+    assert (words[1] == -1).all()
+    assert words[2].view(np.uint32).sum() == 1 << ord("a") % 32
+    assert allowed(stuck) is EVERYTHING
+
+
+def test_a_matcher_in_error_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = made(regex("ab"))
+    assert row.limit is not None
+    assert row.limit.matcher is not None
+    row.limit.matcher.consume_token(ord("x"))
+    TokenMasks(SIZE).fill([row])
+    assert "the grammar can't be followed any further" in row.failure
+
+
+def test_a_grammar_that_was_dropped_is_gone() -> None:
+    class Empty(Grammars):
+        def matcher(self, constraint: Constraint) -> LLMatcher:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(GrammarGone):
+        made(regex("ab"), grammars=Empty(GRAMMARS.vocabulary))
+
+
+def test_a_request_without_limits_has_no_constraint() -> None:
+    free = Submit("r", (1,), 9, thinking=Thinking((OPEN,), (CLOSE,)))
+    assert row_constraint(free, (), SIZE, GRAMMARS) is None
+
+
+# Triggers ------------------------------------------------------------------------------------------------------------
+
+TOOL = lark("start: <call> /[0-9]+/ </call>", triggers=("<call>",), then_free=True)
+TEXT_TOOL = regex("<f=[0-9]+>", triggers=("<f=", "<g="), then_free=True)
+
+
+def test_tokens_are_free_until_a_trigger_and_after_the_grammar_until_the_next_one() -> None:
+    row = made(TOOL)
+    for _ in range(2):
+        assert allowed(row) is EVERYTHING
+        feed(row, (*b"call <call", CALL))
+        assert allowed(row) == ids("0123456789")
+        feed(row, b"12")
+        assert allowed(row) == ids("0123456789") | {END}
+        feed(row, (END,))
+    assert allowed(row) is EVERYTHING
+    assert not row.over
+
+
+def test_without_then_free_only_stop_tokens_follow_a_triggered_grammar() -> None:
+    row = made(lark("start: <call> /[0-9]/", triggers=("<call>",)))
+    feed(row, (*b"abc", CALL, ord("1")))
+    assert allowed(row) == {EOS}
+
+
+@pytest.mark.parametrize("text", [b"<f=", b"a<f=", b"<<f=", b"<f<f="])
+def test_a_trigger_is_found_in_bytes_wherever_it_starts(text: bytes) -> None:
+    row = made(TEXT_TOOL)
+    feed(row, text)
+    assert allowed(row) == ids("0123456789")
+
+
+def test_a_trigger_may_start_and_end_inside_of_tokens() -> None:
+    row = made(TEXT_TOOL, grammars=PIECES)
+    x_f, one, _, f_two = range(265, 269)
+    feed(row, (ord("y"), x_f, one))
+    assert allowed(row) == ids("0123456789>")
+    feed(row, b">")
+    assert allowed(row) is EVERYTHING
+    feed(row, (ord("<"), f_two))
+    assert allowed(row) == ids("0123456789>")
+
+
+def test_a_token_that_goes_on_otherwise_than_the_grammar_leaves_tokens_free() -> None:
+    row = made(TEXT_TOOL, grammars=PIECES)
+    x_f, _, letter, f_two = range(265, 269)
+    feed(row, (x_f, letter))
+    assert allowed(row) is EVERYTHING
+    feed(row, (ord("<"), f_two))
+    assert allowed(row) == ids("0123456789>")
+
+
+# Reasoning -----------------------------------------------------------------------------------------------------------
+
+OPENED = Thinking((OPEN,), (CLOSE,), opened=True)
+AHEAD = Thinking((OPEN, ord("!")), (CLOSE, ord("."), ord(".")), budget=3)
+
+
+def test_a_grammar_begins_behind_the_reasoning_which_no_stop_token_ends() -> None:
+    row = made(regex("ab"), thinking=OPENED)
+    assert (allowed(row), row.held) == (EVERYTHING, (EOS,))
+    feed(row, b"hm ab")
+    assert (allowed(row), row.held) == (EVERYTHING, (EOS,))
+    feed(row, (CLOSE,))
+    assert (allowed(row), row.held) == (ids("a"), ())
+
+
+def test_a_stop_token_that_closes_the_reasoning_is_not_held() -> None:
+    row = made(regex("ab"), stops=(EOS, CLOSE), thinking=OPENED)
+    assert row.held == (EOS,)
+
+
+def test_reasoning_may_begin_first_or_the_grammar() -> None:
+    row = made(regex("ab"), thinking=AHEAD)
+    assert allowed(row) == ids("a") | {OPEN}
+    feed(row, (OPEN,))
+    assert allowed(row) == ids("!")
+    feed(row, b"!xyz")
+    for token in (CLOSE, ord("."), ord(".")):
+        assert allowed(row) == {token}
+        feed(row, (token,))
+    assert allowed(row) == ids("a")
+    other = made(regex("ab"), thinking=AHEAD)
+    feed(other, b"a")
+    assert allowed(other) == ids("b")
+
+
+def test_a_grammar_that_begins_as_the_reasoning_does_may_go_on_alone() -> None:
+    row = made(lark('start: <think> "ab"'), thinking=AHEAD)
+    feed(row, (OPEN,))
+    assert allowed(row) == ids("a!")
+    feed(row, b"a")
+    assert allowed(row) == ids("b")
+
+
+@pytest.mark.parametrize(("thoughts", "forced"), [(b"xyz", (CLOSE, 46, 46)), ((CLOSE, 46, CLOSE), (46, 46))])
+def test_a_budget_forces_the_rest_of_the_close_and_then_the_row_is_free(
+    thoughts: bytes | tuple[int, ...], forced: tuple[int, ...]
+) -> None:
+    row = made(thinking=AHEAD)
+    assert allowed(row) is EVERYTHING
+    feed(row, (OPEN, ord("!")))
+    for token in thoughts:
+        assert allowed(row) is EVERYTHING
+        feed(row, (token,))
+    for token in forced:
+        assert allowed(row) == {token}
+        feed(row, (token,))
+    assert row.over
+
+
+def test_a_budget_without_reasoning_is_over_with_the_first_token() -> None:
+    row = made(thinking=AHEAD)
+    feed(row, b"a")
+    assert row.over
+
+
+def test_reasoning_without_markers_is_over_at_once() -> None:
+    assert made(thinking=Thinking((), (CLOSE,), budget=1)).over
+    assert made(thinking=Thinking((OPEN,), (), opened=True, budget=1)).over
+
+
+def test_no_budget_at_all_closes_at_once() -> None:
+    row = made(thinking=Thinking((OPEN,), (CLOSE,), opened=True, budget=0))
+    assert allowed(row) == {CLOSE}
+
+
+def test_reasoning_leaves_room_for_the_answer() -> None:
+    constraint = regex("abcd", close_at_limit=True)
+    row = made(constraint, most=8, thinking=OPENED)
+    for _ in range(3):
+        assert allowed(row) is EVERYTHING
+        feed(row, b"x")
+    assert allowed(row) == {CLOSE}
+    assert allowed(made(constraint, most=7, thinking=AHEAD)) == ids("a")
+    assert allowed(made(constraint, most=9, thinking=AHEAD)) == {OPEN, ord("a")}
+    assert allowed(made(constraint, most=3, thinking=OPENED)) is EVERYTHING, "it does not fit anyway"
+
+
+# Anew ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("constraint", "thinking", "tokens"),
+    [
+        (schema({"type": "array", "items": {"type": "integer"}}), None, (*b"[12,3]", EOS)),
+        (TOOL, None, (*b"so", CALL, *b"12", END, *b"and", CALL, *b"3")),
+        (TEXT_TOOL, AHEAD, (OPEN, ord("!"), *b"abc", CLOSE, *b"..<f=1><f=2")),
+        (regex("a+b", close_at_limit=True), OPENED, (*b"hm", CLOSE, *b"aaab", EOS)),
+    ],
+)
+def test_a_row_that_is_made_anew_from_its_history_allows_the_same(
+    constraint: Constraint, thinking: Thinking | None, tokens: tuple[int, ...]
+) -> None:
+    row = made(constraint, thinking=thinking, most=60)
+    for i, token in enumerate(tokens):
+        again = made(constraint, *tokens[:i], thinking=thinking, most=60)
+        assert (allowed(again), again.held, again.over) == (allowed(row), row.held, row.over)
+        feed(row, (token,))
