@@ -50,24 +50,6 @@ def json_rule(schema: Any, *, param: str) -> str:
     return f"%json {rewritten.text()}"
 
 
-def property_schemas(schema: Any, *, param: str) -> dict[str, tuple[dict[str, Any] | bool, bool, str]]:
-    """Return the properties of an object's schema by name: a schema that stands by itself, with the definitions of the
-    whole; whether it is required; and its place. For formats that write each argument of a tool apart."""
-    schema = _parsed(schema, param)
-    if not isinstance(schema, dict):
-        raise refusal(param, "must be the schema of an object")
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    required = schema.get("required", ())
-    return {
-        name: (
-            {**part, **shared} if isinstance(part, dict) else part,
-            name in required,
-            below(below(param, "properties"), name),
-        )
-        for name, part in schema.get("properties", {}).items()
-    }
-
-
 def _json_object(spec: Any, param: str) -> str:
     return _json_schema({"type": "object"}, param)
 

@@ -1,8 +1,9 @@
-"""Places in a request: the dotted paths that refusals name."""
+"""Places in a request, the dotted paths that refusals name, and positions of schemas."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 from ..errors import InvalidRequest
 
@@ -21,3 +22,19 @@ def below(place: str, step: str | int) -> str:
 def refusal(place: str, message: str) -> InvalidRequest:
     """Build the refusal of what stands at `place`; `message` goes on from its name."""
     return InvalidRequest(f"{place} {message}", param=place)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Position of a schema. `merged`: its objects may be intersected with others. `levels`: schemas above it."""
+
+    place: str
+    merged: bool = False
+    levels: int = 1
+
+    def below(self, *steps: str | int) -> Node:
+        """Return the position of a schema at the end of these keys and indices."""
+        place = self.place
+        for step in steps:
+            place = below(place, step)
+        return replace(self, place=place, levels=self.levels + 1)

@@ -17,12 +17,12 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import keywords
-from .formats import NATIVE, PATTERNS, REFUSED
-from .keywords import APPLICATORS, ASSERTIONS, VALUES
-from .numbers import EXACT, LARGEST, STEP, bounded
+from ..errors import InvalidRequest, one_line
+from . import assertions, keywords
+from .keywords import APPLICATORS, ASSERTIONS, OF_NUMBERS, VALUES
+from .numbers import LARGEST, STEP, bounded
 from .patterns import check_pattern
-from .places import below, refusal
+from .places import Node, below, refusal
 from .references import References
 from .unions import are_disjoint, branch_tag
 
@@ -35,6 +35,8 @@ MAX_DEPTH = 64
 WHITESPACE = r"( |\r?\n[ \t]{0,40})"
 """Whitespace between JSON tokens: one space, or one line break with the next line's indent."""
 
+_OPEN = ("additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties")
+_LEAF = frozenset({"type", "pattern", "format", "minLength", "maxLength", *OF_NUMBERS})
 ANY = "any"
 _ANY_REF = {"$ref": f"#/$defs/{ANY}"}
 _ANY_SCHEMA = {
@@ -49,21 +51,6 @@ _ANY_SCHEMA = {
 }
 
 Schema = dict[str, Any] | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """Position of a schema. `merged`: its objects may be intersected with others. `levels`: schemas above it."""
-
-    place: str
-    merged: bool = False
-    levels: int = 1
-
-    def below(self, *steps: str | int) -> Node:
-        place = self.place
-        for step in steps:
-            place = below(place, step)
-        return replace(self, place=place, levels=self.levels + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +91,11 @@ def measure(schema: Any, param: str) -> None:
         if depth > 4 * MAX_DEPTH:
             raise refusal(param, f"is nested deeper than {4 * MAX_DEPTH} levels: flatten it")
         level = [child for node in level for child in _children(node)]
-    if len(json.dumps(schema)) > MAX_BYTES:
+    try:
+        size = len(json.dumps(schema, allow_nan=False))
+    except (ValueError, TypeError) as error:
+        raise refusal(param, f"can't be written as JSON: {one_line(error)}") from error
+    if size > MAX_BYTES:
         raise refusal(param, f"is longer than {MAX_BYTES} bytes: use a smaller schema")
 
 
@@ -122,6 +113,7 @@ class _Rewriter:
         self._root_place = place
         self._names: dict[tuple[str, bool, str], str] = {}
         self._queue: deque[tuple[str, bool, str]] = deque()
+        self._leaves: dict[str, str] = {}
         self._schemas = 0
 
     def define(self) -> None:
@@ -140,9 +132,12 @@ class _Rewriter:
         if source is True:
             return self._any(at)
         keywords.check(source, at.place)
-        out = self._composed(_modern(source), at, tag)
+        out = self._composed(assertions.modern(source), at, tag)
         self.places[id(out)] = at.place
-        return out
+        if at.merged:
+            return out
+        parts = [self._shared(part, at) for part in _apart(out)]
+        return parts[0] if len(parts) == 1 else {"anyOf": parts}
 
     def _count(self, at: Node) -> None:
         self._schemas += 1
@@ -150,6 +145,16 @@ class _Rewriter:
             raise refusal(self._root_place, f"has over {MAX_SCHEMAS} schemas: use a smaller one")
         if at.levels > MAX_DEPTH:
             raise refusal(at.place, f"is below over {MAX_DEPTH} other schemas: flatten it")
+
+    def _shared(self, out: dict[str, Any], at: Node) -> dict[str, Any]:
+        """Define numbers and strings with limits once: llguidance compiles each occurrence anew."""
+        if not out.keys() <= _LEAF or not out.keys() - {"type"}:
+            return out
+        name = self._leaves.setdefault(json.dumps(out), f"l{len(self._leaves)}")
+        if name not in self.definitions:
+            self.definitions[name] = out
+            self.places[id(out)] = at.place
+        return {"$ref": f"#/$defs/{name}"}
 
     def _any(self, at: Node) -> dict[str, Any]:
         if at.merged:
@@ -159,11 +164,13 @@ class _Rewriter:
 
     def _composed(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
         """Rewrite assertions as one group, and applicators, in their order."""
+        source = self._with_type_inside(source, at)
         applied = [key for key in APPLICATORS if key in source]
         asserts = any(key in ASSERTIONS or key in ("type", *VALUES) for key in source)
         if not applied and not asserts:
             return self._any(at)
         mixed = len(applied) + asserts > 1 or len(source.get("allOf", ())) > 1
+        names = self._all_names(source, at) if mixed and not at.merged else None
         at = replace(at, merged=at.merged or mixed)
         out: dict[str, Any] = {}
         for key in source:
@@ -172,7 +179,34 @@ class _Rewriter:
             elif asserts and (key in ASSERTIONS or key in ("type", *VALUES)):
                 _add(out, self._assertions(source, at, tag))
                 asserts = False
+        if names:
+            _add(out, {"allOf": [{"properties": dict.fromkeys(names, True), "additionalProperties": False}]})
         return out
+
+    def _with_type_inside(self, source: dict[str, Any], at: Node) -> dict[str, Any]:
+        """Drop a type beside one $ref, anyOf or oneOf alone, where all schemas in there name it as well."""
+        if len([key for key in source if key in ("type", *VALUES, *APPLICATORS, *ASSERTIONS)]) != 2:
+            return source
+        branches = [source] if "$ref" in source else source.get("anyOf", source.get("oneOf", []))
+        targets = [self._target(branch, at) for branch in branches if isinstance(branch, dict)]
+        inside = bool(targets) and all(target.get("type") == source.get("type", 0) for target in targets)
+        return {key: value for key, value in source.items() if key != "type"} if inside else source
+
+    def _all_names(self, source: dict[str, Any], at: Node) -> dict[str, None] | None:
+        """Return the properties that a schema and all those it is intersected with name; None if one of them says which
+        other ones it takes. They can be closed together, not each by itself."""
+        names: dict[str, None] = {}
+        stack, seen = [source], set[str]()
+        while stack:
+            part = stack.pop()
+            if not _is_plain(part) or any(key in part for key in _OPEN):
+                return None
+            names |= dict.fromkeys([*part.get("properties", ()), *part.get("required", ())])
+            if "$ref" in part and (pointer := self._refs.pointer(part["$ref"], below(at.place, "$ref"))) not in seen:
+                seen.add(pointer)
+                stack.append(self._refs.schema(pointer))
+            stack += [branch for key in ("allOf", "anyOf", "oneOf") for branch in part.get(key, ())]
+        return names
 
     # Applicators
 
@@ -213,13 +247,13 @@ class _Rewriter:
                 return {}
             seen.add(pointer)
             source = self._refs.schema(pointer)
-        return source if isinstance(source, dict) else {}
+        return source if _is_plain(source) else {}
 
     # Assertions
 
     def _assertions(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
         if any(key in source for key in VALUES):
-            return _values(source, at.place)
+            return assertions.values(source, at.place)
         types = keywords.types_of(source)
         out: dict[str, Any] = {}
         if "type" in source or not at.merged:
@@ -231,13 +265,13 @@ class _Rewriter:
         if "array" in types:
             out |= self._array(source, at)
         if "string" in types:
-            _add(out, _string(source, at.place))
+            _add(out, assertions.string(source, at.place))
         if "integer" in types or "number" in types:
             out |= bounded(source, types, at.place)
         return out
 
     def _object(self, source: dict[str, Any], at: Node, tag: str) -> dict[str, Any]:
-        source = self._with_property_names(_without_unevaluated(source, "Properties", at), at)
+        source = self._with_property_names(assertions.without_unevaluated(source, "Properties", at), at)
         out: dict[str, Any] = {}
         for key in ("properties", "patternProperties"):
             if key in source:
@@ -248,7 +282,7 @@ class _Rewriter:
         if required:
             out["required"] = required
         out |= self._additional(source, out, at)
-        return out | _counts(source, out)
+        return out | assertions.counts(source, out)
 
     def _additional(self, source: dict[str, Any], out: dict[str, Any], at: Node) -> dict[str, Any]:
         if "additionalProperties" in source:
@@ -282,7 +316,7 @@ class _Rewriter:
         raise refusal(place, "is only supported with enum or pattern alone")
 
     def _array(self, source: dict[str, Any], at: Node) -> dict[str, Any]:
-        source = _without_unevaluated(source, "Items", at)
+        source = assertions.without_unevaluated(source, "Items", at)
         out: dict[str, Any] = {key: int(source[key]) for key in ("minItems", "maxItems") if key in source}
         if "prefixItems" in source:
             parts = enumerate(source["prefixItems"])
@@ -295,98 +329,27 @@ class _Rewriter:
         return out
 
 
-def _modern(source: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema as Draft 2020-12 writes it."""
-    out = dict(source)
-    if isinstance(source.get("items"), list):
-        out["prefixItems"] = out.pop("items")
-        if "additionalItems" in source:
-            out["items"] = out.pop("additionalItems")
-    out.pop("additionalItems", None)
-    for exclusive, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if isinstance(source.get(exclusive), bool):
-            del out[exclusive]
-            if source[exclusive] and limit in source:
-                out[exclusive] = out.pop(limit)
-    return out
+def _apart(out: dict[str, Any]) -> list[dict[str, Any]]:
+    """Separate numbers from the other types of a schema, so that they can be shared."""
+    types = out.get("type")
+    if not isinstance(types, list) or not {*types} & {"integer", "number"} or out.keys() & {*APPLICATORS}:
+        return [out]
+    numeric = "number" if "number" in types else "integer"
+    others = [name for name in types if name not in ("integer", "number")]
+    number = {key: out[key] for key in OF_NUMBERS if key in out}
+    rest = {key: value for key, value in out.items() if key not in OF_NUMBERS}
+    return [{**number, "type": numeric}, *([{**rest, "type": others}] if others else [])]
 
 
-def _without_unevaluated(source: dict[str, Any], of: str, at: Node) -> dict[str, Any]:
-    """Rewrite unevaluatedProperties and unevaluatedItems to the keywords that mean the same in a schema that stands
-    alone."""
-    key, plain = f"unevaluated{of}", "additionalProperties" if of == "Properties" else "items"
-    if source.get(key, True) is True:
-        return source
-    if at.merged:
-        raise refusal(below(at.place, key), f"is not supported beside other schemas: use {plain} in each of them")
-    rest = {name: value for name, value in source.items() if name != key}
-    return {plain: source[key]} | rest
-
-
-def _counts(source: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
-    """Return minProperties and maxProperties, unless the properties imply them."""
-    counts: dict[str, Any] = {key: int(source[key]) for key in ("minProperties", "maxProperties") if key in source}
-    if counts.get("minProperties", 0) <= len(out.get("required", ())):
-        counts.pop("minProperties", None)
-    closed = out.get("additionalProperties") is False and "patternProperties" not in out
-    if closed and counts.get("maxProperties", 0) >= len(out.get("properties", ())):
-        counts.pop("maxProperties", None)
-    return counts
-
-
-def _string(source: dict[str, Any], place: str) -> dict[str, Any]:
-    out: dict[str, Any] = {key: int(source[key]) for key in ("minLength", "maxLength") if key in source}
-    name = source.get("format", "")
-    if name in REFUSED:
-        raise refusal(below(place, "format"), f"is not supported in a grammar: use pattern instead of '{name}'")
-    if name in NATIVE:
-        out["format"] = name
-    patterns = [PATTERNS[name]] if name in PATTERNS else []
-    if "pattern" in source:
-        check_pattern(source["pattern"], below(place, "pattern"))
-        patterns.append(source["pattern"])
-    if patterns:
-        out["pattern"] = patterns[0]
-    if patterns[1:]:
-        out["allOf"] = [{"type": "string", "pattern": patterns[1]}]
-    return out
-
-
-def _values(source: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return an enum of the values that enum, const and type all allow, and the limits of strings and numbers."""
-    values = source.get("enum", [source["const"]] if "const" in source else [])
-    if "const" in source:
-        values = [value for value in values if _same(value, source["const"])]
-    types = keywords.types_of({"type": source["type"]}) if "type" in source else keywords.TYPES
-    values = [value for value in values if types_of_value(value) & {*types}]
-    key = below(place, "enum" if "enum" in source else "const")
-    if not values:
-        raise refusal(key, "has no value that the other keywords allow")
-    for value in values:
-        if isinstance(value, int) and abs(value) > EXACT:
-            raise refusal(key, f"has an integer beyond {EXACT}, which is not exact in JSON: use a string")
-    rest = ("minLength", "maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    return {"enum": values} | {key: source[key] for key in rest if key in source}
-
-
-def types_of_value(value: Any) -> set[str]:
-    """Return the types of JSON Schema that a value has."""
-    match value:
-        case None:
-            return {"null"}
-        case bool():
-            return {"boolean"}
-        case int() | float():
-            return {"number", "integer"} if value == int(value) else {"number"}
-        case str():
-            return {"string"}
-        case list():
-            return {"array"}
-    return {"object"}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def _is_plain(part: Any) -> bool:
+    """Whether `part` is an object whose keywords have the right shapes."""
+    if not isinstance(part, dict):
+        return False
+    try:
+        keywords.check(part, "")
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _add(out: dict[str, Any], part: dict[str, Any]) -> None:

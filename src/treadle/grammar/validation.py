@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..errors import InvalidRequest, one_line
 from .limits import LIMITS
+from .places import below
 from .schema import Rewritten
 
 MAX_CHARACTERS = 256 * 1024
@@ -18,6 +19,7 @@ _HINTS = {
     "oneOf constraints are not supported": "oneOf is only supported where no value can match two of its schemas: give "
     "each a property with a const of its own, or use anyOf",
     "initial lexer configuration": "it takes too much work to compile: use fewer or simpler numbers and patterns",
+    "NoExtension": "no text matches it",
     "patternProperties": "its patterns may match the same name: make them exclude one another",
 }
 
@@ -72,6 +74,13 @@ def check_schema(rewritten: Rewritten, *, param: str) -> str:
     return grammar
 
 
+def _within(schema: dict[str, Any], place: str, fault: str) -> tuple[str, str]:
+    """Return the place of the keyword at fault in a schema, where it is plain, and the fault."""
+    if "pattern" in schema and "regex" in fault:
+        return below(place, "pattern"), fault
+    return place, fault
+
+
 class _Search:
     """Search for the smallest part of a schema that has a fault of its own."""
 
@@ -87,7 +96,7 @@ class _Search:
         for part in self._parts(schema):
             if (inner := self._fault(part)) is not None:
                 return self.deepest(part, found[0], inner)
-        return found
+        return _within(schema, *found)
 
     def _fault(self, part: dict[str, Any]) -> str | None:
         if id(part) in self._seen or self._trials >= MAX_TRIALS:
@@ -105,7 +114,7 @@ class _Search:
                 continue
             if key == "$ref":
                 value = self._definitions[value.rpartition("/")[2]]
-            below = value if key in ("properties", "patternProperties") else {key: value}
-            for part in below.values() if isinstance(below, dict) else ():
+            parts = value.values() if key in ("properties", "patternProperties") else [value]
+            for part in parts:
                 found += [one for one in (part if isinstance(part, list) else [part]) if isinstance(one, dict)]
         return found
