@@ -8,7 +8,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 BYTES = LLTokenizer("byte", slices=[])
 END = BYTES.eos_token
-_CLOSERS = frozenset(b'"}]')
+_STRING = 64
+"""More bytes than these may follow within a string alone."""
 _CALM_AFTER = 150
 """Bytes after which a walk takes the way that closes what is open, where there is one."""
 
@@ -57,7 +58,10 @@ def _allowed(matcher: LLMatcher) -> list[int]:
 def _draw(draws: random.Random, allowed: list[int], *, calm: bool) -> int:
     if END in allowed and (calm or draws.random() < 0.5):
         return END
-    closers = [token for token in allowed if token in _CLOSERS]
+    if calm and (plain := [token for token in b"abcde0.:@" if token in allowed]) and 34 not in allowed:
+        return draws.choice(plain)
+    closing = b'"' if len(allowed) > _STRING else b"}]"  # within a string, brackets are text
+    closers = [token for token in closing if token in allowed]
     if closers and draws.random() < (0.9 if calm else 0.2):
         return draws.choice(closers)
     return draws.choice([token for token in allowed if token != END] or allowed)

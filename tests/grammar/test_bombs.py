@@ -1,0 +1,145 @@
+"""Grammars that would take too long, too much memory or no end: refused within a second, by their place."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.schemas import schemas
+from treadle.errors import InvalidRequest
+from treadle.grammar.build import Kind, build
+from treadle.grammar.patterns import copies
+
+from .support_cases import KEYWORDS
+
+
+def chain(count: int, **last: Any) -> dict[str, Any]:
+    """Definitions that each refer twice to the next one."""
+    links = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{count}": last}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def properties(count: int, schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": schema for i in range(count)}}
+
+
+def choices(i: int) -> dict[str, Any]:
+    return {"anyOf": [{"type": "object", "properties": {f"a{i}{j}": {}}, "required": [f"a{i}{j}"]} for j in range(10)]}
+
+
+BOMBS: dict[str, tuple[Kind, Any]] = {
+    "a schema of 1 MB": ("json_schema", {"enum": ["x" * 1_000_000]}),
+    "a schema of 1 MB as text": ("json_schema", '{"enum": ["' + "x" * 1_000_000 + '"]}'),
+    "100,000 values": ("json_schema", {"enum": list(range(100_000))}),
+    "10,000 properties": ("json_schema", properties(10_000, {"type": "string"})),
+    "1,900 numbers with limits of their own": (
+        "json_schema",
+        {"type": "object", "properties": {f"p{i}": {"type": "number", "minimum": i} for i in range(1900)}},
+    ),
+    "100 levels": ("json_schema", nested(100)),
+    "5,000 levels": ("json_schema", nested(5000)),
+    "200,000 levels as text": ("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000),
+    "intersections that multiply": ("json_schema", {"allOf": [choices(i) for i in range(6)]}),
+    "a pattern of a million copies": ("json_schema", {"type": "string", "pattern": "(a{1000}){1000}"}),
+    "a pattern of a billion copies": ("json_schema", {"type": "string", "pattern": "((a{1000}){1000}){1000}"}),
+    "a pattern with an endless count": ("json_schema", {"type": "string", "pattern": "a{99999999999999999999}"}),
+    "a property pattern of a million copies": (
+        "json_schema",
+        {"type": "object", "patternProperties": {"(a{1000}){1000}": True}},
+    ),
+    "a schema without an end": ("json_schema", {"type": "array", "items": {"$ref": "#"}, "minItems": 1}),
+    "remote references": ("json_schema", {"$ref": "http://169.254.169.254/latest"}),
+    "a file reference": ("json_schema", {"$ref": "file:///etc/passwd"}),
+    "a regex of a million copies": ("regex", "(a{1000}){1000}"),
+    "a regex of 1 MB": ("regex", "a" * 1_000_000),
+    "nested groups": ("regex", "(" * 4000 + "a" + ")" * 4000),
+    "a Lark grammar of 1 MB": ("lark", "start: " + " | ".join(f'"x{i}"' for i in range(100_000))),
+    "20,000 nested groups of Lark": ("lark", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "GBNF of 1 MB": ("lark", "root ::= " + " | ".join(f'"x{i}"' for i in range(100_000))),
+    "nested GBNF": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "100,000 choices": ("choice", [str(i) for i in range(100_000)]),
+    "a choice of 1 MB": ("choice", ["x" * 1_000_000]),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_within_a_second(name: str) -> None:
+    kind, spec = BOMBS[name]
+    before = time.process_time()
+    with pytest.raises(InvalidRequest) as refused:
+        build(kind, spec, param="field")
+    assert time.process_time() - before < 1
+    assert refused.value.param is not None
+    assert refused.value.param.startswith("field")
+    assert len(refused.value.message) < 600
+
+
+DEAR: dict[str, tuple[Kind, Any]] = {
+    "1,900 properties": ("json_schema", properties(1900, {"type": "string"})),
+    "1,900 properties with patterns": ("json_schema", properties(1900, {"type": "string", "pattern": "[a-z]{1,99}$"})),
+    "1,900 numbers": ("json_schema", properties(1900, {"type": ["number", "null"]})),
+    "40 references that double": ("json_schema", chain(40, type="string")),
+    "10,000 values": ("json_schema", {"enum": [f"value {i}" for i in range(10_000)]}),
+    "60 levels": ("json_schema", nested(60)),
+    "a million items": ("json_schema", {"type": "array", "maxItems": 1_000_000}),
+    "a million characters": ("json_schema", {"type": "string", "minLength": 1_000_000}),
+    "catastrophic for backtracking": ("regex", "(a+)+(b|bb)*$"),
+    "a state for each text": ("regex", "(a|b)*a(a|b){30}"),
+    "10,000 choices": ("choice", [f"value {i}" for i in range(10_000)]),
+    "an ambiguous Lark grammar": ("lark", 'start: s\ns: s s s | s s | "a" | '),
+}
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_a_large_grammar_within_the_limits_is_built_within_a_second(name: str) -> None:
+    kind, spec = DEAR[name]
+    before = time.process_time()
+    build(kind, spec, param="field")
+    assert time.process_time() - before < 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [("abc", 3), ("a{3}", 3), ("(ab){3}", 6), ("((a{2}){3}){4}", 24), ("[abc]{5}", 5), (r"\{9", 2), ("a|b{2,}", 3)],
+)
+def test_copies_counts_repeated_parts(pattern: str, count: int) -> None:
+    assert copies(pattern) == count
+
+
+JUNK = (None, True, 0, -1, 1.5, 2**70, "", "#", "#/$defs/x", [], {}, [1], [{}], "integer", {"$ref": "#"}, float("nan"))
+KEYS = ("type", "enum", "properties", "required", "anyOf", "oneOf", "$ref", "items", "propertyNames", "minimum", "$id")
+
+
+def test_broken_schemas_are_refused_and_never_crash() -> None:
+    whole = [*schemas(40), *(case.schema for keyword in KEYWORDS for case in keyword.cases)]
+    places = []
+    for seed in range(2500):
+        draws = random.Random(seed)
+        schema = _broken(draws, draws.choice(whole), whole)
+        try:
+            build("json_schema", schema, param="field")
+        except InvalidRequest as error:
+            places.append(error.param or "")
+    assert 500 < len(places) < 2500
+    assert all(place.startswith("field") for place in places)
+
+
+def _broken(draws: random.Random, schema: Any, whole: list[Any]) -> Any:
+    """A copy of a schema with junk, or a part of another schema, at one place."""
+    if isinstance(schema, dict) and schema and draws.random() < 0.8:
+        key = draws.choice([*schema, draws.choice(KEYS)])
+        return {**schema, key: _broken(draws, schema.get(key), whole)}
+    if isinstance(schema, list) and schema and draws.random() < 0.8:
+        index = draws.randrange(len(schema))
+        return [*schema[:index], _broken(draws, schema[index], whole), *schema[index + 1 :]]
+    return draws.choice([*JUNK, draws.choice(whole)])

@@ -1,0 +1,154 @@
+"""Grammars of each kind of request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from tests.support.grammar_walks import accepts, random_text
+from treadle.errors import InvalidRequest
+from treadle.grammar.build import Kind, build, json_rule
+
+
+def grammar(kind: Kind, spec: Any = None) -> str:
+    return build(kind, spec, param="field").grammar
+
+
+def test_a_constraint_carries_its_kind_and_option() -> None:
+    made = build("regex", "a+", param="field", close_at_limit=True)
+    assert (made.kind, made.close_at_limit, made.triggers, made.then_free) == ("regex", True, (), False)
+    assert not build("regex", "a+", param="field").close_at_limit
+
+
+def test_json_object_is_any_object() -> None:
+    made = grammar("json_object")
+    assert accepts(made, "{}")
+    assert accepts(made, '{"a": [1, {"b": null}], "c": "x"}')
+    assert not accepts(made, "[]")
+    assert not accepts(made, '"x"')
+
+
+def test_a_schema_may_be_text() -> None:
+    assert grammar("json_schema", '{"type": "integer"}') == grammar("json_schema", {"type": "integer"})
+
+
+def test_a_regex_matches_the_whole_text() -> None:
+    made = grammar("regex", r"\d{3}-[a-z]+")
+    assert accepts(made, "123-ab")
+    assert not accepts(made, "x123-ab")
+    assert not accepts(made, "123-")
+
+
+def test_a_choice_is_one_of_its_strings() -> None:
+    texts = ["yes", "yes, but", 'q"\n\\é/', "<tool>", "%json", "日本"]
+    made = grammar("choice", [*texts, "yes"])
+    assert all(accepts(made, text) for text in texts)
+    assert not accepts(made, "yesyes")
+    assert {random_text(made, seed) for seed in range(60)} == {*texts}
+
+
+def test_lark_and_gbnf() -> None:
+    assert accepts(grammar("lark", 'start: "a" X\nX: /[0-9]+/'), "a12")
+    assert accepts(grammar("lark", 'root ::= "a" [0-9]+ | greeting\ngreeting ::= "hi"'), "hi")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "param", "message"),
+    [
+        ("json_schema", 5, "field", "must be a JSON Schema"),
+        ("json_schema", None, "field", "must be a JSON Schema"),
+        ("json_schema", "{", "field", "is not valid JSON"),
+        ("json_schema", {"type": "string", "x": float("inf")}, "field", "can't be written as JSON"),
+        ("json_schema", {"type": "string", "x": object()}, "field", "can't be written as JSON"),
+        ("regex", "(a", "field", "unclosed group"),
+        ("regex", "(?=a)b", "field", "look-around"),
+        ("regex", "", "field", "at least one character"),
+        ("regex", "[a&&b]", "field", "no text matches it"),
+        ("regex", None, "field", "must be text"),
+        ("choice", [], "field", "must be a list of at least one string"),
+        ("choice", "yes", "field", "must be a list of at least one string"),
+        ("choice", ["a", 1], "field[1]", "must be a string"),
+        ("choice", ["a", ""], "field[1]", "must be a string of at least one character"),
+        ("lark", 'start: "a" Y', "field", "unknown name"),
+        ("lark", 'begin: "a"', "field", "no start"),
+        ("lark", '{"grammars": []}', "field", "must be Lark or GBNF"),
+        ("lark", "root ::= missing", "field", "Rule 'missing' not found"),
+        ("lark", 'start: %json {"$ref": "http://example.org/"}', "field", "example.org"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_by_its_place(kind: Kind, spec: Any, param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as refused:
+        grammar(kind, spec)
+    assert refused.value.param == param
+
+
+def test_an_unsupported_keyword_names_its_place_and_a_way_out() -> None:
+    schema = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(InvalidRequest) as refused:
+        build("json_schema", schema, param="response_format.json_schema.schema")
+    place = "response_format.json_schema.schema.properties.tags.uniqueItems"
+    assert refused.value.param == place
+    expected = f"{place} is not supported in a grammar: leave it out and drop duplicates from the answer"
+    assert refused.value.message == expected
+
+
+def test_rules_of_json_stand_by_themselves() -> None:
+    """Two tools whose definitions share a name."""
+    tools = [{"$defs": {"X": {"enum": [value]}}, "$ref": "#/$defs/X"} for value in (1, "one")]
+    rules = [json_rule(schema, param=f"tools[{index}]") for index, schema in enumerate(tools)]
+    made = LLMatcher.grammar_from_lark(f'start: "a=" {rules[0]} | "b=" {rules[1]}')
+    assert accepts(made, "a=1")
+    assert accepts(made, 'b="one"')
+    assert not accepts(made, "b=1")
+
+
+def test_a_rule_of_json_is_refused_like_a_schema() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        json_rule({"not": {}}, param="tools[3].function.parameters")
+    assert refused.value.param == "tools[3].function.parameters.not"
+
+
+# Ends
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}, "b": {}}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a":[1,2]}', '{"a": [1, 2]}', '{\n  "a": [\n    1\n  ]\n}', '{\r\n\t"a": [ ]\r\n}', '{ "a" : [ 1 , 2 ] }'],
+)
+def test_usual_whitespace_is_allowed(text: str) -> None:
+    assert accepts(grammar("json_schema", OBJECT), text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{  "a":[]}', '{\n\n"a":[]}', '{"a":[1,\n' + " " * 41 + "2]}", ' {"a":[]}', '{"a":[]}\n', '{"a":[]} ', "{\t}"],
+)
+def test_endless_whitespace_is_not(text: str) -> None:
+    assert not accepts(grammar("json_schema", OBJECT), text)
+
+
+@pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "integer"}, {}, {"type": "number", "minimum": 0}])
+@pytest.mark.parametrize("digits", ["1" * 25, "0." + "3" * 25, "0." + "0" * 25, "1e" + "9" * 9, "-" + "9" * 25])
+def test_no_number_has_endless_digits(schema: dict[str, Any], digits: str) -> None:
+    assert not accepts(grammar("json_schema", schema), digits)
+
+
+def test_a_walk_over_digits_alone_ends() -> None:
+    """A model that repeats a digit comes to the end of the number."""
+    matcher = LLMatcher(_bytes(), grammar("json_schema", {"type": "number"}), log_level=0)
+    for _ in range(2):
+        matcher.reset()
+        taken = matcher.try_consume_tokens(list(b"0." + b"3" * 100))
+        assert taken < 40
+        assert matcher.is_accepting()
+
+
+def _bytes() -> Any:
+    from tests.support.grammar_walks import BYTES
+
+    return BYTES
