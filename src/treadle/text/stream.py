@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..core.messages import TokenLogprob
 from .detokenizer import Detokenizer
+from .events import Event
 from .stops import StopSet, StopStrings
 
 if TYPE_CHECKING:
@@ -30,20 +31,25 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The increment from new tokens: text, number of tokens, log-probability entries, and the matched stop string."""
+    """The increment from new tokens: text, number of tokens, log-probability entries, the matched stop string, and the
+    text as events, where the answer is read for reasoning and tool calls."""
 
     text: str = ""
     tokens: int = 0
     entries: tuple[TokenEntry, ...] = ()
     stop: str | None = None
+    events: tuple[Event, ...] = ()
 
 
 class TextStream:
     """Text stream of one sequence.
 
     The first complete string of `stops` ends the text and is cut off unless `include_stop`. Stop strings are not
-    matched in the first `min_tokens` tokens.
+    matched in the first `min_tokens` tokens. `reasoning_tokens` is None: the text is not read for reasoning.
     """
+
+    reasoning_tokens: int | None = None
+    malformed: Sequence[str] = ()
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any
 
@@ -18,9 +19,12 @@ from ...telemetry.access_log import RequestRecord
 from ...text import TextStream, TokenEntry
 from .pieces import ABORT, LENGTH, STOP, Piece
 
+log = logging.getLogger(__name__)
+
 
 class Choice:
-    """One choice of a request. `text` detokenizes and finds stop strings; None where neither is needed. With
+    """One choice of a request. `text` detokenizes, finds stop strings and reads events; None where nothing of it is
+    needed. With
     `text_logprobs` pieces have `entries`. With `abortable` a cancelled choice ends with ABORT; otherwise it raises
     RequestCancelled. `record` gets the time to the first token."""
 
@@ -60,6 +64,11 @@ class Choice:
         return self.completion_tokens if stopped else self.generation.completion_tokens
 
     @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning in the pieces read so far; None where the answer is not read for it."""
+        return None if self._text is None else self._text.reasoning_tokens
+
+    @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were reused from the prefix cache."""
         return self.generation.cached_tokens
@@ -76,6 +85,8 @@ class Choice:
                         continue
                     if record.ttft_s is None:
                         record.ttft_s = self._clock() - record.started
+                    if piece.finish_reason:
+                        self._warn_of_malformed_calls()
                     yield piece
                     if piece.finish_reason:
                         return
@@ -83,6 +94,15 @@ class Choice:
             if not self._abortable or error.code != RequestCancelled.code:
                 raise
             yield Piece(finish_reason=ABORT)
+
+    def _warn_of_malformed_calls(self) -> None:
+        if self._text is not None and self._text.malformed:
+            log.warning(
+                "request %s: output that began like a tool call was none, and was sent as text (%s); if this happens "
+                "often, choose the model's format with --tool-parser",
+                self.generation.tag,
+                "; ".join(self._text.malformed[:3]),
+            )
 
     def _tokens_only(self, delta: Delta) -> Piece:
         self._read_tokens += len(delta.tokens)
@@ -101,9 +121,11 @@ class Choice:
         if new.stop is not None:
             self.generation.cancel(CancelReason.STOP)
             cut = new.tokens
-            return Piece(new.text, new.entries, tokens[:cut], logprobs[:cut], STOP, stop_string=new.stop)
+            return Piece(
+                new.text, new.entries, tokens[:cut], logprobs[:cut], STOP, stop_string=new.stop, events=new.events
+            )
         if finish is None:
-            return Piece(new.text, new.entries, tokens, logprobs)
+            return Piece(new.text, new.entries, tokens, logprobs, events=new.events)
         rest = text.finish()
         stopped = finish.reason is FinishReason.STOP or rest.stop is not None
         return Piece(
@@ -114,6 +136,7 @@ class Choice:
             STOP if stopped else LENGTH,
             stop_token_id,
             rest.stop,
+            events=new.events + rest.events,
         )
 
     def _scored(self, read: Callable[[Delta], Piece]) -> Callable[[Delta], Piece]:

@@ -17,6 +17,8 @@ from ...engine.generation import Generation
 from ...engine.reservation import Reservation
 from ...errors import RequestCancelled
 from ...text import StopSet, TextStream, TextView
+from ...text.answer_stream import AnswerStream
+from ...text.formats.reader import ReaderSetup
 from ..served_models import ServedModel
 from ..validate import Limits, ValidatedRequest, build_submits, rename_params
 from .choice import Choice
@@ -49,7 +51,13 @@ class Choices:
     @property
     def usage(self) -> Usage:
         """Tokens read so far. Cached tokens count as prompt tokens do: each prompt once, by its first choice."""
-        return Usage(self._prompt_tokens, sum(choice.completion_tokens for choice in self._choices), self.cached_tokens)
+        completion_tokens = sum(choice.completion_tokens for choice in self._choices)
+        return Usage(self._prompt_tokens, completion_tokens, self.cached_tokens, self._reasoning_tokens)
+
+    @property
+    def _reasoning_tokens(self) -> int | None:
+        counts = [choice.reasoning_tokens for choice in self._choices]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     @property
     def cached_tokens(self) -> int:
@@ -145,7 +153,7 @@ class _Life:
     async def start(self, reservation: Reservation, registration: Registration | None) -> Choices:
         """Tokenize and submit; returns once the scheduler has admitted the first sequence."""
         record = self.request.record
-        submits = await self._submits()
+        submits, reader = await self._submits()
         reservation.resize(
             prompt_tokens=record.prompt_tokens * self.params.n,
             completion_tokens=sum(submit.max_tokens for submit in submits),
@@ -155,7 +163,7 @@ class _Life:
         generations = reservation.submit(submits)
         if registration is not None:
             registration.hold(reservation)
-        choices = self._choices(generations)
+        choices = self._choices(generations, reader)
         try:
             await generations[0].admitted()
         finally:
@@ -163,7 +171,7 @@ class _Life:
         record.wait_s = generations[0].wait_s
         return Choices(choices, self.params, reservation, record.prompt_tokens)
 
-    async def _submits(self) -> list[Submit]:
+    async def _submits(self) -> tuple[list[Submit], ReaderSetup | None]:
         request, limits = self.request, self.limits
         caller = request.caller
         prompts = await request.prompts.tokenize(self.model.texts.pool, self.params, limits, caller.tenant)
@@ -172,9 +180,9 @@ class _Life:
         ids, prepared = prompts.ids, prompts.prepared
         submits = build_submits(self.params, ids, limits, self.draw_seed, param, salt=salt, prepared=prepared)
         request.record.prompt_tokens = sum(map(len, ids))
-        return submits
+        return submits, prepared.reader
 
-    def _choices(self, generations: Sequence[Generation]) -> list[Choice]:
+    def _choices(self, generations: Sequence[Generation], reader: ReaderSetup | None) -> list[Choice]:
         request, params = self.request, self.params
         stops = StopSet(params.stop)
         text_needed = request.text or bool(params.stop)
@@ -182,7 +190,7 @@ class _Life:
             Choice(
                 i,
                 generation,
-                self._text_stream(stops) if text_needed else None,
+                self._text_stream(stops, reader) if text_needed else None,
                 request.record,
                 self.clock,
                 text_logprobs=request.text,
@@ -191,6 +199,11 @@ class _Life:
             for i, generation in enumerate(generations)
         ]
 
-    def _text_stream(self, stops: StopSet) -> TextStream:
-        skip = self.request.skip_special_tokens
-        return TextStream(self.text, stops, skip_special_tokens=skip, min_tokens=self.params.min_tokens)
+    def _text_stream(self, stops: StopSet, reader: ReaderSetup | None) -> TextStream:
+        skip, min_tokens = self.request.skip_special_tokens, self.params.min_tokens
+        if reader is None or not self.request.text:
+            return TextStream(self.text, stops, skip_special_tokens=skip, min_tokens=min_tokens)
+        logprobs = self.params.logprobs is not None
+        return AnswerStream(
+            self.text, reader, stops, skip_special_tokens=skip, min_tokens=min_tokens, logprobs=logprobs
+        )

@@ -32,6 +32,7 @@ from .base import CallContext
 from .reasoning import ReasoningMarkers
 from .registry import find
 from .scanner import EndOfAnswer, Markers, Mismatch, Scanner, Steps
+from .spans import VisibleSpans
 from .writer import EventWriter
 
 Segment = tuple[str, bool]
@@ -55,16 +56,16 @@ class ReaderSetup(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerReader:
-    """Reader of one answer."""
+    """Reader of one answer. `spans` gets the places of visible text; None where nobody asks for them."""
 
-    def __init__(self, setup: ReaderSetup) -> None:
+    def __init__(self, setup: ReaderSetup, spans: VisibleSpans | None = None) -> None:
         self._format = None if setup.format is None else find(setup.format)
         self._reasoning = setup.reasoning
         self._starts = () if self._format is None else self._format.starts
         self._bare_starts = () if self._format is None else self._format.bare_starts
         self._set_markers(setup.reasoning)
         self._scan = Scanner()
-        self._out = EventWriter(self._scan, setup.tools, hold_space=self._format is not None)
+        self._out = EventWriter(self._scan, setup.tools, hold_space=self._format is not None, spans=spans)
         self._context = CallContext(self._scan, self._out, setup.types)
         self._stray_close = False
         self._steps: Generator[None, None, None] | None = self._read_answer(opened=setup.opened)
@@ -83,6 +84,11 @@ class AnswerReader:
     def in_reasoning(self) -> bool:
         """Whether the text read so far ends inside the reasoning."""
         return self._out.in_reasoning
+
+    @property
+    def decided(self) -> int:
+        """Number of characters of the text read so far of which it is known whether they are visible."""
+        return self._out.decided
 
     def push(self, segments: Iterable[Segment]) -> tuple[Event, ...]:
         """Read more text and return the new events."""

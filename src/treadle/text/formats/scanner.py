@@ -60,9 +60,21 @@ class Scanner:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._before = 0  # characters consumed before `_text`
         self._recorded: list[str] = []
+        self._recorded_from = 0
         self.recording = False
         self.ended = False
+
+    @property
+    def position(self) -> int:
+        """Number of consumed characters."""
+        return self._before + self._at
+
+    @property
+    def unrecorded(self) -> int:
+        """Number of consumed characters before the recorded ones."""
+        return self._recorded_from if self.recording else self.position
 
     @property
     def is_done(self) -> bool:
@@ -71,16 +83,19 @@ class Scanner:
 
     def feed(self, text: str) -> None:
         """Add generated text."""
+        self._before += self._at
         self._text = self._text[self._at :] + text if self._at < len(self._text) else text
         self._at = 0
 
     def forget(self) -> None:
         """Drop the recorded text: it has become an event."""
         self._recorded.clear()
+        self._recorded_from = self.position
 
     def record(self, text: str) -> None:
         """Begin to record, with `text` as if it had just been consumed."""
         self._recorded = [text]
+        self._recorded_from = self.position - len(text)
         self.recording = True
 
     def take_recorded(self) -> str:

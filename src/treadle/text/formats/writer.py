@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from ..events import CallArguments, CallEnd, CallStart, Event, Malformed, Reasoning, Text
 from .scanner import Scanner
+from .spans import VisibleSpans
 
 
 class EventWriter:
@@ -13,14 +14,20 @@ class EventWriter:
 
     White space between text and a call, and at the borders of reasoning, belongs to neither and is dropped: it is held
     back until the next other character decides. `hold_space` is false where no call can follow, and text is passed on
-    at once. Each event of a call makes `scan` forget the text that it came from.
+    at once. `spans` gets the places of visible text. Each event of a call makes `scan` forget the text that it came
+    from.
     """
 
-    def __init__(self, scan: Scanner, tools: Collection[str], *, hold_space: bool) -> None:
+    def __init__(
+        self, scan: Scanner, tools: Collection[str], *, hold_space: bool, spans: VisibleSpans | None = None
+    ) -> None:
         self._scan = scan
         self._tools = frozenset(tools)
         self._hold_space = hold_space
+        self._spans = spans
         self._space: list[str] = []
+        self._held = 0  # characters of white space
+        self._end_of_space = 0
         self._make: Callable[[str], Event] | None = None
         self._parts: list[str] = []
         self._events: list[Event] = []
@@ -43,6 +50,11 @@ class EventWriter:
         """Whether there are tools to call."""
         return bool(self._tools)
 
+    @property
+    def decided(self) -> int:
+        """Number of generated characters of which it is known whether they are visible."""
+        return self._end_of_space - self._held if self._held else self._scan.unrecorded
+
     def take(self) -> tuple[Event, ...]:
         """Return the events since the last time."""
         self._flush()
@@ -51,18 +63,20 @@ class EventWriter:
 
     def text(self, text: str) -> None:
         """Write visible text."""
+        end_of_space, new = self._end_of_space, len(text)
         if self._at_start:
             text = self._without_leading_space(text, self._leading_space)
         if self._hold_space:
             text = self._without_trailing_space(text)
         if text:
-            self._has_text = True
-            self._add(Text, text)
+            self._add_text(text)
+            self._add_span(max(len(text) + self._held - new, 0), end_of_space)
+            self._add_span(min(len(text), new - self._held), self._scan.position - self._held)
 
     def reasoning(self, text: str) -> None:
         """Write a piece of the reasoning."""
         if self._at_start:
-            text = self._without_leading_space(text, str)
+            text = self._without_leading_space(text, lambda space: "")
         if text := self._without_trailing_space(text):
             self._add(Reasoning, text)
 
@@ -106,29 +120,30 @@ class EventWriter:
     def finish(self) -> None:
         """End the answer: held white space is written, but at the border of a call or of reasoning."""
         is_all = self._at_start and not (self._has_text or self._has_reasoning or self._calls)
-        if (space := "".join(self._space)) and (is_all or not self._at_start):
-            self._add(Text if is_all or self._make is None else self._make, space)
-        self._space = []
+        is_inside, space = not self._at_start, self._take_space()
+        if space and is_inside and self._make is Reasoning:
+            self._add(Reasoning, space)
+        elif space and (is_all or is_inside):
+            self._add_text(space)
+            self._add_span(len(space), self._end_of_space)
 
     def _make_arguments(self, text: str) -> Event:
         return CallArguments(self._calls - 1, text)
 
     def _begin_block(self) -> None:
-        self._space.clear()
+        self._take_space()
         self._at_start, self._behind_reasoning = True, False
 
-    def _without_leading_space(self, text: str, keep: Callable[[], str]) -> str:
+    def _without_leading_space(self, text: str, keep: Callable[[str], str]) -> str:
         """Hold back the white space at the start of a block. Return the rest, behind what `keep` returns of it."""
         rest = text.lstrip()
-        self._space.append(text[: len(text) - len(rest)])
+        self._hold(text[: len(text) - len(rest)])
         if not rest:
             return ""
-        before = keep()
-        self._space, self._at_start = [], False
-        return before + rest
+        self._at_start = False
+        return keep(self._take_space()) + rest
 
-    def _leading_space(self) -> str:
-        space = "".join(self._space)
+    def _leading_space(self, space: str) -> str:
         if not self._behind_reasoning and (self._has_text or not self._calls):
             return space
         return space[space.rfind("\n") + 1 :] if "\n" in space else ""
@@ -136,12 +151,28 @@ class EventWriter:
     def _without_trailing_space(self, text: str) -> str:
         """Hold back the white space at the end of `text`. Return the rest, behind what was held before."""
         visible = text.rstrip()
-        if not visible:
-            self._space.append(text)
-            return ""
-        before = "".join(self._space)
-        self._space = [text[len(visible) :]]
+        before = self._take_space() if visible else ""
+        self._hold(text[len(visible) :])
         return before + visible
+
+    def _hold(self, space: str) -> None:
+        if space:
+            self._space.append(space)
+            self._held += len(space)
+            self._end_of_space = self._scan.position
+
+    def _take_space(self) -> str:
+        space = "".join(self._space)
+        self._space, self._held = [], 0
+        return space
+
+    def _add_text(self, text: str) -> None:
+        self._has_text = True
+        self._add(Text, text)
+
+    def _add_span(self, length: int, end: int) -> None:
+        if self._spans is not None and length:
+            self._spans.add(length, end)
 
     def _add(self, make: Callable[[str], Event], text: str) -> None:
         if make != self._make:
