@@ -85,7 +85,7 @@ class AnswerStream(TextStream):
         if token not in self._special:
             return [(self._detokenizer.push((token,)), False)]
         marker = self._text_model.token_text(token)
-        is_marker = marker in self._reader.markers
+        is_marker = any(marker in text for text in self._reader.markers)
         if self._skip_special_tokens and not is_marker:
             return []
         text = self._detokenizer.push((token,))
