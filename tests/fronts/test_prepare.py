@@ -6,6 +6,7 @@ import functools
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.bytes_text import bytes_text
@@ -169,3 +170,17 @@ def test_reasoning_that_the_prompt_has_ended_is_over() -> None:
     found = prepare_chat(model, AnswerOptions(output=JSON), "user: hi\nassistant: <think>\n\n</think>\n\n")
     assert found.constraint is not None
     assert found.thinking is None
+
+
+@pytest.mark.parametrize(
+    ("marker", "types"),
+    [("<arg_key>", {"weather": {"city": ("string",)}, "clock": {}}), ("<tool_call>", {})],
+)
+def test_the_reader_knows_the_types_of_arguments_that_are_texts(marker: str, types: dict[str, Any]) -> None:
+    loose = msgspec.structs.replace(WEATHER, parameters={**PLACE, "not": {"required": ["x"]}})
+    text = bytes_text(
+        chat_template=CHATML + '{%- for tool in tools or [] %}{{ tool | tojson }}{"name": ' + marker + "{% endfor %}"
+    )
+    found = prepared(AnswerOptions((loose, CLOCK)), text)
+    assert found.reader is not None
+    assert found.reader.types == types

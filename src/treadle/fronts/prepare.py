@@ -18,6 +18,7 @@ from ..text.formats.base import NONE, REQUIRED, ToolFormat, ToolSpec
 from ..text.formats.reader import ReaderSetup
 from ..text.formats.reasoning import MARKERS, ReasoningMarkers
 from ..text.formats.registry import find
+from ..text.formats.typed_values import parameter_types
 from .answer_options import AnswerOptions, OutputGrammar
 from .output_fields import JSON_OBJECT, JSON_SCHEMA
 from .prepared import Prepared
@@ -61,8 +62,9 @@ def _output(model: TextModel, output: OutputGrammar) -> Constraint:
 
 
 class _Tools:
-    """Tools of a request that may be called, each with parameters that a grammar can hold. `loose` are those whose
-    own schema it can't, with the reason: any object is an argument there, unless they are strict."""
+    """Tools of a request that may be called: `declared` as they came, `specs` with parameters that a grammar can hold.
+    `loose` are those whose own schema it can't, with the reason: any object is an argument there, unless they are
+    strict."""
 
     def __init__(self, options: AnswerOptions) -> None:
         self.loose: dict[str, str] = {}
@@ -71,6 +73,7 @@ class _Tools:
         self.choice = options.choice
         self.parallel = options.parallel
         allowed = {tool.name for tool in options.choice.allowed(options.tools)}
+        self.declared = tuple(tool for tool in options.tools if tool.name in allowed)
         self.specs = tuple(self._held(tool, i) for i, tool in enumerate(options.tools) if tool.name in allowed)
 
     @property
@@ -184,4 +187,5 @@ def _reader(
         reasoning=markers,
         opened=markers is not None and markers.opened_by(prompt),
         tools=tuple(tool.name for tool in tools.specs),
+        types=parameter_types(tools.declared) if tool_format is not None and tool_format.typed else {},
     )

@@ -19,6 +19,7 @@ from .vectors.family import TOOLS
 from .vectors.vector import read
 
 FOLDER = Path(__file__).parent / "templates"
+ROOT = Path(__file__).parents[3]
 EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "deepseek_v3": ("deepseek_v3", "think"),
     "deepseek_v31": ("deepseek_v31", "think"),
@@ -58,6 +59,12 @@ def source(name: str) -> str:
 
 def test_every_template_is_tested() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(EXPECTED)
+
+
+def test_the_documentation_lists_every_format() -> None:
+    text = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    rows = text.partition("### Formats")[2].partition("\n## ")[0].splitlines()
+    assert {row.split("`")[1] for row in rows if row.startswith("| `")} == set(FORMATS)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

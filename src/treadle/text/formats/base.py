@@ -56,15 +56,17 @@ class ToolFormat(ABC):
 
     `starts` are the texts that begin a call (or a list of calls), wherever they stand. `bare_starts` begin one only at
     the start of the answer, and only with the name of a known tool, as other text may begin so too. `special` are
-    further special tokens that the parser reads; all others are dropped. `one_block`: all calls stand behind one
-    starting text; otherwise each has its own, and text may stand between them. `own_reasoning`: the parser
-    reads the format's own markers of reasoning, and every answer, also without tools.
+    further special tokens that the parser reads; all others are dropped. `typed`: arguments are texts, and the parser
+    needs the types of the parameters. `one_block`: all calls stand behind one starting text; otherwise each has its
+    own, and text may stand between them. `own_reasoning`: the parser reads the format's own markers of reasoning, and
+    every answer, also without tools.
     """
 
     name: ClassVar[str]
     starts: ClassVar[tuple[str, ...]]
     bare_starts: ClassVar[tuple[str, ...]] = ()
     special: ClassVar[tuple[str, ...]] = ()
+    typed: ClassVar[bool] = False
     one_block: ClassVar[bool] = False
     own_reasoning: ClassVar[bool] = False
 

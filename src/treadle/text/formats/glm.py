@@ -29,6 +29,7 @@ class Glm(ToolFormat):
     name = "glm"
     starts = (CALL,)
     special = (CALL_END, KEY, KEY_END, VALUE, VALUE_END)
+    typed = True
     line_end: ClassVar[str] = "\n"
 
     def detect(self, template: str) -> bool:

@@ -30,6 +30,7 @@ class MiniMax(ToolFormat):
     starts: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>",)
     special: ClassVar[tuple[str, ...]] = ("</minimax:tool_call>",)
     one_block = True
+    typed = True
     prefix: ClassVar[str] = ""
 
     def detect(self, template: str) -> bool:

@@ -24,6 +24,7 @@ class Qwen3Coder(ToolFormat):
     name = "qwen3_coder"
     starts = ("<tool_call>", FUNCTION)
     special = (END_CALL,)
+    typed = True
 
     def detect(self, template: str) -> bool:
         return FUNCTION in template and PARAMETER in template
