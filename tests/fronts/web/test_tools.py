@@ -405,10 +405,8 @@ async def test_the_official_sdk_parses_calls_streams_and_formats() -> None:
         (call,) = parsed.choices[0].message.tool_calls or []
         assert call.function.parsed_arguments == weather(city="Rome")
 
-        kinds = []
         async with client.chat.completions.stream(**common, tools=tools) as stream:
-            async for event in stream:
-                kinds.append(event.type)
+            kinds = [event.type async for event in stream]
             final = await stream.get_final_completion()
         assert "tool_calls.function.arguments.delta" in kinds
         assert kinds.count("tool_calls.function.arguments.done") == 1
