@@ -23,7 +23,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% if enable_thinking %}<think>{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' ~ ('<think>' if enable_thinking) }}{% endif %}"
 )
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 CLOCK = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
