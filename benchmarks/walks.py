@@ -36,8 +36,8 @@ from treadle.errors import TreadleError
 from treadle.grammar.build import build
 from treadle.grammar.compiler import GrammarCompiler
 from treadle.grammar.vocabulary import read_vocabulary
-from treadle.runner.sampling.bitmask import TokenMasks
 from treadle.runner.sampling.constraints import RowConstraint, row_constraint
+from treadle.runner.sampling.token_masks import TokenMasks
 
 SHOWN = 5
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from treadle.text.events import Event
 from treadle.text.formats.reader import AnswerReader, ReaderSetup
 from treadle.text.formats.reasoning import MARKERS
 from treadle.text.formats.registry import FORMATS
