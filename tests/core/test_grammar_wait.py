@@ -110,7 +110,7 @@ def test_without_a_lookup_every_grammar_fails() -> None:
     assert plan.idle
     assert output.finish is not None
     assert output.finish.code == "invalid_grammar"
-    assert "no structured output" in output.finish.message
+    assert "structured output is off" in output.finish.message
 
 
 def test_its_wait_ends_in_time() -> None:
