@@ -199,12 +199,19 @@ KEYWORDS = (
     ),
     Keyword(
         "minProperties",
-        "where every listed property is required, or as 1",
+        "1, or one more than `required` lists where every listed property is required: other names may be the same "
+        "twice",
         (
-            Case({"type": "object", "minProperties": 2}, ({"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}), ({}, {"a": 1})),
+            Case({"type": "object", "minProperties": 1}, ({"a": 1}, {"a": 1, "b": 2}), ({},)),
+            Case(
+                obj({"a": INT}, required=["a"], minProperties=2, additionalProperties=INT),
+                ({"a": 1, "b": 2},),
+                ({"a": 1},),
+            ),
+            Refused({"type": "object", "minProperties": 2}, ".minProperties"),
             Case(obj({"a": INT, "b": INT}, minProperties=1), ({"a": 1}, {"b": 1}, {"a": 1, "b": 1}), ({},)),
             Case(obj({"a": INT, "b": INT}, required=["a"], minProperties=1), ({"a": 1},), ({},)),
-            Refused(obj({"a": INT, "b": INT, "c": INT}, minProperties=2), ""),
+            Refused(obj({"a": INT, "b": INT, "c": INT}, minProperties=2), ".minProperties"),
         ),
     ),
     Keyword(
@@ -212,7 +219,7 @@ KEYWORDS = (
         "where every listed property is required, or as 0 or 1",
         (
             Case({"type": "object", "maxProperties": 1}, ({}, {"a": 1}), ({"a": 1, "b": 2},)),
-            Case({"type": "object", "maxProperties": 3, "minProperties": 3}, ({"a": 1, "b": 2, "c": 3},), ({"a": 1},)),
+            Case({"type": "object", "maxProperties": 3, "minProperties": 1}, ({"a": 1, "b": 2, "c": 3},), ({},)),
             Case(obj({"a": INT, "b": INT}, maxProperties=2), ({"a": 1, "b": 1},), ({"a": "x"},)),
             Case(obj({"a": INT, "b": INT}, maxProperties=1), ({}, {"a": 1}, {"b": 1}), ({"a": 1, "b": 1},)),
             Refused(obj({"a": INT, "b": INT, "c": INT}, maxProperties=2), ""),

@@ -43,11 +43,14 @@ def without_unevaluated(source: dict[str, Any], of: str, at: Node) -> dict[str, 
     return {plain: source[key]} | rest
 
 
-def counts(source: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
-    """Return minProperties and maxProperties, unless the properties imply them."""
+def counts(source: dict[str, Any], out: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return minProperties and maxProperties, unless the properties imply them. Raises InvalidRequest where names would
+    have to differ: grammars do not compare them."""
     counts: dict[str, Any] = {key: int(source[key]) for key in ("minProperties", "maxProperties") if key in source}
     if counts.get("minProperties", 0) <= len(out.get("required", ())):
         counts.pop("minProperties", None)
+    if counts.get("minProperties", 0) > len(out.get("required", ())) + 1:
+        raise refusal(below(place, "minProperties"), "is not supported beyond one more than the required properties")
     closed = out.get("additionalProperties") is False and "patternProperties" not in out
     if closed and counts.get("maxProperties", 0) >= len(out.get("properties", ())):
         counts.pop("maxProperties", None)

@@ -26,10 +26,12 @@ def refusal(place: str, message: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Position of a schema. `merged`: its objects may be intersected with others. `levels`: schemas above it."""
+    """Position of a schema. `merged`: its objects may be intersected with others. `exact`: it must not become narrower,
+    as llguidance compares it with others of a oneOf. `levels`: schemas above it."""
 
     place: str
     merged: bool = False
+    exact: bool = False
     levels: int = 1
 
     def below(self, *steps: str | int) -> Node:

@@ -111,16 +111,16 @@ class _Rewriter:
         self.places: dict[int, str] = {}
         self._refs = References(root, place)
         self._root_place = place
-        self._names: dict[tuple[str, bool, str], str] = {}
-        self._queue: deque[tuple[str, bool, str]] = deque()
+        self._names: dict[tuple[str, bool, bool, str], str] = {}
+        self._queue: deque[tuple[str, bool, bool, str]] = deque()
         self._leaves: dict[str, str] = {}
         self._schemas = 0
 
     def define(self) -> None:
         """Rewrite the definitions that were referred to, and those that they refer to."""
         while self._queue:
-            pointer, merged, tag = key = self._queue.popleft()
-            node = Node(self._refs.place(pointer), merged)
+            pointer, merged, exact, tag = key = self._queue.popleft()
+            node = Node(self._refs.place(pointer), merged, exact)
             self.definitions[self._names[key]] = self.schema(self._refs.schema(pointer), node, tag)
 
     def schema(self, source: Any, at: Node, tag: str = "") -> Schema:
@@ -179,9 +179,18 @@ class _Rewriter:
             elif asserts and (key in ASSERTIONS or key in ("type", *VALUES)):
                 _add(out, self._assertions(source, at, tag))
                 asserts = False
-        if names:
-            _add(out, {"allOf": [{"properties": dict.fromkeys(names, True), "additionalProperties": False}]})
+        if names is not None:
+            _add(out, self._closing(names, at))
         return out
+
+    def _closing(self, names: dict[str, bool], at: Node) -> dict[str, Any]:
+        """Return the keywords that close an intersection of objects to these properties, or, if they are none, bound
+        the values of any property. `names` tells which ones have a schema of their own."""
+        anything = self._any(replace(at, merged=False))
+        if not names:
+            return {"allOf": [{"additionalProperties": anything}]}
+        properties = {name: described or anything for name, described in names.items()}
+        return {"allOf": [{"properties": properties, "additionalProperties": False}]}
 
     def _with_type_inside(self, source: dict[str, Any], at: Node) -> dict[str, Any]:
         """Drop a type beside one $ref, anyOf or oneOf alone, where all schemas in there name it as well."""
@@ -192,35 +201,39 @@ class _Rewriter:
         inside = bool(targets) and all(target.get("type") == source.get("type", 0) for target in targets)
         return {key: value for key, value in source.items() if key != "type"} if inside else source
 
-    def _all_names(self, source: dict[str, Any], at: Node) -> dict[str, None] | None:
+    def _all_names(self, source: dict[str, Any], at: Node) -> dict[str, bool] | None:
         """Return the properties that a schema and all those it is intersected with name; None if one of them says which
-        other ones it takes. They can be closed together, not each by itself."""
-        names: dict[str, None] = {}
+        other ones it takes, or none is an object. They can be closed together, not each by itself."""
+        names: dict[str, bool] = {}
+        types: set[str] = set()
         stack, seen = [source], set[str]()
         while stack:
             part = stack.pop()
             if not _is_plain(part) or any(key in part for key in _OPEN):
                 return None
-            names |= dict.fromkeys([*part.get("properties", ()), *part.get("required", ())])
+            names = (
+                dict.fromkeys(part.get("required", ()), False) | names | dict.fromkeys(part.get("properties", ()), True)
+            )
+            types |= {*keywords.types_of(part)}
             if "$ref" in part and (pointer := self._refs.pointer(part["$ref"], below(at.place, "$ref"))) not in seen:
                 seen.add(pointer)
                 stack.append(self._refs.schema(pointer))
             stack += [branch for key in ("allOf", "anyOf", "oneOf") for branch in part.get(key, ())]
-        return names
+        return names if names or "object" in types else None
 
     # Applicators
 
     def _apply(self, out: dict[str, Any], key: str, value: Any, at: Node, tag: str) -> None:
         if key == "$ref":
-            out["$ref"] = self._reference(value, below(at.place, key), at.merged, tag)
+            out["$ref"] = self._reference(value, at, tag)
         elif key == "oneOf":
             _add(out, self._one_of(value, at))
         else:
             schemas = [self.schema(branch, at.below(key, index)) for index, branch in enumerate(value)]
             _add(out, {key: schemas})
 
-    def _reference(self, ref: str, place: str, merged: bool, tag: str) -> str:
-        key = (self._refs.pointer(ref, place), merged, tag)
+    def _reference(self, ref: str, at: Node, tag: str) -> str:
+        key = (self._refs.pointer(ref, below(at.place, "$ref")), at.merged, at.exact, tag)
         if key not in self._names:
             self._names[key] = f"d{len(self._names)}"
             self._queue.append(key)
@@ -232,8 +245,10 @@ class _Rewriter:
         targets = [self._target(branch, at.below("oneOf", index)) for index, branch in enumerate(branches)]
         tag = branch_tag(targets, self._target, at)
         if tag is None and not are_disjoint(targets):
-            at = replace(at, merged=True)
-            return {"oneOf": [self.schema(branch, at.below("oneOf", i)) for i, branch in enumerate(branches)]}
+            names = None if at.merged else self._all_names({"oneOf": branches}, at)
+            inner = replace(at, merged=True, exact=True)
+            schemas = [self.schema(branch, inner.below("oneOf", i)) for i, branch in enumerate(branches)]
+            return {"oneOf": schemas} | ({} if names is None else self._closing(names, at))
         return {"anyOf": [self.schema(branch, at.below("oneOf", i), tag or "") for i, branch in enumerate(branches)]}
 
     def _target(self, source: Any, at: Node) -> dict[str, Any]:
@@ -282,7 +297,7 @@ class _Rewriter:
         if required:
             out["required"] = required
         out |= self._additional(source, out, at)
-        return out | assertions.counts(source, out)
+        return out | assertions.counts(source, out, at.place)
 
     def _additional(self, source: dict[str, Any], out: dict[str, Any], at: Node) -> dict[str, Any]:
         if "additionalProperties" in source:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .keywords import types_of
+from .places import Node
 
 Branch = dict[str, Any]
 
@@ -19,16 +20,19 @@ def are_disjoint(branches: list[Branch]) -> bool:
     )
 
 
-def branch_tag(branches: list[Branch], resolve: Callable[[Any, Any], Branch], at: Any) -> str | None:
+def branch_tag(branches: list[Branch], resolve: Callable[[Any, Node], Branch], at: Node) -> str | None:
     """Return a property whose listed values tell all branches that are objects apart, if they require it; None if there
     is none. Branches of other types are told apart by their type."""
     objects = [branch for branch in branches if isinstance(branch.get("properties"), dict)]
     rest = [branch for branch in branches if not isinstance(branch.get("properties"), dict)]
     if len(objects) < 2 or not all(_types_differ(one, other) for one in rest for other in branches if one is not other):
         return None
+    if any(types_of(branch) != ("object",) or (at.merged and "type" not in branch) for branch in objects):
+        return None
     for name in objects[0]["properties"]:
         values = [{"enum": _values(resolve(branch["properties"].get(name, {}), at))} for branch in objects]
-        if all(_values_differ(one, other) for one, other in itertools.combinations(values, 2)):
+        required = all(name in branch.get("required", ()) for branch in objects)
+        if (required or not at.exact) and all(_values_differ(*pair) for pair in itertools.combinations(values, 2)):
             return str(name)
     return None
 
