@@ -34,22 +34,28 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "glm_47": ("glm47", "think"),
     "granite": ("granite", "think"),
     "granite4": ("hermes", None),
+    "harmony": ("harmony", None),
     "hermes": ("hermes", None),
     "kimi_k2": ("kimi_k2", None),
     "lfm2": ("lfm2", None),
     "lfm25": ("lfm2", None),
+    "llama3": ("llama3_json", None),
+    "llama_pythonic": ("llama_pythonic", None),
     "minimax": ("minimax", "think"),
     "mistral_v3": ("mistral_array", None),
     "mistral_v11": ("mistral", None),
     "mistral_v13": ("mistral", "mistral"),
     "plain": (None, None),
+    "qwen3": ("hermes", "think"),
     "qwen3_coder": ("qwen3_coder", None),
 }
 WRITES_CALLS = (
     *("deepseek_v3", "deepseek_v31", "functiongemma", "gemma3_pythonic", "gemma4", "glm_45", "glm_47", "granite4"),
-    *("hermes", "kimi_k2", "lfm25", "minimax", "mistral_v3", "mistral_v11", "mistral_v13"),
+    *("harmony", "hermes", "kimi_k2", "lfm25", "llama3", "llama_pythonic", "minimax"),
+    *("mistral_v3", "mistral_v11", "mistral_v13", "qwen3"),
 )
 """Templates that write the calls of past turns."""
+BARE = ("[search(", "<|start|>assistant to=functions.search", '{"name": "search"')
 ARGUMENTS = {"query": 'é東🙂 "}', "limit": 3, "exact": True}
 
 
@@ -112,8 +118,9 @@ def answer(name: str, tool: str, arguments: dict[str, Any]) -> str:
         {"role": "assistant", "content": "", "tool_calls": calls},
     ]
     text = template.render(messages, add_generation_prompt=False)
-    begin = min(text.find(start) for start in (*tool_format.starts, "[search(") if start in text)
-    ends = ("<turn|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|end_of_text|>", "[e~[")
+    starts = BARE if tool_format.own_reasoning else (*tool_format.starts, *BARE)
+    begin = min(text.find(start) for start in starts if start in text)
+    ends = ("<turn|>", "<|eot_id|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|end_of_text|>", "[e~[")
     text = text[begin:].rstrip()
     for end in ends:
         text = text.removesuffix(end)
