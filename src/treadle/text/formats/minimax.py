@@ -20,7 +20,7 @@ from .typed_values import STRING, ArgumentsBuilder, parameter_types
 DSML = "｜DSML｜"
 
 _END_OF_TAG = Markers(">")
-_NAME = re.compile(r"""\s*(?:name=)?["']?(?P<name>[^"'>]*)["']?(?:\s+string="(?P<string>true|false)")?\s*""")
+_NAME = re.compile(r"""(?:name=)?["']?(?P<name>[^"'>]*)["']?(?:\s+string="(?P<string>true|false)")?""")
 
 
 class MiniMax(ToolFormat):
@@ -82,11 +82,11 @@ class MiniMax(ToolFormat):
     def _read_tag(self, context: CallContext) -> Steps[tuple[str, tuple[str, ...] | None]]:
         """Read the rest of an opening tag. Return the name, and the types that it declares for the value."""
         text, _ = yield from context.scan.take_until(_END_OF_TAG)
-        match = _NAME.fullmatch(text)
-        if match is None or not match["name"]:
+        match = _NAME.fullmatch(text.strip())
+        if match is None or not match["name"].strip():
             context.scan.fail("expected a name in an element")
         types = {"true": (STRING,), "false": ("",)}.get(match["string"] or "")
-        return match["name"], types
+        return match["name"].strip(), types
 
 
 class DeepSeekV32(MiniMax):
