@@ -50,6 +50,14 @@ SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
             {"structured_outputs": {"json_object": True, "disable_any_whitespace": False}},
             ("json_object", None, "structured_outputs.json_object"),
         ),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            ("structural_tag", "{}", "structured_outputs.structural_tag"),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {}}},
+            ("structural_tag", '{"type": "structural_tag", "format": {}}', "response_format"),
+        ),
         ({"guided_json": SCHEMA}, ("json_schema", SCHEMA, "guided_json")),
         ({"guided_regex": "a"}, ("regex", "a", "guided_regex")),
         ({"guided_choice": ["a"]}, ("choice", ["a"], "guided_choice")),
@@ -83,7 +91,7 @@ def test_every_spelling_is_a_grammar(fields: dict[str, Any], grammar: Any) -> No
         ({"structured_outputs": []}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),

@@ -116,6 +116,25 @@ def test_a_schema_that_no_grammar_holds_is_loose_unless_it_is_strict() -> None:
     assert str(caught.value.param).startswith("functions[0].parameters.properties.x")
 
 
+def test_the_names_of_loose_parameters_stay() -> None:
+    """A format that writes each argument by its name could write none without them."""
+    found = prepared(AnswerOptions((ToolSpec("loose", parameters=UNSUPPORTED),), ToolChoice("required")))
+    assert found.constraint is not None
+    assert '"x"' in found.constraint.grammar
+
+
+def test_calls_may_be_closed_at_the_limit() -> None:
+    found = prepared(AnswerOptions((WEATHER,), ToolChoice("required"), close_at_limit=True))
+    assert found.constraint is not None
+    assert found.constraint.close_at_limit
+
+
+def test_the_reader_knows_the_types_of_parameters() -> None:
+    found = prepared(AnswerOptions((WEATHER, CLOCK)))
+    assert found.reader is not None
+    assert found.reader.types == {"weather": {"city": ("string",)}, "clock": {}}
+
+
 def test_a_strict_tool_that_may_not_be_called_is_not_looked_at() -> None:
     strict = ToolSpec("strict", parameters=UNSUPPORTED, strict=True)
     assert prepared(AnswerOptions((WEATHER, strict), ToolChoice("required", ("weather",)))).constraint is not None

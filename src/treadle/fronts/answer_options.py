@@ -22,7 +22,7 @@ class OutputGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
 class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options of one request. `tools` may be called as `choice` says, with `parallel` several in one answer;
     `tools_param` is the field that refusals name. `output` is the grammar of an answer without calls. Reasoning is
-    ended after `thinking_budget` tokens (None: no limit)."""
+    ended after `thinking_budget` tokens (None: no limit). `close_at_limit` is that of calls."""
 
     tools: tuple[ToolSpec, ...] = ()
     choice: ToolChoice = ToolChoice()
@@ -30,6 +30,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     tools_param: str = "tools"
     output: OutputGrammar | None = None
     thinking_budget: int | None = None
+    close_at_limit: bool = False
 
 
 NO_OPTIONS = AnswerOptions()

@@ -9,10 +9,18 @@ from typing import Any
 from ..errors import InvalidRequest, UnsupportedParameter
 from .answer_options import OutputGrammar
 from .field_checks import checked, kind_of
+from .structural_tags import KIND as STRUCTURAL_TAG
 
 JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, LARK = "json_object", "json_schema", "regex", "choice", "lark"
-VLLM_KINDS = {"json": JSON_SCHEMA, "regex": REGEX, "choice": CHOICE, "grammar": LARK, "json_object": JSON_OBJECT}
-GUIDED = {f"guided_{name}": kind for name, kind in VLLM_KINDS.items() if name != "json_object"}
+VLLM_KINDS = {
+    "json": JSON_SCHEMA,
+    "regex": REGEX,
+    "choice": CHOICE,
+    "grammar": LARK,
+    "json_object": JSON_OBJECT,
+    "structural_tag": STRUCTURAL_TAG,
+}
+GUIDED = {f"guided_{name}": VLLM_KINDS[name] for name in ("json", "regex", "choice", "grammar")}
 FIELDS = ("response_format", "structured_outputs", *GUIDED, "json_schema", "format")
 
 
@@ -57,6 +65,8 @@ def _response_format(value: Any, at: str) -> Found | None:
         return None
     if kind == JSON_SCHEMA:
         return _openai_schema(value, at)
+    if kind == STRUCTURAL_TAG:
+        return STRUCTURAL_TAG, json.dumps(value), at
     if kind == JSON_OBJECT:
         if value.get("schema") is None:
             return JSON_OBJECT, None, at

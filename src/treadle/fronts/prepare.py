@@ -62,19 +62,19 @@ def _output(model: TextModel, output: OutputGrammar) -> Constraint:
 
 
 class _Tools:
-    """Tools of a request that may be called: `declared` as they came, `specs` with parameters that a grammar can hold.
-    `loose` are those whose own schema it can't, with the reason: any object is an argument there, unless they are
-    strict."""
+    """Tools of a request that may be called: as they were given, and with parameters that a grammar can hold (`specs`).
+    `loose` are those whose own schema it can't, with the reason: their arguments have any values. Strict ones are
+    refused instead."""
 
     def __init__(self, options: AnswerOptions) -> None:
         self.loose: dict[str, str] = {}
         self._rules: dict[str, str] = {}
-        self._param = options.tools_param
+        self.param = options.tools_param
         self.choice = options.choice
         self.parallel = options.parallel
-        allowed = {tool.name for tool in options.choice.allowed(options.tools)}
-        self.declared = tuple(tool for tool in options.tools if tool.name in allowed)
-        self.specs = tuple(self._held(tool, i) for i, tool in enumerate(options.tools) if tool.name in allowed)
+        self.given = options.choice.allowed(options.tools)
+        names = {tool.name for tool in self.given}
+        self.specs = tuple(self._held(tool, i) for i, tool in enumerate(options.tools) if tool.name in names)
 
     @property
     def active(self) -> bool:
@@ -82,18 +82,23 @@ class _Tools:
 
     def schema(self, schema: Mapping[str, Any]) -> str:
         """Return a JSON schema as Lark's `%json` takes it."""
-        return self._rule(schema, self._param)
+        return self._rule(schema, self.param)
+
+    def loosen(self, reason: str) -> None:
+        """Hold no tool to its schema."""
+        self.loose = {tool.name: reason for tool in self.given}
+        self.specs = tuple(map(_with_any_values, self.given))
 
     def _held(self, tool: ToolSpec, index: int) -> ToolSpec:
-        function = ".function" if self._param == "tools" else ""
-        place = f"{self._param}[{index}]{function}.parameters"
+        function = ".function" if self.param == "tools" else ""
+        place = f"{self.param}[{index}]{function}.parameters"
         try:
             self._rule({**tool.parameters, "type": "object"}, place)
         except InvalidRequest as error:
             if tool.strict:
                 raise
             self.loose[tool.name] = error.message
-            return msgspec.structs.replace(tool, parameters=_ANY_OBJECT)
+            return _with_any_values(tool)
         return tool
 
     def _rule(self, schema: Mapping[str, Any], param: str) -> str:
@@ -103,25 +108,40 @@ class _Tools:
         return self._rules[key]
 
 
+def _with_any_values(tool: ToolSpec) -> ToolSpec:
+    """Return the tool with any values of its parameters."""
+    properties = tool.parameters.get("properties")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    parameters = {**_ANY_OBJECT, "properties": {name: {} for name in names}} if names else _ANY_OBJECT
+    return msgspec.structs.replace(tool, parameters=parameters)
+
+
 # The constraint -------------------------------------------------------------------------------------------------
 
 
 def _constraint(model: TextModel, options: AnswerOptions, tools: _Tools, tool_format: ToolFormat) -> Constraint | None:
-    output = options.output
     if not tools.active:
-        return None if output is None else _output(model, output)
+        return None if options.output is None else _output(model, options.output)
+    try:
+        made = _with_calls(model, options.output, tools, tool_format)
+    except InvalidRequest as error:
+        if error.param != tools.param or any(tool.strict for tool in tools.given):
+            raise
+        tools.loosen(error.message)
+        made = _with_calls(model, options.output, tools, tool_format)
+    return msgspec.structs.replace(made, close_at_limit=options.close_at_limit)
+
+
+def _with_calls(model: TextModel, output: OutputGrammar | None, tools: _Tools, tool_format: ToolFormat) -> Constraint:
     if output is None or tools.choice.mode == REQUIRED:
-        made = _checked(model, tools, lambda special: _calls(tool_format, tools, special))
-    else:
-        made = _checked(model, tools, lambda special: _calls_or_json(tool_format, tools, output, special))
-    close = output is not None and output.close_at_limit
-    return msgspec.structs.replace(made, close_at_limit=close)
+        return _checked(model, tools, lambda special: _calls(tool_format, tools, special))
+    return _checked(model, tools, lambda special: _calls_or_json(tool_format, tools, output, special))
 
 
 def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]], Constraint]) -> Constraint:
     """Return the constraint with special tokens as tokens. It is checked with these as text, as the check has no
     vocabulary."""
-    check_grammar(make({}).grammar, param=tools._param)
+    check_grammar(make({}).grammar, param=tools.param)
     return make(model.grammar_tokens)
 
 
@@ -139,7 +159,7 @@ def _calls_or_json(
     """Return the grammar of an answer that is either calls or JSON."""
     if output.kind not in (JSON_OBJECT, JSON_SCHEMA):
         raise InvalidRequest(
-            f"{output.param} and {tools._param} can't be combined: give a JSON schema instead, or tool_choice 'none'",
+            f"{output.param} and {tools.param} can't be combined: give a JSON schema instead, or tool_choice 'none'",
             param=output.param,
         )
     grammar = lark.Grammar(special, tools.schema)
@@ -186,6 +206,6 @@ def _reader(
         format=None if tool_format is None else tool_format.name,
         reasoning=markers,
         opened=markers is not None and markers.opened_by(prompt),
-        tools=tuple(tool.name for tool in tools.specs),
-        types=parameter_types(tools.declared) if tool_format is not None and tool_format.typed else {},
+        tools=tuple(tool.name for tool in tools.given),
+        types=parameter_types(tools.given) if tool_format is not None and tool_format.typed else {},
     )

@@ -59,6 +59,7 @@ _STRUCTURED: Schema = {
         "choice": _CHOICES,
         "grammar": _TEXT,
         "json_object": {"const": True},
+        "structural_tag": _TEXT,
     },
     "minProperties": 1,
     "maxProperties": 1,

@@ -206,6 +206,7 @@ def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOpt
         tools_param="functions" if body.functions else "tools",
         output=read_output(value, close_at_limit=bool(body.close_at_limit)),
         thinking_budget=reasoning.budget,
+        close_at_limit=bool(body.close_at_limit) and bool(tools),
     )
 
 

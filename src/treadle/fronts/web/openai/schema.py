@@ -159,7 +159,8 @@ class Generate(Strict):
     )
     response_format: ResponseFormat = optional("The form of the answer: text, any JSON object, or JSON of a schema.")
     structured_outputs: StructuredOutputs = optional(
-        "vLLM's form of it: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF), `json_object`."
+        "vLLM's form of it: one of `json` (a schema), `regex`, `choice`, `grammar` (Lark or GBNF), `json_object`, "
+        "`structural_tag`."
     )
     guided_json: JsonSchema = optional("As `json` in `structured_outputs`.")
     guided_regex: Pattern = optional("As `regex` in `structured_outputs`.")
