@@ -94,7 +94,7 @@ def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     given = msgspec.msgpack.decode(params, type=TextParams)
     with about_param(given.param):
         ids = model.encode(payload.decode("utf-8", "surrogatepass"), most=given.context)
-    return tokenized([ids], given.context, prepared=prepared_text(model, given.options, enter))
+    return tokenized([ids], given.context, prepared=prepared_text(model, given.options, enter, ids[-PROMPT_END:]))
 
 
 def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:

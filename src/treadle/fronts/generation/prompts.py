@@ -60,7 +60,7 @@ class IdsPrompt:
     async def tokenize(
         self, pool: TextJobRunner, params: ValidatedRequest, limits: Limits, tenant: str
     ) -> PreparedPrompts:
-        return PreparedPrompts([self.ids], await prepare_options(pool, self.options, limits, tenant))
+        return PreparedPrompts([self.ids], await prepare_options(pool, self.options, limits, tenant, self.ids))
 
 
 @dataclass(frozen=True)
