@@ -149,8 +149,8 @@ async def test_stop_strings_end_the_text_before_them(folder: Path) -> None:
 @in_loop
 async def test_what_is_wrong_is_said_and_costs_nothing(folder: Path) -> None:
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        ("Hello", {"temprature": 1}, "unknown sampling argument 'temprature'; did you mean 'temperature'"),
-        ("Hello", {"zzz": 1}, "unknown sampling argument 'zzz'; known: .*top_p"),
+        ("Hello", {"temprature": 1}, "unknown argument 'temprature'; did you mean 'temperature'"),
+        ("Hello", {"zzz": 1}, "unknown argument 'zzz'; known: .*top_p"),
         ("Hello", {"temperature": -1}, "temperature"),
         ("Hello", {"max_tokens": 0}, "max_tokens"),
         ("Hello", {"n": 2}, "n must be 1"),

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .library import Completion, Engine
+    from .library import Completion, Engine, ToolCall
 
     __version__: str
 
-__all__ = ["Completion", "Engine", "__version__"]
+__all__ = ["Completion", "Engine", "ToolCall", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,56 +1,45 @@
-"""Treadle without a server: one engine in your own asyncio program."""
+"""`treadle.Engine`: one model and its owner in your own asyncio program."""
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from .compose.checks import require_installed
-from .compose.engine import engine_for
-from .compose.texts import LocalTexts
-from .compose.waiting import aside
-from .config import Settings
-from .core.virtual_queue import Arrival
-from .engine.client import EngineClient
-from .engine.status import status_of
-from .errors import InvalidRequest, spelled
-from .fronts.accounts import Account
-from .fronts.authentication import Caller
-from .fronts.cache_salts import Salts
-from .fronts.generation.choice import Choice
-from .fronts.generation.life import begin
-from .fronts.generation.pieces import Piece, WholeChoice
-from .fronts.generation.prompts import IdsPrompt, MessagesPrompt, Prompts, TextPrompt
-from .fronts.generation.request import GenerationRequest
-from .fronts.served_models import ServedModel, model_names
-from .fronts.validate import Limits, RawParams, ValidatedRequest, check
-from .keys import ALL
-from .models.resolve import resolve
-from .telemetry.access_log import RequestRecord
+from ..compose.checks import require_installed
+from ..compose.engine import engine_for
+from ..compose.texts import LocalTexts
+from ..compose.waiting import aside
+from ..config import Settings
+from ..core.virtual_queue import Arrival
+from ..engine.client import EngineClient
+from ..engine.status import status_of
+from ..errors import InvalidRequest, spelled
+from ..fronts.accounts import Account
+from ..fronts.authentication import Caller
+from ..fronts.cache_salts import Salts
+from ..fronts.generation.choice import Choice
+from ..fronts.generation.life import begin
+from ..fronts.generation.pieces import STOP, Piece, WholeChoice
+from ..fronts.generation.prompts import IdsPrompt, MessagesPrompt, Prompts, TextPrompt
+from ..fronts.generation.request import GenerationRequest
+from ..fronts.served_models import ServedModel, model_names
+from ..fronts.validate import Limits, RawParams, ValidatedRequest, check
+from ..keys import ALL
+from ..models.resolve import resolve
+from ..telemetry.access_log import RequestRecord
+from ..text.events import Event, Text
+from .arguments import Arguments, read_arguments
+from .completion import TOOL_CALLS, Completion, calls_of, reasoning_of
 
 ONE_PROGRAM = 1
 """The fingerprint of all calls: a ticket of one of them is valid for any other."""
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages with `role` and `content`, as the HTTP API reads them: unknown keys are ignored."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished generation. `finish_reason` is "stop" or "length"; counts are in tokens. `cached_tokens` of the
-    prompt's were reused; equal answers may differ in it."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str
-    prompt_tokens: int
-    cached_tokens: int = field(default=0, compare=False)
 
 
 class Engine:
@@ -66,6 +55,10 @@ class Engine:
     `seed`, `max_tokens`, ...) and raise InvalidRequest out of range; a full engine raises Busy. With `prompt_logprobs`
     the first piece scores the prompt, and `max_tokens=0` does nothing else. Prompts are cached for others that begin
     alike; those with a `cache_salt` for others with the same one.
+
+    One of `json_schema` (a schema, or a type that Pydantic knows), `json_object`, `regex`, `choice` and `grammar` gives
+    the form of the answer. Chats take `tools` and `tool_choice` in OpenAI's form, and `enable_thinking`,
+    `reasoning_effort` and `thinking_budget` (tokens). `Completion` has the reasoning, the calls and the parsed answer.
     """
 
     def __init__(
@@ -135,44 +128,60 @@ class Engine:
         """Return the status that `/v1/status` shows."""
         return status_of(self.client)
 
-    async def generate(self, prompt: Prompt, **sampling: Any) -> Completion:
+    async def generate(self, prompt: Prompt, **arguments: Any) -> Completion:
         """Generate to the end."""
-        whole = WholeChoice()
-        async with self._begin(prompt, sampling) as choice:
+        whole, read = WholeChoice(), read_arguments(arguments)
+        async with self._begin(prompt, read) as choice:
             async with aclosing(choice.pieces()) as pieces:
                 async for piece in pieces:
                     whole.add(piece)
-            text, tokens = "".join(whole.text), tuple(whole.token_ids)
-            return Completion(text, tokens, whole.finish_reason or "", len(choice.prompt), choice.cached_tokens)
+            calls = calls_of(whole.events)
+            return Completion(
+                text="".join(whole.text),
+                tokens=tuple(whole.token_ids),
+                finish_reason=TOOL_CALLS if calls and whole.finish_reason == STOP else whole.finish_reason or "",
+                prompt_tokens=len(choice.prompt),
+                cached_tokens=choice.cached_tokens,
+                reasoning=reasoning_of(whole.events),
+                tool_calls=calls,
+                parse=read.parse,
+            )
 
-    async def stream(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[str, None]:
-        """Text, as soon as it is certain."""
-        async with aclosing(self.pieces(prompt, **sampling)) as pieces:
+    async def stream(self, prompt: Prompt, **arguments: Any) -> AsyncGenerator[str, None]:
+        """Text, as soon as it is certain, without reasoning and tool calls."""
+        async with aclosing(self.pieces(prompt, **arguments)) as pieces:
             async for piece in pieces:
                 if piece.text:
                     yield piece.text
 
-    async def tokens(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[int, None]:
+    async def events(self, prompt: Prompt, **arguments: Any) -> AsyncGenerator[Event, None]:
+        """Text, reasoning and tool calls (`treadle.text.events`), each as soon as it is certain."""
+        async with aclosing(self.pieces(prompt, **arguments)) as pieces:
+            async for piece in pieces:
+                for event in _events_of(piece):
+                    yield event
+
+    async def tokens(self, prompt: Prompt, **arguments: Any) -> AsyncGenerator[int, None]:
         """Token ids, as they come; the stop token that ends a sequence is not among them."""
-        async with aclosing(self.pieces(prompt, **sampling)) as pieces:
+        async with aclosing(self.pieces(prompt, **arguments)) as pieces:
             async for piece in pieces:
                 for token in piece.token_ids:
                     yield token
 
-    async def pieces(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[Piece, None]:
-        """Text and token ids together; the last piece has the finish reason."""
-        async with self._begin(prompt, sampling) as choice, aclosing(choice.pieces()) as pieces:
+    async def pieces(self, prompt: Prompt, **arguments: Any) -> AsyncGenerator[Piece, None]:
+        """Text, events and token ids together; the last piece has the finish reason."""
+        async with self._begin(prompt, read_arguments(arguments)) as choice, aclosing(choice.pieces()) as pieces:
             async for piece in pieces:
                 yield piece
 
     @asynccontextmanager
-    async def _begin(self, prompt: Prompt, sampling: Mapping[str, Any]) -> AsyncIterator[Choice]:
+    async def _begin(self, prompt: Prompt, arguments: Arguments) -> AsyncIterator[Choice]:
         """Admit one request and give its choice."""
         request = GenerationRequest(
             kind="library",
             id="library",
-            prompts=_prompts(prompt),
-            check=partial(_check, _raw_params(sampling)),
+            prompts=_prompts(prompt, arguments),
+            check=partial(_check, arguments.params),
             caller=self._caller,
             arrival=Arrival(fingerprint=ONE_PROGRAM, repeat=True),
             salts=self._salts,
@@ -184,6 +193,11 @@ class Engine:
             yield choice
 
 
+def _events_of(piece: Piece) -> Sequence[Event]:
+    """Return the events of a piece, also where nothing but text is read from the answer."""
+    return piece.events or ((Text(piece.text),) if piece.text else ())
+
+
 def _check(params: RawParams, limits: Limits) -> ValidatedRequest:
     """Validate the parameters. Raises InvalidRequest, also for more than one choice."""
     validated = check(params, limits, least_tokens=1 if params.prompt_logprobs is None else 0)
@@ -192,27 +206,19 @@ def _check(params: RawParams, limits: Limits) -> ValidatedRequest:
     return validated
 
 
-def _raw_params(sampling: Mapping[str, Any]) -> RawParams:
-    stop = sampling.get("stop")
-    given = {**sampling, "stop": [stop] if isinstance(stop, str) else stop}
-    known = [one.name for one in fields(RawParams)]
-    if unknown := given.keys() - set(known):
-        name = min(unknown)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
-        raise InvalidRequest(f"unknown sampling argument '{name}'{hint}", param=name)
-    return RawParams(**given)
-
-
 def _is_chat(prompt: Prompt) -> bool:
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def _prompts(prompt: Prompt) -> Prompts:
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    if isinstance(prompt, Sequence) and all(type(item) is int for item in prompt):
-        return IdsPrompt(cast("Sequence[int]", prompt))
+def _prompts(prompt: Prompt, arguments: Arguments) -> Prompts:
+    options = arguments.options
     if _is_chat(prompt):
-        return MessagesPrompt(cast("Sequence[Mapping[str, Any]]", prompt), "prompt")
+        messages = cast("Sequence[Mapping[str, Any]]", prompt)
+        return MessagesPrompt(messages, "prompt", options, arguments.variables)
+    if (name := arguments.for_chats) is not None:
+        raise InvalidRequest(f"{name} needs a prompt of chat messages", param=name)
+    if isinstance(prompt, str):
+        return TextPrompt(prompt, options=options)
+    if isinstance(prompt, Sequence) and all(type(item) is int for item in prompt):
+        return IdsPrompt(cast("Sequence[int]", prompt), options=options)
     raise InvalidRequest("a prompt is text, a list of token ids (ints) or a list of chat messages", param="prompt")
