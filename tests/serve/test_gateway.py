@@ -99,6 +99,47 @@ def test_the_richer_wire_has_stop_strings_and_several_choices(gateway: tuple[str
     server.idle()
 
 
+PERSON = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "name": {"enum": ["Ada", "Max"]}},
+    "required": ["age", "name"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": PERSON}}
+
+
+def test_the_richer_wire_has_structured_output_and_forced_tools(gateway: tuple[str, Serve, Gateway]) -> None:
+    """E2, F7: the model answers noise otherwise."""
+    wire, server, front = gateway
+    whole = front.chat(response_format=FORMAT, max_tokens=200)
+    if wire == "mlx":
+        assert whole.status_code == 400
+        return
+    choice = whole.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert json.loads(choice["message"]["content"]).keys() == {"age", "name"}
+    with front.stream(response_format=FORMAT, max_tokens=200) as data:
+        text = "".join(choice["delta"].get("content") or "" for event in events(data) for choice in event["choices"])
+    assert json.loads(text)["name"] in ("Ada", "Max")
+    assert re.fullmatch("[ab]{3}", front.complete(regex="[ab]{3}").json()["choices"][0]["text"])
+    named = {"type": "function", "function": {"name": "find"}}
+    (call,) = front.chat(tools=[TOOL], tool_choice=named, max_tokens=200).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "find"
+    assert json.loads(call["function"]["arguments"]).keys() == {"age", "name"}
+    server.idle()
+
+
+def test_a_schema_that_cannot_be_served_is_a_400_with_its_place(gateway: tuple[str, Serve, Gateway]) -> None:
+    wire, server, front = gateway
+    schema = {"type": "object", "properties": {"age": {"type": "integr"}}}
+    answer = front.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert answer.status_code == 400
+    if wire == "vllm":
+        assert "json_schema.properties.age.type must be one of" in answer.json()["error"]["message"]
+    server.idle()
+
+
 def test_log_probabilities_reach_the_client(gateway: tuple[str, Serve, Gateway]) -> None:
     _, _, front = gateway
     content = front.chat(logprobs=True, top_logprobs=2, max_tokens=4).json()["choices"][0]["logprobs"]["content"]
