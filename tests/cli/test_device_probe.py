@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -112,6 +114,27 @@ def test_a_broken_tokenizer_is_an_error_of_the_text_side_alone(tmp_path: Path) -
     result = probe(ProbeRequest(folder=str(folder)))
     assert "tokenizer.json" in result.parts["text"]["error"]
     assert "error" not in result.parts["model"]
+
+
+def test_the_text_side_knows_formats_and_grammars(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "model", chat_template="{# <think> #}{{ messages[0].content }}")
+    part = probe(ProbeRequest(folder=str(folder), tool_parser="qwen3_coder")).parts["text"]
+    assert (part["tool_parser"], part["reasoning_parser"]) == ("qwen3_coder", "think")
+    assert part["structured"] == {"llguidance": version("llguidance"), "on": True}
+    off = probe(ProbeRequest(folder=str(folder), structured="off", tool_parser="none of these"))
+    assert "tool parser 'none of these' is unknown" in off.parts["text"]["error"]
+    off = probe(ProbeRequest(folder=str(folder), structured="off"))
+    assert off.parts["text"]["structured"]["on"] is False
+
+
+def test_a_tokenizer_that_llguidance_cannot_use_costs_structured_output_alone(tmp_path: Path) -> None:
+    """It is one of words: llguidance needs to know the bytes of tokens."""
+    folder = make_tiny(tmp_path / "model")
+    words = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    part = probe(ProbeRequest(folder=str(folder))).parts["text"]
+    assert "error" not in part
+    assert "llguidance can't use tokenizer.json" in part["structured"]["error"]
 
 
 def test_a_context_over_the_models_is_said(tmp_path: Path) -> None:

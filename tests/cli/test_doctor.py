@@ -22,7 +22,15 @@ GOOD: dict[str, dict[str, Any]] = {
     "blas": {"text": "OpenBLAS 0.3", "threads": 1, "warning": ""},
     "mlx": {"kind": "cpu", "name": "a CPU", "usable_bytes": 8 << 30},
     "mlx-lm": {"version": "0.32.2"},
-    "text": {"vocabulary": 261, "eos_token_ids": [258], "chat_template": True, "default_sampling": {}},
+    "text": {
+        "vocabulary": 261,
+        "eos_token_ids": [258],
+        "chat_template": True,
+        "default_sampling": {},
+        "tool_parser": "hermes",
+        "reasoning_parser": None,
+        "structured": {"llguidance": "1.9.1", "on": True},
+    },
     "model": {
         "architecture": "llama",
         "parameters": 1000,
@@ -205,6 +213,33 @@ def test_a_missing_chat_template_only_warns(capsys: pytest.CaptureFixture[str], 
     code, plain = report(capsys, Asked(text={**GOOD["text"], "chat_template": False}), folder)
     assert code == 0
     assert "--chat-template" in plain["sections"]["Model"]["tokenizer"]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("structured", "mark", "says"),
+    [
+        ({"llguidance": "1.9.1", "on": True}, "ok", "llguidance 1.9.1 takes the tokenizer"),
+        ({"llguidance": "1.9.1", "on": False}, "ok", "off (--structured off): requests for it are refused"),
+        ({"llguidance": "1.9.1", "on": True, "error": "llguidance can't use tokenizer.json: x"}, "warn", "are refused"),
+    ],
+)
+def test_structured_output_is_a_finding_of_its_own(
+    capsys: pytest.CaptureFixture[str], folder: Path, structured: dict[str, Any], mark: str, says: str
+) -> None:
+    code, plain = report(capsys, Asked(text={**GOOD["text"], "structured": structured}), folder)
+    found = plain["sections"]["Model"]["structured output"]
+    assert (code, found["mark"]) == (0, mark)
+    assert found["value"].endswith(says)
+
+
+@pytest.mark.parametrize(("reasoning", "says"), [(None, "no markers of reasoning"), ("think", "markers of think")])
+def test_the_formats_of_answers_are_named(
+    capsys: pytest.CaptureFixture[str], folder: Path, reasoning: str | None, says: str
+) -> None:
+    _, plain = report(capsys, Asked(text={**GOOD["text"], "reasoning_parser": reasoning}), folder)
+    found = plain["sections"]["Model"]["answers"]["value"]
+    assert found.startswith("tool calls in the format of hermes, ")
+    assert found.endswith(says)
 
 
 @pytest.mark.parametrize(

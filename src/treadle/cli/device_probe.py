@@ -24,7 +24,7 @@ import msgspec
 
 from ..engine.process import describe_exit
 from ..environment import without_secrets
-from ..errors import TreadleError, spell
+from ..errors import ModelError, TreadleError, spell
 
 PROBE_S = 120.0
 DEVICE_PARTS = ("blas", "mlx", "mlx-lm")
@@ -43,6 +43,9 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     chat_template: str | None = None
     kv_bits: int | None = None
     kernels: str = "auto"
+    structured: str = "auto"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     sketch: bool = False
     spelling: dict[str, str] = {}
 
@@ -178,13 +181,38 @@ def _text(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:
 
     assert request.folder is not None
     template = None if request.chat_template is None else Path(request.chat_template)
-    text = TextModel.load(Path(request.folder), chat_template=template, context=request.context)
+    text = TextModel.load(
+        Path(request.folder),
+        chat_template=template,
+        context=request.context,
+        tool_parser=request.tool_parser,
+        reasoning_parser=request.reasoning_parser,
+    )
     return {
         "vocabulary": text.vocabulary,
         "eos_token_ids": list(text.eos_token_ids),
         "chat_template": text.chat_template is not None,
         "default_sampling": dict(text.default_sampling),
+        "tool_parser": text.formats.tools,
+        "reasoning_parser": text.formats.reasoning,
+        "structured": _structured(request),
     }
+
+
+def _structured(request: ProbeRequest) -> dict[str, Any]:
+    """Return whether llguidance can use the model's tokenizer for structured output."""
+    from importlib.metadata import version
+
+    assert request.folder is not None
+    found: dict[str, Any] = {"llguidance": version("llguidance"), "on": request.structured != "off"}
+    if found["on"]:
+        from ..compose.owner import begin_vocabulary
+
+        try:
+            begin_vocabulary(Path(request.folder)).result()
+        except ModelError as error:
+            found["error"] = error.message
+    return found
 
 
 def _model(request: ProbeRequest, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,9 @@ def _probe_request(settings: Settings, location: ModelLocation) -> ProbeRequest:
         chat_template=None if settings.chat_template is None else str(settings.chat_template),
         kv_bits=settings.kv_bits,
         kernels=settings.kernels,
+        structured=settings.structured,
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
         sketch=location.sketch,
         spelling=dict(settings.spelling),
     )
@@ -177,8 +180,32 @@ def _text(result: ProbeResult) -> list[Finding]:
     value = f"{part['vocabulary']:,} tokens"
     if not part["chat_template"]:
         fix = f"{installation.command()} serve --chat-template FILE, or use /v1/completions only"
-        return [Finding(MODEL, "tokenizer", f"{value}, no chat template: chat is refused", Mark.WARN, fix, part)]
-    return [Finding(MODEL, "tokenizer", f"{value}, with a chat template", facts=part)]
+        tokenizer = Finding(MODEL, "tokenizer", f"{value}, no chat template: chat is refused", Mark.WARN, fix, part)
+        return [tokenizer, _structured(part)]
+    return [
+        Finding(MODEL, "tokenizer", f"{value}, with a chat template", facts=part),
+        _answers(part),
+        _structured(part),
+    ]
+
+
+def _answers(part: Mapping[str, Any]) -> Finding:
+    """Return the finding of the formats of tool calls and reasoning."""
+    tools, reasoning = part["tool_parser"], part["reasoning_parser"]
+    markers = "no markers of reasoning" if reasoning is None else f"reasoning with the markers of {reasoning}"
+    facts = {"tool_parser": tools, "reasoning_parser": reasoning}
+    return Finding(MODEL, "answers", f"tool calls in the format of {tools}, {markers}", facts=facts)
+
+
+def _structured(part: Mapping[str, Any]) -> Finding:
+    """Return the finding of structured output; without it, requests for it are refused."""
+    name, facts = "structured output", part["structured"]
+    if not facts["on"]:
+        return Finding(MODEL, name, "off (--structured off): requests for it are refused", facts=facts)
+    if "error" in facts:
+        fix = "choose another model, or send no schemas and grammars"
+        return Finding(MODEL, name, f"{facts['error']}: requests for it are refused", Mark.WARN, fix, facts)
+    return Finding(MODEL, name, f"llguidance {facts['llguidance']} takes the tokenizer", facts=facts)
 
 
 def _prospects(settings: Settings, location: ModelLocation, result: ProbeResult) -> list[Finding]:

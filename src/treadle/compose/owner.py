@@ -86,7 +86,7 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
     vocabulary for grammars is read beside the weights."""
 
     def build(progress: Progress) -> Runner:
-        vocabulary = _read_vocabulary(Path(spec.folder)) if spec.structured == "auto" else None
+        vocabulary = begin_vocabulary(Path(spec.folder)) if spec.structured == "auto" else None
         from ..runner.device import blas
 
         report = blas.prepare(spec.threads)
@@ -113,7 +113,7 @@ def runner_factory(spec: OwnerSpec) -> RunnerFactory:
     return build
 
 
-def _read_vocabulary(folder: Path) -> VocabularyThread:
+def begin_vocabulary(folder: Path) -> VocabularyThread:
     """Begin to read the vocabulary of the model in `folder`."""
     from ..grammar.vocabulary import VocabularyThread, read_vocabulary
     from ..text.folder import FolderConfig
