@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 from tokenizers import Regex, Tokenizer, normalizers, processors
 
+from tests.support.tiny import make_tiny
 from treadle.errors import ConfigError, InvalidRequest, ModelError
 from treadle.text import TextModel
 
@@ -313,3 +315,17 @@ def test_chat_with_a_template_knows_the_special_tokens(tmp_path: Path) -> None:
 def test_stop_strings_of_the_models_makers(tmp_path: Path, given: Any, found: tuple[str, ...]) -> None:
     folder = folder_of(tmp_path, generation_config={"stop_strings": given})
     assert TextModel.load(folder).stop_strings == found
+
+
+# Grammars
+
+
+def test_grammars_name_those_tokens_by_id_that_llguidance_takes_for_special(tmp_path: Path) -> None:
+    """Others are matched by their text: an id in a grammar would forbid every other spelling."""
+    added = ("<think>", "</think>", "[TC]", "functions.", "<a", "b>")
+    folder = make_tiny(tmp_path / "tiny", added=added, special=("[TOOL_CALLS]", "<|call|>"))
+    model = TextModel.load(folder)
+    vocabulary = LLTokenizer((folder / "tokenizer.json").read_text(), eos_token=list(model.eos_token_ids))
+    special = {i for i in range(256, vocabulary.vocab_size) if vocabulary.is_special_token(i)}
+    assert set(model.grammar_tokens.values()) == special
+    assert {"<think>", "[TOOL_CALLS]", "<|call|>"} <= model.grammar_tokens.keys()
