@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle import Engine
+from treadle.library.arguments import read_arguments
 
 
 @dataclass
@@ -53,8 +54,8 @@ class Answer:
 async def ask(engine: Engine, prompt: Sequence[int], tokens: int) -> Answer:
     began = time.perf_counter()
     first, found = 0.0, []
-    sampling = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
-    async with engine._begin(list(prompt), sampling) as choice:  # the choice has the number of cached tokens
+    arguments = read_arguments({"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True})
+    async with engine._begin(list(prompt), arguments) as choice:  # the choice has the number of cached tokens
         async for piece in choice.pieces():
             first = first or time.perf_counter() - began
             found.extend(piece.token_ids)
