@@ -92,7 +92,7 @@ async def test_messages_are_read_as_leniently_as_in_http(folder: Path) -> None:
     ]
     async with engine_of(folder) as engine:
         assert await engine.generate(echoed, **GREEDY) == await engine.generate(plain, **GREEDY)
-        with pytest.raises(InvalidRequest, match=r"prompt\[0\]\.tool_calls is not supported"):
+        with pytest.raises(InvalidRequest, match=r"prompt\[0\]\.tool_calls\[0\]\.function is null"):
             await engine.generate([{"role": "assistant", "tool_calls": [{}]}], **GREEDY)
         begun = await engine.generate([plain[0], {"role": "assistant", "content": "We", "prefix": True}], **GREEDY)
         assert begun.prompt_tokens == len("?user\nHello?\n?assistant\nWe")
