@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,12 @@ def test_cuts_do_not_change_the_events(vector: Vector) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_has_vectors(name: str) -> None:
     assert sum(vector.setup.format == name for vector in VECTORS) >= 5
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_documented(name: str) -> None:
+    docs = Path(__file__).parents[3] / "docs" / "tools.md"
+    assert f"`{name}`" in docs.read_text(encoding="utf-8")
 
 
 def test_cuts_lose_nothing() -> None:
