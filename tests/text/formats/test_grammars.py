@@ -47,7 +47,8 @@ SEARCH: dict[str, Any] = {
 }
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = (ToolSpec("get_weather", "", CITY), ToolSpec("search", "", SEARCH), ToolSpec("now", "", NOTHING))
-SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
+ANYTHING = ToolSpec("run", "", {"type": "object"})
+SCHEMAS = {tool.name: tool.parameters for tool in (*TOOLS, ANYTHING)}
 
 
 def special_tokens(name: str) -> tuple[str, ...]:
@@ -109,7 +110,8 @@ def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     if isinstance(value, list):
         return len(value) <= schema["maxItems"] and all(is_valid(item, schema["items"], root) for item in value)
     if isinstance(value, dict):
-        properties = schema["properties"]
+        if (properties := schema.get("properties")) is None:
+            return True
         return {*schema.get("required", ())} <= value.keys() <= properties.keys() and all(
             is_valid(item, properties[key], root) for key, item in value.items()
         )
@@ -138,6 +140,16 @@ def test_a_named_tool_is_called_once(name: str, walker: Walker) -> None:
     found = constraint(name, walker, ToolChoice(REQUIRED, ("search",)), parallel=False)
     for events in answers(name, walker, found):
         assert [tool for tool, _ in check(events).values()] == ["search"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_tool_without_a_schema_takes_any_arguments(name: str, walker: Walker) -> None:
+    special = walker.vocabulary.ids
+    found = FORMATS[name].constraint((ANYTHING,), ToolChoice(REQUIRED), parallel=False, special=special)
+    assert found is not None
+    arguments = [json.loads(text) for events in answers(name, walker, found) for _, text in check(events).values()]
+    assert len(arguments) == WALKS
+    assert any(arguments)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -10,7 +10,7 @@ from .python_text import pass_value
 from .scanner import Scanner, Steps
 
 _NAME = re.compile(r"[\w.\-]*")
-_KEY = re.compile(r"\w*")
+_KEY = re.compile(r"[^\s=,()\[\]{}'\"]*")
 
 
 def pass_call(context: CallContext, *, suffix: str = "") -> Steps[None]:

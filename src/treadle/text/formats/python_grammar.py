@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import lark
+from .any_key import ANY_KEY, takes_any, with_any_key
 from .base import ToolSpec
 from .typed_values import properties_of
 
@@ -19,6 +20,9 @@ def python_calls(tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: b
 
 
 def _call(tool: ToolSpec, grammar: lark.Grammar) -> str:
+    if takes_any(tool):
+        one = with_any_key(f"{lark.literal(ANY_KEY + '=')} {grammar.json({})}", grammar)
+        return f'{lark.literal(tool.name + "(")} ({one} (", " {one})*)? ")"'
     required = [key for key in tool.parameters.get("required", ()) if isinstance(key, str)]
     keys = dict.fromkeys([*properties_of(tool), *required])
     parts = [(_argument(key, tool, grammar), key in required) for key in keys]

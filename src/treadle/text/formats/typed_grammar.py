@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import lark
+from .any_key import ANY_KEY, takes_any, with_any_key
 from .base import ToolSpec
 from .typed_values import STRING, properties_of, resolve, types_of
 
@@ -23,9 +24,11 @@ class ValueGrammar:
         self._markers = markers
 
     def parameters(self, tool: ToolSpec, write: Callable[[str, str], str]) -> str:
-        """Return the expression of a tool's parameters in the order of its schema, optional ones perhaps left out.
-        `write` joins a parameter's name and the expression of its value with `end`."""
+        """Return the expression of a tool's parameters in the order of its schema, optional ones perhaps left out, or
+        of any parameters. `write` joins a parameter's name and the expression of its value with `end`."""
         root = tool.parameters
+        if takes_any(tool):
+            return f"({with_any_key(write(ANY_KEY, self.value({}, root)), self._grammar)})*"
         required = [key for key in root.get("required", ()) if isinstance(key, str)]
         properties = {**properties_of(tool), **{key: {} for key in required if key not in properties_of(tool)}}
         parts = [
