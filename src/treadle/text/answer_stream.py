@@ -52,7 +52,7 @@ class AnswerStream(TextStream):
         self._skip_special_tokens = skip_special_tokens
         self._spans = VisibleSpans()
         self._reader = AnswerReader(setup, self._spans if logprobs else None)
-        self._given = 0  # characters given to the reader
+        self._given = 0  # characters given to the reader; counted for log-probabilities
         self._new: list[Event] = []
         self._undecided: deque[_Undecided] = deque()
         self.reasoning_tokens: int = 0
@@ -71,13 +71,13 @@ class AnswerStream(TextStream):
 
     def _take(self, token: int, logprob: TokenLogprob | None) -> str:
         segments = self._segments(token)
-        start, self._given = self._given, self._given + sum(len(text) for text, _ in segments)
         was_reasoning = self._reader.in_reasoning
         text = self._write(self._reader.push(segments))
         self.reasoning_tokens += was_reasoning or self._reader.in_reasoning
         if logprob is not None:
+            start, self._given = self._given, self._given + sum(len(text) for text, _ in segments)
             self._undecided.append(_Undecided(token, logprob, start, self._given + self._detokenizer.pending))
-        self._decide()
+            self._decide()
         return text
 
     def _segments(self, token: int) -> list[Segment]:

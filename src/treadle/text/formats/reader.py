@@ -56,7 +56,7 @@ class ReaderSetup(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerReader:
-    """Reader of one answer. `spans` gets the places of visible text; None where nobody asks for them."""
+    """Reader of one answer. `spans` gets the places of visible text; None where they are not needed."""
 
     def __init__(self, setup: ReaderSetup, spans: VisibleSpans | None = None) -> None:
         self._format = None if setup.format is None else find(setup.format)

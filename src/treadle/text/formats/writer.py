@@ -63,15 +63,16 @@ class EventWriter:
 
     def text(self, text: str) -> None:
         """Write visible text."""
-        end_of_space, new = self._end_of_space, len(text)
+        new, end_of_space = text, self._end_of_space
         if self._at_start:
             text = self._without_leading_space(text, self._leading_space)
         if self._hold_space:
             text = self._without_trailing_space(text)
         if text:
             self._add_text(text)
-            self._add_span(max(len(text) + self._held - new, 0), end_of_space)
-            self._add_span(min(len(text), new - self._held), self._scan.position - self._held)
+            if self._spans is not None:
+                self._add_span(max(len(text) + self._held - len(new), 0), end_of_space)
+                self._add_span(min(len(text), len(new) - self._held), self._scan.position - self._held)
 
     def reasoning(self, text: str) -> None:
         """Write a piece of the reasoning."""
