@@ -123,6 +123,13 @@ def test_the_names_of_loose_parameters_stay() -> None:
     assert '"x"' in found.constraint.grammar
 
 
+def test_a_call_by_choice_needs_no_grammar_unless_a_tool_is_strict() -> None:
+    assert prepared(AnswerOptions((WEATHER,))).optional
+    assert not prepared(AnswerOptions((WEATHER,), ToolChoice("required"))).optional
+    assert not prepared(AnswerOptions((ToolSpec("strict", parameters=PLACE, strict=True),))).optional
+    assert not prepared(AnswerOptions((WEATHER,), output=JSON)).optional
+
+
 def test_calls_may_be_closed_at_the_limit() -> None:
     found = prepared(AnswerOptions((WEATHER,), ToolChoice("required"), close_at_limit=True))
     assert found.constraint is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_every_sequence_gets_the_constraint_and_the_thinking_of_the_request() ->
     prepared = Prepared(constraint=constraint, thinking=thinking)
     rows = build_submits(check(RawParams(n=2), LIMITS), [[1], [2]], LIMITS, lambda: 0, prepared=prepared)
     assert [(row.constraint, row.thinking) for row in rows] == [(constraint, thinking)] * 4
+
+
+def test_a_constraint_that_is_optional_needs_an_engine_that_enforces_it() -> None:
+    constraint, limits = Constraint(kind="tool", grammar="x"), replace(LIMITS, grammars=False)
+    for optional, budget in ((False, None), (True, None), (True, 5)):
+        given = Thinking(open_ids=(1,), close_ids=(2,), budget=budget)
+        prepared = Prepared(constraint=constraint, thinking=given, optional=optional)
+        (row,) = build_submits(check(RawParams(), LIMITS), [[1]], LIMITS, lambda: 0, prepared=prepared)
+        assert (row.constraint, row.thinking) == (constraint, given)
+        (row,) = build_submits(check(RawParams(), limits), [[1]], limits, lambda: 0, prepared=prepared)
+        assert row.constraint == (None if optional else constraint)
+        assert row.thinking == (None if optional and budget is None else given)
 
 
 def test_the_prompt_alone_may_be_all_where_the_front_allows_it() -> None:

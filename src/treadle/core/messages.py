@@ -303,7 +303,8 @@ class StepCapabilities(Message, frozen=True):
 
 class Capabilities(Message, frozen=True):
     """Description of a runner and its model, in plain values. `context` is the longest sequence in tokens;
-    `compute` are the backend and kernels that run the model, with reasons against better ones."""
+    `compute` are the backend and kernels that run the model, with reasons against better ones. `grammars`: constraints
+    can be enforced."""
 
     model: str
     architecture: str
@@ -317,6 +318,7 @@ class Capabilities(Message, frozen=True):
     steps: StepCapabilities = StepCapabilities()
     modalities: tuple[str, ...] = ("text",)
     path: str = "batched"  # or serialized
+    grammars: bool = True
     compute: ComputePath = ComputePath()
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 

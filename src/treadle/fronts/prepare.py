@@ -14,7 +14,7 @@ from ..errors import InvalidRequest
 from ..grammar.build import build, json_rule
 from ..grammar.validation import check_grammar
 from ..text.formats import lark
-from ..text.formats.base import NONE, REQUIRED, ToolFormat, ToolSpec
+from ..text.formats.base import AUTO, NONE, REQUIRED, ToolFormat, ToolSpec
 from ..text.formats.reader import ReaderSetup
 from ..text.formats.reasoning import MARKERS, ReasoningMarkers
 from ..text.formats.registry import find
@@ -48,6 +48,7 @@ def prepare_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepa
     markers = None if model.formats.reasoning is None else MARKERS[model.formats.reasoning]
     return Prepared(
         constraint=constraint,
+        optional=tools.active and options.output is None and tools.may_be_free,
         thinking=_thinking(model, options, markers, prompt, constrained=constraint is not None),
         reader=_reader(tools, tool_format if tools.active or tool_format.own_reasoning else None, markers, prompt),
         loose_tools=tools.loose,
@@ -79,6 +80,11 @@ class _Tools:
     @property
     def active(self) -> bool:
         return bool(self.specs) and self.choice.mode != NONE
+
+    @property
+    def may_be_free(self) -> bool:
+        """Whether calls need no grammar: the model chooses them, and no tool is strict."""
+        return self.choice.mode == AUTO and not any(tool.strict for tool in self.given)
 
     def schema(self, schema: Mapping[str, Any]) -> str:
         """Return a JSON schema as Lark's `%json` takes it."""

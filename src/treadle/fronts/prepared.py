@@ -13,13 +13,19 @@ from ..text.formats.reader import ReaderSetup
 
 class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     """Plain values that a text worker derives from a request: `constraint` and `thinking` of its sequences, and the
-    setup of the answers' reader, None where answers are text alone. `loose_tools` are tools whose arguments are not
-    held to their schema, with the reason."""
+    setup of the answers' reader, None where answers are text alone. `optional`: the request can be answered without the
+    constraint. `loose_tools` are tools whose arguments are not held to their schema, with the reason."""
 
     constraint: Constraint | None = None
     thinking: Thinking | None = None
     reader: ReaderSetup | None = None
     loose_tools: dict[str, str] = {}
+    optional: bool = False
+
+    def without_constraint(self) -> Prepared:
+        """Return the values without the constraint, and without reasoning that only the constraint has to know of."""
+        budgeted = self.thinking is not None and self.thinking.budget is not None
+        return msgspec.structs.replace(self, constraint=None, thinking=self.thinking if budgeted else None)
 
 
 NOTHING = Prepared()

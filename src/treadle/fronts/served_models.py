@@ -67,6 +67,7 @@ class ServedModel:
             max_tokens=self.max_tokens,
             eos_token_ids=text.eos_token_ids,
             sampling=text.default_sampling,
+            grammars=can is None or can.grammars,
         )
 
     def health(self) -> Health:

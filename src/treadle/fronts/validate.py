@@ -63,7 +63,7 @@ class RawParams:
 class Limits:
     """Limits of the model and the settings. `max_tokens` caps one completion; None: the context alone does.
 
-    `sampling` holds the model's default parameters, by the names of `RawParams`.
+    `sampling` holds the model's default parameters, by the names of `RawParams`. `grammars`: constraints are enforced.
     """
 
     vocabulary: int
@@ -71,6 +71,7 @@ class Limits:
     max_tokens: int | None = None
     eos_token_ids: Collection[int] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
+    grammars: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +201,15 @@ def build_submits(
     prepared: Prepared = NOTHING,
 ) -> list[Submit]:
     """Return one Submit for each choice of each prompt: all choices of the first prompt, then of the second. Their
-    prompts are cached under `salt`; all get the constraint and the thinking of `prepared`.
+    prompts are cached under `salt`; all get the constraint and the thinking of `prepared`, a constraint that is
+    optional only where the engine enforces any.
 
     A given seed makes choice i of a prompt the same whatever other prompts are in the request. Raises InvalidRequest
     for empty prompts or foreign ids and ContextLengthExceeded for what does not fit.
     """
     _check_scores(validated, sum(map(len, prompts)))
+    if prepared.optional and not limits.grammars:
+        prepared = prepared.without_constraint()
     submits = []
     for prompt in prompts:
         check_prompt_ids(prompt, limits, param)

@@ -113,6 +113,7 @@ class ModelRunner:
                 prompt_token_s=self._costs.prompt_token_s,
             ),
             path="serialized" if backend.name == "serial" else "batched",
+            grammars=not self._grammars.unavailable,
             compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead),
             details=model.details,
         )
