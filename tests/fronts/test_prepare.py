@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from treadle.fronts.prepared import Prepared
 from treadle.fronts.tool_fields import read_tools
 from treadle.grammar.validation import fault_of
 from treadle.text import TextModel
+from treadle.text.answer_formats import AnswerFormats
 from treadle.text.formats.base import ToolChoice, ToolSpec
 from treadle.text.formats.reasoning import MARKERS
 
@@ -137,9 +139,12 @@ def test_calls_may_be_closed_at_the_limit() -> None:
 
 
 def test_the_reader_knows_the_types_of_parameters() -> None:
-    found = prepared(AnswerOptions((WEATHER, CLOCK)))
-    assert found.reader is not None
-    assert found.reader.types == {"weather": {"city": ("string",)}, "clock": {}}
+    """Formats that write no JSON need them, the others do not."""
+    for name, types in (("qwen3_coder", {"weather": {"city": ("string",)}, "clock": {}}), ("hermes", {})):
+        text = replace(bytes_text(), formats=AnswerFormats(name, by_template=True))
+        found = prepared(AnswerOptions((WEATHER, CLOCK)), text)
+        assert found.reader is not None
+        assert (found.reader.format, found.reader.types) == (name, types)
 
 
 def test_a_strict_tool_that_may_not_be_called_is_not_looked_at() -> None:
