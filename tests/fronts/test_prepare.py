@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from tests.support.bytes_text import bytes_text
 from tests.support.tiny import CHATML
@@ -99,10 +100,46 @@ def test_a_forced_call_needs_no_format() -> None:
     assert with_format.constraint == prepared(forced).constraint
 
 
-def test_a_regex_and_tools_exclude_each_other() -> None:
-    with pytest.raises(InvalidRequest, match="can't be combined") as caught:
-        prepared(AnswerOptions((WEATHER,), output=OutputGrammar("regex", "a", "guided_regex")))
-    assert caught.value.param == "guided_regex"
+OUTPUTS = [
+    (JSON, '{"city": "Rome"}', '{"city": 5}'),
+    (OutputGrammar("json_object", None, "response_format"), '{"x": 1}', "[1]"),
+    (OutputGrammar("regex", "a+b", "guided_regex"), "aab", "ba"),
+    (OutputGrammar("choice", ["red", "green"], "guided_choice"), "green", "blue"),
+    (OutputGrammar("lark", "start: A\nA: /[0-9]{3}/", "guided_grammar"), "123", "12x"),
+]
+
+
+def takes(grammar: str, answer: str) -> bool:
+    """Whether a grammar takes a whole answer, byte by byte."""
+    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    return matcher.try_consume_tokens(list(answer.encode())) == len(answer.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(("output", "good", "bad"), OUTPUTS, ids=lambda value: str(value)[:24])
+def test_tools_and_any_format_are_calls_or_that_format(output: OutputGrammar, good: str, bad: str) -> None:
+    found = prepared(AnswerOptions((WEATHER,), output=output))
+    assert found.constraint is not None
+    assert takes(found.constraint.grammar, good)
+    assert not takes(found.constraint.grammar, bad)
+    assert takes(found.constraint.grammar, '<tool_call>\n{"name": "weather", "arguments": {"city": "x"}}\n</tool_call>')
+
+
+@pytest.mark.parametrize(("output", "good", "bad"), OUTPUTS, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize("tools", [(), (WEATHER,)])
+def test_with_channels_a_format_begins_in_the_final_one(
+    output: OutputGrammar, good: str, bad: str, tools: tuple[ToolSpec, ...]
+) -> None:
+    text = replace(bytes_text(), formats=AnswerFormats("harmony", by_template=True, always_read=True))
+    found = prepared(AnswerOptions(tools, output=output, thinking_budget=9), text)
+    assert found.constraint is not None
+    start = "<|channel|>final<|message|>"
+    assert found.constraint.triggers[0] == start
+    assert len(found.constraint.triggers) == 1 + len(tools)
+    assert takes(found.constraint.grammar, start + good)
+    assert not takes(found.constraint.grammar, start + bad)
+    assert not takes(found.constraint.grammar, good)
+    assert found.thinking is not None
+    assert text.decode(found.thinking.close_ids, skip_special_tokens=False) == "<|end|>"
 
 
 def test_a_schema_that_no_grammar_holds_is_loose_unless_it_is_strict() -> None:

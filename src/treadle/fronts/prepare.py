@@ -20,7 +20,6 @@ from ..text.formats.reasoning import MARKERS, ReasoningMarkers
 from ..text.formats.registry import find
 from ..text.formats.typed_values import parameter_types
 from .answer_options import AnswerOptions, OutputGrammar
-from .output_fields import JSON_OBJECT, JSON_SCHEMA
 from .prepared import Prepared
 from .structural_tags import KIND as STRUCTURAL_TAG
 from .structural_tags import structural_tag
@@ -46,10 +45,14 @@ def prepare_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepa
     tool_format = find(model.formats.tools)
     constraint = _constraint(model, options, tools, tool_format)
     markers = None if model.formats.reasoning is None else MARKERS[model.formats.reasoning]
+    if options.thinking_budget is not None and tool_format.own_reasoning:
+        limited: ReasoningMarkers | None = tool_format.reasoning
+    else:
+        limited = markers
     return Prepared(
         constraint=constraint,
         optional=tools.active and options.output is None and tools.may_be_free,
-        thinking=_thinking(model, options, markers, prompt, constrained=constraint is not None),
+        thinking=_thinking(model, options, limited, prompt, constrained=constraint is not None),
         reader=_reader(tools, tool_format if tools.active or tool_format.own_reasoning else None, markers, prompt),
         loose_tools=tools.loose,
     )
@@ -126,22 +129,30 @@ def _with_any_values(tool: ToolSpec) -> ToolSpec:
 
 
 def _constraint(model: TextModel, options: AnswerOptions, tools: _Tools, tool_format: ToolFormat) -> Constraint | None:
+    output = None if options.output is None else _output(model, options.output)
     if not tools.active:
-        return None if options.output is None else _output(model, options.output)
+        return None if output is None else _in_channel(model, tools, tool_format, output)
     try:
-        made = _with_calls(model, options.output, tools, tool_format)
+        made = _with_calls(model, output, tools, tool_format)
     except InvalidRequest as error:
         if error.param != tools.param or any(tool.strict for tool in tools.given):
             raise
         tools.loosen(error.message)
-        made = _with_calls(model, options.output, tools, tool_format)
+        made = _with_calls(model, output, tools, tool_format)
     return msgspec.structs.replace(made, close_at_limit=options.close_at_limit)
 
 
-def _with_calls(model: TextModel, output: OutputGrammar | None, tools: _Tools, tool_format: ToolFormat) -> Constraint:
+def _with_calls(model: TextModel, output: Constraint | None, tools: _Tools, tool_format: ToolFormat) -> Constraint:
     if output is None or tools.choice.mode == REQUIRED:
         return _checked(model, tools, lambda special: _calls(tool_format, tools, special))
-    return _checked(model, tools, lambda special: _calls_or_json(tool_format, tools, output, special))
+    return _checked(model, tools, lambda special: _calls_or_output(tool_format, tools, output, special))
+
+
+def _in_channel(model: TextModel, tools: _Tools, tool_format: ToolFormat, output: Constraint) -> Constraint:
+    """Return the constraint of an answer that has to begin with a text of its format; any other is left as it is."""
+    if tool_format.answer_start is None or not model.formats.by_template:
+        return output
+    return _checked(model, tools, lambda special: _calls_or_output(tool_format, tools, output, special))
 
 
 def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]], Constraint]) -> Constraint:
@@ -159,20 +170,27 @@ def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int]) -
     return made
 
 
-def _calls_or_json(
-    tool_format: ToolFormat, tools: _Tools, output: OutputGrammar, special: Mapping[str, int]
+def _calls_or_output(
+    tool_format: ToolFormat, tools: _Tools, output: Constraint, special: Mapping[str, int]
 ) -> Constraint:
-    """Return the grammar of an answer that is either calls or JSON."""
-    if output.kind not in (JSON_OBJECT, JSON_SCHEMA):
-        raise InvalidRequest(
-            f"{output.param} and {tools.param} can't be combined: give a JSON schema instead, or tool_choice 'none'",
-            param=output.param,
-        )
+    """Return the grammar of an answer that is either calls or `output`, behind the text that begins an answer in the
+    format."""
+    start = tool_format.answer_start
     grammar = lark.Grammar(special, tools.schema)
-    calls = tool_format.calls(tools.specs, grammar, several=tools.parallel)
-    schema = _ANY_OBJECT if output.kind == JSON_OBJECT else output.spec
-    answer = grammar.rule("answer", json_rule(schema, param=output.param))
-    return Constraint("tool", grammar.render(f"{calls} | {answer}"))
+    choices = [f"{grammar.text(start)} @output" if start else "@output"]
+    triggers: tuple[str, ...] = (start,) if start else ()
+    if tools.specs:
+        choices.append(tool_format.calls(tools.specs, grammar, several=tools.parallel))
+        triggers += tool_format.triggers(tools.specs) if start else ()
+    text = _with_nested(grammar.render(" | ".join(choices)), output.grammar)
+    kind = "tool" if tools.specs else output.kind
+    return msgspec.structs.replace(output, kind=kind, grammar=text, triggers=triggers)
+
+
+def _with_nested(text: str, inner: str) -> str:
+    """Return the grammar of a Lark text that refers to the grammar `inner` as `@output`."""
+    nested = json.loads(inner)["grammars"] if inner.startswith("{") else [{"lark_grammar": inner}]
+    return json.dumps({"grammars": [{"lark_grammar": text}, {**nested[0], "name": "output"}, *nested[1:]]})
 
 
 # Reasoning and the reader ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import msgspec
 
 from ...core.messages import Constraint
 from . import lark
+from .reasoning import ReasoningMarkers
 from .scanner import Scanner, Steps
 from .writer import EventWriter
 
@@ -59,7 +60,8 @@ class ToolFormat(ABC):
     further special tokens that the parser reads; all others are dropped. `typed`: arguments are texts, and the parser
     needs the types of the parameters. `one_block`: all calls stand behind one starting text; otherwise each has its
     own, and text may stand between them. `own_reasoning`: the parser reads the format's own markers of reasoning, and
-    every answer, also without tools.
+    every answer, also without tools; `reasoning` are those markers then, for a budget. `answer_start`: the text behind
+    which the visible answer begins; None where it begins at once, or behind the reasoning.
     """
 
     name: ClassVar[str]
@@ -69,6 +71,8 @@ class ToolFormat(ABC):
     typed: ClassVar[bool] = False
     one_block: ClassVar[bool] = False
     own_reasoning: ClassVar[bool] = False
+    reasoning: ClassVar[ReasoningMarkers | None] = None
+    answer_start: ClassVar[str | None] = None
 
     @abstractmethod
     def detect(self, template: str) -> bool:

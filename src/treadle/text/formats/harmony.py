@@ -14,6 +14,7 @@ from ...core.messages import Constraint
 from . import lark
 from .base import AUTO, CallContext, ToolChoice, ToolFormat, ToolSpec
 from .json_text import pass_object, skip_space
+from .reasoning import ReasoningMarkers
 from .scanner import Markers, Steps
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -32,6 +33,8 @@ class Harmony(ToolFormat):
     bare_starts = (RECIPIENT,)
     special = (MESSAGE, CONSTRAIN)
     own_reasoning = True
+    reasoning = ReasoningMarkers(f"{CHANNEL}analysis{MESSAGE}", "<|end|>")
+    answer_start = f"{CHANNEL}final{MESSAGE}"
 
     def detect(self, template: str) -> bool:
         return CHANNEL in template and MESSAGE in template

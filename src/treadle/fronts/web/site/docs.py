@@ -15,6 +15,7 @@ from ....errors import (
     EngineDied,
     EngineUnavailable,
     InsufficientScope,
+    InvalidGrammar,
     InvalidRequest,
     ModelNotFound,
     NotAuthenticated,
@@ -40,6 +41,7 @@ HALF = 44  # characters of a code block's line, beside an answer
 ERRORS: dict[type[TreadleError], str] = {
     InvalidRequest: "The request is malformed, or a value is out of range: `param` names the field.",
     UnsupportedParameter: "A known field asks for something that this server does not do.",
+    InvalidGrammar: "The engine can't follow the request's grammar, or follows none: use another, or leave it out.",
     ContextLengthExceeded: "The prompt, or prompt plus completion, is longer than the model's context.",
     NotAuthenticated: "The API key is missing or wrong.",
     InsufficientScope: "The API key does not have the scope that this needs: `admin`.",
