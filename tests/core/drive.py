@@ -117,6 +117,7 @@ class HashRunner:
         self.lost: set[str] = set()
         self.failed: set[str] = set()
         self.accepts: Callable[[list[int]], int] = lambda tokens: zlib.crc32(repr(tokens[-3:]).encode())
+        self.forces: Callable[[list[int]], int] = lambda tokens: 0  # how many tokens are forced behind these
         self.evicts: set[str] = set()  # rows whose cached tokens are gone when they are to be taken over
         self.grammars: dict[str, GrammarStatus] = {}  # in its cache
         self.asked: list[str] = []
@@ -288,6 +289,8 @@ class HashRunner:
 
     def _decode(self, decode: DecodeRow) -> RowTokens:
         row = self.rows[decode.id]
+        if decode.position < len(row.tokens) - len(row.request.prompt):
+            return self._superseded(row, decode)
         assert row.cached == len(row.tokens) - 1, "the cache holds all but the last token"
         assert row.bound == len(row.request.prompt) + decode.position - 1, "the next token is at this position at most"
         assert self.shape.drafts or row.bound == row.cached, "the position is known"
@@ -297,11 +300,22 @@ class HashRunner:
             row.tokens.append(next_token(row.tokens))
         row.cached += count
         row.bound += 1 + decode.drafts
-        return RowTokens(id=decode.id, tokens=tuple(row.tokens[-count:]))
+        forced = 0 if decode.drafts else self.forces(row.tokens)
+        for _ in range(forced):
+            row.tokens.append(next_token(row.tokens))
+        return RowTokens(id=decode.id, tokens=tuple(row.tokens[-count - forced :]), forced=forced)
+
+    def _superseded(self, row: _Held, decode: DecodeRow) -> RowTokens:
+        """A step that was planned before it was known that its token is forced: it computes what it feeds."""
+        assert self.in_flight, "no step in flight has forced its token"
+        assert row.cached == len(row.request.prompt) + decode.position - 1, "it feeds the token behind the cache"
+        row.cached += 1
+        row.bound += 1
+        return RowTokens(id=decode.id, tokens=())
 
     def _rejected(self, plan: StepPlan, rows: Iterable[RowTokens]) -> dict[str, int]:
         """Draft tokens of each row that the step has no use for."""
-        gained = {row.id: len(row.tokens) for row in rows}
+        gained = {row.id: len(row.tokens) - row.forced for row in rows if row.tokens}
         return {d.id: 1 + d.drafts - gained[d.id] for d in plan.decode if d.id in gained}
 
 

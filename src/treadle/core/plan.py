@@ -13,7 +13,8 @@ MAX_SCORED_TOKENS = 512
 
 
 class PrefillChunk(msgspec.Struct, frozen=True):
-    """Compute `count` tokens of sequence `id`, whose cache holds `start` tokens. Other sequences go on from it after
+    """Compute `count` tokens of sequence `id`, whose cache holds `start` tokens: of its prompt, or of those generated
+    before it was released or forced by its constraint. Other sequences go on from it after
     `checkpoints` tokens, all above `start`: a runner whose `sharing` is MARKED keeps its state there, or a little
     before."""
 
@@ -28,7 +29,8 @@ class DecodeRow(msgspec.Struct, frozen=True):
     (0: the first generated one), and those behind accepted drafts.
 
     The step started just before, not finished yet, may be the one that samples the token to feed. If that step may
-    reject drafts, `position` is an upper bound: the runner knows the true one. Blocks for all drafts are allocated.
+    reject drafts, `position` is an upper bound: the runner knows the true one. Blocks for all drafts are allocated. If
+    that step forces a token at `position`, this row gains none (`RowTokens`).
     """
 
     id: str
@@ -74,12 +76,19 @@ class StepPlan(msgspec.Struct, frozen=True):
 class RowTokens(msgspec.Struct, frozen=True):
     """Tokens that sequence `id` gained, one and one more for each accepted draft, with log-probabilities if its request
     asks for them. Each decode row of a plan gains or fails. Blocks of rejected drafts are free by now. With `ended` the
-    last token completed its constraint, and the sequence stops."""
+    last token completed its constraint, and the sequence stops.
+
+    The last `forced` of the tokens were not sampled: its constraint allows no others. They are not computed, and no
+    blocks are allocated for them: the next plan feeds them, the last one as a decode row and those before it as a
+    chunk. A row of the step in flight meanwhile, of which there is one at most, is to sample a token that is forced
+    already: it computes the token that it feeds, and gains none.
+    """
 
     id: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     ended: bool = False
+    forced: int = 0
 
 
 class RowFailure(msgspec.Struct, frozen=True):

@@ -382,7 +382,9 @@ class Scheduler:
             self._end(seq, Finish(reason=FinishReason.LENGTH))
 
     def _gain(self, seq: Sequence, drafts: int, gained: RowTokens) -> None:
-        count, finish = seq.settle_decode(drafts, gained.tokens, ended=gained.ended)
+        count, finish = seq.settle_decode(drafts, gained)
+        if count == 0:
+            return
         out = self._outputs.of(seq)
         if seq.state is State.PREFILL:
             seq.on(Event.PROMPT_DONE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .messages import Finish, FinishReason, Submit, TokenLogprob, WaitReason
+from .plan import RowTokens
 from .states import Event, State, advance
 
 
@@ -29,6 +30,7 @@ class Sequence:
     cached_tokens: int = 0  # of these, reused from the prefix cache when it joined
     cached_reported: bool = False  # when it joined first
     tokens_in_flight: int = 0
+    superseded: int = 0  # tokens that a step in flight samples, and that are forced already
     last_decode_step: int = 0
     last_prefill_step: int = 0  # or the step of its admission: prompts with the lowest are served first
     scored_tokens: int = 0  # of its prompt, since it joined
@@ -105,22 +107,41 @@ class Sequence:
         self.tokens_in_flight += 1 + drafts
         self.last_decode_step = step
 
-    def settle_decode(self, drafts: int, tokens: tuple[int, ...], *, ended: bool = False) -> tuple[int, Finish | None]:
-        """Settle a decode row that was booked with `drafts` draft tokens: it gained `tokens`, one and one more for each
-        accepted draft. With `ended` the last one completed its constraint. Return how many count, as those behind the
-        end do not, and the finish if there is one."""
-        rejected = 1 + drafts - len(tokens)
+    def settle_decode(self, drafts: int, gained: RowTokens) -> tuple[int, Finish | None]:
+        """Settle a decode row that was booked with `drafts` draft tokens. Return how many of the tokens that it gained
+        count, as those behind the end do not, and the finish if there is one."""
+        tokens, forced = gained.tokens, gained.forced
+        if self.superseded:
+            return self._settle_superseded(tokens)
+        sampled = len(tokens) - forced
+        rejected = 1 + drafts - sampled
         if not 0 <= rejected <= drafts:
             raise AssertionError("a sequence gains a token, and one more for each accepted draft")
         self.suspect = False
         self.tokens_in_flight -= 1 + drafts
-        self.committed_tokens += len(tokens)
+        self.committed_tokens += sampled
         self.num_computed_tokens -= rejected
+        if forced:
+            self._supersede()
         for count, token in enumerate(tokens, 1):
             if (finish := self.append(token)) is not None:
-                cut = ended and count == len(tokens) and finish.reason is FinishReason.LENGTH
+                cut = gained.ended and count == len(tokens) and finish.reason is FinishReason.LENGTH
                 return count, self.stopped() if cut else finish
-        return len(tokens), self.stopped() if ended else None
+        return len(tokens), self.stopped() if gained.ended else None
+
+    def _supersede(self) -> None:
+        """The token that the step in flight samples is forced: that step only computes the one that it feeds."""
+        if self.tokens_in_flight > 1:
+            raise AssertionError("tokens are forced while at most one is in flight")
+        self.superseded, self.tokens_in_flight = self.tokens_in_flight, 0
+
+    def _settle_superseded(self, tokens: tuple[int, ...]) -> tuple[int, Finish | None]:
+        """Settle a decode row whose token was forced while it was in flight."""
+        if tokens:
+            raise AssertionError("a token that was forced is not gained again")
+        self.superseded = 0
+        self.committed_tokens += 1
+        return 0, None
 
     def on(self, event: Event) -> None:
         """Take a transition. Raises IllegalTransition if there is none."""
@@ -160,5 +181,5 @@ class Sequence:
 
     def _forget(self) -> None:
         self.num_computed_tokens = self.committed_tokens = self.cached_tokens = 0
-        self.tokens_in_flight = self.scored_tokens = 0
+        self.tokens_in_flight = self.superseded = self.scored_tokens = 0
         self.joined = False
