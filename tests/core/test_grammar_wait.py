@@ -147,6 +147,15 @@ def test_it_is_cancelled_at_once() -> None:
     bench.assert_idle()
 
 
+def test_one_that_is_cancelled_before_its_grammar_was_asked_for_leaves_no_work() -> None:
+    bench = Bench()
+    constrained(bench, "a")
+    bench.cancel("a")
+    assert not bench.scheduler.has_work
+    constrained(bench, "b")
+    assert bench.scheduler.has_work
+
+
 def test_all_are_ended_by_a_shutdown() -> None:
     bench = Bench()
     constrained(bench, "a")

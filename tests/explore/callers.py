@@ -40,13 +40,15 @@ class NotEnabled(Exception):
 
 @dataclass(frozen=True)
 class Ask:
-    """One client request: `rows` sequences of `prompt` tokens, of which each gains `tokens`."""
+    """One client request: `rows` sequences of `prompt` tokens, of which each gains `tokens`. `grammar` must be compiled
+    before it runs."""
 
     name: str
     rows: int = 1
     prompt: int = 3
     tokens: int = 2
     poison: bool = False
+    grammar: str = ""
 
     @property
     def labels(self) -> list[str]:

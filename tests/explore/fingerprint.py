@@ -44,7 +44,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "Pending": ("wait_s",),
     "Output": ("wait_s",),
     "StepReport": ("step", "statistics"),
-    "HashRunner": ("computed", "stored", "least_room", "cost"),
+    "HashRunner": ("computed", "stored", "least_room", "cost", "asked"),
     "Jobs": ("_numbers",),
 }
 HIDDEN = {

@@ -16,6 +16,8 @@ from unittest import mock
 import msgspec
 
 from treadle.core.gate import Gate
+from treadle.core.grammar_state import GrammarState
+from treadle.core.grammar_wait import GrammarWait
 from treadle.core.messages import StepReport
 from treadle.core.queue import Queue
 from treadle.core.scheduler import Scheduler
@@ -55,6 +57,22 @@ class Mutant:
 
 def _nothing(was: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: None
+
+
+def _queues_all(was: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(self: GrammarWait) -> list[Any]:
+        self._enqueued = False
+        for seq in list(self._queue.held):
+            constraint = seq.request.constraint
+            if constraint is not None and self._lookup(constraint).state is not GrammarState.PENDING:
+                self._queue.push(seq)
+        return []
+
+    return ask
+
+
+def _only_running(was: Any) -> property:
+    return property(lambda self: [seq.order for seq in self._running.values() if seq.joined])
 
 
 def _tells_ends_twice(was: Callable[..., None]) -> Callable[..., None]:
@@ -195,5 +213,8 @@ MUTANTS = (
         lambda was: lambda self, grace_s: self._owner.ended(),
         "one",
     ),
+    Mutant("a compiled grammar wakes nobody", Mailbox, "wake", _nothing, "grammar"),
+    Mutant("a grammar that fails ends nothing", GrammarWait, "ask", _queues_all, "bad grammar"),
+    Mutant("what compiles is no suspect", Scheduler, "exposed_arrivals", _only_running, "poisoned grammar"),
     Mutant("a restart never comes", backoff_module, "BACKOFF_S", lambda was: (1e9,), "one"),
 )

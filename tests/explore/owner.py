@@ -13,9 +13,11 @@ from typing import Any, Protocol
 from tests.core.drive import HashRunner, Shape, expected
 from tests.support.capabilities import capabilities
 from tests.support.inert import Inert
+from treadle.core.grammar_state import PENDING, GrammarStatus
 from treadle.core.messages import (
     Cancel,
     Capabilities,
+    Constraint,
     Failed,
     FromOwner,
     Ready,
@@ -35,6 +37,8 @@ from treadle.engine.owner import OwnerLimits, scheduler_for
 from treadle.runner.base import Job, RunnerBroken
 
 MERGE_AFTER = 2
+BAD, POISON = "bad", "poison"
+"""Grammars: one that can't be compiled, and one whose compiling ends the process."""
 
 
 class Violation(AssertionError):
@@ -57,8 +61,20 @@ class ExploredRunner(Inert, HashRunner):
     def __init__(self, max_running: int, shape: Shape, context: int, poison: Callable[[Submit], bool]) -> None:
         super().__init__(max_running, shape)
         self.fault = ""
+        self.grammar_changed: Callable[[], None] = lambda: None
         self._context = context
         self._poison = poison
+
+    def grammar_state(self, constraint: Constraint) -> GrammarStatus:
+        return HashRunner.grammar_state(self, constraint)
+
+    def notify_grammars(self, changed: Callable[[], None]) -> None:
+        self.grammar_changed = changed
+
+    @property
+    def pending(self) -> list[str]:
+        """The grammars that it compiles."""
+        return [grammar for grammar, status in self.grammars.items() if status is PENDING]
 
     def capabilities(self) -> Capabilities:
         return capabilities(
@@ -236,13 +252,34 @@ class ModelOwner:
         world = self.world
         self.runner = ExploredRunner(world.slots, world.shape, world.context, world.poison)
         can = self.runner.capabilities()
-        scheduler = scheduler_for(can, OwnerLimits(world.slots, 2), self.runner.match_prefix)
+        limits = OwnerLimits(world.slots, 2)
+        scheduler = scheduler_for(can, limits, self.runner.match_prefix, self.runner.grammar_state)
         self.loop = EngineLoop(self.runner, scheduler, self.mailbox, self._say, world.clock, self.table)
         self._say(Ready(capabilities=can, pid=self.pid))
 
     def fail_to_load(self) -> None:
         self._say(Failed(code="start_failed", message="no memory"))
         self.die("exit code 3", told=True)
+
+    @property
+    def pending(self) -> list[str]:
+        return [] if self.runner is None else self.runner.pending
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether its loop waits for a message, a grammar, or for the next sequence to expire."""
+        assert self.loop is not None
+        return not (self.loop.has_work or self.mailbox._woken or self.loop.grammar_wait_s == 0.0)
+
+    def compile(self, grammar: str) -> None:
+        """End the compiling of a grammar, which may be bad, or may end the process."""
+        assert self.runner is not None
+        if grammar == POISON:
+            self.world.poisoned += bool(self.loop and self.loop.scheduler._queue.held)  # else its client has left
+            self.die("killed by SIGSEGV", told=True)
+        else:
+            self.runner.compile(grammar, "it is bad" if grammar == BAD else "")
+            self.runner.grammar_changed()
 
     def step(self, arrive: int, fault: str = "") -> bool:
         """Take in the first `arrive` messages and run the loop once; whether `fault` came to pass."""

@@ -11,7 +11,7 @@ from treadle.engine.supervisor import MAX_FAILED_STARTS, EngineState
 from treadle.errors import TreadleError
 
 from .callers import REPLAYS, Ask, Caller
-from .owner import ModelOwner, Violation, require
+from .owner import BAD, ModelOwner, Violation, require
 from .world import World
 
 ROUNDS = 400
@@ -84,6 +84,10 @@ ENDS: dict[str, tuple[str, ...]] = {
 
 def _end_is_allowed(world: World, caller: Caller, label: str) -> None:
     end, spent = caller.ends[label], world.spent
+    if caller.ask.grammar == BAD:
+        require(end != "done", f"{label} ran without its grammar")
+        if end == "InvalidGrammar":
+            return
     if end == "done" or (end == "RequestCancelled" and label in caller.taken_back):
         return
     if end == "ServerStopping" and spent["drain"] and not spent["stop"]:
@@ -176,8 +180,10 @@ def _happens(world: World, stuck: ModelOwner | None) -> bool:
         owner.load()
     elif owner.dead and not owner.gone and owner.started:
         owner.exit()
-    elif owner is not stuck and owner.serving and owner.loop is not None and (owner.inbound or owner.loop.has_work):
+    elif owner is not stuck and owner.serving and owner.loop is not None and (owner.inbound or not owner.sleeps):
         owner.step(len(owner.inbound))
+    elif owner is not stuck and owner.serving and owner.pending:
+        owner.compile(owner.pending[0])
     else:
         return _submit_next(world)
     return True

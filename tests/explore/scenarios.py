@@ -5,11 +5,15 @@ from __future__ import annotations
 from tests.core.drive import Shape
 
 from .callers import Ask, Scenario
+from .owner import BAD, POISON
 
 A = Ask("a", prompt=4)  # two chunks, the second of which picks the first of two tokens
 B, C = Ask("b", prompt=1, tokens=1), Ask("c", prompt=1, tokens=1)
 PAIR = Ask("g", rows=2, prompt=1, tokens=1)
 LONG_A, LONG_B = Ask("a", prompt=1, tokens=3), Ask("b", prompt=1, tokens=3)
+
+GRAMMAR_A = Ask("a", prompt=1, tokens=1, grammar="good")
+GRAMMAR_PAIR = Ask("g", rows=2, prompt=1, tokens=1, grammar="good")
 
 SMALL = (
     Scenario("one", (A,), budget={"cancel": 1, "match": 1, "die": 1}),
@@ -27,6 +31,10 @@ SMALL = (
     Scenario("memory", (LONG_A, LONG_B), slots=2, shape=Shape(block=2, blocks=3), growth=0),
     Scenario("poison", (Ask("a", prompt=1, poison=True), B), slots=2),
     Scenario("poison leaves", (Ask("a", prompt=1, poison=True), B), slots=2, budget={"cancel": 1}),
+    Scenario("grammar", (GRAMMAR_A, B), budget={"cancel": 1, "die": 1}),
+    Scenario("grammar waits", (GRAMMAR_A, GRAMMAR_PAIR), waiting=3, budget={"short": 1}),
+    Scenario("bad grammar", (Ask("a", prompt=1, grammar=BAD), B), budget={"cancel": 1}),
+    Scenario("poisoned grammar", (Ask("a", prompt=1, poison=True, grammar=POISON), B), slots=2),
     Scenario("frozen", (B,), frozen_ends=True, budget={"long": 1, "freeze": 1, "breaks": 1}),
 )
 """For every run of the tests: each in a few hundred states."""

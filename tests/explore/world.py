@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from treadle.core import block_budget
-from treadle.core.messages import CancelReason, Submit
+from treadle.core.messages import CancelReason, Constraint, Submit
 from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.generation import Generation
@@ -113,9 +113,10 @@ class World:
         if owner.dead and not owner.gone and not owner.talks and owner.started:
             yield "exit"
         if owner.serving and owner.loop is not None:
-            first = 0 if owner.loop.has_work else 1
+            first = 1 if owner.sleeps else 0
             for arrive in range(first, len(owner.inbound) + 1):
                 yield f"step {arrive}"
+            yield from (f"compile {grammar}" for grammar in owner.pending)
         for caller in self.callers.values():
             yield from self._moves(caller)
 
@@ -222,6 +223,11 @@ class World:
             raise NotEnabled("exit")
         owner.exit()
 
+    def _do_compile(self, grammar: str) -> None:
+        if not self.owner.serving or grammar not in self.owner.pending:
+            raise NotEnabled("compile")
+        self.owner.compile(grammar)
+
     def _do_step(self, arrive: str, *fault: str) -> None:
         owner = self.owner
         if not owner.serving or int(arrive) > len(owner.inbound):
@@ -304,7 +310,10 @@ class World:
         ask = caller.ask
         requests = [
             Submit(
-                id="", prompt=tuple(sum(map(ord, name)) + 10 * i + k for k in range(ask.prompt)), max_tokens=ask.tokens
+                id="",
+                prompt=tuple(sum(map(ord, name)) + 10 * i + k for k in range(ask.prompt)),
+                max_tokens=ask.tokens,
+                constraint=Constraint(kind="lark", grammar=ask.grammar) if ask.grammar else None,
             )
             for i in range(ask.rows)
         ]

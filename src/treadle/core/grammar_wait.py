@@ -12,14 +12,11 @@ from .sequence import Sequence
 
 
 class GrammarWait:
-    """Entrance to `queue`: it holds sequences there until `lookup` says that their grammars are compiled.
-
-    `unasked`: whether a sequence is held whose grammar was not asked for.
-    """
+    """Entrance to `queue`: it holds sequences there until `lookup` says that their grammars are compiled."""
 
     def __init__(self, queue: Queue, lookup: GrammarLookup, outputs: Outputs) -> None:
-        self.unasked = False
         self._queue = queue
+        self._enqueued = False  # since the last `ask`
         self._lookup = lookup
         self._outputs = outputs
 
@@ -29,11 +26,16 @@ class GrammarWait:
             self._queue.push(seq)
         else:
             self._queue.hold(seq)
-            self.unasked = True
+            self._enqueued = True
+
+    @property
+    def unasked(self) -> bool:
+        """Whether a sequence is held whose grammar was not asked for."""
+        return self._enqueued and bool(self._queue.held)
 
     def ask(self) -> Iterator[tuple[Sequence, str]]:
         """Queue the held sequences whose grammars are compiled. Yield those whose grammars can't be, with messages."""
-        self.unasked = False
+        self._enqueued = False
         for seq in list(self._queue.held):
             assert seq.request.constraint is not None
             status = self._lookup(seq.request.constraint)
