@@ -39,14 +39,13 @@ class GrammarWait:
         for seq in list(self._queue.held):
             assert seq.request.constraint is not None
             status = self._lookup(seq.request.constraint)
-            match status.state:
-                case GrammarState.PENDING:
-                    self._report(seq, WaitReason.GRAMMAR)
-                case GrammarState.READY:
-                    self._queue.push(seq)
-                    self._report(seq, WaitReason.SLOT)
-                case GrammarState.FAILED:
-                    yield seq, status.message
+            if status.state is GrammarState.PENDING:
+                self._report(seq, WaitReason.GRAMMAR)
+            elif status.state is GrammarState.READY:
+                self._queue.push(seq)
+                self._report(seq, WaitReason.SLOT)
+            else:
+                yield seq, status.message
 
     def _report(self, seq: Sequence, reason: WaitReason) -> None:
         if seq.waits_for is not reason:
