@@ -89,13 +89,15 @@ def walk(vocabulary: Vocabulary, constraint: Constraint, seed: int, max_tokens: 
     assert row is not None
     rng, masks, tokens = random.Random(seed), TokenMasks(vocabulary.size), list[int]()
     while len(tokens) < max_tokens:
-        token = _draw(vocabulary, masks, row, rng)
-        if token is None or row.failure:
+        drawn = _draw(vocabulary, masks, row, rng)
+        if drawn is None or row.failure:
             return Walk(vocabulary.decode(tokens), len(tokens), f"failed: {row.failure or 'no token is allowed'}")
-        if token in vocabulary.stop_ids:
-            return Walk(vocabulary.decode(tokens), len(tokens), "stop")
+        token = row.settle(drawn)
         row.accept(token)
-        tokens.append(token)
+        if token not in vocabulary.stop_ids:
+            tokens.append(token)
+        if row.ended:
+            return Walk(vocabulary.decode(tokens), len(tokens), "stop")
     return Walk(vocabulary.decode(tokens), len(tokens), "length")
 
 
