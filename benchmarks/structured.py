@@ -117,7 +117,8 @@ class Engine:
         reports: list[FromOwner] = []
         self.runner.forget_prefixes()
         limits = OwnerLimits(max_running=len(submits), prefill_tokens=Settings.prefill_tokens)
-        scheduler = scheduler_for(self.runner.capabilities(), limits, self.runner.match_prefix)
+        can, runner = self.runner.capabilities(), self.runner
+        scheduler = scheduler_for(can, limits, runner.match_prefix, runner.grammar_state)
         loop = EngineLoop(self.runner, scheduler, Mailbox(), reports.append)
         rows = {submit.id: Row(submit) for submit in submits}
         for submit in submits:
@@ -142,6 +143,8 @@ class Engine:
                 row.tokens += output.tokens
                 row.times += [now] * len(output.tokens)
                 row.finish = output.finish or row.finish
+                if output.finish is not None and output.finish.reason is FinishReason.ERROR:
+                    sys.exit(f"row {output.id} failed: {output.finish.message}")
                 gained |= {output.id} if output.tokens else set()
         reports.clear()
         return Step(now, now - began, frozenset(gained))
