@@ -141,6 +141,7 @@ def test_tools_carry_calls_and_results_of_earlier_turns() -> None:
     assert second.messages[:2] == first.messages
     body = json.loads(body_of(third, "m", "chat", {"ignore_eos": True}))
     assert (body["tool_choice"], len(body["tools"]), "ignore_eos" in body) == ("required", 4, False)
+    assert body["parallel_tool_calls"] is False, "a model that keeps calling would never end"
     call = body["messages"][2]["tool_calls"][0]
     assert call["id"] == body["messages"][3]["tool_call_id"]
     parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in body["tools"]}

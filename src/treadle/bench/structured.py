@@ -55,7 +55,7 @@ def tool_requests(rng: random.Random, options: Options) -> list[Request]:
     conversation with its calls and results. Those are scripted, so that every server reads the same."""
     system = PromptMessage("system", text(rng, int(options["system"])))
     tools = [_tool(rng, i, int(options["properties"])) for i in range(int(options["tools"]))]
-    fields = {"tools": tools, "tool_choice": "required"}
+    fields = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
     return [
         request
         for agent in range(int(options["agents"]))

@@ -279,7 +279,7 @@ KINDS: dict[str, WorkloadKind] = {
         json_requests,
     ),
     "tools": WorkloadKind(
-        "agents that must call a tool in each turn, with the results of earlier calls: are the calls valid?",
+        "agents that must call one tool in each turn, with the results of earlier calls: are the calls valid?",
         {
             "agents": 4,
             "turns": 3,
