@@ -18,9 +18,10 @@ from .self_test import self_tested
 Put = Callable[..., list[Any]]
 """Makes MLX arrays of NumPy's: `direct`, or `Staging.put`."""
 
-RING = 1 << 19
+RING = 1 << 20
 """Numbers of a ring: many more than two steps take, so that no copy is ever waited for. Arrays of more than a quarter
-of it are made anew; the page tables of 128 sequences of 16,000 tokens take half of that."""
+of it are made anew. The page tables of 128 sequences of 16,000 tokens take a quarter of that, and the bitmasks of 32
+rows over 262,144 tokens all of it."""
 _LEAST = 1024
 _DTYPES = {np.dtype(np.int32): mx.int32, np.dtype(np.float32): mx.float32}
 

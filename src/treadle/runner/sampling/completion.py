@@ -146,15 +146,18 @@ def _usual_tokens(tokenizer: LLTokenizer) -> tuple[int, ...]:
     return tuple(tokens[0] for text in texts if len(tokens := tokenizer.greedy_tokenize(text)) == 1)
 
 
-def growth(grammar: str) -> int:
-    """Return an estimate of how many tokens one token can add to a grammar's completion at most: twice the text of the
-    grammar, which names all that is required, times all numbers of repetitions in it."""
-    most = 2 * len(grammar)
+def growth(tokenizer: LLTokenizer, grammar: str, most: int) -> int:
+    """Return an estimate of how many tokens one token can add to a grammar's completion; of more than `most` any number
+    above. It is twice the tokens of the grammar, whose text has all that can be required, times all numbers of
+    repetitions in it."""
+    if len(grammar) > 4 * most:
+        return most + 1
+    found = 2 * len(tokenizer.tokenize_str(grammar))
     for number in re.findall(r"[0-9]{1,9}", grammar):
-        most *= max(1, int(number))
-        if most > 1 << 31:
+        found *= max(1, int(number))
+        if found > most:
             break
-    return most
+    return found
 
 
 class Closing:
@@ -165,9 +168,9 @@ class Closing:
     break the invariant, nothing is looked for.
     """
 
-    def __init__(self, completions: Completions, grammar: str) -> None:
+    def __init__(self, completions: Completions, growth: int) -> None:
         self._completions = completions
-        self._growth = growth(grammar)
+        self._growth = growth
         self._shortest: int | None = None  # from the beginning; 0 where none fits
         self.restart()
 

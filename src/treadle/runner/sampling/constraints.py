@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ...core.messages import Submit
 from ...grammar.compiler import GrammarCompiler
-from .completion import Closing, Completions
+from .completion import Closing, Completions, growth
 from .reasoning import Reasoning, ReasoningPhase
 from .row_grammar import RowGrammar
 
@@ -62,7 +62,8 @@ class RowConstraint:
             self._foreign = tuple(set(tokenizer.eos_tokens) - set(self._stops))
             if request.constraint.close_at_limit:
                 text = request.constraint.grammar
-                self._closing = Closing(Completions(tokenizer, text), text)
+                most = growth(tokenizer, text, request.max_tokens)
+                self._closing = Closing(Completions(tokenizer, text), most)
         self._left = request.max_tokens
         self._failure = ""
         self.ended = False
