@@ -46,6 +46,18 @@ def test_a_sequence_ends_at_its_stop_token() -> None:
     assert bench.heard["a"].finish == Finish(reason=FinishReason.STOP, stop_token_id=tokens[6])
 
 
+@pytest.mark.parametrize(("max_tokens", "stops", "end"), [(9, (), None), (1, (), None), (9, (7,), 7), (1, (7,), 7)])
+def test_a_token_that_completes_a_constraint_ends_its_sequence(
+    max_tokens: int, stops: tuple[int, ...], end: int | None
+) -> None:
+    """Also where `min_tokens` holds stop tokens, and at the limit."""
+    bench = Bench()
+    bench.submit("a", prompt=(1,), max_tokens=max_tokens, stop_token_ids=stops, min_tokens=5)
+    plan = bench.scheduler.plan(bench.now)
+    outputs = bench.scheduler.apply(plan, StepResult(rows=(RowTokens("a", (7,), ended=True),)))
+    assert [output.finish for output in outputs] == [Finish(reason=FinishReason.STOP, stop_token_id=end)]
+
+
 def test_a_prompt_that_is_complete_decodes_in_the_same_step() -> None:
     bench = Bench()
     bench.submit("a", prompt=10)

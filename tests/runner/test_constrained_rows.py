@@ -341,3 +341,28 @@ def test_a_kernel_and_operations_of_mlx_mask_the_same(tiny: Tiny) -> None:
         loop.run(*some, *others)
     for request in (*some, *others):
         assert_alike(kernel.everything(request.id), stock.everything(request.id))
+
+
+@pytest.mark.parametrize("backend", ["contiguous", "ahead"])
+def test_masks_are_filled_while_the_device_computes_the_step(
+    tiny: Tiny, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single constrained row too: its next pass has been handed to the device before its mask is filled."""
+    handed: list[int] = []
+    filled: list[int] = []
+    real_eval, real_fill = mx.async_eval, TokenMasks.fill
+
+    def hand(*arrays: Any) -> None:
+        handed.append(len(filled))
+        real_eval(*arrays)
+
+    def fill(self: TokenMasks, rows: Any) -> Any:
+        filled.append(len(handed))
+        return real_fill(self, rows)
+
+    monkeypatch.setattr(mx, "async_eval", hand)
+    monkeypatch.setattr(TokenMasks, "fill", fill)
+    loop = Looped(runner_of(model_of(backend, tiny)))
+    loop.run(constrained("word", 0, random.Random(0), "greedy"))
+    assert len(filled) >= 4
+    assert all(count > i for i, count in enumerate(filled)), "one pass more is on the device than masks were filled"

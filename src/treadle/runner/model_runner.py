@@ -16,20 +16,13 @@ from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
-import msgspec
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
-from ..core.messages import (
-    BlockEvent,
-    Capabilities,
-    Constraint,
-    KvCapabilities,
-    RunnerStatistics,
-    StepCapabilities,
-)
+from ..core.messages import BlockEvent, Capabilities, Constraint, RunnerStatistics
 from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from ..grammar.compiler import GrammarCompiler
 from .base import Job, JobContext
+from .capabilities import capabilities_of
 from .device import memory
 from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .device.staging import Staging, direct
@@ -83,40 +76,7 @@ class ModelRunner:
     def capabilities(self) -> Capabilities:
         """Facts about the model, and limits of this runner."""
         self._owner.check()
-        model, backend = self._model, self._backend
-        return Capabilities(
-            model=model.name,
-            architecture=model.architecture,
-            vocabulary=model.vocabulary,
-            context=model.context,
-            device=model.device,
-            dtype=model.dtype,
-            parameters=model.parameters,
-            weight_bytes=model.weight_bytes,
-            kv=KvCapabilities(
-                token_bytes=model.kv.token_bytes,
-                row_bytes=model.kv.row_bytes,
-                budget_bytes=model.kv_budget_bytes,
-                block=backend.block,
-                blocks=backend.blocks,
-                dtype=model.kv_dtype,
-                prefix_block=0 if backend.index is None else backend.index.block,
-            ),
-            steps=StepCapabilities(
-                lookahead=backend.lookahead,
-                prefill_tokens=model.prefill_tokens,
-                prefill_quantum=backend.prefill_quantum,
-                chunk_sizes=backend.chunk_sizes,
-                prefix_cache=model.choice.config.keep_prefixes,
-                sharing=backend.sharing,
-                decode_step_s=self._costs.decode_step_s,
-                prompt_token_s=self._costs.prompt_token_s,
-            ),
-            path="serialized" if backend.name == "serial" else "batched",
-            grammars=not self._grammars.unavailable,
-            compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead),
-            details=model.details,
-        )
+        return capabilities_of(self._model, self._backend, self._costs, grammars=not self._grammars.unavailable)
 
     def warm_up(self) -> None:
         """Run every kind of step; leaves nothing behind (C2)."""

@@ -1,0 +1,56 @@
+"""Capabilities of a runner, as its scheduler, its fronts and people see them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.messages import Capabilities, KvCapabilities, StepCapabilities
+from .kv.backend import KvBackend
+from .loading.model import LoadedModel
+from .loading.step_costs import StepCosts
+
+
+def capabilities_of(model: LoadedModel, backend: KvBackend, costs: StepCosts, *, grammars: bool) -> Capabilities:
+    """Return the facts about `model`, and the limits of the runner that serves it with `backend`. `grammars`: it can
+    follow those of structured output."""
+    return Capabilities(
+        model=model.name,
+        architecture=model.architecture,
+        vocabulary=model.vocabulary,
+        context=model.context,
+        device=model.device,
+        dtype=model.dtype,
+        parameters=model.parameters,
+        weight_bytes=model.weight_bytes,
+        kv=_kv_capabilities(model, backend),
+        steps=_step_capabilities(model, backend, costs),
+        path="serialized" if backend.name == "serial" else "batched",
+        grammars=grammars,
+        compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead),
+        details=model.details,
+    )
+
+
+def _kv_capabilities(model: LoadedModel, backend: KvBackend) -> KvCapabilities:
+    return KvCapabilities(
+        token_bytes=model.kv.token_bytes,
+        row_bytes=model.kv.row_bytes,
+        budget_bytes=model.kv_budget_bytes,
+        block=backend.block,
+        blocks=backend.blocks,
+        dtype=model.kv_dtype,
+        prefix_block=0 if backend.index is None else backend.index.block,
+    )
+
+
+def _step_capabilities(model: LoadedModel, backend: KvBackend, costs: StepCosts) -> StepCapabilities:
+    return StepCapabilities(
+        lookahead=backend.lookahead,
+        prefill_tokens=model.prefill_tokens,
+        prefill_quantum=backend.prefill_quantum,
+        chunk_sizes=backend.chunk_sizes,
+        prefix_cache=model.choice.config.keep_prefixes,
+        sharing=backend.sharing,
+        decode_step_s=costs.decode_step_s,
+        prompt_token_s=costs.prompt_token_s,
+    )
