@@ -52,7 +52,9 @@ def o200k(modules: Path) -> Vocabulary:
     tokens = [base64.b64decode(line.split()[0]) for line in lines]
     names = ("startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call")
     ids = (199998, 199999, 200002, 200003, 200005, 200006, 200007, 200008, 200012)
-    return Vocabulary("o200k", tokens, 0, {f"<|{n}|>": i for n, i in zip(names, ids, strict=True)}, O200K)
+    known = dict(zip(ids, names, strict=True))
+    special = {f"<|{known.get(i, f'reserved_{i}')}|>": i for i in range(len(tokens), max(ids) + 1)}
+    return Vocabulary("o200k", tokens, 0, special, O200K)
 
 
 def llama3(modules: Path) -> Vocabulary:
