@@ -80,6 +80,12 @@ def test_the_grammar_has_the_tools_that_may_be_called(choice: ToolChoice, names:
     assert fault_of(found.constraint.grammar) is None
 
 
+def test_a_named_tool_is_called_once() -> None:
+    named = prepared(AnswerOptions((CLOCK,), ToolChoice("required", ("clock",), single=True)))
+    assert named == prepared(AnswerOptions((CLOCK,), ToolChoice("required"), parallel=False))
+    assert named != prepared(AnswerOptions((CLOCK,), ToolChoice("required")))
+
+
 def test_with_none_no_tool_is_described_or_read() -> None:
     options = AnswerOptions((WEATHER,), ToolChoice("none"))
     assert prepared(options) == Prepared()

@@ -78,8 +78,8 @@ def test_as_many_tools_as_agents_have_are_taken() -> None:
         ("none", ToolChoice("none")),
         ("required", ToolChoice("required")),
         ("any", ToolChoice("required")),
-        (tool("g"), ToolChoice("required", ("g",))),
-        ({"type": "function", "name": "g"}, ToolChoice("required", ("g",))),
+        (tool("g"), ToolChoice("required", ("g",), single=True)),
+        ({"type": "function", "name": "g"}, ToolChoice("required", ("g",), single=True)),
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("h"), tool("f")]}},
             ToolChoice("required", ("h", "f")),
@@ -128,7 +128,7 @@ def test_without_tools_none_can_be_forced(given: Any, place: str) -> None:
 
 
 def test_the_older_form_names_a_function() -> None:
-    assert read_function_call({"name": "g"}, TOOLS) == ToolChoice("required", ("g",))
+    assert read_function_call({"name": "g"}, TOOLS) == ToolChoice("required", ("g",), single=True)
     assert read_function_call("none", TOOLS) == ToolChoice("none")
     with pytest.raises(InvalidRequest) as caught:
         read_function_call({"name": "x"}, TOOLS)

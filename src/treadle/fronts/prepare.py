@@ -75,7 +75,7 @@ class _Tools:
         self._rules: dict[str, str] = {}
         self.param = options.tools_param
         self.choice = options.choice
-        self.parallel = options.parallel
+        self.parallel = options.parallel and not options.choice.single
         self.given = options.choice.allowed(options.tools)
         names = {tool.name for tool in self.given}
         self.specs = tuple(self._held(tool, i) for i, tool in enumerate(options.tools) if tool.name in names)

@@ -30,7 +30,8 @@ def read_functions(value: Any, param: str = "functions") -> tuple[ToolSpec, ...]
 
 
 def read_choice(value: Any, tools: tuple[ToolSpec, ...], param: str = "tool_choice") -> ToolChoice:
-    """Return the choice: "none", "auto", "required", a named function, or allowed_tools. Raises InvalidRequest."""
+    """Return the choice: "none", "auto", "required", a named function (one call), or allowed_tools. Raises
+    InvalidRequest."""
     if value is None:
         return ToolChoice()
     if isinstance(value, str):
@@ -39,7 +40,7 @@ def read_choice(value: Any, tools: tuple[ToolSpec, ...], param: str = "tool_choi
         raise InvalidRequest(f"{param} is {kind_of(value)}: {_EXPECTED}", param=param)
     kind = value.get("type")
     if kind == "function":
-        return ToolChoice(REQUIRED, (_chosen(value, tools, param),))
+        return ToolChoice(REQUIRED, (_chosen(value, tools, param),), single=True)
     if kind == "allowed_tools":
         return _allowed(value, tools, param)
     place = f"{param}.type"
@@ -49,7 +50,7 @@ def read_choice(value: Any, tools: tuple[ToolSpec, ...], param: str = "tool_choi
 def read_function_call(value: Any, tools: tuple[ToolSpec, ...], param: str = "function_call") -> ToolChoice:
     """Return the choice of OpenAI's older form: "none", "auto", or `{"name": ...}`. Raises InvalidRequest."""
     if isinstance(value, Mapping):
-        return ToolChoice(REQUIRED, (_known(value.get("name"), tools, f"{param}.name"),))
+        return ToolChoice(REQUIRED, (_known(value.get("name"), tools, f"{param}.name"),), single=True)
     return read_choice(value, tools, param)
 
 

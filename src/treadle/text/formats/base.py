@@ -28,10 +28,12 @@ class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the answer calls tools: `mode` is "none", "auto" or "required". With `names` only these may be called: a
-    named tool is "required" with its name, allowed_tools are a mode with several."""
+    named tool is "required" with its name, allowed_tools are a mode with several. `single`: it is called exactly
+    once."""
 
     mode: str = AUTO
     names: tuple[str, ...] = ()
+    single: bool = False
 
     def allowed(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """Return the tools that may be called, in their order."""
