@@ -35,6 +35,7 @@ from treadle.errors import (
     spell,
     spelled,
 )
+from treadle.text.templates import TemplateRefusal
 
 GRPC = {
     "CANCELLED",
@@ -105,6 +106,7 @@ def test_statuses_are_sane(kind: type[TreadleError]) -> None:
 
 @pytest.mark.parametrize("kind", CONTRACT)
 def test_an_error_comes_back_from_its_code(kind: type[TreadleError]) -> None:
+    assert issubclass(TemplateRefusal, InvalidRequest)  # it shares its code, and does not come back
     error = from_code(kind.code, "why", retry_after_s=2.5)
     assert type(error) is kind
     assert (error.message, str(error), error.retry_after_s, error.param) == ("why", "why", 2.5, None)

@@ -240,10 +240,10 @@ def spelled(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _tree(root: type[TreadleError]) -> dict[str, type[TreadleError]]:
-    found = {root.code: root}
+    found: dict[str, type[TreadleError]] = {}
     for child in root.__subclasses__():
         found.update(_tree(child))
-    return found
+    return found | {root.code: root}  # a subclass without a code of its own is for one process alone
 
 
 def from_code(code: str, message: str, *, retry_after_s: float | None = None) -> TreadleError:
