@@ -113,10 +113,14 @@ class ToolFormat(ABC):
             return None
         grammar = lark.Grammar(special or {}, schema)
         several = parallel and (self.one_block or choice.mode != AUTO)
-        text = grammar.render(self.calls(allowed, grammar, several=several))
+        calls = self.calls(allowed, grammar, several=several)
         if choice.mode != AUTO:
-            return Constraint("tool", text)
-        return Constraint("tool", text, triggers=self.triggers(allowed), then_free=parallel)
+            return Constraint("tool", grammar.render(self.whole_answer(calls, grammar)))
+        return Constraint("tool", grammar.render(calls), triggers=self.triggers(allowed), then_free=parallel)
+
+    def whole_answer(self, calls: str, grammar: lark.Grammar) -> str:
+        """Return a Lark expression of an answer that must call tools, with `calls` in it."""
+        return calls
 
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """Return the texts with which the grammar of "auto" begins. The grammar has no other beginning."""

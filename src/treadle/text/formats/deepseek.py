@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 
 from . import lark
-from .base import CallContext, ToolFormat, ToolSpec
+from .base import CallContext, ToolSpec
 from .json_calls import pass_arguments
 from .scanner import Markers, Steps
+from .sections import SectionFormat
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -24,34 +25,21 @@ _LANGUAGE = re.compile(r"[a-z]*")
 _NAME = re.compile(r"[^\s{`<]*")
 
 
-class DeepSeekV31(ToolFormat):
+class DeepSeekV31(SectionFormat):
     """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, any number in a section. Reads V3's, too."""
 
     name = "deepseek_v31"
+    section, section_end, call = SECTION, SECTION_END, CALL
     starts = (SECTION, CALL)
     special = (SECTION_END, SEPARATOR, CALL_END)
-    one_block = True
 
     def detect(self, template: str) -> bool:
         return CALL in template
-
-    def read(self, context: CallContext, start: str) -> Steps[None]:
-        if start == CALL:
-            yield from self._read_call(context)
-            return
-        while True:
-            yield from context.scan.skip_space()
-            if (yield from context.scan.expect(CALL, SECTION_END)) == SECTION_END:
-                return
-            yield from self._read_call(context)
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         call = grammar.rule("call", lark.any_of(self._call(tool, grammar) for tool in tools))
         more = f"({self._between} {call})*" if several else ""
         return f"{grammar.text(SECTION)} {call} {more} {grammar.text(SECTION_END)}"
-
-    def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        return (SECTION,)
 
     _between = ""
 
@@ -59,7 +47,7 @@ class DeepSeekV31(ToolFormat):
         head = grammar.text(f"{CALL}{tool.name}{SEPARATOR}")
         return f"{head} {grammar.arguments(tool.parameters)} {grammar.text(CALL_END)}"
 
-    def _read_call(self, context: CallContext) -> Steps[None]:
+    def read_call(self, context: CallContext) -> Steps[None]:
         scan = context.scan
         head, marker = yield from scan.take_until(_END_OF_HEAD)
         if marker != SEPARATOR:

@@ -8,11 +8,10 @@ Messages to the model's own browser or Python are reasoning.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ...core.messages import Constraint
 from . import lark
-from .base import AUTO, CallContext, ToolChoice, ToolFormat, ToolSpec
+from .base import CallContext, ToolFormat, ToolSpec
 from .json_text import pass_object, skip_space
 from .reasoning import ReasoningMarkers
 from .scanner import Markers, Steps
@@ -50,26 +49,12 @@ class Harmony(ToolFormat):
         bodies = (f"{lark.literal(tool.name)} {middle} {grammar.arguments(tool.parameters)}" for tool in tools)
         return f"{begin} {lark.any_of(bodies)}"
 
-    def constraint(
-        self,
-        tools: Sequence[ToolSpec],
-        choice: ToolChoice,
-        *,
-        parallel: bool = True,
-        special: Mapping[str, int] | None = None,
-        schema: lark.SchemaWriter = lark.plain_schema,
-    ) -> Constraint | None:
-        allowed = choice.allowed(tools)
-        if not allowed:
-            return None
-        grammar = lark.Grammar(special or {}, schema)
-        call = self.calls(allowed, grammar, several=False)
-        if choice.mode == AUTO:
-            return Constraint("tool", grammar.render(call), triggers=self.triggers(allowed), then_free=parallel)
+    def whole_answer(self, calls: str, grammar: lark.Grammar) -> str:
+        """Return a Lark expression of reasoning, in any number of messages, and the call."""
         turn = grammar.text(f"{START}assistant")
         reasoning = grammar.text(f"{CHANNEL}analysis{MESSAGE}")
         text = grammar.text_until("<|end|>", (*ENDS, START, CHANNEL))
-        return Constraint("tool", grammar.render(f"({turn})? ({reasoning} {text} {turn})* {call}"))
+        return f"({turn})? ({reasoning} {text} {turn})* {calls}"
 
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         return (f"{CHANNEL}commentary to={FUNCTIONS}",)

@@ -17,7 +17,7 @@ Sink = Callable[[str], None]
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
-_HEX = frozenset("0123456789abcdefABCDEF")
+HEX = frozenset("0123456789abcdefABCDEF")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _CLOSING = {"{": "}", "[": "]"}
@@ -60,6 +60,17 @@ def take_value(scan: Scanner) -> Steps[str]:
     parts: list[str] = []
     yield from pass_value(scan, parts.append)
     return "".join(parts)
+
+
+def pass_word(scan: Scanner, sink: Sink, expected: str) -> Steps[None]:
+    """Pass a number, or a literal by JSON's or Python's name. Raises Mismatch, with what was `expected`, for others."""
+    word = yield from scan.take_run(_WORD)
+    if word in LITERALS:
+        sink(LITERALS[word])
+    elif NUMBER.fullmatch(word):
+        sink(word)
+    else:
+        scan.fail(f"expected {expected}")
 
 
 def quote_piece(text: str) -> str:
@@ -124,13 +135,7 @@ def _pass_scalar(scan: Scanner, sink: Sink, first: str) -> Steps[None]:
     if first == '"':
         yield from _pass_string(scan, sink)
         return
-    word = yield from scan.take_run(_WORD)
-    if word in LITERALS:
-        sink(LITERALS[word])
-    elif NUMBER.fullmatch(word):
-        sink(word)
-    else:
-        scan.fail("expected a JSON value")
+    yield from pass_word(scan, sink, "a JSON value")
 
 
 def _pass_string(scan: Scanner, sink: Sink) -> Steps[None]:
@@ -165,6 +170,6 @@ def _pass_escape(scan: Scanner, sink: Sink) -> Steps[None]:
 
 def _pass_code_point(scan: Scanner, sink: Sink) -> Steps[None]:
     digits = ""
-    while len(digits) < 4 and (yield from scan.peek()) in _HEX:
+    while len(digits) < 4 and (yield from scan.peek()) in HEX:
         digits += scan.advance(1)
     sink(f"\\u{digits}" if len(digits) == 4 else f"\\\\u{digits}")

@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 
 from . import lark
-from .base import CallContext, ToolFormat, ToolSpec
+from .base import CallContext, ToolSpec
 from .json_calls import pass_arguments
 from .scanner import Markers, Steps
+from .sections import SectionFormat
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -21,26 +22,16 @@ _END_OF_ID = Markers(ARGUMENTS, CALL_END, SECTION_END)
 _ID = re.compile(r"(?:functions\.)?(?P<name>.*?)(?::[0-9]+)?", re.DOTALL)
 
 
-class KimiK2(ToolFormat):
+class KimiK2(SectionFormat):
     """Calls between markers of their own, in a section or without one."""
 
     name = "kimi_k2"
+    section, section_end, call = SECTION, SECTION_END, CALL
     starts = (SECTION, CALL)
     special = (SECTION_END, ARGUMENTS, CALL_END)
-    one_block = True
 
     def detect(self, template: str) -> bool:
         return SECTION in template or "<|im_system|>tool_declare<|im_middle|>" in template
-
-    def read(self, context: CallContext, start: str) -> Steps[None]:
-        if start == CALL:
-            yield from self._read_call(context)
-            return
-        while True:
-            yield from context.scan.skip_space()
-            if (yield from context.scan.expect(CALL, SECTION_END)) == SECTION_END:
-                return
-            yield from self._read_call(context)
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         begin, behind_id, end = grammar.text(f"{CALL}functions."), grammar.text(ARGUMENTS), grammar.text(CALL_END)
@@ -51,10 +42,7 @@ class KimiK2(ToolFormat):
         call = grammar.rule("call", f"{begin} {lark.any_of(bodies)} {end}")
         return f"{grammar.text(SECTION)} {call}{'+' if several else ''} {grammar.text(SECTION_END)}"
 
-    def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        return (SECTION,)
-
-    def _read_call(self, context: CallContext) -> Steps[None]:
+    def read_call(self, context: CallContext) -> Steps[None]:
         call_id, marker = yield from context.scan.take_until(_END_OF_ID)
         match = _ID.fullmatch(call_id.strip())
         if marker != ARGUMENTS or match is None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from .json_text import LITERALS, NUMBER, quote_piece
+from .json_text import HEX, Sink, pass_word, quote_piece
 from .scanner import SPACE, Scanner, Steps
-
-Sink = Callable[[str], None]
 
 _BRACKETS = {"[": ("[", "]", "]"), "(": ("[", ")", "]"), "{": ("{", "}", "}")}
 """By opening bracket: its JSON, the closing bracket, and that one's JSON."""
-_WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _PLAIN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
 _BEHIND_STRING = ",:)]}"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def pass_value(scan: Scanner, sink: Sink) -> Steps[None]:
@@ -78,13 +73,7 @@ def _pass_scalar(scan: Scanner, sink: Sink, first: str) -> Steps[None]:
     if first in _PLAIN:
         yield from _pass_string(scan, sink, first)
         return
-    word = yield from scan.take_run(_WORD)
-    if word in LITERALS:
-        sink(LITERALS[word])
-    elif NUMBER.fullmatch(word):
-        sink(word)
-    else:
-        scan.fail("expected a value")
+    yield from pass_word(scan, sink, "a value")
 
 
 def _pass_string(scan: Scanner, sink: Sink, quote: str) -> Steps[None]:
@@ -131,7 +120,7 @@ def _pass_escape(scan: Scanner, sink: Sink) -> Steps[None]:
 
 def _pass_code_point(scan: Scanner, sink: Sink, kind: str) -> Steps[None]:
     digits, wanted = "", _HEX_DIGITS[kind]
-    while len(digits) < wanted and (yield from scan.peek()) in _HEX:
+    while len(digits) < wanted and (yield from scan.peek()) in HEX:
         digits += scan.advance(1)
     code = int(digits, 16) if len(digits) == wanted else -1
     if 0 <= code <= 0x10FFFF:
