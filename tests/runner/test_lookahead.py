@@ -143,10 +143,10 @@ def test_rows_that_need_their_last_token_do_not_delay_the_others(
     draws: list[tuple[Any, set[bool]]] = []
     real = StepSampler._draw
 
-    def recording(self: StepSampler, step: Any, places: Sequence[int]) -> None:
+    def recording(self: StepSampler, step: Any, places: Sequence[int], **given: bool) -> None:
         if places:
             draws.append((step, {step.rows[step.decodes[place].id].sampling.depends_on_last_token for place in places}))
-        real(self, step, places)
+        real(self, step, places, **given)
 
     monkeypatch.setattr(StepSampler, "_draw", recording)
     model = tiny("llama")

@@ -31,8 +31,8 @@ class StepSampler:
         rows = step.sampling
         step.groups = []
         step.deferred = [i for i, row in enumerate(rows) if (row.depends_on_last_token if follows else row.limited)]
-        places = range(len(rows))
-        self._draw(step, [i for i in places if i not in step.deferred] if step.deferred else places)
+        places, deferred = range(len(rows)), set(step.deferred)
+        self._draw(step, [i for i in places if i not in deferred] if deferred else places)
         if not follows:
             self.draw_deferred(step)
 
@@ -40,7 +40,7 @@ class StepSampler:
         """Sample the rows that have waited for the tokens of the step before."""
         places, step.deferred = step.deferred, []
         if places:
-            self._draw(step, places)
+            self._draw(step, places, limited=True)
 
     def defer_limited(self, step: Step) -> None:
         """Defer also those rows that were drawn too early: their last token has begun a grammar, or ended a reasoning.
@@ -49,11 +49,12 @@ class StepSampler:
         if late:
             step.deferred = sorted((*step.deferred, *late))
 
-    def _draw(self, step: Step, places: Sequence[int]) -> None:
-        """Sample a token for each row at `places`; waits for the device only without lookahead."""
+    def _draw(self, step: Step, places: Sequence[int], *, limited: bool = False) -> None:
+        """Sample a token for each row at `places`; waits for the device only without lookahead. `limited`: constraints
+        may limit the rows."""
         arrays = [*step.computed.arrays, *(array for scores in step.scores.values() for array in scores.arrays)]
         if places:
-            arrays += self._group(step, places)
+            arrays += self._group(step, places, limited)
         elif step.deferred:
             arrays.append(step.computed.logits)
         if self._lookahead or step.deferred:
@@ -61,14 +62,14 @@ class StepSampler:
         elif arrays:
             mx.eval(arrays)
 
-    def _group(self, step: Step, places: Sequence[int]) -> list[Any]:
+    def _group(self, step: Step, places: Sequence[int], limited: bool) -> list[Any]:
         """Add a group of sampled rows to the step. Return its arrays."""
         put, decodes = self._put, step.decodes
         if len(places) < len(decodes):
             decodes = [decodes[place] for place in places]
         rows, logits = [step.rows[decode.id].sampling for decode in decodes], step.logits_of(decodes, put)
         positions = [decode.position for decode in decodes]
-        drawn = draw(logits, rows, positions, self._model.draws, put, self._masked(rows))
+        drawn = draw(logits, rows, positions, self._model.draws, put, self._masked(rows) if limited else None)
         if self._model.lands is not None:
             drawn.send(self._model.lands)
         logprobs = Logprobs(logits, drawn.tokens, rows, put)
