@@ -40,7 +40,7 @@ def prepared(options: AnswerOptions, text: TextModel | None = None, **variables:
     model = text or bytes_text()
     turns = [{"role": "user", "content": "hi"}]
     prompt = model.chat_prompt(turns, tools=tool_definitions(options), extra=variables)
-    return prepare_chat(model, options, prompt.text)
+    return prepare_chat(model, options, prompt.ids)
 
 
 def test_a_chat_without_options_needs_nothing() -> None:
@@ -241,7 +241,8 @@ def test_a_budget_is_nothing_to_a_model_that_does_not_reason() -> None:
 
 def test_reasoning_that_the_prompt_has_ended_is_over() -> None:
     model = thinking_text()
-    found = prepare_chat(model, AnswerOptions(output=JSON), "user: hi\nassistant: <think>\n\n</think>\n\n")
+    prompt = model.encode("user: hi\nassistant: <think>\n\n</think>\n\n")
+    found = prepare_chat(model, AnswerOptions(output=JSON), prompt)
     assert found.constraint is not None
     assert found.thinking is None
 

@@ -21,6 +21,7 @@ from ..text.formats.registry import find
 from ..text.formats.typed_values import parameter_types
 from .answer_options import AnswerOptions, OutputGrammar
 from .prepared import Prepared
+from .prompt_reasoning import PromptReasoning, reasoning_after
 from .structural_tags import KIND as STRUCTURAL_TAG
 from .structural_tags import structural_tag
 
@@ -31,29 +32,38 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _RULE = "%json "
 
 
-def prepare_text(model: TextModel, options: AnswerOptions, prompt_end: Sequence[int] = ()) -> Prepared:
-    """Return the values of a request whose prompt is no chat: its grammar, and reasoning that a prompt with these last
-    tokens leaves open. Raises InvalidRequest."""
+def prepare_text(model: TextModel, options: AnswerOptions, prompts: Sequence[Sequence[int]]) -> Prepared:
+    """Return the values of a request whose prompts are no chat: its grammar, which begins behind reasoning that a
+    prompt leaves open. Raises InvalidRequest."""
     if options.output is None:
         return Prepared()
-    return Prepared(_output(model, options.output), _open_reasoning(model, options, prompt_end))
+    made, markers = Prepared(_output(model, options.output)), _markers(model)
+    if markers is None:
+        return made
+    after = [reasoning_after(model, markers, prompt) for prompt in prompts]
+    answering = tuple(i for i, state in enumerate(after) if state is not PromptReasoning.OPEN)
+    if len(answering) == len(prompts):
+        return made
+    thinking = _thinking(model, options, markers, PromptReasoning.OPEN, constrained=True)
+    return msgspec.structs.replace(made, thinking=thinking, answering=answering)
 
 
-def prepare_chat(model: TextModel, options: AnswerOptions, prompt: str) -> Prepared:
+def prepare_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int]) -> Prepared:
     """Return the values of a chat, rendered as `prompt`. Raises InvalidRequest with the place in a schema."""
     tools = _Tools(options)
     tool_format = find(model.formats.tools)
     constraint = _constraint(model, options, tools, tool_format)
-    markers = None if model.formats.reasoning is None else MARKERS[model.formats.reasoning]
+    markers = _markers(model)
     if options.thinking_budget is not None and tool_format.own_reasoning:
         limited: ReasoningMarkers | None = tool_format.reasoning
     else:
         limited = markers
+    after = PromptReasoning.AHEAD if limited is None else reasoning_after(model, limited, prompt)
     return Prepared(
         constraint=constraint,
         optional=tools.active and options.output is None and tools.may_be_free,
-        thinking=_thinking(model, options, limited, prompt, constrained=constraint is not None),
-        reader=_reader(tools, tool_format if tools.active or tool_format.own_reasoning else None, markers, prompt),
+        thinking=_thinking(model, options, limited, after, constrained=constraint is not None),
+        reader=_reader(tools, tool_format if tools.active or tool_format.own_reasoning else None, markers, after),
         loose_tools=tools.loose,
     )
 
@@ -196,40 +206,41 @@ def _with_nested(text: str, inner: str) -> str:
 # Reasoning and the reader ---------------------------------------------------------------------------------------
 
 
+def _markers(model: TextModel) -> ReasoningMarkers | None:
+    return None if model.formats.reasoning is None else MARKERS[model.formats.reasoning]
+
+
 def _thinking(
-    model: TextModel, options: AnswerOptions, markers: ReasoningMarkers | None, prompt: str, *, constrained: bool
+    model: TextModel,
+    options: AnswerOptions,
+    markers: ReasoningMarkers | None,
+    after: PromptReasoning,
+    *,
+    constrained: bool,
 ) -> Thinking | None:
     """Return the reasoning that the engine has to know of: before a grammar begins, or for its budget. None where the
     prompt has ended it already."""
     if markers is None or not (constrained or options.thinking_budget is not None):
         return None
-    if prompt.rstrip().endswith(markers.close.strip()):
+    if after is PromptReasoning.OVER:
         return None
     return Thinking(
         open_ids=tuple(model.encode(markers.open, add_special_tokens=False)),
         close_ids=tuple(model.encode(markers.close, add_special_tokens=False)),
-        opened=markers.opened_by(prompt),
+        opened=after is PromptReasoning.OPEN,
         budget=options.thinking_budget,
     )
 
 
-def _open_reasoning(model: TextModel, options: AnswerOptions, prompt_end: Sequence[int]) -> Thinking | None:
-    markers = None if model.formats.reasoning is None else MARKERS[model.formats.reasoning]
-    prompt = model.decode(prompt_end, skip_special_tokens=False)
-    if markers is None or not markers.opened_by(prompt):
-        return None
-    return _thinking(model, options, markers, prompt, constrained=True)
-
-
 def _reader(
-    tools: _Tools, tool_format: ToolFormat | None, markers: ReasoningMarkers | None, prompt: str
+    tools: _Tools, tool_format: ToolFormat | None, markers: ReasoningMarkers | None, after: PromptReasoning
 ) -> ReaderSetup | None:
     if tool_format is None and markers is None:
         return None
     return ReaderSetup(
         format=None if tool_format is None else tool_format.name,
         reasoning=markers,
-        opened=markers is not None and markers.opened_by(prompt),
+        opened=markers is not None and after is PromptReasoning.OPEN,
         tools=tuple(tool.name for tool in tools.given),
         types=parameter_types(tools.given) if tool_format is not None and tool_format.typed else {},
     )

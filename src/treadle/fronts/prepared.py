@@ -14,13 +14,15 @@ from ..text.formats.reader import ReaderSetup
 class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     """Plain values that a text worker derives from a request: `constraint` and `thinking` of its sequences, and the
     setup of the answers' reader, None where answers are text alone. `optional`: the request can be answered without the
-    constraint. `loose_tools` are tools whose arguments are not held to their schema, with the reason."""
+    constraint. `loose_tools` are tools whose arguments are not held to their schema, with the reason. `answering` are
+    places of prompts that leave no reasoning open: their sequences have no `thinking`."""
 
     constraint: Constraint | None = None
     thinking: Thinking | None = None
     reader: ReaderSetup | None = None
     loose_tools: dict[str, str] = {}
     optional: bool = False
+    answering: tuple[int, ...] = ()
 
     def without_constraint(self) -> Prepared:
         """Return the values without the constraint, and without reasoning that only the constraint has to know of."""

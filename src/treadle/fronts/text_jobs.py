@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 Enter = Callable[[int], None]
 BUNDLE_CPU_S = 60.0
-PROMPT_END = 32
-"""Last tokens of a prompt that are searched for an opening marker of reasoning."""
 
 
 class TextJobRunner(Protocol):
@@ -94,7 +92,7 @@ def text_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     given = msgspec.msgpack.decode(params, type=TextParams)
     with about_param(given.param):
         ids = model.encode(payload.decode("utf-8", "surrogatepass"), most=given.context)
-    return tokenized([ids], given.context, prepared=prepared_text(model, given.options, enter, ids[-PROMPT_END:]))
+    return tokenized([ids], given.context, prepared=prepared_text(model, given.options, enter, [ids]))
 
 
 def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
@@ -111,26 +109,26 @@ def messages_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
             rendered=lambda: enter(TOKENIZING),
             most=given.context,
         )
-    return tokenized([prompt.ids], given.context, prepared=prepared_chat(model, given.options, prompt.text, enter))
+    return tokenized([prompt.ids], given.context, prepared=prepared_chat(model, given.options, prompt.ids, enter))
 
 
 def options_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> bytes:
-    """Prepare the answer to a prompt of token ids, whose last ones are given."""
+    """Prepare the answer to a prompt of token ids."""
     given = msgspec.msgpack.decode(params, type=TextParams)
-    return tokenized([], given.context, prepared=prepared_text(model, given.options, enter, ids_of(payload)))
+    return tokenized([], given.context, prepared=prepared_text(model, given.options, enter, [ids_of(payload)]))
 
 
-def prepared_text(model: TextModel, options: AnswerOptions, enter: Enter, prompt_end: Sequence[int] = ()) -> Prepared:
+def prepared_text(model: TextModel, options: AnswerOptions, enter: Enter, prompts: Sequence[Sequence[int]]) -> Prepared:
     """Return what `prepare.prepare_text` does. Its imports, of the grammar engine, wait for the first grammar."""
     if options.output is None:
         return NOTHING
     from .prepare import prepare_text
 
     enter(COMPILING)
-    return prepare_text(model, options, prompt_end)
+    return prepare_text(model, options, prompts)
 
 
-def prepared_chat(model: TextModel, options: AnswerOptions, prompt: str, enter: Enter) -> Prepared:
+def prepared_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int], enter: Enter) -> Prepared:
     """Return what `prepare.prepare_chat` does, with its imports as late."""
     if options == NO_OPTIONS and not model.formats.always_read:
         return NOTHING
@@ -217,8 +215,7 @@ async def prepare_options(
     if options.output is None:
         return NOTHING
     given = _encode(TextParams(limits.context, "", options=options))
-    end = array("I", prompt[-PROMPT_END:]).tobytes()
-    data = await pool.run("options", given, end, tenant=tenant, parsed=len(given))
+    data = await pool.run("options", given, array("I", prompt).tobytes(), tenant=tenant, parsed=len(given))
     return decode_tokenized(data).prepared
 
 

@@ -211,7 +211,8 @@ def build_submits(
     if prepared.optional and not limits.grammars:
         prepared = prepared.without_constraint()
     submits = []
-    for prompt in prompts:
+    for place, prompt in enumerate(prompts):
+        thinking = None if place in prepared.answering else prepared.thinking
         check_prompt_ids(prompt, limits, param)
         max_tokens = completion_budget(validated, len(prompt), limits, param)
         ids = tuple(prompt)
@@ -230,7 +231,7 @@ def build_submits(
                     salt=salt,
                     priority=validated.priority,
                     constraint=prepared.constraint,
-                    thinking=prepared.thinking,
+                    thinking=thinking,
                 )
             )
     return submits

@@ -242,6 +242,24 @@ async def test_completions_take_a_format() -> None:
 
 
 @in_loop
+async def test_a_format_of_completions_begins_behind_reasoning_that_their_prompts_leave_open() -> None:
+    async with answering("aa") as f:
+        await f.complete(prompt=["Hi <think>\n", "Hi"], structured_outputs={"regex": "a+"})
+        opened, answers = (request.thinking for request in f.runner.seen[-2:])
+        assert opened is not None
+        assert opened.opened
+        assert answers is None
+
+
+@in_loop
+async def test_a_chat_that_continues_reasoning_is_read_as_reasoning() -> None:
+    started = {"role": "assistant", "content": "<think>Two and"}
+    async with answering(" two.</think>Four.") as f:
+        found = (await message(f, messages=[*HI, started], continue_final_message=True))["message"]
+        assert (found["reasoning_content"], found["content"]) == ("two.", "Four.")
+
+
+@in_loop
 async def test_an_answer_and_its_results_go_back_as_they_came() -> None:
     async with answering(CALL, "It is sunny.") as f:
         first = (await message(f, tools=TOOLS))["message"]

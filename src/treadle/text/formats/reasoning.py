@@ -1,4 +1,4 @@
-"""Markers of a model's reasoning, found in its chat template, and whether a prompt leaves the block open."""
+"""Markers of a model's reasoning, found in its chat template."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ class ReasoningMarkers(msgspec.Struct, frozen=True, omit_defaults=True):
     open: str
     close: str
     anywhere: bool = False
-
-    def opened_by(self, prompt: str) -> bool:
-        """Whether the prompt ends with the opening marker, so that the answer begins inside the reasoning."""
-        return prompt.rstrip().endswith(self.open.rstrip())
 
 
 MARKERS: dict[str, ReasoningMarkers] = {

@@ -87,7 +87,7 @@ class ParsedChat(ParsedRequest):
             rendered=lambda: enter(TOKENIZING),
             most=most,
         )
-        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.text, enter))
+        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.ids, enter))
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         content = {"messages": [{"role": "user", "content": ""}]} | (OLDER_FORM if self.older_form else {})

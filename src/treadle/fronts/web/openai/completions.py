@@ -73,7 +73,7 @@ class ParsedCompletion(ParsedRequest):
         prompts = [self._ids(prompt, model, most) for prompt in self.inputs]
         if self.echo:
             self.echoes = [self._echo(*both, model) for both in zip(self.inputs, prompts, strict=True)]
-        return PreparedPrompts(prompts, prepared_text(model, self.options, enter))
+        return PreparedPrompts(prompts, prepared_text(model, self.options, enter, prompts))
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         return outline_of(value, ACTED_ON, {"prompt": ["x"] * self.prompts})
