@@ -36,6 +36,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "granite4": ("hermes", None),
     "harmony": ("harmony", None),
     "hermes": ("hermes", None),
+    "hunyuan_a13b": ("hunyuan_a13b", "think"),
     "kimi_k2": ("kimi_k2", None),
     "lfm2": ("lfm2", None),
     "lfm25": ("lfm2", None),
@@ -45,14 +46,19 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "mistral_v3": ("mistral_array", None),
     "mistral_v11": ("mistral", None),
     "mistral_v13": ("mistral", "mistral"),
+    "nemotron": ("nemotron", "think"),
+    "phi4_mini": ("phi4_mini", None),
+    "phi4_mini_calls": ("phi4_mini", None),
+    "phi4_mini_functools": ("phi4_mini_functools", None),
     "plain": (None, None),
     "qwen3": ("hermes", "think"),
     "qwen3_coder": ("qwen3_coder", None),
+    "seed_oss": ("seed_oss", "seed"),
 }
 WRITES_CALLS = (
     *("deepseek_v3", "deepseek_v31", "functiongemma", "gemma3_pythonic", "gemma4", "glm_45", "glm_47", "granite4"),
     *("harmony", "hermes", "kimi_k2", "lfm25", "llama3", "llama_pythonic", "minimax"),
-    *("mistral_v3", "mistral_v11", "mistral_v13", "qwen3"),
+    *("hunyuan_a13b", "mistral_v3", "mistral_v11", "mistral_v13", "nemotron", "phi4_mini_calls", "qwen3", "seed_oss"),
 )
 """Templates that write the calls of past turns."""
 BARE = ("[search(", "<|start|>assistant to=functions.search", '{"name": "search"')
@@ -120,7 +126,17 @@ def answer(name: str, tool: str, arguments: dict[str, Any]) -> str:
     text = template.render(messages, add_generation_prompt=False)
     starts = BARE if tool_format.own_reasoning else (*tool_format.starts, *BARE)
     begin = min(text.find(start) for start in starts if start in text)
-    ends = ("<turn|>", "<|eot_id|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|end_of_text|>", "[e~[")
+    ends = (
+        "<turn|>",
+        "<|eot_id|>",
+        "<end_of_turn>",
+        "<｜end▁of▁sentence｜>",
+        "<|im_end|>",
+        "<|end_of_text|>",
+        "[e~[",
+        "<|end|>",
+        "<seed:eos>",
+    )
     text = text[begin:].rstrip()
     for end in ends:
         text = text.removesuffix(end)

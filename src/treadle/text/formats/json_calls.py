@@ -28,10 +28,10 @@ def pass_arguments(context: CallContext, end: str = "") -> Steps[None]:
         scan.forget()
 
 
-def pass_calls(context: CallContext) -> Steps[None]:
-    """Read an array of calls, or a single call."""
+def pass_calls(context: CallContext, *, opened: bool = False) -> Steps[None]:
+    """Read an array of calls, or a single call. `opened`: the opening bracket was consumed."""
     scan = context.scan
-    if (yield from scan.accept("[")) is None:
+    if not opened and (yield from scan.accept("[")) is None:
         yield from json_call.pass_call(context)
         return
     yield from scan.skip_space()

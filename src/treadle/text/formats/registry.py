@@ -16,7 +16,9 @@ from .lfm2 import Lfm2
 from .llama import LlamaJson, LlamaPythonic
 from .minimax import DeepSeekV32, MiniMax
 from .mistral import Mistral, MistralArray
-from .qwen3_coder import Qwen3Coder
+from .phi4_mini import Phi4Mini, Phi4MiniFunctools
+from .qwen3_coder import Qwen3Coder, SeedOss
+from .tagged_lists import Hunyuan, Nemotron
 
 _FORMATS: tuple[ToolFormat, ...] = (
     Harmony(),
@@ -28,7 +30,9 @@ _FORMATS: tuple[ToolFormat, ...] = (
     Lfm2(),
     MiniMax(),
     *(Mistral(), MistralArray()),
-    Qwen3Coder(),
+    *(Nemotron(), Hunyuan()),
+    *(Phi4MiniFunctools(), Phi4Mini()),
+    *(SeedOss(), Qwen3Coder()),
     Hermes(),
     *(LlamaJson(), LlamaPythonic()),
 )

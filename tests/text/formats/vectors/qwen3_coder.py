@@ -1,4 +1,4 @@
-"""Format of Qwen3-Coder and Qwen3.5."""
+"""Formats of Qwen3-Coder, Qwen3.5 and Seed-OSS."""
 
 from __future__ import annotations
 
@@ -123,4 +123,58 @@ VECTORS = [
         f"Hm\n{block('now')}",
         (Reasoning("Hm"), *call(0, "now", "{}")),
     ),
+]
+
+
+def seed_block(name: str, *parameters: tuple[str, str]) -> str:
+    body = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in parameters)
+    return f"<seed:tool_call>\n<function={name}>\n{body}</function>\n</seed:tool_call>"
+
+
+SEED = ReaderSetup("seed_oss", MARKERS["seed"], tools=("edit", "now"), types=TYPES)
+SEED_SPECIAL = ("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>", "<seed:eos>")
+
+SEED_VECTORS = [
+    ("text alone", "Use <seed> or <function>.", (Text("Use <seed> or <function>."),)),
+    (
+        "strings and others",
+        "I edit.\n" + seed_block("edit", ("path", "/a b/é.py"), ("text", CODE), ("line", "3"), ("force", "True")),
+        (
+            Text("I edit."),
+            *call(0, "edit", f'{{"path": "/a b/é.py", "text": {JSON_CODE}, "line": 3, "force": true}}'),
+        ),
+    ),
+    (
+        "line feeds belong to a value",
+        seed_block("edit", ("path", "\na\n"), ("text", "")),
+        call(0, "edit", '{"path": "\\na\\n", "text": ""}'),
+    ),
+    (
+        "values by type",
+        seed_block("edit", ("options", '{"a": [1, {}]}'), ("ratio", "2"), ("note", "null"), ("x", "y")),
+        call(0, "edit", '{"options": {"a": [1, {}]}, "ratio": 2, "note": null, "x": "y"}'),
+    ),
+    (
+        "two calls behind reasoning",
+        f"<seed:think>Hm.</seed:think>\n{seed_block('now')}\n{seed_block('now')}<seed:eos>",
+        (Reasoning("Hm."), *call(0, "now", "{}"), *call(1, "now", "{}")),
+    ),
+    ("no outer marker", "So:\n" + function("now"), (Text("So:"), *call(0, "now", "{}"))),
+    (
+        "closing markers missing",
+        "<seed:tool_call>\n<function=edit>\n<parameter=path>a\n<parameter=text>b\n</function>\n</seed:tool_call>\nDone",
+        (*call(0, "edit", '{"path": "a", "text": "b"}'), Text("Done")),
+    ),
+    (
+        "cut in a string",
+        "<seed:tool_call><function=edit>\n<parameter=text>a <b\n",
+        (CallStart(0, "edit"), CallArguments(0, '{"text": "a <b\\n')),
+    ),
+    ("no function", "<seed:tool_call>\n{}", (Malformed(""), Text("<seed:tool_call>\n{}"))),
+]
+VECTORS += [
+    Vector(name, SEED, text, events, special)
+    for name, text, events in SEED_VECTORS
+    for special in ((), SEED_SPECIAL)
+    if special or "<seed:eos>" not in text
 ]
