@@ -214,6 +214,43 @@ def test_a_result_without_a_call_keeps_its_place_as_text(orphan: dict[str, Any])
     assert text.index("first") < text.index("<tool_response>\nr\n") < text.index("last")
 
 
+SINGLE_CALLS = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}"
+    "{% endif %}{% if m.tool_calls and m.content and m.reasoning_content %}{{ raise_exception('both') }}{% endif %}"
+    f"{HEAD}{{{{ m.reasoning_content }}}}{{{{ m.content }}}}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+    f"{END}{{% endfor %}}{ASK}"
+)
+
+
+def several(*ids: str, **more: Any) -> dict[str, Any]:
+    calls = [{**call(call_id=one)["tool_calls"][0], "function": {"name": f"f{one}", "arguments": "{}"}} for one in ids]
+    return {"role": "assistant", "content": "", "tool_calls": calls, **more}
+
+
+@pytest.mark.parametrize(
+    ("results", "order"),
+    [
+        ([result("r1", "1"), result("r2", "2")], ["f1", "r1", "f2", "r2"]),
+        ([result("r2", "2"), result("r1", "1")], ["f1", "r1", "f2", "r2"]),
+        ([result("r1", None), result("r2", None), result("r3", None)], ["f1", "r1", "f2", "r2", "r3"]),
+        ([result("r1", "1"), result("rx", "x")], ["f1", "r1", "f2", "rx"]),
+        ([result("r2", "2")], ["f1", "f2", "r2"]),
+        ([], ["f1", "f2"]),
+    ],
+)
+def test_several_calls_are_turns_of_their_own_where_a_template_takes_one(results: list[Any], order: list[str]) -> None:
+    text = written(SINGLE_CALLS, [user("a"), several("1", "2"), *results, said("finally"), several("3"), user("b")])
+    places = [text.index(word) for word in (*order, "finally", "f3")]
+    assert places == sorted(places)
+
+
+def test_text_is_part_of_the_reasoning_where_a_template_takes_one_of_them() -> None:
+    turn = several("1", content="I look.", reasoning_content="Hm.")
+    assert "Hm.\n\nI look.f1 {}" in written(SINGLE_CALLS, [user("a"), turn, result("r", "1")])
+    assert "I look.<tool_call>f1" in written(QWEN3, [user("a"), turn, result("r", "1")])
+
+
 # Tools ----------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +266,13 @@ def test_tools_are_described_in_the_first_system_turn_for_other_templates(source
     assert json.dumps(TOOL["function"]) in text
     assert text.index("<tool_call>") < text.index("What is it?")
     assert ("Be brief." in text) == bool(before)
+
+
+def test_tools_go_into_the_system_turn_of_a_template_that_reads_them_there() -> None:
+    source = f"{{% for m in messages %}}{HEAD}{{{{ m.content ~ (m.tools or '') }}}}{END}{{% endfor %}}{ASK}"
+    listed = json.dumps([TOOL["function"]])
+    assert f"system\n{listed}" in written(source, [user("a")], [TOOL])
+    assert f"system\nBe brief.{listed}" in written(source, [system("Be brief."), user("a")], [TOOL])
 
 
 # System turns ---------------------------------------------------------------------------------------------------

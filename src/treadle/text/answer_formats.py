@@ -36,7 +36,7 @@ def choose_formats(template: ChatTemplate | None, tool_parser: str, reasoning_pa
     A template that describes no tools leaves the server's own description of them, which asks for `FALLBACK`.
     """
     source = "" if template is None else template.source
-    by_template = template is not None and template.traits.tools
+    by_template = template is not None and (template.traits.tools or template.traits.tools_in_system)
     tools = (pick(source) if by_template else None) if tool_parser == AUTO else find(tool_parser).name
     name, reasoning = tools or FALLBACK, _reasoning(source, reasoning_parser)
     own = find(name).own_reasoning

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import InvalidRequest
 
 SENTINELS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
-TEXT_KEYS = ("name", "reasoning_content")
+TEXT_KEYS = ("name", "reasoning_content", "tools")
 CALL_KEYS = ("tool_calls", "tool_call_id")
 ASSISTANT_ROLE = "assistant"
 

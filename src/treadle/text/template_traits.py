@@ -13,7 +13,7 @@ Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]] | None], str]
 """Renders turns and tools with a generation prompt; returns "" where the template fails."""
 
 _WORDS = ("alphaprobe", "betaprobe", "gammaprobe", "deltaprobe")
-_KEY, _VALUE, _TOOL = "keyprobe", "valueprobe", "toolprobe"
+_KEY, _VALUE, _TOOL, _SECOND = "keyprobe", "valueprobe", "toolprobe", "secondprobe"
 _LONG_ID, _SHORT_ID = "call_probe0123456789", "abcdefghi"
 
 
@@ -29,14 +29,20 @@ class ArgumentsForm(Enum):
 class TemplateTraits:
     """Forms of a conversation that a template writes.
 
-    `tools`: definitions of tools. `arguments`: the form of past calls' arguments; None where past calls are not
-    written. `results`: turns of role tool. `short_ids`: ids of calls must have nine characters (Mistral). `system`: a
-    system turn at the beginning; `several_systems`: more than one there; `later_systems`: also between and behind other
-    turns. Each only counts where the texts keep their order. `probed`: all texts that the probes gave.
+    `tools`: definitions of tools. `tools_in_system`: definitions in the key `tools` of a system turn, as text
+    (Phi-4-mini). `arguments`: the form of past calls' arguments; None where past calls are not written.
+    `several_calls`: more than one call in a turn. `text_beside_reasoning`: a turn with calls may have both text and
+    reasoning (gpt-oss takes one of them). `results`: turns of role tool. `short_ids`: ids of calls must have nine
+    characters (Mistral). `system`: a system turn at the beginning; `several_systems`: more than one there;
+    `later_systems`: also between and behind other turns. Each only counts where the texts keep their order. `probed`:
+    all texts that the probes gave.
     """
 
     tools: bool = False
+    tools_in_system: bool = False
     arguments: ArgumentsForm | None = None
+    several_calls: bool = True
+    text_beside_reasoning: bool = True
     results: bool = False
     short_ids: bool = False
     system: bool = True
@@ -61,7 +67,10 @@ def probe(render: Render) -> TemplateTraits:
     arguments = _arguments_form(recorded, call_id)
     return TemplateTraits(
         tools=_TOOL in recorded(_turns("user"), [_tool()]),
+        tools_in_system=_TOOL in recorded([{**_turns("system")[0], "tools": _TOOL}, *_turns("user")]),
         arguments=arguments,
+        several_calls=arguments is None or _SECOND in recorded(_calls(arguments, call_id)),
+        text_beside_reasoning=arguments is None or _WORDS[1] in recorded(_reasoned_call(arguments, call_id)),
         results=arguments is not None and _in_order(recorded(_result(arguments, call_id)), 2),
         short_ids=short_ids and arguments is not None,
         system=all(word in system_first for word in _WORDS[:2]),
@@ -84,15 +93,29 @@ def _tool() -> dict[str, Any]:
     return {"type": "function", "function": {"name": _TOOL, "description": "x", "parameters": parameters}}
 
 
-def _call(arguments: Any, call_id: str = _LONG_ID) -> list[Turn]:
+def _call(arguments: Any, call_id: str = _LONG_ID, **more: Any) -> list[Turn]:
     call = {"id": call_id, "type": "function", "function": {"name": _TOOL, "arguments": arguments}}
-    return [*_turns("user"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    return [*_turns("user"), {"role": "assistant", "content": "", "tool_calls": [call], **more}]
+
+
+def _calls(arguments: ArgumentsForm, call_id: str) -> list[Turn]:
+    user, turn = _call(_given(arguments), call_id)
+    (call,) = turn["tool_calls"]
+    second = {**call, "id": call_id[::-1], "function": {"name": _SECOND, "arguments": _given(arguments)}}
+    return [user, {**turn, "tool_calls": [call, second]}]
+
+
+def _reasoned_call(arguments: ArgumentsForm, call_id: str) -> list[Turn]:
+    return _call(_given(arguments), call_id, content=_WORDS[1], reasoning_content=_WORDS[2])
 
 
 def _result(arguments: ArgumentsForm, call_id: str) -> list[Turn]:
-    given = _TEXT if arguments is ArgumentsForm.TEXT else {_KEY: _VALUE}
     result = {"role": "tool", "content": _WORDS[1], "tool_call_id": call_id, "name": _TOOL}
-    return [*_call(given, call_id), result]
+    return [*_call(_given(arguments), call_id), result]
+
+
+def _given(arguments: ArgumentsForm) -> Any:
+    return _TEXT if arguments is ArgumentsForm.TEXT else {_KEY: _VALUE}
 
 
 def _arguments_form(render: Callable[[Sequence[Turn]], str], call_id: str) -> ArgumentsForm | None:

@@ -32,12 +32,13 @@ def forms(
     """Yield the conversation in forms to try, the most faithful first.
 
     Tools and turns that the template never writes are text in all of them: tools are described in the first system
-    turn, later system turns and results of calls become turns of the user. Where the template refuses those, they are
-    joined with the user's turn or the result next to them, and a result without a call becomes text too.
+    turn (in its key `tools`, where the template reads that), later system turns and results of calls become turns of
+    the user. Where the template refuses those, they are joined with the user's turn or the result next to them, and a
+    result without a call becomes text too.
     """
-    named = _with_names(turns)
+    named = _with_names(turns if traits.several_calls else _with_single_calls(turns))
     if tools and not traits.tools:
-        named = _with_tools_prompt(named, tools)
+        named = _with_system_tools(named, tools) if traits.tools_in_system else _with_tools_prompt(named, tools)
     leading = next((i for i, turn in enumerate(named) if turn["role"] != "system"), len(named))
     first = [_fitted(turn, i, leading, traits) for i, turn in enumerate(named)]
     yield _clean(_join_results(first))
@@ -54,6 +55,35 @@ def _clean(turns: Sequence[Turn]) -> list[Turn]:
 
 
 # Tools and calls ------------------------------------------------------------------------------------------------
+
+
+def _with_single_calls(turns: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """Return the turns with one call each: a turn with several becomes several, each before the results of its call."""
+    found: list[Turn] = []
+    places: dict[str, list[Turn]] = {}  # calls of the last turn that was split, by id: what came of each
+    split: list[list[Turn]] = []
+    for turn in [*map(dict, turns), {"role": ""}]:
+        if split and turn["role"] == "tool":
+            _place(turn, places, split).append(turn)
+            continue
+        found += [part for parts in split for part in parts]
+        split = _split_calls(turn)
+        places = {parts[-1]["tool_calls"][0]["id"]: parts for parts in split}
+        found += [] if split else [turn]
+    return found[:-1]
+
+
+def _split_calls(turn: Turn) -> list[list[Turn]]:
+    """Return a turn for each of several calls, in a list of its own; none for a turn with less."""
+    first, *others = turn.get("tool_calls") or (None,)
+    more: list[Turn] = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in others]
+    return [[{**turn, "tool_calls": [first]}], *([one] for one in more)] if more else []
+
+
+def _place(result: Turn, places: Mapping[str, list[Turn]], split: Sequence[list[Turn]]) -> list[Turn]:
+    """Return the list that a result goes to: of its call, or of the first without a result, or else the last."""
+    unanswered = next((parts for parts in split if len(parts) == 1), split[-1])
+    return places.get(result.get("tool_call_id", ""), split[-1] if "tool_call_id" in result else unanswered)
 
 
 def _with_names(turns: Sequence[Mapping[str, Any]]) -> list[Turn]:
@@ -73,6 +103,13 @@ def _with_tools_prompt(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]
     if turns and turns[0]["role"] == "system":
         return [_append(turns[0], prompt), *turns[1:]]
     return [{"role": "system", "content": prompt}, *turns]
+
+
+def _with_system_tools(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if turns and turns[0]["role"] == "system":
+        return [{**turns[0], "tools": listed}, *turns[1:]]
+    return [{"role": "system", "content": "", "tools": listed}, *turns]
 
 
 def _fitted(turn: Turn, index: int, leading: int, traits: TemplateTraits) -> Turn:
@@ -97,6 +134,8 @@ def _takes_system(index: int, leading: int, traits: TemplateTraits) -> bool:
 
 def _with_calls(turn: Turn, traits: TemplateTraits) -> Turn:
     calls = [_call(call, traits) for call in turn["tool_calls"]]
+    if not traits.text_beside_reasoning and turn.get("reasoning_content") and turn["content"]:
+        turn = {**turn, "reasoning_content": f"{turn['reasoning_content']}\n\n{_text(turn)}", "content": ""}
     return {**turn, "tool_calls": calls}
 
 
