@@ -55,7 +55,6 @@ class AnswerStream(TextStream):
         self._given = 0  # characters given to the reader; counted for log-probabilities
         self._new: list[Event] = []
         self._undecided: deque[_Undecided] = deque()
-        self.reasoning_tokens: int = 0
         self.malformed: list[str] = []
 
     def finish(self) -> TextDelta:

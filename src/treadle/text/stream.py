@@ -45,10 +45,10 @@ class TextStream:
     """Text stream of one sequence.
 
     The first complete string of `stops` ends the text and is cut off unless `include_stop`. Stop strings are not
-    matched in the first `min_tokens` tokens. `reasoning_tokens` is None: the text is not read for reasoning.
+    matched in the first `min_tokens` tokens. `reasoning_tokens` is 0: the text is not read for reasoning.
     """
 
-    reasoning_tokens: int | None = None
+    reasoning_tokens: int = 0
     malformed: Sequence[str] = ()
 
     def __init__(

@@ -106,6 +106,14 @@ async def test_a_call_that_the_limit_cuts_ends_with_length() -> None:
         assert '{"city": "Rome"}'.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
 
 
+@in_loop
+async def test_a_limit_that_cuts_a_call_before_its_name_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with answering(f"{CLOCK}{CALL}") as f:
+        choice = await message(f, tools=TOOLS, max_tokens=44)
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("length", '<tool_call>{"name"')
+        assert "--tool-parser" not in caplog.text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @in_loop
 async def test_a_call_that_is_none_becomes_text_and_a_line_in_the_log(

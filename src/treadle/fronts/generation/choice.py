@@ -24,9 +24,8 @@ log = logging.getLogger(__name__)
 
 class Choice:
     """One choice of a request. `text` detokenizes, finds stop strings and reads events; None where nothing of it is
-    needed. With
-    `text_logprobs` pieces have `entries`. With `abortable` a cancelled choice ends with ABORT; otherwise it raises
-    RequestCancelled. `record` gets the time to the first token."""
+    needed. With `text_logprobs` pieces have `entries`. With `abortable` a cancelled choice ends with ABORT; otherwise
+    it raises RequestCancelled. `record` gets the time to the first token."""
 
     def __init__(
         self,
@@ -45,6 +44,7 @@ class Choice:
         self._text = text
         self._text_logprobs = text_logprobs
         self._text_length = 0  # in characters; counted only where the prompt is scored
+        self._malformed: int | None = None  # reasons to report; None for all
         self._abortable = abortable
         self._read_tokens = 0
         self._record = record
@@ -64,9 +64,9 @@ class Choice:
         return self.completion_tokens if stopped else self.generation.completion_tokens
 
     @property
-    def reasoning_tokens(self) -> int | None:
-        """Tokens of reasoning in the pieces read so far; None where the answer is not read for it."""
-        return None if self._text is None else self._text.reasoning_tokens
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning in the pieces read so far; 0 where the answer is not read for it."""
+        return 0 if self._text is None else self._text.reasoning_tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -96,12 +96,13 @@ class Choice:
             yield Piece(finish_reason=ABORT)
 
     def _warn_of_malformed_calls(self) -> None:
-        if self._text is not None and self._text.malformed:
+        reasons = () if self._text is None else self._text.malformed[: self._malformed]
+        if reasons:
             log.warning(
                 "request %s: output that began like a tool call was none, and was sent as text (%s); if this happens "
                 "often, choose the model's format with --tool-parser",
                 self.generation.tag,
-                "; ".join(self._text.malformed[:3]),
+                "; ".join(reasons[:3]),
             )
 
     def _tokens_only(self, delta: Delta) -> Piece:
@@ -126,8 +127,11 @@ class Choice:
             )
         if finish is None:
             return Piece(new.text, new.entries, tokens, logprobs, events=new.events)
+        malformed = len(text.malformed)
         rest = text.finish()
         stopped = finish.reason is FinishReason.STOP or rest.stop is not None
+        if not stopped:  # a call that the limit cut is no mistake of the model
+            self._malformed = malformed
         return Piece(
             new.text + rest.text,
             new.entries + rest.entries,

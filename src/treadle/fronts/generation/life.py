@@ -52,12 +52,8 @@ class Choices:
     def usage(self) -> Usage:
         """Tokens read so far. Cached tokens count as prompt tokens do: each prompt once, by its first choice."""
         completion_tokens = sum(choice.completion_tokens for choice in self._choices)
-        return Usage(self._prompt_tokens, completion_tokens, self.cached_tokens, self._reasoning_tokens)
-
-    @property
-    def _reasoning_tokens(self) -> int | None:
-        counts = [choice.reasoning_tokens for choice in self._choices]
-        return None if None in counts else sum(count or 0 for count in counts)
+        reasoning_tokens = sum(choice.reasoning_tokens for choice in self._choices)
+        return Usage(self._prompt_tokens, completion_tokens, self.cached_tokens, reasoning_tokens)
 
     @property
     def cached_tokens(self) -> int:

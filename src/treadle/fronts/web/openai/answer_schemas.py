@@ -258,8 +258,11 @@ ANSWERS: dict[str, Schema] = {
             "completion_tokens": COUNT,
             "total_tokens": COUNT,
             "prompt_tokens_details": shape("Of the prompt's.", {"cached_tokens": COUNT}),
+            "completion_tokens_details": shape(
+                "Of the completions'; 0 for text completions, which are not read for reasoning.",
+                {"reasoning_tokens": COUNT},
+            ),
         },
-        completion_tokens_details=shape("Of the completions', where reasoning is read.", {"reasoning_tokens": COUNT}),
     ),
 }
 for _chunk in ("ChatCompletionChunk", "CompletionChunk"):

@@ -18,15 +18,13 @@ encode = msgspec.json.encode
 
 def usage_json(usage: Usage) -> dict[str, Any]:
     """Token counts of a whole request."""
-    counts: dict[str, Any] = {
+    return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
-    if usage.reasoning_tokens is not None:
-        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
-    return counts
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
