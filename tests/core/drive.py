@@ -19,17 +19,17 @@ from treadle.core.messages import (
     Finish,
     FinishReason,
     Output,
-    RunnerStatistics,
     Sharing,
     Submit,
     TokenLogprob,
     WaitReason,
 )
-from treadle.core.messages import EngineStatistics as Statistics
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import MIN_SHARED_TOKENS, Scheduler, SchedulerLimits
 from treadle.core.sequence import Sequence
 from treadle.core.states import State
+from treadle.core.statistics import EngineStatistics as Statistics
+from treadle.core.statistics import RunnerStatistics
 
 VOCABULARY = 1000
 

@@ -7,18 +7,10 @@ import pytest
 from tests.core.drive import Bench
 from treadle.core import block_budget
 from treadle.core.grammar_state import READY, GrammarState
-from treadle.core.messages import (
-    CancelReason,
-    Constraint,
-    Finish,
-    FinishReason,
-    Output,
-    RunnerStatistics,
-    Submit,
-    WaitReason,
-)
+from treadle.core.messages import CancelReason, Constraint, Finish, FinishReason, Output, Submit, WaitReason
 from treadle.core.plan import StepPlan
 from treadle.core.scheduler import Scheduler, SchedulerLimits
+from treadle.core.statistics import RunnerStatistics
 
 GRAMMAR, SLOT = WaitReason.GRAMMAR, WaitReason.SLOT
 

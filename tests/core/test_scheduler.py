@@ -6,17 +6,10 @@ import pytest
 
 from tests.core.drive import Bench, expected
 from treadle.core.early_cancels import EARLY_CANCEL_S, REMEMBERED_IDS
-from treadle.core.messages import (
-    Cancel,
-    CancelReason,
-    Finish,
-    FinishReason,
-    RunnerStatistics,
-    Submit,
-    TokenLogprob,
-)
+from treadle.core.messages import Cancel, CancelReason, Finish, FinishReason, Submit, TokenLogprob
 from treadle.core.plan import RowFailure, RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
+from treadle.core.statistics import RunnerStatistics
 
 CANCELLED = Finish(reason=FinishReason.CANCELLED, code="client")
 SHUTDOWN = Finish(reason=FinishReason.ERROR, code="server_stopping", message="the server is stopping")

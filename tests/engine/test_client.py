@@ -16,7 +16,6 @@ from treadle.core.messages import (
     Cancel,
     CancelReason,
     Capabilities,
-    EngineStatistics,
     Finish,
     FinishReason,
     Output,
@@ -25,6 +24,7 @@ from treadle.core.messages import (
     Submit,
     TokenLogprob,
 )
+from treadle.core.statistics import EngineStatistics
 from treadle.core.virtual_queue import Arrival
 from treadle.engine import deaths as deaths_module
 from treadle.engine import supervisor as supervisor_module

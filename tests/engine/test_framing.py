@@ -12,7 +12,6 @@ from treadle.core.messages import (
     CancelJob,
     CancelReason,
     Capabilities,
-    EngineStatistics,
     Failed,
     Finish,
     FinishReason,
@@ -23,7 +22,6 @@ from treadle.core.messages import (
     Pong,
     Ready,
     RunJob,
-    RunnerStatistics,
     Sampling,
     StepReport,
     Stop,
@@ -32,6 +30,7 @@ from treadle.core.messages import (
     TokenLogprob,
     WatchBlocks,
 )
+from treadle.core.statistics import EngineStatistics, RunnerStatistics
 from treadle.engine.framing import HEADER, frame, from_owner, to_owner
 
 SAMPLING = Sampling(

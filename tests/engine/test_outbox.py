@@ -11,7 +11,6 @@ from treadle.core.messages import (
     BlockRemoved,
     BlocksCleared,
     BlockStored,
-    EngineStatistics,
     Finish,
     FinishReason,
     FromOwner,
@@ -22,6 +21,7 @@ from treadle.core.messages import (
     Stopped,
     TokenLogprob,
 )
+from treadle.core.statistics import EngineStatistics
 from treadle.engine import outbox
 from treadle.engine.outbox import Outbox, merge
 

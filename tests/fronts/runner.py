@@ -12,8 +12,9 @@ from tests.support.answers import Answers
 from tests.support.capabilities import capabilities
 from tests.support.scripted import Script, ScriptedRunner
 from treadle.cache.prefix_index import PrefixIndex
-from treadle.core.messages import PrefixStatistics, RunnerStatistics, Submit, TokenLogprob
+from treadle.core.messages import Submit, TokenLogprob
 from treadle.core.plan import RowScores, StepPlan, StepResult
+from treadle.core.statistics import PrefixStatistics, RunnerStatistics
 from treadle.runner.base import Job, JobContext
 
 

@@ -12,7 +12,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from treadle.core.grammar_state import PENDING, READY, GrammarState
-from treadle.core.messages import Constraint, GrammarStatistics
+from treadle.core.messages import Constraint
+from treadle.core.statistics import GrammarStatistics
 from treadle.grammar import compiler as module
 from treadle.grammar.compiler import GrammarCompiler
 from treadle.grammar.limits import LIMITS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from treadle.core.grammar_state import READY, GrammarStatus
-from treadle.core.messages import BlockEvent, Constraint, RunnerStatistics
+from treadle.core.messages import BlockEvent, Constraint
+from treadle.core.statistics import RunnerStatistics
 
 
 class Inert:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from treadle.cache.prefix_index import PrefixIndex
 from treadle.core.grammar_state import READY, GrammarStatus
-from treadle.core.messages import BlockEvent, Capabilities, Constraint, RunnerStatistics, Submit, TokenLogprob
+from treadle.core.messages import BlockEvent, Capabilities, Constraint, Submit, TokenLogprob
 from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
+from treadle.core.statistics import RunnerStatistics
 from treadle.runner.base import Job
 
 Script = Callable[[Submit, int], int]

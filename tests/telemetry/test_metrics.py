@@ -9,8 +9,9 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from treadle.core.messages import EngineStatistics, PrefixStatistics, RunnerStatistics, StepReport
+from treadle.core.messages import StepReport
 from treadle.core.refusals import Refusal
+from treadle.core.statistics import EngineStatistics, PrefixStatistics, RunnerStatistics
 from treadle.engine.supervisor import EngineState
 from treadle.telemetry.exposition import format_family
 from treadle.telemetry.metrics import STATES, Metrics

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..config import Settings
 from ..core.compute_path import ComputePath
-from ..core.messages import Failed, FinishReason, FromOwner, RunnerStatistics, StepReport, Submit
+from ..core.messages import Failed, FinishReason, FromOwner, StepReport, Submit
+from ..core.statistics import RunnerStatistics
 from ..engine.loop import EngineLoop
 from ..engine.mailbox import Mailbox
 from ..engine.owner import OwnerLimits, kv_tokens, scheduler_for

@@ -29,15 +29,7 @@ from .grammar_state import GrammarLookup, no_grammars
 from .grammar_wait import GrammarWait
 from .inflight_step import InFlightStep
 from .integrity import check, check_books
-from .messages import (
-    Cancel,
-    EngineStatistics,
-    Finish,
-    FinishReason,
-    Output,
-    RunnerStatistics,
-    Submit,
-)
+from .messages import Cancel, Finish, FinishReason, Output, Submit
 from .outputs import Outputs
 from .plan import RowTokens, StepPlan, StepResult
 from .plan_builder import MatchPrefix, PlanBuilder, no_prefix
@@ -48,6 +40,7 @@ from .scheduler_counters import SchedulerCounters
 from .scheduler_limits import SchedulerLimits as SchedulerLimits
 from .sequence import Sequence
 from .states import Event, State
+from .statistics import EngineStatistics, RunnerStatistics
 
 MIN_SHARED_TOKENS = 64  # of a prompt: fewer are computed again sooner than waited for
 MAX_STUCK_PLANS = 8  # in a row, without work though sequences run: their memory never comes free

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .messages import EngineStatistics, FinishReason, RunnerStatistics
+from .messages import FinishReason
 from .sequence import Sequence
 from .states import State
+from .statistics import EngineStatistics, RunnerStatistics
 
 
 @dataclass(slots=True)

@@ -33,7 +33,6 @@ from ..core.messages import (
     Ping,
     Pong,
     RunJob,
-    RunnerStatistics,
     StepReport,
     Stop,
     Stopped,
@@ -44,6 +43,7 @@ from ..core.messages import (
 from ..core.plan import StepPlan
 from ..core.plan_builder import SequenceFault
 from ..core.scheduler import Scheduler
+from ..core.statistics import RunnerStatistics
 from ..runner.base import Runner, RunnerBroken
 from .in_flight_table import InFlightTable
 from .mailbox import Mailbox

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.messages import PrefixStatistics
+from ..core.statistics import PrefixStatistics
 from ..engine.client import EngineClient
 
 RESET_JOB = "reset_prefix_cache"

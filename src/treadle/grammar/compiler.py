@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLTokenizer
 
 from ..core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
-from ..core.messages import Constraint, GrammarStatistics
+from ..core.messages import Constraint
+from ..core.statistics import GrammarStatistics
 from ..errors import one_line
 from .limits import LIMITS
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ..core.grammar_state import GrammarStatus
-from ..core.messages import BlockEvent, Capabilities, Constraint, RunnerStatistics
+from ..core.messages import BlockEvent, Capabilities, Constraint
 from ..core.plan import Admit, StepPlan, StepResult
+from ..core.statistics import RunnerStatistics
 
 
 class RunnerBroken(Exception):

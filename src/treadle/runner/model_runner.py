@@ -18,8 +18,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
-from ..core.messages import BlockEvent, Capabilities, Constraint, RunnerStatistics
+from ..core.messages import BlockEvent, Capabilities, Constraint
 from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from ..core.statistics import RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .base import Job, JobContext
 from .capabilities import capabilities_of

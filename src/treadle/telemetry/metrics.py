@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..core.messages import EngineStatistics, GrammarStatistics, PrefixStatistics, StepReport
+from ..core.messages import StepReport
 from ..core.refusals import Refusal
+from ..core.statistics import EngineStatistics, GrammarStatistics, PrefixStatistics
 from .compute_metrics import ComputeCollector, ComputeSource
 from .connections import ConnectionsCollector, ConnectionsSource
 from .exposition import format_family

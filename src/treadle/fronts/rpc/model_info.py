@@ -9,7 +9,7 @@ from typing import Any
 
 from smg_grpc_proto.generated import common_pb2 as common
 
-from ...core.messages import EngineStatistics
+from ...core.statistics import EngineStatistics
 from ...engine.status import status_of
 from ...errors import EngineUnavailable
 from ..prefixes import hit_rate

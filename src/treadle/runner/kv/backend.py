@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...cache.prefix_index import PrefixIndex
-from ...core.messages import PrefixStatistics, Sharing
+from ...core.messages import Sharing
+from ...core.statistics import PrefixStatistics
 from ..forward.segments import ForwardOutput, KvSequence, RowSegment
 
 Live = Mapping[str, KvSequence]

@@ -18,7 +18,8 @@ from typing import Any
 import mlx.core as mx
 from msgspec.structs import replace
 
-from ....core.messages import PrefixStatistics, Sharing
+from ....core.messages import Sharing
+from ....core.statistics import PrefixStatistics
 from ... import mlxlm
 from ...device.owner_thread import mlx_runtime
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from ....cache.prefix_index import Freed, Match, PrefixIndex
 from ....cache.prefix_node import TOKEN_BYTES, Node, pack
-from ....core.messages import PrefixStatistics
+from ....core.statistics import PrefixStatistics
 from ... import mlxlm
 from ...mlxlm import Caches, MlxLm
 

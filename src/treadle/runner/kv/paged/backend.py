@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ....cache.prefix_index import PrefixIndex
-from ....core.messages import PrefixStatistics, Sharing
+from ....core.messages import Sharing
+from ....core.statistics import PrefixStatistics
 from ...forward.batch_buckets import PROMPT_SIZES, decode_bucket, mixed_bucket, prompt_bucket
 from ...forward.ragged import ForwardPass, RaggedBatch
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment, padding

@@ -1,0 +1,66 @@
+"""Statistics of the owner: its steps, the runner's memory, the prefix cache and the grammars."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PrefixStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Statistics of the prefix cache. Since the owner started: tokens looked up, reused, stored and evicted, and bytes
+    copied to reuse them. Now: tokens held, and their bytes."""
+
+    looked_up: int = 0
+    reused: int = 0
+    copied_bytes: int = 0
+    stored: int = 0
+    evicted: int = 0
+    held: int = 0
+    held_bytes: int = 0
+
+
+class GrammarStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Statistics of grammars. Since the owner started: grammars `compiled` and `failed`, and seconds of compiling.
+    Now: grammars in the cache, and characters of their texts."""
+
+    compiled: int = 0
+    failed: int = 0
+    compile_s: float = 0.0
+    cached: int = 0
+    cached_chars: int = 0
+
+
+class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Memory of the runner in bytes; `kv_bytes` is what running sequences hold."""
+
+    active_bytes: int = 0
+    peak_bytes: int = 0
+    cache_bytes: int = 0
+    kv_bytes: int = 0
+    prefix: PrefixStatistics = PrefixStatistics()
+    grammars: GrammarStatistics = GrammarStatistics()
+
+
+class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Statistics of the owner after a step. Counters count since it started; times are in seconds. `preempted` are
+    sequences that gave up their cache memory for others; `cached_tokens` were reused instead of computed. Of the
+    `waiting` sequences, `awaiting_grammar` wait for their grammars."""
+
+    steps: int = 0
+    running: int = 0
+    prefilling: int = 0
+    waiting: int = 0
+    awaiting_grammar: int = 0
+    oldest_wait_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    recovered_steps: int = 0
+    preempted: int = 0
+    cached_tokens: int = 0
+    step_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    runner: RunnerStatistics = RunnerStatistics()
