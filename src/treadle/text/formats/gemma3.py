@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from . import json_call, lark
 from .base import CallContext, ToolFormat, ToolSpec
-from .python_call import pass_call, pass_calls
-from .python_grammar import python_calls
+from .python_call import pass_call, pass_list
+from .python_grammar import PythonList, python_calls
 from .scanner import Steps
 
 FENCE, TOOL_CODE, TOOL_CALL = "```", "```tool_code", "```tool_call"
@@ -39,7 +39,7 @@ class Gemma3(ToolFormat):
             yield from json_call.pass_call(context)
         elif first == "[":
             scan.advance(1)
-            yield from self._read_list(context)
+            yield from pass_list(context)
         else:
             yield from self._read_statements(context)
         yield from scan.skip_closing(FENCE)
@@ -54,16 +54,9 @@ class Gemma3(ToolFormat):
 
     def _read_bare(self, context: CallContext, start: str) -> Steps[None]:
         if start == "[":
-            yield from self._read_list(context)
+            yield from pass_list(context)
         else:
             yield from json_call.pass_call(context, opened=True)
-
-    def _read_list(self, context: CallContext) -> Steps[None]:
-        yield from context.scan.skip_space()
-        if (yield from context.scan.peek()) == "{":
-            yield from json_call.pass_calls(context)
-        else:
-            yield from pass_calls(context)
 
     def _read_statements(self, context: CallContext) -> Steps[None]:
         """Read calls on lines of their own, each perhaps in a call of print."""
@@ -78,20 +71,13 @@ class Gemma3(ToolFormat):
                 return
 
 
-class Gemma3Pythonic(Gemma3):
+class Gemma3Pythonic(PythonList, Gemma3):
     """`[NAME(key="text", other=3)]`."""
 
     name = "gemma3_pythonic"
-    one_block = True
 
     def detect(self, template: str) -> bool:
         return "<start_of_turn>" in template and "python list" in template.lower()
-
-    def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
-        return f'"[" {python_calls(tools, grammar, several=several)} "]"'
-
-    def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        return tuple(f"[{tool.name}(" for tool in tools)
 
 
 class Gemma3ToolCode(Gemma3):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from . import json_call, lark
 from .base import CallContext, ToolFormat, ToolSpec
-from .python_call import pass_call, pass_calls
+from .python_call import pass_call, pass_list
 from .python_grammar import python_calls
 from .scanner import Steps
 
@@ -41,12 +41,8 @@ class Lfm2(ToolFormat):
 
     def _read_list(self, context: CallContext) -> Steps[None]:
         yield from context.scan.skip_space()
-        if (yield from context.scan.accept("]")):
-            return
-        if (yield from context.scan.peek()) == "{":
-            yield from json_call.pass_calls(context)
-        else:
-            yield from pass_calls(context)
+        if (yield from context.scan.accept("]")) is None:
+            yield from pass_list(context)
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         calls = python_calls(tools, grammar, several=several)

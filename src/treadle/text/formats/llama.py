@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from . import json_call, lark, python_call
 from .base import CallContext, ToolFormat, ToolSpec
-from .python_grammar import python_calls
+from .python_grammar import PythonList
 from .scanner import Steps
 
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
@@ -30,7 +30,7 @@ class Llama(ToolFormat):
         if start == "{":
             yield from _read_json_calls(context)
         elif start == "[":
-            yield from _read_list(context)
+            yield from python_call.pass_list(context)
         else:
             yield from python_call.pass_call(context, suffix=".call")
         yield from scan.skip_closing(PYTHON_END)
@@ -58,20 +58,13 @@ class LlamaJson(Llama):
         return tuple(f'{{"name": "{tool.name}"' for tool in tools)
 
 
-class LlamaPythonic(Llama):
+class LlamaPythonic(PythonList, Llama):
     """Python calls in one list."""
 
     name = "llama_pythonic"
-    one_block = True
 
     def detect(self, template: str) -> bool:
         return PYTHON_START in template or "[func_name1(params_name1=params_value1" in template
-
-    def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
-        return f'"[" {python_calls(tools, grammar, several=several)} "]"'
-
-    def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        return tuple(f"[{tool.name}(" for tool in tools)
 
 
 def _read_json_calls(context: CallContext) -> Steps[None]:
@@ -82,11 +75,3 @@ def _read_json_calls(context: CallContext) -> Steps[None]:
             return
         yield from context.scan.skip_space()
         yield from json_call.pass_call(context)
-
-
-def _read_list(context: CallContext) -> Steps[None]:
-    yield from context.scan.skip_space()
-    if (yield from context.scan.peek()) == "{":
-        yield from json_call.pass_calls(context)
-    else:
-        yield from python_call.pass_calls(context)

@@ -1,9 +1,10 @@
-"""Reader of a call written as Python, `name(key=value, ...)`: its keyword arguments become JSON text."""
+"""Readers of a call written as Python, `name(key=value, ...)`, whose keyword arguments become JSON text, and of lists."""
 
 from __future__ import annotations
 
 import re
 
+from . import json_call
 from .base import CallContext
 from .json_text import quote_piece
 from .python_text import pass_value
@@ -45,6 +46,15 @@ def pass_calls(context: CallContext, closing: str = "]") -> Steps[None]:
         yield from scan.skip_space()
         if (yield from scan.expect(",", closing)) == closing:
             return
+
+
+def pass_list(context: CallContext) -> Steps[None]:
+    """Read a list of calls behind its opening bracket: as Python, or as JSON objects. Raises Mismatch for another."""
+    yield from context.scan.skip_space()
+    if (yield from context.scan.peek()) == "{":
+        yield from json_call.pass_calls(context)
+    else:
+        yield from pass_calls(context)
 
 
 def _take_key(scan: Scanner) -> Steps[str]:

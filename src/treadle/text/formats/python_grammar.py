@@ -7,7 +7,7 @@ from typing import Any
 
 from . import lark
 from .any_key import ANY_KEY, takes_any, with_any_key
-from .base import ToolSpec
+from .base import ToolFormat, ToolSpec
 from .typed_values import properties_of
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -17,6 +17,18 @@ def python_calls(tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: b
     """Return the expression of one call of one of `tools`; with `several` of one or more, with `separator` between."""
     call = grammar.rule("call", lark.any_of(_call(tool, grammar) for tool in tools))
     return f"{call} ({lark.literal(separator)} {call})*" if several else call
+
+
+class PythonList(ToolFormat):
+    """Base of the formats that write all calls as one bare list, `[NAME(key="text", other=3)]`."""
+
+    one_block = True
+
+    def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
+        return f'"[" {python_calls(tools, grammar, several=several)} "]"'
+
+    def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+        return tuple(f"[{tool.name}(" for tool in tools)
 
 
 def _call(tool: ToolSpec, grammar: lark.Grammar) -> str:
