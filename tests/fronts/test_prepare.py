@@ -145,7 +145,20 @@ def test_with_channels_a_format_begins_in_the_final_one(
     assert not takes(found.constraint.grammar, start + bad)
     assert not takes(found.constraint.grammar, good)
     assert found.thinking is not None
+    assert found.thinking.reopens
     assert text.decode(found.thinking.close_ids, skip_special_tokens=False) == "<|end|>"
+
+
+@pytest.mark.parametrize("budget", [None, 9])
+def test_a_forced_call_has_no_reasoning_beside_that_of_a_budget(budget: int | None) -> None:
+    text = replace(bytes_text(), formats=AnswerFormats("harmony", by_template=True, always_read=True))
+    found = prepared(AnswerOptions((CLOCK,), ToolChoice("required"), thinking_budget=budget), text)
+    assert found.constraint is not None
+    called = "<|start|>assistant<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}"
+    assert takes(found.constraint.grammar, called)
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    assert takes(found.constraint.grammar, thought + called) == (budget is None)
+    assert (found.thinking is None) == (budget is None)
 
 
 def test_a_schema_that_no_grammar_holds_is_loose_unless_it_is_strict() -> None:

@@ -240,6 +240,30 @@ def test_a_budget_forces_the_rest_of_the_close_and_then_the_row_is_free(
     assert row.over
 
 
+REOPENS = Thinking((OPEN, ord("!")), (CLOSE,), budget=3, reopens=True)
+
+
+@pytest.mark.parametrize("constraint", [None, regex("<f>[0-9]+", triggers=("<f>",))])
+def test_blocks_of_reasoning_share_a_budget(constraint: Constraint | None) -> None:
+    row = made(constraint, thinking=REOPENS)
+    feed(row, (OPEN, *b"!xy", CLOSE, *b"text", OPEN, *b"?", OPEN, OPEN))
+    assert allowed(row) is EVERYTHING
+    feed(row, b"!")  # two tokens, and the close
+    assert allowed(row) == {CLOSE}
+    feed(row, (CLOSE, *b"more", OPEN, *b"!"))
+    assert allowed(row) == {CLOSE}
+    assert not row.over
+
+
+def test_no_reasoning_reopens_within_a_grammar() -> None:
+    row = made(regex("<f>[0-9]+", triggers=("<f>",)), thinking=REOPENS)
+    feed(row, (OPEN, *b"!x", CLOSE, *b"so <f>"))
+    assert allowed(row) == ids("0123456789")
+    forced = made(regex("ab"), thinking=REOPENS)
+    feed(forced, (OPEN, *b"!x", CLOSE))
+    assert allowed(forced) == ids("a")
+
+
 def test_a_budget_without_reasoning_is_over_with_the_first_token() -> None:
     row = made(thinking=AHEAD)
     feed(row, b"a")

@@ -65,12 +65,14 @@ class Constraint(Message, frozen=True):
 class Thinking(Message, frozen=True):
     """The reasoning of a sequence: it stands between the token ids `open_ids` and `close_ids`, and begins open where
     the prompt ends with `open_ids` (`opened`). After `budget` tokens of reasoning `close_ids` are forced (None: no
-    limit). A constraint begins behind `close_ids`, or with the first token where no reasoning begins."""
+    limit). A constraint begins behind `close_ids`, or with the first token where no reasoning begins. With `reopens`
+    more reasoning may begin anywhere in front of a constraint, and counts towards the same budget."""
 
     open_ids: tuple[int, ...]
     close_ids: tuple[int, ...]
     opened: bool = False
     budget: int | None = None
+    reopens: bool = False
 
 
 class Submit(Message, frozen=True, tag=True):

@@ -143,18 +143,21 @@ def _constraint(model: TextModel, options: AnswerOptions, tools: _Tools, tool_fo
     if not tools.active:
         return None if output is None else _in_channel(model, tools, tool_format, output)
     try:
-        made = _with_calls(model, output, tools, tool_format)
+        made = _with_calls(model, options, output, tools, tool_format)
     except InvalidRequest as error:
         if error.param != tools.param or any(tool.strict for tool in tools.given):
             raise
         tools.loosen(error.message)
-        made = _with_calls(model, output, tools, tool_format)
+        made = _with_calls(model, options, output, tools, tool_format)
     return msgspec.structs.replace(made, close_at_limit=options.close_at_limit)
 
 
-def _with_calls(model: TextModel, output: Constraint | None, tools: _Tools, tool_format: ToolFormat) -> Constraint:
+def _with_calls(
+    model: TextModel, options: AnswerOptions, output: Constraint | None, tools: _Tools, tool_format: ToolFormat
+) -> Constraint:
     if output is None or tools.choice.mode == REQUIRED:
-        return _checked(model, tools, lambda special: _calls(tool_format, tools, special))
+        reasons = options.thinking_budget is None
+        return _checked(model, tools, lambda special: _calls(tool_format, tools, special, reasons=reasons))
     return _checked(model, tools, lambda special: _calls_or_output(tool_format, tools, output, special))
 
 
@@ -172,9 +175,9 @@ def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]]
     return make(model.grammar_tokens)
 
 
-def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int]) -> Constraint:
+def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int], *, reasons: bool) -> Constraint:
     made = tool_format.constraint(
-        tools.specs, tools.choice, parallel=tools.parallel, special=special, schema=tools.schema
+        tools.specs, tools.choice, parallel=tools.parallel, special=special, schema=tools.schema, reasons=reasons
     )
     assert made is not None
     return made
@@ -229,6 +232,7 @@ def _thinking(
         close_ids=tuple(model.encode(markers.close, add_special_tokens=False)),
         opened=after is PromptReasoning.OPEN,
         budget=options.thinking_budget,
+        reopens=markers.anywhere and options.thinking_budget is not None,
     )
 
 

@@ -139,7 +139,11 @@ class RowConstraint:
                 self._closing.restart()
         elif ahead and reasoning.phase is not ReasoningPhase.OPEN:
             self._follow(token)
-        if reasoning.phase is ReasoningPhase.OVER:
+        if reasoning.phase is not ReasoningPhase.OVER:
+            return
+        if reasoning.reopens and (self._grammar is None or self._grammar.awaits_trigger):
+            reasoning.await_more(token)
+        else:
             self._reasoning = None
 
     def _update(self) -> None:

@@ -23,6 +23,7 @@ class Reasoning:
         self.opening = 0
         self._open_ids = thinking.open_ids
         self._budget = thinking.budget
+        self.reopens = thinking.reopens
         self._tokens = 0
         self._closing = 0  # of `close_ids`, how many the last tokens are
         if thinking.opened and thinking.close_ids:
@@ -56,6 +57,12 @@ class Reasoning:
             self._open(token)
         elif self.phase is ReasoningPhase.OPEN:
             self._close(token)
+
+    def await_more(self, token: int) -> None:
+        """Expect more reasoning behind a token that ended a block of it, or that began none."""
+        self.opening = int(len(self._open_ids) > 1 and token == self._open_ids[0])
+        self._closing = 0
+        self.phase = ReasoningPhase.AHEAD
 
     def _open(self, token: int) -> None:
         if token != self.opening_id:

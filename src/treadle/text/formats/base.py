@@ -101,12 +101,14 @@ class ToolFormat(ABC):
         parallel: bool = True,
         special: Mapping[str, int] | None = None,
         schema: lark.SchemaWriter = lark.plain_schema,
+        reasons: bool = True,
     ) -> Constraint | None:
         """Return the grammar of an answer of calls alone ("required"), or of the calls in an answer that may have some
         ("auto"); None where no tool may be called.
 
         `special` are the ids of the vocabulary's special tokens by text. `schema` writes a JSON schema for Lark's
-        `%json`. With `parallel` there may be several calls.
+        `%json`. With `parallel` there may be several calls. Without `reasons` the grammar has no reasoning of the
+        format's own: it begins behind it.
         """
         allowed = choice.allowed(tools)
         if not allowed:
@@ -115,11 +117,12 @@ class ToolFormat(ABC):
         several = parallel and (self.one_block or choice.mode != AUTO)
         calls = self.calls(allowed, grammar, several=several)
         if choice.mode != AUTO:
-            return Constraint("tool", grammar.render(self.whole_answer(calls, grammar)))
+            return Constraint("tool", grammar.render(self.whole_answer(calls, grammar, reasons=reasons)))
         return Constraint("tool", grammar.render(calls), triggers=self.triggers(allowed), then_free=parallel)
 
-    def whole_answer(self, calls: str, grammar: lark.Grammar) -> str:
-        """Return a Lark expression of an answer that must call tools, with `calls` in it."""
+    def whole_answer(self, calls: str, grammar: lark.Grammar, *, reasons: bool) -> str:
+        """Return a Lark expression of an answer that must call tools, with `calls` in it. With `reasons` the format's
+        own reasoning may be in it."""
         return calls
 
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:

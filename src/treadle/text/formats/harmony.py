@@ -25,14 +25,14 @@ _BODY_ENDS = Markers(*ENDS, START, CHANNEL)
 
 
 class Harmony(ToolFormat):
-    """Messages of gpt-oss models. The grammars allow reasoning in front of the call."""
+    """Messages of gpt-oss models. The grammars allow reasoning in front of the call, unless its budget is limited."""
 
     name = "harmony"
     starts = (CHANNEL, START, *ENDS)
     bare_starts = (RECIPIENT,)
     special = (MESSAGE, CONSTRAIN)
     own_reasoning = True
-    reasoning = ReasoningMarkers(f"{CHANNEL}analysis{MESSAGE}", "<|end|>")
+    reasoning = ReasoningMarkers(f"{CHANNEL}analysis{MESSAGE}", "<|end|>", anywhere=True)
     answer_start = f"{CHANNEL}final{MESSAGE}"
 
     def detect(self, template: str) -> bool:
@@ -49,9 +49,11 @@ class Harmony(ToolFormat):
         bodies = (f"{lark.literal(tool.name)} {middle} {grammar.arguments(tool.parameters)}" for tool in tools)
         return f"{begin} {lark.any_of(bodies)}"
 
-    def whole_answer(self, calls: str, grammar: lark.Grammar) -> str:
-        """Return a Lark expression of reasoning, in any number of messages, and the call."""
+    def whole_answer(self, calls: str, grammar: lark.Grammar, *, reasons: bool) -> str:
+        """Return a Lark expression of the call, with `reasons` behind any number of messages of reasoning."""
         turn = grammar.text(f"{START}assistant")
+        if not reasons:
+            return f"({turn})? {calls}"
         reasoning = grammar.text(f"{CHANNEL}analysis{MESSAGE}")
         text = grammar.text_until("<|end|>", (*ENDS, START, CHANNEL))
         return f"({turn})? ({reasoning} {text} {turn})* {calls}"

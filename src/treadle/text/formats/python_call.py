@@ -1,4 +1,4 @@
-"""Readers of a call written as Python, `name(key=value, ...)`, whose keyword arguments become JSON text, and of lists."""
+"""Readers of calls written as Python, `name(key=value, ...)`, whose keyword arguments become JSON text."""
 
 from __future__ import annotations
 
