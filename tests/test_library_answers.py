@@ -176,6 +176,13 @@ async def test_a_forced_call_is_constrained_from_the_start(folder: Path, choice:
     done, request = await answered(folder, CALL, tools=[WEATHER], tool_choice=choice)
     assert [call.name for call in done.tool_calls] == ["weather"]
     assert bool(request.constraint.triggers) is free
+    assert not request.constraint.close_at_limit
+
+
+@in_loop
+async def test_calls_are_completed_at_the_limit_where_that_is_asked_for(folder: Path) -> None:
+    _, request = await answered(folder, CALL, tools=[WEATHER], close_at_limit=True)
+    assert request.constraint.close_at_limit
 
 
 @in_loop

@@ -48,7 +48,14 @@ def read_arguments(given: Mapping[str, Any]) -> Arguments:
     parallel = _flag(given, "parallel_tool_calls")
     return Arguments(
         params=_params(given),
-        options=AnswerOptions(tools, choice, parallel is not False, "tools", output, reasoning.budget),
+        options=AnswerOptions(
+            tools=tools,
+            choice=choice,
+            parallel=parallel is not False,
+            output=output,
+            thinking_budget=reasoning.budget,
+            close_at_limit=bool(given.get("close_at_limit")) and bool(tools),
+        ),
         variables={**reasoning.template_variables(), **_variables(given)},
         parse=parse,
         for_chats=next((name for name in (*TOOLS, *REASONING) if given.get(name) is not None), None),
