@@ -14,6 +14,7 @@ from treadle.text.formats.reasoning import MARKERS, pick_reasoning
 from treadle.text.formats.registry import FORMATS, pick
 from treadle.text.formats.typed_values import parameter_types
 from treadle.text.templates import ChatTemplate
+from treadle.text.turn_forms import forms
 
 from .vectors.family import TOOLS
 from .vectors.vector import read
@@ -108,6 +109,26 @@ def test_the_call_that_a_template_writes_is_read(name: str) -> None:
     assert isinstance(arguments, CallArguments)
     assert (started.name, ended) == ("search", CallEnd(0))
     assert json.loads(arguments.delta) == ARGUMENTS
+
+
+def test_the_calls_of_a_turn_and_its_reasoning_are_written_as_gpt_oss_takes_them() -> None:
+    template = ChatTemplate(source("harmony"), name="harmony")
+    calls = [
+        {"id": one, "type": "function", "function": {"name": f"f{one}", "arguments": f'{{"a": {one}}}'}} for one in "12"
+    ]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "r1"},
+        {"role": "tool", "tool_call_id": "2", "content": "r2"},
+    ]
+    text = template.render(next(forms(turns, None, template.traits)))
+    thought = "<|channel|>analysis<|message|>Hm.\n\nI look.<|end|>"
+    called = (
+        '<|start|>assistant to=functions.f{0}<|channel|>commentary json<|message|>{{"a": {0}}}<|call|>'
+        '<|start|>functions.f{0} to=assistant<|channel|>commentary<|message|>"r{0}"<|end|>'
+    )
+    assert text.endswith(f"<|start|>assistant{thought}{called.format(1)}{called.format(2)}<|start|>assistant")
 
 
 def answer(name: str, tool: str, arguments: dict[str, Any]) -> str:

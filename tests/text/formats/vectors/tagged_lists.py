@@ -54,11 +54,11 @@ def _vectors(begin: str, end: str) -> tuple[Vector, ...]:
     )
 
 
-def _family(name: str, begin: str, end: str) -> list[vector.Vector]:
-    return family(name, _vectors(begin, end), special=(begin, end), reasoning="think")
+def _family(name: str, begin: str, end: str, most: int | None = None) -> list[vector.Vector]:
+    return family(name, _vectors(begin, end)[:most], special=(begin, end), reasoning="think")
 
 
 VECTORS = [
     *_family("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
-    *_family("hunyuan_a13b", "<tool_calls>", "</tool_calls>"),
+    *_family("hunyuan_a13b", "<tool_calls>", "</tool_calls>", 4),  # the parser is the same
 ]
