@@ -48,6 +48,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "mistral_v11": ("mistral", None),
     "mistral_v13": ("mistral", "mistral"),
     "nemotron": ("nemotron", "think"),
+    "olmo3": ("olmo3", None),
     "phi4_mini": ("phi4_mini", None),
     "phi4_mini_calls": ("phi4_mini", None),
     "phi4_mini_functools": ("phi4_mini_functools", None),
@@ -59,7 +60,8 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
 WRITES_CALLS = (
     *("deepseek_v3", "deepseek_v31", "functiongemma", "gemma3_pythonic", "gemma4", "glm_45", "glm_47", "granite4"),
     *("harmony", "hermes", "kimi_k2", "lfm25", "llama3", "llama_pythonic", "minimax"),
-    *("hunyuan_a13b", "mistral_v3", "mistral_v11", "mistral_v13", "nemotron", "phi4_mini_calls", "qwen3", "seed_oss"),
+    *("hunyuan_a13b", "mistral_v3", "mistral_v11", "mistral_v13", "nemotron", "olmo3", "phi4_mini_calls"),
+    *("qwen3", "seed_oss"),
 )
 """Templates that write the calls of past turns."""
 BARE = ("[search(", "<|start|>assistant to=functions.search", '{"name": "search"')

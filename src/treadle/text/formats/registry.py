@@ -16,6 +16,7 @@ from .lfm2 import Lfm2
 from .llama import LlamaJson, LlamaPythonic
 from .minimax import DeepSeekV32, MiniMax
 from .mistral import Mistral, MistralArray
+from .olmo3 import Olmo3
 from .phi4_mini import Phi4Mini, Phi4MiniFunctools
 from .qwen3_coder import Qwen3Coder, SeedOss
 from .tagged_lists import Hunyuan, Nemotron
@@ -31,6 +32,7 @@ _FORMATS: tuple[ToolFormat, ...] = (
     MiniMax(),
     *(Mistral(), MistralArray()),
     *(Nemotron(), Hunyuan()),
+    Olmo3(),
     *(Phi4MiniFunctools(), Phi4Mini()),
     *(SeedOss(), Qwen3Coder()),
     Hermes(),
