@@ -22,6 +22,7 @@ from .vectors.vector import read
 FOLDER = Path(__file__).parent / "templates"
 ROOT = Path(__file__).parents[3]
 EXPECTED: dict[str, tuple[str | None, str | None]] = {
+    "command_r": ("command_r", "command_r"),
     "deepseek_v3": ("deepseek_v3", "think"),
     "deepseek_v31": ("deepseek_v31", "think"),
     "deepseek_v32": ("deepseek_v32", "think"),
@@ -60,7 +61,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
 WRITES_CALLS = (
     *("deepseek_v3", "deepseek_v31", "functiongemma", "gemma3_pythonic", "gemma4", "glm_45", "glm_47", "granite4"),
     *("harmony", "hermes", "kimi_k2", "lfm25", "llama3", "llama_pythonic", "minimax"),
-    *("hunyuan_a13b", "mistral_v3", "mistral_v11", "mistral_v13", "nemotron", "olmo3", "phi4_mini_calls"),
+    *("command_r", "hunyuan_a13b", "mistral_v3", "mistral_v11", "mistral_v13", "nemotron", "olmo3", "phi4_mini_calls"),
     *("qwen3", "seed_oss"),
 )
 """Templates that write the calls of past turns."""
@@ -159,6 +160,7 @@ def answer(name: str, tool: str, arguments: dict[str, Any]) -> str:
         "[e~[",
         "<|end|>",
         "<seed:eos>",
+        "<|END_OF_TURN_TOKEN|>",
     )
     text = text[begin:].rstrip()
     for end in ends:

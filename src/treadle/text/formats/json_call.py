@@ -8,8 +8,8 @@ from .base import CallContext
 from .json_text import pass_object, skip_space, take_string, take_value
 from .scanner import Scanner, Steps
 
-NAME_KEYS = ("name", "function")
-OTHER_KEYS = (*NAME_KEYS, "id", "type")
+NAME_KEYS = ("name", "function", "tool_name")
+OTHER_KEYS = (*NAME_KEYS, "id", "type", "tool_call_id")
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 

@@ -20,6 +20,7 @@ MARKERS: dict[str, ReasoningMarkers] = {
     "seed": ReasoningMarkers("<seed:think>", "</seed:think>"),
     "exaone": ReasoningMarkers("<thought>", "</thought>"),
     "granite": ReasoningMarkers("Here is my thought process:", "Here is my response:"),
+    "command_r": ReasoningMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
     "think": ReasoningMarkers("<think>", "</think>"),
 }
 """Markers by name, in the order in which a template is searched for them."""

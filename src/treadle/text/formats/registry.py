@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from .base import ToolFormat
+from .command_r import CommandR
 from .deepseek import DeepSeekV3, DeepSeekV31
 from .gemma3 import Gemma3, Gemma3Pythonic, Gemma3ToolCode
 from .gemma4 import FunctionGemma, Gemma4
@@ -26,6 +27,7 @@ _FORMATS: tuple[ToolFormat, ...] = (
     *(DeepSeekV3(), DeepSeekV31(), DeepSeekV32()),
     *(Gemma4(), FunctionGemma(), Gemma3ToolCode(), Gemma3Pythonic(), Gemma3()),
     *(Glm(), Glm47()),
+    CommandR(),
     Granite(),
     KimiK2(),
     Lfm2(),
