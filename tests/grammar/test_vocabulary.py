@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from tests.text import builders
 from treadle.errors import ModelError
-from treadle.grammar.vocabulary import AddedToken, VocabularyThread, read_vocabulary
+from treadle.grammar.tokenizer_json import AddedToken
+from treadle.grammar.vocabulary import VocabularyThread, read_vocabulary
 
 
 def written(folder: Path, tokenizer: Tokenizer) -> Path:
@@ -128,3 +131,47 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_its_result() -> None:
         VocabularyThread(refuse).result()
     with pytest.raises(ModelError, match="see the log"):
         VocabularyThread(panic).result()
+
+
+def edited(tokenizer: Tokenizer, edit: Callable[[dict[str, Any]], None], folder: Path) -> Path:
+    fields = json.loads(tokenizer.to_str())
+    edit(fields)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+@pytest.mark.parametrize("missing", [3, 40])
+def test_tokens_keep_their_ids_behind_ids_that_no_token_has(tmp_path: Path, missing: int) -> None:
+    def move(fields: dict[str, Any]) -> None:
+        ids = fields["model"]["vocab"]
+        last = max(ids, key=lambda token: int(ids[token]))
+        ids[last] = 500
+        fields["added_tokens"].append({**fields["added_tokens"][0], "id": 500 + missing, "content": "<call>"})
+
+    tokenizer = builders.byte_level()
+    (last,) = (token for token, id_ in tokenizer.get_vocab().items() if id_ == 399)
+    path = edited(tokenizer, move, tmp_path)
+    vocabulary = read_vocabulary(path, added=[(600, {"content": "<declared>", "special": True})])
+    assert vocabulary.vocab_size == 601
+    assert vocabulary.decode_str([500]) == last.replace("Ġ", " ")
+    assert vocabulary.decode_str([500 + missing, 600]) == "<call><declared>"
+    mask = LLMatcher(vocabulary, r"start: /(.|\n)*/").compute_bitmask()
+    bits = [mask[i // 8] >> i % 8 & 1 for i in range(601)]
+    assert bits[500]
+    assert not any(bits[404:500])
+    assert not any(bits[501:])
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFC(), normalizers.Sequence([normalizers.Lowercase()])])
+def test_a_forced_text_is_written_as_it_is_whatever_the_tokenizer_makes_of_prompts(
+    tmp_path: Path, normalizer: normalizers.Normalizer
+) -> None:
+    tokenizer = builders.byte_level()
+    tokenizer.normalizer = normalizer
+    vocabulary = read_vocabulary(written(tmp_path, tokenizer))
+    text = "Cafe\u0301 [end]"
+    matcher = LLMatcher(vocabulary, f"start: {json.dumps(text, ensure_ascii=False)}")
+    tokens = matcher.compute_ff_tokens()
+    assert vocabulary.decode_str(tokens) == text
+    assert matcher.consume_tokens(tokens)

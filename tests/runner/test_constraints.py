@@ -312,3 +312,38 @@ def test_a_row_that_is_made_anew_from_its_history_allows_the_same(
         again = made(constraint, *tokens[:i], thinking=thinking, most=60)
         assert (allowed(again), again.held, again.over) == (allowed(row), row.held, row.over)
         feed(row, (token,))
+
+
+def settled(row: RowConstraint) -> int:
+    """The token that is taken where the bitmask leaves one."""
+    (token,) = allowed(row)
+    token = row.settle(token)
+    row.accept(token)
+    assert not row.failure
+    return token
+
+
+def test_the_name_of_a_special_token_in_a_text_is_written_with_ordinary_tokens() -> None:
+    row = made(lark('start: "a<call>" <[262]>'))
+    written = [settled(row) for _ in range(8)]
+    assert bytes(written[:7]) == b"a<call>"
+    assert written[7] == CLOSE, "a token that the grammar itself names"
+
+
+def test_the_longest_ordinary_token_stands_for_a_special_one() -> None:
+    grammars = Grammars(piece_tokenizer(("<c", "<call", "all"), SIZE, ADDED))
+    row = made(lark('start: "<call>x"'), grammars=grammars)
+    assert [settled(row) for _ in range(3)] == [266, ord(">"), ord("x")]
+
+
+def test_the_name_of_an_excluded_end_token_is_written_with_ordinary_tokens() -> None:
+    name = GRAMMARS.vocabulary.decode_str([EOS])
+    row = made(schema({"const": name}), stops=(ord("!"),))
+    assert bytes(settled(row) for _ in range(len(name) + 2)).decode() == f'"{name}"'
+
+
+def test_a_special_token_that_neither_a_grammar_nor_its_text_has_ends_the_row() -> None:
+    row = made(regex("[ab]"))
+    assert row.settle(CALL) == CALL
+    row.accept(CALL)
+    assert "does not follow the grammar" in row.failure

@@ -6,15 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from llguidance import LLTokenizer
 
 from ..errors import ModelError, one_line
-
-AddedToken = tuple[int, dict[str, Any]]
-"""An id, and the fields of a token in `added_tokens` of tokenizer.json: its content and its flags."""
+from .tokenizer_json import AddedToken, for_llguidance
 
 
 def read_vocabulary(
@@ -27,7 +24,7 @@ def read_vocabulary(
     230 MB. Raises ModelError when llguidance can't use the file.
     """
     try:
-        text = _with_added_tokens(path.read_bytes(), added)
+        text = for_llguidance(path.read_bytes(), added)
         try:
             return _tokenizer(text, size, eos_token_ids)
         except ValueError as error:
@@ -68,18 +65,3 @@ class VocabularyThread:
 def _tokenizer(text: str, size: int | None, eos_token_ids: Sequence[int]) -> LLTokenizer:
     slices = LLTokenizer.json_slices()  # 0.4 s; without them the first mask inside a JSON string takes 2 ms
     return LLTokenizer(text, n_vocab=size, eos_token=list(eos_token_ids) or None, slices=slices)
-
-
-def _with_added_tokens(data: bytes, added: Iterable[AddedToken]) -> str:
-    """Return tokenizer.json as text, with the tokens in `added` whose content and id it lacks."""
-    tokenizer = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    own = msgspec.json.decode(tokenizer.get("added_tokens", b"[]"), type=list[dict[str, Any]])
-    known = {token.get("content") for token in own} | {token.get("id") for token in own}
-    new = [{"id": id_, **fields} for id_, fields in added if not known & {id_, fields["content"]}]
-    if not new:
-        return data.decode("utf-8")
-    tokenizer["added_tokens"] = msgspec.Raw(msgspec.json.encode([*own, *({**_FLAGS, **token} for token in new)]))
-    return msgspec.json.encode(tokenizer).decode("utf-8")
-
-
-_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}

@@ -82,9 +82,13 @@ class RowConstraint:
         return self._failure or ("" if self._grammar is None or self._reasoning is not None else self._grammar.failure)
 
     def settle(self, token: int) -> int:
-        """Return the token to take in place of a drawn one: another one where a completion would not fit any more."""
+        """Return the token to take in place of a drawn one: another one where a special token stands for text, or where
+        a completion would not fit any more."""
         grammar = self._grammar
-        if self._closing is None or grammar is None or grammar.matcher is None or self._reasons(token):
+        if grammar is None or grammar.matcher is None or self._reasons(token):
+            return token
+        token = grammar.corrected(token)
+        if self._closing is None:
             return token
         if token in self._stops and grammar.accepting:
             return token
@@ -117,6 +121,10 @@ class RowConstraint:
 
     def _complete(self, grammar: RowGrammar) -> bool:
         return grammar.exhausted or (self._closing is not None and grammar.accepting)
+
+    def ordinary_token(self) -> int | None:
+        """Return an ordinary token where the grammar's bitmask has none that may come."""
+        return None if self._grammar is None or self._grammar.matcher is None else self._grammar.ordinary_token()
 
     def fail(self, reason: str) -> None:
         """Give up: the row fails, and every token may come next."""

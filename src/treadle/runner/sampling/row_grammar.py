@@ -59,6 +59,26 @@ class RowGrammar:
         """Whether the grammar is complete, and nothing can follow."""
         return self.matcher is not None and self.matcher.is_stopped()
 
+    def corrected(self, token: int) -> int:
+        """Return the token to take in place of a drawn one: an ordinary one where that is a special token which the
+        grammar only allows as text."""
+        if self.matcher is None or not self._tokenizer.is_special_token(token):
+            return token
+        if (token in self._stops and self.accepting) or self.matcher.validate_tokens([token]):
+            return token
+        ordinary = self.ordinary_token()
+        return token if ordinary is None else ordinary
+
+    def ordinary_token(self) -> int | None:
+        """Return the longest ordinary token that begins the text which has to follow; None if there is none.
+
+        llguidance tokenizes that text for its bitmask, and offers a special token where the text has the name of one.
+        """
+        assert self.matcher is not None
+        text = self.matcher.compute_ff_bytes().decode("utf-8", "ignore")
+        tokens = self._tokenizer.greedy_tokenize(text)[:1]
+        return tokens[0] if self.matcher.validate_tokens(tokens) else None
+
     def accept(self, token: int) -> None:
         """Take over a generated token."""
         if self.matcher is None:

@@ -58,11 +58,16 @@ def _edit(mask: Words, limit: Limit) -> None:
 
 
 def _check(row: RowConstraint, limit: Limit, mask: Words) -> None:
-    """Fail the row where its matcher did, or no token is left; its neighbours are not touched."""
+    """Fail the row where its matcher did, or no token is left; its neighbours are not touched. A special token that was
+    excluded may have stood for text: an ordinary one is left then."""
     if limit.matcher is not None and limit.matcher.is_error():
         row.fail(f"the grammar can't be followed any further: {one_line(limit.matcher.get_error())}")
     elif not mask.any():
-        row.fail("the grammar allows no token here")
+        token = None if limit.matcher is None else row.ordinary_token()
+        if token is None:
+            row.fail("the grammar allows no token here")
+        else:
+            mask[token // BITS] |= _bit(token)
     if row.failure:
         mask[:] = -1
 
