@@ -25,7 +25,7 @@ from treadle.engine.status import status_of
 from treadle.engine.thread import ThreadOwner
 from treadle.errors import Busy, InvalidGrammar
 
-GRAMMAR = Constraint(kind="lark", grammar="start: /a/")
+GRAMMAR = Constraint(kind="lark", grammar="start: /a/", param="structured_outputs.grammar")
 FAILED = GrammarStatus(GrammarState.FAILED, "line 1: unknown name")
 
 
@@ -193,8 +193,9 @@ async def test_the_client_shows_why_it_waits_and_raises_for_a_wrong_grammar(thre
                 runner.grammars[GRAMMAR.grammar] = status
                 threading.Thread(target=runner.grammar_changed).start()
                 if status is FAILED:
-                    with pytest.raises(InvalidGrammar, match="unknown name"):
+                    with pytest.raises(InvalidGrammar, match="unknown name") as raised:
                         await generation.admitted()
+                    assert raised.value.param == GRAMMAR.param
                 else:
                     await generation.admitted()
                     assert all(request["waits_for"] is None for request in status_of(client)["requests"])

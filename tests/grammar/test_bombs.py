@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
+from tests.support.grammars import piece_tokenizer
 from tests.support.schemas import schemas
 from treadle.errors import InvalidRequest
 from treadle.grammar.build import Kind, build
+from treadle.grammar.limits import LIMITS
 from treadle.grammar.patterns import copies
 
 from .support_cases import KEYWORDS
@@ -30,11 +34,28 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def properties(count: int, schema: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": {f"p{i}": schema for i in range(count)}}
+    names = [f"p{i}" for i in range(count)]
+    return {"type": "object", "properties": dict.fromkeys(names, schema), "required": names}
 
 
 def choices(i: int) -> dict[str, Any]:
     return {"anyOf": [{"type": "object", "properties": {f"a{i}{j}": {}}, "required": [f"a{i}{j}"]} for j in range(10)]}
+
+
+def references(count: int) -> dict[str, Any]:
+    """Objects that each require one of the next kind."""
+    links = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{count}": {"type": "string"}}}
+
+
+def aliases(count: int) -> dict[str, Any]:
+    links: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(count)}
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(count): {"type": "null"}}}
+
+
+def rules(count: int) -> str:
+    lines = [f'r{i}: r{i + 1} "y"' for i in range(count - 2)]
+    return "\n".join(["start: r0", *lines, f'r{count - 2}: "a"'])
 
 
 BOMBS: dict[str, tuple[Kind, Any]] = {
@@ -44,8 +65,9 @@ BOMBS: dict[str, tuple[Kind, Any]] = {
     "10,000 properties": ("json_schema", properties(10_000, {"type": "string"})),
     "1,900 numbers with limits of their own": (
         "json_schema",
-        {"type": "object", "properties": {f"p{i}": {"type": "number", "minimum": i} for i in range(1900)}},
+        {**properties(1900, {}), "properties": {f"p{i}": {"type": "number", "minimum": i} for i in range(1900)}},
     ),
+    "501 optional properties": ("json_schema", {**properties(502, {"type": "string"}), "required": ["p0"]}),
     "100 levels": ("json_schema", nested(100)),
     "5,000 levels": ("json_schema", nested(5000)),
     "200,000 levels as text": ("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000),
@@ -65,6 +87,8 @@ BOMBS: dict[str, tuple[Kind, Any]] = {
     "nested groups": ("regex", "(" * 4000 + "a" + ")" * 4000),
     "a Lark grammar of 1 MB": ("lark", "start: " + " | ".join(f'"x{i}"' for i in range(100_000))),
     "20,000 nested groups of Lark": ("lark", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "1,001 rules, each of the next one": ("lark", rules(1001)),
+    "4,000 optional texts": ("lark", "start: " + '"a"? ' * 4000),
     "GBNF of 1 MB": ("lark", "root ::= " + " | ".join(f'"x{i}"' for i in range(100_000))),
     "nested GBNF": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
     "100,000 choices": ("choice", [str(i) for i in range(100_000)]),
@@ -89,6 +113,10 @@ DEAR: dict[str, tuple[Kind, Any]] = {
     "1,900 properties with patterns": ("json_schema", properties(1900, {"type": "string", "pattern": "[a-z]{1,99}$"})),
     "1,900 numbers": ("json_schema", properties(1900, {"type": ["number", "null"]})),
     "40 references that double": ("json_schema", chain(40, type="string")),
+    "a chain of 990 references": ("json_schema", references(990)),
+    "500 optional properties": ("json_schema", {**properties(500, {"type": "string"}), "required": []}),
+    "1,000 rules, each of the next one": ("lark", rules(1000)),
+    "1,600 references in Lark": ("lark", f"start: %json {json.dumps(aliases(1600))}"),
     "10,000 values": ("json_schema", {"enum": [f"value {i}" for i in range(10_000)]}),
     "60 levels": ("json_schema", nested(60)),
     "a million items": ("json_schema", {"type": "array", "maxItems": 1_000_000}),
@@ -143,3 +171,14 @@ def _broken(draws: random.Random, schema: Any, whole: list[Any]) -> Any:
         index = draws.randrange(len(schema))
         return [*schema[:index], _broken(draws, schema[index], whole), *schema[index + 1 :]]
     return draws.choice([*JUNK, draws.choice(whole)])
+
+
+def test_bitmasks_of_an_object_with_500_optional_properties_stay_within_the_limits() -> None:
+    """Each token of whitespace before the first name leads to all of them at once."""
+    pieces = tuple("\n" + " " * indent for indent in range(40))
+    schema = {**properties(500, {"type": "integer"}), "required": []}
+    grammar = build("json_schema", schema, param="field").grammar
+    matcher = LLMatcher(piece_tokenizer(pieces, 400), grammar, log_level=0, limits=LIMITS)
+    for byte in b'{"p499':
+        matcher.compute_bitmask()
+        assert matcher.consume_token(byte), matcher.get_error()

@@ -52,7 +52,8 @@ class Constraint(Message, frozen=True):
     Without `triggers` it holds from the first token behind the reasoning. With them tokens are free until one of these
     texts was generated; the grammar begins with that text. When the grammar is complete and nothing can follow, only a
     stop token may; with `then_free` the sequence is free again instead, until the next trigger. `close_at_limit`:
-    where `max_tokens` comes near, only tokens are allowed that complete the grammar in time.
+    where `max_tokens` comes near, only tokens are allowed that complete the grammar in time. `param` is the request's
+    field that asked for it, for errors.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Constraint(Message, frozen=True):
     triggers: tuple[str, ...] = ()
     then_free: bool = False
     close_at_limit: bool = False
+    param: str = ""
 
 
 class Thinking(Message, frozen=True):

@@ -92,10 +92,11 @@ class RowTokens(msgspec.Struct, frozen=True):
 
 
 class RowFailure(msgspec.Struct, frozen=True):
-    """Sequence `id` can't go on; no other is touched. The runner no longer runs it."""
+    """Sequence `id` can't go on; no other is touched. The runner no longer runs it. `code` is the error's."""
 
     id: str
     message: str
+    code: str = "engine_step_failed"
 
 
 class RowScores(msgspec.Struct, frozen=True):

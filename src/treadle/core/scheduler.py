@@ -155,7 +155,7 @@ class Scheduler:
             self._recompute(id_, (step, *self._in_flight))
         for failure in result.failures:
             if (seq := step.sequences.get(failure.id)) is not None and seq.live:
-                self._end(seq, failed("engine_step_failed", failure.message))
+                self._end(seq, failed(failure.code, failure.message))
         for scores in result.scores:
             if (seq := step.sequences[scores.id]).live:
                 self._outputs.of(seq).prompt_logprobs += seq.unreported_scores(scores.logprobs)

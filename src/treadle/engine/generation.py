@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..core.messages import CancelReason, Finish, FinishReason, Output, Submit, TokenLogprob, WaitReason
-from ..errors import Busy, ReaderStalled, RequestCancelled, ServerStopping, TreadleError, from_code
+from ..errors import Busy, InvalidGrammar, ReaderStalled, RequestCancelled, ServerStopping, TreadleError, from_code
 
 MAX_UNREAD_TOKENS = 4096
 
@@ -186,6 +186,8 @@ class Generation:
         self.ended = True
         self._finish = finish
         self._error = _error_of(finish)
+        if isinstance(self._error, InvalidGrammar) and self.request.constraint is not None:
+            self._error.param = self.request.constraint.param or None
 
     def _take_delta(self) -> Delta:
         finish = self._finish if self._error is None else None

@@ -11,6 +11,7 @@ import msgspec
 
 from ..core.messages import Constraint, Thinking
 from ..errors import InvalidRequest
+from ..grammar import deep_stack
 from ..grammar.build import build, json_rule
 from ..grammar.validation import check_grammar
 from ..text.formats import lark
@@ -52,7 +53,9 @@ def prepare_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int]
     """Return the values of a chat, rendered as `prompt`. Raises InvalidRequest with the place in a schema."""
     tools = _Tools(options)
     tool_format = find(model.formats.tools)
-    constraint = _constraint(model, options, tools, tool_format)
+    constraint = None
+    if tools.active or options.output is not None:
+        constraint = deep_stack.call(lambda: _constraint(model, options, tools, tool_format))
     markers = _markers(model)
     if options.thinking_budget is not None and tool_format.own_reasoning:
         limited: ReasoningMarkers | None = tool_format.reasoning
@@ -88,7 +91,8 @@ class _Tools:
         self.parallel = options.parallel and not options.choice.single
         self.given = options.choice.allowed(options.tools)
         names = {tool.name for tool in self.given}
-        self.specs = tuple(self._held(tool, i) for i, tool in enumerate(options.tools) if tool.name in names)
+        self._index = {tool.name: i for i, tool in enumerate(options.tools) if tool.name in names}
+        self.specs = tuple(self._held(options.tools[i], i) for i in self._index.values())
 
     @property
     def active(self) -> bool:
@@ -108,11 +112,18 @@ class _Tools:
         self.loose = {tool.name: reason for tool in self.given}
         self.specs = tuple(map(_with_any_values, self.given))
 
-    def _held(self, tool: ToolSpec, index: int) -> ToolSpec:
+    def loosen_faulty(self) -> bool:
+        """Hold no tool to its schema whose grammar has a fault by itself. Return whether there is one."""
+        before = len(self.loose)
+        self.specs = tuple(self._held(tool, self._index[tool.name], check=True) for tool in self.specs)
+        return len(self.loose) > before
+
+    def _held(self, tool: ToolSpec, index: int, *, check: bool = False) -> ToolSpec:
         function = ".function" if self.param == "tools" else ""
         place = f"{self.param}[{index}]{function}.parameters"
+        schema = {**tool.parameters, "type": "object"}
         try:
-            self._rule({**tool.parameters, "type": "object"}, place)
+            json_rule(schema, param=place) if check else self._rule(schema, place)
         except InvalidRequest as error:
             if tool.strict:
                 raise
@@ -123,7 +134,7 @@ class _Tools:
     def _rule(self, schema: Mapping[str, Any], param: str) -> str:
         key = json.dumps(schema)
         if key not in self._rules:
-            self._rules[key] = json_rule(dict(schema), param=param).removeprefix(_RULE)
+            self._rules[key] = json_rule(dict(schema), param=param, check=False).removeprefix(_RULE)
         return self._rules[key]
 
 
@@ -142,14 +153,25 @@ def _constraint(model: TextModel, options: AnswerOptions, tools: _Tools, tool_fo
     output = None if options.output is None else _output(model, options.output)
     if not tools.active:
         return None if output is None else _in_channel(model, tools, tool_format, output)
+    made = _with_possible_calls(model, options, output, tools, tool_format)
+    return msgspec.structs.replace(made, close_at_limit=options.close_at_limit)
+
+
+def _with_possible_calls(
+    model: TextModel, options: AnswerOptions, output: Constraint | None, tools: _Tools, tool_format: ToolFormat
+) -> Constraint:
+    """Return the constraint with calls of all tools, with any arguments for those whose schemas no grammar can hold."""
     try:
-        made = _with_calls(model, options, output, tools, tool_format)
+        return _with_calls(model, options, output, tools, tool_format)
     except InvalidRequest as error:
-        if error.param != tools.param or any(tool.strict for tool in tools.given):
+        if error.param != tools.param:
+            raise
+        if tools.loosen_faulty():
+            return _with_possible_calls(model, options, output, tools, tool_format)
+        if any(tool.strict for tool in tools.given):
             raise
         tools.loosen(error.message)
-        made = _with_calls(model, options, output, tools, tool_format)
-    return msgspec.structs.replace(made, close_at_limit=options.close_at_limit)
+    return _with_calls(model, options, output, tools, tool_format)
 
 
 def _with_calls(
@@ -169,10 +191,10 @@ def _in_channel(model: TextModel, tools: _Tools, tool_format: ToolFormat, output
 
 
 def _checked(model: TextModel, tools: _Tools, make: Callable[[Mapping[str, int]], Constraint]) -> Constraint:
-    """Return the constraint with special tokens as tokens. It is checked with these as text, as the check has no
-    vocabulary."""
-    check_grammar(make({}).grammar, param=tools.param)
-    return make(model.grammar_tokens)
+    """Return the checked constraint, with special tokens as tokens."""
+    made = make(model.grammar_tokens)
+    check_grammar(made.grammar, param=tools.param)
+    return msgspec.structs.replace(made, param=made.param or tools.param)
 
 
 def _calls(tool_format: ToolFormat, tools: _Tools, special: Mapping[str, int], *, reasons: bool) -> Constraint:

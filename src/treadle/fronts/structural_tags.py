@@ -21,8 +21,6 @@ from ..text.formats.lark import Grammar, plain_schema
 
 KIND = "structural_tag"
 _TEXT = r"/(.|\n)+/"
-_TOKENS, _ANY_TOKEN = re.compile(r"<\[[0-9,-]+\]>"), "<[0]>"
-"""Token ids of the model, which llguidance's vocabulary of bytes lacks when a grammar is checked."""
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
@@ -37,8 +35,8 @@ def structural_tag(spec: Any, *, special: Mapping[str, int], end_ids: Collection
         constraint = _constraint(_TagGrammar(special, end_ids), element, place)
     except RecursionError:
         raise InvalidRequest(f"{param} is nested too deeply", param=param) from None
-    check_grammar(_TOKENS.sub(_ANY_TOKEN, constraint.grammar), param=param)
-    return constraint
+    check_grammar(constraint.grammar, param=param)
+    return msgspec.structs.replace(constraint, param=param)
 
 
 def _constraint(grammar: _TagGrammar, element: dict[str, Any], place: str) -> Constraint:

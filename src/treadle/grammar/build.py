@@ -6,6 +6,7 @@ All functions run in a text worker or in a library's thread: a dear grammar take
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ..core.messages import Constraint
 from ..errors import one_line
+from . import deep_stack
+from .limits import WRITTEN
 from .patterns import check_pattern
 from .places import below, refusal
 from .productive import check_finite
@@ -25,6 +28,14 @@ Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 MAX_CHARACTERS = 256 * 1024
 """Longest Lark grammar, and longest list of choices together."""
 MAX_CHOICES = 10_000
+MAX_RULES = 1_000
+"""Most rules and terminals of a Lark grammar. Where each refers to the next one, a bitmask takes up to 30 ms."""
+MAX_PARTS = 5_000
+"""Most names and texts in a Lark grammar: the parser's time grows with the square of those in one rule."""
+
+_RULES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE)
+
+_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\w+')
 
 
 def build(kind: Kind, spec: Any, *, param: str, close_at_limit: bool = False) -> Constraint:
@@ -34,19 +45,21 @@ def build(kind: Kind, spec: Any, *, param: str, close_at_limit: bool = False) ->
     strings for "choice", and text for "regex" and "lark" (Lark as llguidance reads it, or GBNF). Raises
     InvalidRequest, whose `param` is `param` or the place at fault below it.
     """
-    grammar = _BUILDERS[kind](spec, param)
-    return Constraint(kind, grammar, close_at_limit=close_at_limit)
+    grammar = deep_stack.call(lambda: _BUILDERS[kind](spec, param))
+    return Constraint(kind, grammar, close_at_limit=close_at_limit, param=param)
 
 
-def json_rule(schema: Any, *, param: str) -> str:
+def json_rule(schema: Any, *, param: str, check: bool = True) -> str:
     """Return a JSON Schema as an expression of Lark, `%json {...}`, that stands by itself with all its definitions.
 
     The schema is rewritten and checked like one of "json_schema", and raises the same errors. For grammars that have
-    JSON within other text, such as the arguments of a tool.
+    JSON within other text, such as the arguments of a tool. Without `check` the grammar that it becomes a part of is to
+    be checked: llguidance may refuse it there.
     """
     rewritten = rewrite(_parsed(schema, param), param=param)
     check_finite(rewritten.schema, param)
-    check_schema(rewritten, param=param)
+    if check:
+        check_schema(rewritten, param=param)
     return f"%json {rewritten.text()}"
 
 
@@ -86,7 +99,9 @@ def _choice(spec: Any, param: str) -> str:
         if not isinstance(choice, str) or not choice:
             raise refusal(below(param, index), "must be a string of at least one character")
     choices = " | ".join(json.dumps(choice) for choice in dict.fromkeys(spec))
-    return _lark(f"start: CHOICE\nCHOICE: {choices}", param)
+    if len(choices) > MAX_CHARACTERS:
+        raise refusal(param, f"is longer than {MAX_CHARACTERS} characters: give fewer or shorter strings")
+    return _checked(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"), param)
 
 
 def _lark(spec: Any, param: str) -> str:
@@ -97,6 +112,10 @@ def _lark(spec: Any, param: str) -> str:
         raise refusal(param, f"is longer than {MAX_CHARACTERS} characters: use a smaller grammar")
     if "::=" in text:
         text = _from_gbnf(text, param)
+    if len(_RULES.findall(text)) > MAX_RULES:
+        raise refusal(param, f"has over {MAX_RULES} rules: use a smaller grammar")
+    if sum(1 for _ in _PARTS.finditer(text)) > MAX_PARTS:
+        raise refusal(param, f"has over {MAX_PARTS} names and texts: use a smaller grammar")
     return _checked(LLMatcher.grammar_from_lark(text), param)
 
 
@@ -114,7 +133,7 @@ def _text(spec: Any, param: str) -> str:
 
 
 def _checked(grammar: str, param: str) -> str:
-    check_grammar(grammar, param=param)
+    check_grammar(grammar, param=param, limits=WRITTEN)
     return grammar
 
 

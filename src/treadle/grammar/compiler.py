@@ -15,13 +15,11 @@ from ..core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
 from ..core.messages import Constraint
 from ..core.statistics import GrammarStatistics
 from ..errors import one_line
+from .deep_stack import start_thread
 from .limits import LIMITS
 
 THREADS = 2
 """Most grammars that are compiled at once: others pass a dear one."""
-STACK_BYTES = 64 << 20
-"""Stack of a compiling thread. llguidance recurses along a grammar's rules: what fits into the stack of a text worker,
-8 MiB, must fit here as well."""
 MAX_GRAMMARS = 256
 MAX_CHARS = 64 << 20
 """Bounds of the cache: grammars, and characters of their texts."""
@@ -148,7 +146,7 @@ class GrammarCompiler:
         queue.append(text)
         if self._idle < len(self._new) + len(self._again) and self._threads < THREADS:
             self._threads += 1
-            _start_thread(self._run)
+            start_thread(self._run, "grammar-compiler")
         self._changed.notify()
 
     def _run(self) -> None:
@@ -183,11 +181,3 @@ class GrammarCompiler:
         if error:
             return _Grammar(GrammarStatus(GrammarState.FAILED, f"the grammar can't be compiled: {one_line(error)}"))
         return _Grammar(READY, matcher)
-
-
-def _start_thread(run: Callable[[], None]) -> None:
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        threading.Thread(target=run, name="grammar-compiler", daemon=True).start()
-    finally:
-        threading.stack_size(before)

@@ -11,18 +11,44 @@ def check_finite(schema: dict[str, Any], param: str) -> None:
     """Raise InvalidRequest if every value of a rewritten schema would be infinitely deep: an object that requires one
     of its own kind, or references that lead back to themselves."""
     definitions = schema.get("$defs", {})
+    users: dict[str, list[str]] = {}
+    for name, definition in definitions.items():
+        for used in _references(definition):
+            users.setdefault(used, []).append(name)
     finite: set[str] = set()
-    while found := {name for name in definitions if name not in finite and _is_finite(definitions[name], finite)}:
-        finite |= found
+    open_names = list(definitions)
+    while open_names:
+        name = open_names.pop()
+        if name not in finite and _is_finite(definitions[name], finite):
+            finite.add(name)
+            open_names += users.get(name, ())
     if not _is_finite(schema, finite):
         raise refusal(param, "allows no finite value: a required part refers back to itself. Make it optional")
+
+
+def _references(schema: Any) -> set[str]:
+    """Return the names of the definitions that a schema refers to."""
+    found, stack = set[str](), [schema]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if isinstance(ref := node.get("$ref"), str):
+                found.add(_name(ref))
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
+    return found
+
+
+def _name(ref: str) -> str:
+    return ref.rpartition("/")[2]
 
 
 def _is_finite(schema: Any, finite: set[str]) -> bool:
     """Whether a schema has a value, if the definitions named in `finite` have one."""
     if isinstance(schema, bool):
         return schema
-    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in finite:
+    if "$ref" in schema and _name(schema["$ref"]) not in finite:
         return False
     if not all(_is_finite(part, finite) for part in schema.get("allOf", ())):
         return False

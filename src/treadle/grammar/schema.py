@@ -30,7 +30,9 @@ MAX_BYTES = 256 * 1024
 MAX_SCHEMAS = 2000
 MAX_VALUES = 50_000
 MAX_DEPTH = 64
-"""Limits of one schema: its text, the schemas in it, all its JSON values, the levels of schemas."""
+MAX_OPTIONAL = 500
+"""Limits of one schema: its text, the schemas in it, all its JSON values, the levels of schemas, and the optional
+properties of an object: the parser follows each of them in every token that may begin a name."""
 
 WHITESPACE = r"( |\r?\n[ \t]{0,40})"
 """Whitespace between JSON tokens: one space, or one line break with the next line's indent."""
@@ -294,6 +296,9 @@ class _Rewriter:
         for pattern in source.get("patternProperties", ()):
             check_pattern(pattern, below(below(at.place, "patternProperties"), pattern))
         required = list(dict.fromkeys([*source.get("required", ()), *([tag] if tag else [])]))
+        if len(out.get("properties", {}).keys() - set(required)) > MAX_OPTIONAL:
+            place = below(at.place, "properties")
+            raise refusal(place, f"has over {MAX_OPTIONAL} optional properties: list them in required, or give fewer")
         if required:
             out["required"] = required
         out |= self._additional(source, out, at)

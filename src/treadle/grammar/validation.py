@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ..errors import InvalidRequest, one_line
+from . import deep_stack
 from .limits import LIMITS
 from .places import below
 from .schema import Rewritten
 
 MAX_CHARACTERS = 256 * 1024
+MAX_STEPS = 6
+"""Tokens of the texts whose bitmasks are computed."""
 MAX_TRIALS = 64
 """Most parts of a schema that are compiled by themselves to find the one at fault."""
 
 _HINTS = {
     "oneOf constraints are not supported": "oneOf is only supported where no value can match two of its schemas: give "
     "each a property with a const of its own, or use anyOf",
+    "grammar size": "it is too large: use fewer or simpler rules",
     "initial lexer configuration": "it takes too much work to compile: use fewer or simpler numbers and patterns",
+    "Too many items": "it has too many ways to go on at once: use fewer optional parts",
+    "Current row has": "it has too many ways to go on at once: use fewer optional parts",
     "NoExtension": "no text matches it",
     "patternProperties": "its patterns may match the same name: make them exclude one another",
 }
 
 
-def fault_of(grammar: str) -> str | None:
-    """Return why llguidance can't use a grammar, as one line; None if it can."""
-    fault = LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
+def fault_of(grammar: str, limits: LLParserLimits = LIMITS) -> str | None:
+    """Return why llguidance can't use a grammar within limits, as one line; None if it can."""
+    return deep_stack.call(lambda: _fault(grammar, limits))
+
+
+def _fault(grammar: str, limits: LLParserLimits) -> str | None:
+    fault = LLMatcher.validate_grammar(grammar, None, limits=limits)
     if not fault or _is_warning(fault):
-        fault = _first_mask_fault(grammar)
+        fault = _mask_fault(grammar)
     return _readable(fault) if fault else None
 
 
@@ -39,15 +51,28 @@ def _is_warning(fault: str) -> bool:
 _bytes: LLTokenizer | None = None
 
 
-def _first_mask_fault(grammar: str) -> str:
-    """Return the fault of a grammar that allows nothing, or whose lexer is too large; empty if there is none."""
+def _mask_fault(grammar: str) -> str:
+    """Return the fault of a grammar that allows nothing, or that is too large to be followed; empty if there is none.
+
+    The texts are the first and the last one that begin as the grammar allows.
+    """
     global _bytes
     _bytes = _bytes or LLTokenizer("byte", slices=[])
     matcher = LLMatcher(_bytes, grammar, log_level=0, limits=LIMITS)
-    if not matcher.is_error():
-        mask = matcher.compute_bitmask()
-        if not matcher.is_error() and not any(mask):
-            return "no text matches it"
+    if not matcher.is_error() and not any(matcher.compute_bitmask()) and not matcher.is_error():
+        return "no text matches it"
+    return _fault_of_walk(matcher.deep_copy(), min) or _fault_of_walk(matcher, max)
+
+
+def _fault_of_walk(matcher: LLMatcher, choose: Callable[[list[int]], int]) -> str:
+    for _ in range(MAX_STEPS):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        if not allowed:
+            break
+        matcher.consume_token(choose(allowed))
     return str(matcher.get_error()) if matcher.is_error() else ""
 
 
@@ -59,9 +84,13 @@ def _readable(fault: str) -> str:
     return one_line(" ".join(lines[:4]))
 
 
-def check_grammar(grammar: str, *, param: str) -> None:
-    """Raise InvalidRequest if llguidance can't use a grammar."""
-    if fault := fault_of(grammar):
+_TOKEN_IDS, _ANY_TOKEN = re.compile(r"<\[[0-9,-]+\]>"), "<[0]>"
+"""Token ids of the model, which the vocabulary of the check lacks."""
+
+
+def check_grammar(grammar: str, *, param: str, limits: LLParserLimits = LIMITS) -> None:
+    """Raise InvalidRequest if llguidance can't use a grammar. The ids of tokens in it are not checked."""
+    if fault := fault_of(_TOKEN_IDS.sub(_ANY_TOKEN, grammar), limits):
         raise InvalidRequest(f"{param} can't be used as a grammar: {fault}", param=param)
 
 

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.messages import BlockEvent, Capabilities, Constraint
-from ..core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from ..core.plan import Admit, DecodeRow, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .base import Job, JobContext
@@ -322,6 +322,7 @@ class ModelRunner:
             broken = self._advance(step, tokens)
             lost = step.rows_with_nan(tokens) if broken or NAN_TOKEN in tokens else ()
             step.failed.update(dict.fromkeys(lost, NOT_FINITE))
+            step.ungrammatical.difference_update(lost)
             if redrawn:
                 step.correct(tokens)
             self._continue_later_steps(step, redrawn)
@@ -336,7 +337,7 @@ class ModelRunner:
         return StepResult(
             rows=tuple(gained),
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
-            failures=tuple(RowFailure(id=id_, message=message) for id_, message in step.failed.items()),
+            failures=step.failures(),
             evicted=tuple(step.evicted),
             **self._seconds(step, seconds),
         )
@@ -355,6 +356,7 @@ class ModelRunner:
             row = step.rows[decode.id]
             if failure := row.sampling.accept(token):
                 step.failed[decode.id] = failure
+                step.ungrammatical.add(decode.id)
                 broken = True
             row.tokens.append(token)
         self._backend.commit(step.segments)

@@ -12,7 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.messages import Submit, TokenLogprob
-from ..core.plan import DecodeRow, PrefillChunk
+from ..core.plan import DecodeRow, PrefillChunk, RowFailure
+from ..errors import InvalidGrammar
 from .device.staging import Put, direct
 from .forward.segments import ForwardOutput, KvSequence, RowSegment
 from .sampling.logprobs import Logprobs, PromptScores
@@ -46,7 +47,7 @@ class SampledGroup:
 @dataclass(slots=True, eq=False)
 class Step:
     """A step: `rows` compute `segments`, and those in `decodes` sample a token. `failed` has the reasons of rows that
-    can't; those in `evicted` have lost their cached prefix.
+    can't, `ungrammatical` are those of them whose grammar can't; those in `evicted` have lost their cached prefix.
 
     Rows are sampled in `groups`: those that wait for the tokens of the step before, at the places in `deferred`, after
     all others. One group has all rows of most steps. A row that is in two was drawn again: the later one counts.
@@ -57,11 +58,19 @@ class Step:
     rows: dict[str, RunningRow]
     decodes: list[DecodeRow]
     failed: dict[str, str]
+    ungrammatical: set[str] = field(default_factory=set)
     evicted: set[str] = field(default_factory=set)
     computed: ForwardOutput = field(default_factory=ForwardOutput)
     groups: list[SampledGroup] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
     scores: dict[str, PromptScores] = field(default_factory=dict)
+
+    def failures(self) -> tuple[RowFailure, ...]:
+        """Return the rows that can't go on."""
+        return tuple(
+            RowFailure(id_, message, InvalidGrammar.code) if id_ in self.ungrammatical else RowFailure(id_, message)
+            for id_, message in self.failed.items()
+        )
 
     def drop(self, ids: Collection[str]) -> None:
         """Remove rows from the step."""
