@@ -172,13 +172,29 @@ def test_a_trigger_may_start_and_end_inside_of_tokens() -> None:
     assert allowed(row) == ids("0123456789>")
 
 
-def test_a_token_that_goes_on_otherwise_than_the_grammar_leaves_tokens_free() -> None:
+def test_a_token_that_goes_on_behind_a_trigger_otherwise_than_the_grammar_is_cut_there() -> None:
     row = made(TEXT_TOOL, grammars=PIECES)
-    x_f, _, letter, f_two = range(265, 269)
-    feed(row, (x_f, letter))
+    x_f, one, letter, _ = range(265, 269)
+    feed(row, (x_f,))
+    assert row.settle(letter) == ord("=")
+    feed(row, b"=")
+    assert allowed(row) == ids("0123456789")
+    feed(row, b"5>")
     assert allowed(row) is EVERYTHING
-    feed(row, (ord("<"), f_two))
-    assert allowed(row) == ids("0123456789>")
+    feed(row, (row.settle(x_f), row.settle(one)))
+    assert allowed(row) == ids("0123456789>"), "one that fits is taken as it is"
+
+
+def test_a_trigger_in_a_token_is_reached_by_shorter_tokens() -> None:
+    grammars = Grammars(piece_tokenizer(("go<f=a", "go"), SIZE, ADDED))
+    row = made(TEXT_TOOL, grammars=grammars)
+    assert row.settle(265) == 266
+    feed(row, (266,))
+    assert allowed(row) is EVERYTHING
+    for byte in b"<f=":
+        assert row.settle(byte) == byte
+        feed(row, (byte,))
+    assert allowed(row) == ids("0123456789")
 
 
 # Reasoning -----------------------------------------------------------------------------------------------------------

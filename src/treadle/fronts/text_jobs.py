@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from ..errors import ContextLengthExceeded
-from ..text.work.stages import COMPILING, RENDERING, TOKENIZING
+from ..errors import ContextLengthExceeded, InvalidRequest
+from ..text.work.stages import COMPILING, RENDERING, STAGES, TOKENIZING
 from .answer_options import NO_OPTIONS, AnswerOptions, tool_definitions
 from .prepared import NOTHING, Prepared, PreparedPrompts
 from .validate import Limits, ValidatedRequest, completion_budget
@@ -155,6 +155,17 @@ def about_param(param: str) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def about_grammar(options: AnswerOptions) -> Iterator[None]:
+    """Name the field that asks for a grammar in refusals of one that broke a limit of its worker."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is None and error.message.startswith(STAGES[COMPILING]):
+            error.param = options.tools_param if options.output is None else options.output.param
+        raise
+
+
 def tokenized(
     prompts: Sequence[Sequence[int]], context: int, echoes: Sequence[Echoed] = (), prepared: Prepared = NOTHING
 ) -> bytes:
@@ -182,7 +193,8 @@ async def tokenize_text(
     and the tokenizer's own refusals."""
     payload = text.encode("utf-8", "surrogatepass")
     given = _encode(TextParams(limits.context, param, options=options))
-    data = await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload))
+    with about_grammar(options):
+        data = await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload))
     return prompts_of(decode_tokenized(data), params, limits, param)
 
 
@@ -203,7 +215,8 @@ async def tokenize_messages(
     payload = _encode(turns)
     given = _encode(TextParams(limits.context, param, continues, options, dict(variables or {})))
     size = len(payload)
-    data = await pool.run("messages", given, payload, tenant=tenant, parsed=size, tokenized=size)
+    with about_grammar(options):
+        data = await pool.run("messages", given, payload, tenant=tenant, parsed=size, tokenized=size)
     return prompts_of(decode_tokenized(data), params, limits, param)
 
 
@@ -215,7 +228,8 @@ async def prepare_options(
     if options.output is None:
         return NOTHING
     given = _encode(TextParams(limits.context, "", options=options))
-    data = await pool.run("options", given, array("I", prompt).tobytes(), tenant=tenant, parsed=len(given))
+    with about_grammar(options):
+        data = await pool.run("options", given, array("I", prompt).tobytes(), tenant=tenant, parsed=len(given))
     return decode_tokenized(data).prepared
 
 

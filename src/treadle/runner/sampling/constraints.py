@@ -85,10 +85,10 @@ class RowConstraint:
         """Return the token to take in place of a drawn one: another one where a special token stands for text, or where
         a completion would not fit any more."""
         grammar = self._grammar
-        if grammar is None or grammar.matcher is None or self._reasons(token):
+        if grammar is None or self._reasons(token):
             return token
         token = grammar.corrected(token)
-        if self._closing is None:
+        if self._closing is None or grammar.matcher is None:
             return token
         if token in self._stops and grammar.accepting:
             return token

@@ -39,6 +39,7 @@ class RowGrammar:
         self.failure = ""
         self.ended = False
         self.matcher: LLMatcher | None = None
+        self._next: tuple[int, LLMatcher | None] | None = None
         if self._search is None:
             self.matcher = self.beginning.deep_copy()
         else:
@@ -61,8 +62,10 @@ class RowGrammar:
 
     def corrected(self, token: int) -> int:
         """Return the token to take in place of a drawn one: an ordinary one where that is a special token which the
-        grammar only allows as text."""
-        if self.matcher is None or not self._tokenizer.is_special_token(token):
+        grammar only allows as text, or where it goes on behind a trigger as the grammar does not."""
+        if self.matcher is None:
+            return self._up_to_trigger(token)
+        if not self._tokenizer.is_special_token(token):
             return token
         if (token in self._stops and self.accepting) or self.matcher.validate_tokens([token]):
             return token
@@ -94,11 +97,32 @@ class RowGrammar:
         """Begin the grammar where `token` completes a trigger. Where the grammar does not begin like that, tokens stay
         free until the next trigger."""
         assert self._search is not None
+        if self._next is not None and self._next[0] == token:
+            self.matcher = self._next[1]
+        else:
+            self.matcher = self._begun(self._search.push(token))
+        self._next = None
+
+    def _up_to_trigger(self, token: int) -> int:
+        """Return `token`, or its beginning up to the end of a trigger where the grammar does not take the rest."""
+        assert self._search is not None
         found = self._search.push(token)
-        if found is not None:
-            matcher, tokens = self.beginning.deep_copy(), self._tokens_of(found)
-            if matcher.try_consume_tokens(tokens) == len(tokens):
-                self.matcher = matcher
+        matcher = self._begun(found)
+        if found is not None and matcher is None and found.rest:
+            shorter = self._tokenizer.greedy_tokenize(_text(self._tokenizer.decode_bytes([token])[: -found.rest]))
+            if shorter:
+                token = shorter[0]
+                self._search.push_back(found)
+                matcher = self._begun(self._search.push(token))
+        self._next = token, matcher
+        return token
+
+    def _begun(self, trigger: Trigger | None) -> LLMatcher | None:
+        """Return a matcher behind a trigger; None where the grammar does not begin with its tokens."""
+        if trigger is None:
+            return None
+        matcher, tokens = self.beginning.deep_copy(), self._tokens_of(trigger)
+        return matcher if matcher.try_consume_tokens(tokens) == len(tokens) else None
 
     def _tokens_of(self, trigger: Trigger) -> list[int]:
         """Return the tokens from the beginning of the trigger on; the first one is cut where it begins inside of it."""
@@ -116,3 +140,11 @@ class RowGrammar:
             self.reset()
         elif matcher.is_stopped() and not self._stops:
             self.ended = True
+
+
+def _text(data: bytes) -> str:
+    """Return UTF-8 as text; empty where it is none, as in a token that begins within a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return ""

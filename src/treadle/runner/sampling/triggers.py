@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Trigger:
-    """Occurrence of a trigger: the tokens from the one where it starts, and how many bytes of that come before it."""
+    """Occurrence of a trigger: the tokens from the one where it starts, how many bytes of that come before it, and how
+    many bytes of the last one come after it."""
 
     tokens: tuple[int, ...]
     offset: int
+    rest: int
 
 
 class TriggerSearch:
@@ -34,15 +36,21 @@ class TriggerSearch:
         text = self._bytes_of(token)
         self._tokens.append((token, len(text)))
         self._text += text
-        starts = [at for trigger in self._triggers if (at := self._text.find(trigger)) >= 0]
-        if starts:
-            return self._take(min(starts))
+        found = [(at, at + len(trigger)) for trigger in self._triggers if (at := self._text.find(trigger)) >= 0]
+        if found:
+            return self._take(*min(found))
         self._forget(len(self._text) - self._longest + 1)
         return None
 
-    def _take(self, start: int) -> Trigger:
+    def push_back(self, trigger: Trigger) -> None:
+        """Take back the token that has completed `trigger`."""
+        for token in trigger.tokens[:-1]:
+            self.push(token)
+
+    def _take(self, start: int, end: int) -> Trigger:
+        rest = len(self._text) - end
         start -= self._forget(start)
-        found = Trigger(tuple(token for token, _ in self._tokens), start)
+        found = Trigger(tuple(token for token, _ in self._tokens), start, rest)
         self.reset()
         return found
 
