@@ -18,10 +18,11 @@ FORMAT = AnswerOptions(output=OutputGrammar("regex", "a", "structured_outputs.re
         (FORMAT, COMPILING, "structured_outputs.regex"),
         (AnswerOptions(tools_param="functions"), COMPILING, "functions"),
         (FORMAT, RENDERING, None),
+        (None, COMPILING, None),
     ],
 )
 def test_a_grammar_that_took_too_long_is_named_by_its_field(
-    options: AnswerOptions, stage: int, param: str | None
+    options: AnswerOptions | None, stage: int, param: str | None
 ) -> None:
     with pytest.raises(InvalidRequest) as raised, about_grammar(options):
         raise InvalidRequest(refusal(STAGES[stage], "took more than 1.0 s"))

@@ -156,12 +156,13 @@ def about_param(param: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def about_grammar(options: AnswerOptions) -> Iterator[None]:
-    """Name the field that asks for a grammar in refusals of one that broke a limit of its worker."""
+def about_grammar(options: AnswerOptions | None) -> Iterator[None]:
+    """Name the field that asks for a grammar in refusals of one that broke a limit of its worker. None: the request's
+    content, and that field with it, stayed in the worker."""
     try:
         yield
     except InvalidRequest as error:
-        if error.param is None and error.message.startswith(STAGES[COMPILING]):
+        if options is not None and error.param is None and error.message.startswith(STAGES[COMPILING]):
             error.param = options.tools_param if options.output is None else options.output.param
         raise
 

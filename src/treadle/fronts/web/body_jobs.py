@@ -17,7 +17,17 @@ from ...text.work.stages import PARSING
 from .. import text_jobs
 from ..prepared import PreparedPrompts
 from ..strict_json import parse_json
-from ..text_jobs import Echoed, Enter, TextJobRunner, about_param, decode_tokenized, ids_of, prompts_of, tokenized
+from ..text_jobs import (
+    Echoed,
+    Enter,
+    TextJobRunner,
+    about_grammar,
+    about_param,
+    decode_tokenized,
+    ids_of,
+    prompts_of,
+    tokenized,
+)
 from ..validate import Limits, ValidatedRequest, check_size
 from .body import Body
 from .openai.chat import ParsedChat
@@ -135,7 +145,8 @@ class BodyPrompts:
         `Prompts.tokenize` does."""
         given = _encode(TokenizeParams(self.request.kind, limits.context))
         size = len(self.body.data)
-        data = await pool.run("tokenize", given, self.body.data, tenant=tenant, parsed=size, tokenized=size)
+        with about_grammar(self.request.options if self.request.outlined is None else None):
+            data = await pool.run("tokenize", given, self.body.data, tenant=tenant, parsed=size, tokenized=size)
         found = decode_tokenized(data)
         prompts = prompts_of(found, params, limits, self.param)
         self.request.prepared = prompts.prepared

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....errors import InvalidRequest
 from ....text import TextView
+from ...answer_options import AnswerOptions
 from ...generation.pieces import Piece, Usage, WholeChoice
 from ...prepared import NOTHING, Prepared, PreparedPrompts
 from ...text_jobs import Enter
@@ -47,6 +48,7 @@ class ParsedRequest(ABC):
     stops_of_model: ClassVar[bool] = False  # the model's own stop strings end an answer
 
     params: RawParams
+    options: AnswerOptions
     least_tokens: int = 1  # of max_tokens
     given: Renamed
     outlined: int | None = None  # the size of a request whose content stayed in a text worker
