@@ -348,6 +348,16 @@ def test_masks_are_filled_while_the_device_computes_the_step(
     tiny: Tiny, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A single constrained row too: its next pass has been handed to the device before its mask is filled."""
+    filled = _fills(replace(model_of(backend, tiny), device="metal"), monkeypatch)
+    assert all(count > i for i, count in enumerate(filled)), "one pass more is on the device than masks were filled"
+
+
+def test_masks_are_filled_before_a_step_that_needs_the_same_cores(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(_fills(model_of("contiguous", tiny), monkeypatch)), "no pass runs beside them"
+
+
+def _fills(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the number of passes that had been handed to the device, without waiting, at each filling of masks."""
     handed: list[int] = []
     filled: list[int] = []
     real_eval, real_fill = mx.async_eval, TokenMasks.fill
@@ -362,7 +372,6 @@ def test_masks_are_filled_while_the_device_computes_the_step(
 
     monkeypatch.setattr(mx, "async_eval", hand)
     monkeypatch.setattr(TokenMasks, "fill", fill)
-    loop = Looped(runner_of(model_of(backend, tiny)))
-    loop.run(constrained("word", 0, random.Random(0), "greedy"))
+    Looped(runner_of(model)).run(constrained("word", 0, random.Random(0), "greedy"))
     assert len(filled) >= 4
-    assert all(count > i for i, count in enumerate(filled)), "one pass more is on the device than masks were filled"
+    return filled

@@ -22,17 +22,20 @@ class StepSampler:
         self._model = model
         self._put = put
         self._lookahead = lookahead
+        self._overlaps = model.device != "cpu"
         self._masks = TokenMasks(model.vocabulary)
 
     def start(self, step: Step, follows: bool) -> None:
         """Sample the rows of a step whose forward pass is built. Where it `follows` a step that is not finished, those
         that depend on their token of that step are deferred. Otherwise they are drawn too, and bitmasks are filled
-        while the device runs the pass."""
+        while the device runs the pass; before it on a CPU, whose cores the pass needs."""
         rows = step.sampling
         step.groups = []
-        step.deferred = [i for i, row in enumerate(rows) if (row.depends_on_last_token if follows else row.limited)]
+        step.deferred = []
+        if follows or self._overlaps:
+            step.deferred = [i for i, row in enumerate(rows) if (row.depends_on_last_token if follows else row.limited)]
         places, deferred = range(len(rows)), set(step.deferred)
-        self._draw(step, [i for i in places if i not in deferred] if deferred else places)
+        self._draw(step, [i for i in places if i not in deferred] if deferred else places, limited=not follows)
         if not follows:
             self.draw_deferred(step)
 
