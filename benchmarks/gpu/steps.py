@@ -35,6 +35,7 @@ from treadle.runner.loading.model import LoadedModel
 from treadle.runner.loading.reference import Reference
 from treadle.runner.mlxlm import connect
 from treadle.runner.model_runner import ModelRunner
+from treadle.runner.sampling.mask_kernel import mask_kernel
 from treadle.runner.sampling.sampling_kernel import sampling_kernel
 
 BANDWIDTH = 4.3e12
@@ -97,6 +98,7 @@ def loaded(module: Any, kind: str, tokens: int, kv_bits: int = 16) -> LoadedMode
         kv_dtype="bfloat16",
         draws=sampling_kernel(args.vocab_size, mx.bfloat16).required(),
         lands=readback().required(),
+        masks=mask_kernel(args.vocab_size, mx.bfloat16).required(),
     )
 
 

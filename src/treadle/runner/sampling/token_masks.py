@@ -1,8 +1,9 @@
-"""Bitmasks of the rows of a batch: filled in parallel, into one kept array, while the device computes their logits."""
+"""Bitmasks of the rows of a batch, filled into one kept array: in parallel where that was measured to be faster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,13 +14,45 @@ from ...errors import one_line
 from .bitmask import BITS, Words
 from .constraints import Limit, RowConstraint
 
+_NEWEST = 0.1
+"""Weight of a new measurement in a running mean."""
+_TRY_EACH = 64
+"""One fill in this many goes the way that was slower so far, so that it is measured again."""
+
+
+class FillTimes:
+    """Measured seconds a row of filling bitmasks in parallel and one after the other.
+
+    Parallel fills wake threads, which takes longer than some masks; and sequences that began together with the same
+    grammar share a lexer and wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[bool, float] = {}
+        self._fills = 0
+
+    def parallel(self) -> bool:
+        """Whether the next fill is to be parallel."""
+        self._fills += 1
+        if len(self._seconds) < 2:
+            return bool(self._seconds)
+        faster = self._seconds[True] < self._seconds[False]
+        return not faster if self._fills % _TRY_EACH == 0 else faster
+
+    def observe(self, parallel: bool, seconds: float, rows: int) -> None:
+        """Learn from a fill of `rows` bitmasks."""
+        past = self._seconds.setdefault(parallel, seconds / rows)
+        self._seconds[parallel] = past + _NEWEST * (seconds / rows - past)
+
 
 class TokenMasks:
     """Bitmasks for constrained rows. Their width is that of the tokenizer, at least `vocabulary` bits."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._width = -(-vocabulary // BITS)
         self._words: Words = np.empty((0, self._width), np.int32)
+        self._clock = clock
+        self._times = FillTimes()
 
     @cached_property
     def _executor(self) -> LLExecutor:
@@ -41,10 +74,14 @@ class TokenMasks:
         return words
 
     def _compute(self, matchers: list[tuple[LLMatcher, int]]) -> None:
-        if len(matchers) > 1:
+        parallel, began = len(matchers) > 1 and self._times.parallel(), self._clock()
+        if parallel:
             fill_next_token_bitmask_par(self._executor, matchers, self._words)
-        elif matchers:
-            fill_next_token_bitmask(matchers[0][0], self._words, matchers[0][1])
+        else:
+            for matcher, place in matchers:
+                fill_next_token_bitmask(matcher, self._words, place)
+        if len(matchers) > 1:
+            self._times.observe(parallel, self._clock() - began, len(matchers))
 
 
 def _edit(mask: Words, limit: Limit) -> None:
