@@ -25,7 +25,8 @@ if __name__ == "__main__":
     sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from treadle.compose import engine, owner  # noqa: E402
-from treadle.core.prefill_budget import Charge, PrefillBudget  # noqa: E402
+from treadle.core.prefill_budget import PrefillBudget  # noqa: E402
+from treadle.core.step_times import Charge  # noqa: E402
 
 PATH = "TREADLE_STEP_TRACE"
 ENTRY = "traced_serve:entry"
@@ -95,9 +96,9 @@ def _watch(expected: deque[float | None]) -> None:
     """Keep the expected seconds of each step that the prefill budget charges, where it knows them."""
     charge = PrefillBudget.charge
 
-    def charged(budget: PrefillBudget, tokens: int, *, beside: bool) -> Charge:
-        expected.append(_expected_s(budget, tokens, beside))
-        return charge(budget, tokens, beside=beside)
+    def charged(budget: PrefillBudget, tokens: int, *, decoding: int, on_credit: float = 1.0) -> Charge:
+        expected.append(_expected_s(budget, tokens, decoding > 0))
+        return charge(budget, tokens, decoding=decoding, on_credit=on_credit)
 
     PrefillBudget.charge = charged  # type: ignore[assignment, method-assign]
 
@@ -105,10 +106,11 @@ def _watch(expected: deque[float | None]) -> None:
 def _expected_s(budget: PrefillBudget, tokens: int, beside: bool) -> float | None:
     """Return the seconds of a decode step, if `beside`, and of a chunk of so many tokens; None before both are
     measured."""
-    cost = budget._costs[beside]
-    if (beside and not budget._decode_s) or (tokens and not cost.known):
+    times = budget._times
+    cost = times.chunk_cost(beside=beside)
+    if (beside and not times.decode_s) or (tokens and not cost.known):
         return None
-    return (budget._decode_s if beside else 0.0) + (cost.seconds(tokens) if tokens else 0.0)
+    return (times.decode_s if beside else 0.0) + (cost.seconds(tokens) if tokens else 0.0)
 
 
 def main() -> None:

@@ -13,13 +13,12 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from treadle.core.messages import Output, Submit
 from treadle.core.plan import RowTokens, StepPlan, StepResult
 from treadle.core.scheduler import Scheduler, SchedulerLimits
 from treadle.runner.forward.batch_buckets import PROMPT_SIZES
-from treadle.runner.forward.segments import KvSequence, RowSegment
-from treadle.runner.forward.step_times import StepTimes
 
 HICCUPS = 250
 
@@ -82,7 +81,6 @@ class Served:
         self.sent: dict[str, Sent] = {}
         self.chunks: list[tuple[float, int]] = []  # when each step with a part of a prompt was planned, and its tokens
         self._later: deque[tuple[float, Submit]] = deque()
-        self._times = StepTimes()
         self._chance = random.Random(seed)
         self._started: deque[_Started] = deque()
         self._device_free = self._finished_at = 0.0
@@ -141,12 +139,8 @@ class Served:
             seconds = self.now - max(started.began, self._finished_at)
             self._finished_at = self.now
             rows = tuple(RowTokens(id=row.id, tokens=(7,)) for row in started.plan.decode)
-            times = self._times.split(pieces(started.plan), seconds)
-            self._hear(
-                self.scheduler.apply(
-                    started.plan, StepResult(rows=rows, prefill_s=times["prefill_s"], decode_s=times["decode_s"])
-                )
-            )
+            times: dict[str, Any] = {kind(started.plan): seconds}
+            self._hear(self.scheduler.apply(started.plan, StepResult(rows=rows, **times)))
 
     def _hear(self, outputs: tuple[Output, ...]) -> None:
         for output in outputs:
@@ -154,14 +148,11 @@ class Served:
             self.sent[output.id].done |= output.finish is not None
 
 
-def pieces(plan: StepPlan) -> list[RowSegment]:
-    """What each row computes in a step, as the runner sees it."""
-    tokens = {chunk.id: (0,) * chunk.count for chunk in plan.prefill}
-    picks = {decode.id for decode in plan.decode}
-    return [
-        RowSegment(KvSequence(id_, "", ()), (*tokens.get(id_, ()), *(0,) * (id_ in picks)), 0, picks=id_ in picks)
-        for id_ in {**tokens, **dict.fromkeys(picks)}
-    ]
+def kind(plan: StepPlan) -> str:
+    """The field of a StepResult that has the seconds of such a step, as the runner sees it."""
+    chunks = {chunk.id for chunk in plan.prefill}
+    decodes = any(decode.id not in chunks for decode in plan.decode)
+    return ("mixed_s" if decodes else "prefill_s") if chunks else "decode_s"
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,12 @@ def done(
     prefill_tokens: int,
     prefill_s: float,
     decode_s: float,
-    beside: bool | None = None,
+    decoding: int | None = None,
+    on_credit: float = 1.0,
 ) -> None:
-    """A step of that is charged and finished; rows decoded `beside` the chunks, or as the last budget was made for."""
-    charge = pace.charge(prefill_tokens, beside=pace._beside if beside is None else beside)
+    """A step of that is charged and finished; `decoding` rows beside the chunks, or some if decoding took any time."""
+    decoding = 4 * (decode_s > 0) if decoding is None else decoding
+    charge = pace.charge(prefill_tokens, decoding=decoding, on_credit=on_credit)
     pace.observe(charge, prefill_s=prefill_s, decode_s=decode_s)
 
 
@@ -81,7 +83,7 @@ def beside(
     pace = PrefillBudget(max_tokens)
     for tokens in (64, 40):
         pace.budget(prefilling=1, decoding=0)
-        done(pace, prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s)
+        done(pace, prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s, decoding=0)
     run = Run(machine, left=prompt)
     while run.left and len(run.chunks) < 20_000:
         chunk = min(run.left, pace.budget(prefilling=prefilling, decoding=decoding))
@@ -224,7 +226,7 @@ def learned(machine: Machine, max_tokens: int = 512) -> PrefillBudget:
     pace = PrefillBudget(max_tokens)
     for tokens in (64, 40, 16):
         pace.split([tokens], decoding=0)
-        done(pace, prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s)
+        done(pace, prefill_tokens=tokens, prefill_s=machine.chunk_s(tokens), decode_s=machine.decode_s, decoding=0)
     return pace
 
 
@@ -233,14 +235,14 @@ def test_prompts_that_one_step_can_end_go_in_together_and_at_once() -> None:
     pace = learned(PROPORTIONAL)
     pace.split([2000], decoding=4)
     done(pace, prefill_tokens=400, prefill_s=PROPORTIONAL.chunk_s(400), decode_s=PROPORTIONAL.decode_s)
-    assert pace.split([2000], decoding=4) == [0]
-    assert pace.split([12, 2000, 15], decoding=4) == [12, 0, 15]
+    assert pace.split([2000], decoding=4).tokens == [0]
+    assert pace.split([12, 2000, 15], decoding=4).tokens == [12, 0, 15]
 
 
 @pytest.mark.parametrize(("decoding", "steps"), [(4, 2.0), (64, 2.0), (96, 4 / 3), (128, 1.0), (500, 1.0)])
 def test_beside_a_crowd_quick_prompts_take_less_of_a_step(decoding: int, steps: float) -> None:
     """P2: each of so many would wait."""
-    taken = sum(learned(PROPORTIONAL).split([5] * 40, decoding=decoding))
+    taken = sum(learned(PROPORTIONAL).split([5] * 40, decoding=decoding).tokens)
     most = steps * PROPORTIONAL.decode_s / PROPORTIONAL.token_s
     assert 0.85 * most - 5 <= taken <= 1.15 * most
 
@@ -249,11 +251,18 @@ def test_what_quick_prompts_cost_is_not_taken_from_the_long_one() -> None:
     """P4: short requests that keep coming do not starve it."""
     pace, long = learned(CPU), 600
     for _ in range(60):
-        got, quick = pace.split([long, 12], decoding=4)
+        shares = pace.split([long, 12], decoding=4)
+        got, quick = shares.tokens
         assert quick == 12
         long -= got
         prefill_s = CPU.chunk_s(got + quick)
-        done(pace, prefill_tokens=got + quick, prefill_s=prefill_s, decode_s=CPU.decode_s)
+        done(
+            pace,
+            prefill_tokens=got + quick,
+            prefill_s=prefill_s,
+            decode_s=CPU.decode_s,
+            on_credit=shares.on_credit,
+        )
         if long <= 80:  # one step can end it: it is quick itself
             return
     raise AssertionError(f"{long} tokens are left")
@@ -267,7 +276,7 @@ def test_everyone_gets_in_and_a_step_is_bounded(name: str, needs: list[int], dec
     machine, queue = ALL[name], [[need] for need in needs]
     pace = learned(machine, max_tokens=128)
     for _ in range(12 * sum(needs) // MIN_CHUNK + 40 * len(needs)):
-        shares = pace.split([need for (need,) in queue], decoding=decoding)
+        shares, on_credit = pace.split([need for (need,) in queue], decoding=decoding)
         assert sum(shares) <= 128
         assert all(0 <= got <= need for got, (need,) in zip(shares, queue, strict=True))
         done(
@@ -275,6 +284,7 @@ def test_everyone_gets_in_and_a_step_is_bounded(name: str, needs: list[int], dec
             prefill_tokens=sum(shares),
             prefill_s=machine.chunk_s(sum(shares)),
             decode_s=machine.decode_s if decoding else 0.0,
+            on_credit=on_credit,
         )
         for entry, got in zip(queue, shares, strict=True):
             entry[0] -= got
@@ -340,18 +350,18 @@ def test_a_clock_too_coarse_to_show_decode_time_does_not_stop_prefill() -> None:
     pace = PrefillBudget(512)
     for _ in range(5):
         assert pace.budget(prefilling=1, decoding=3) > 0
-        done(pace, prefill_tokens=64, prefill_s=0.01, decode_s=0.0)
+        done(pace, prefill_tokens=64, prefill_s=0.01, decode_s=0.0, decoding=3)
     pace = PrefillBudget(512)
     for _ in range(5):
         assert pace.budget(prefilling=1, decoding=3) == FIRST_CHUNK
-        done(pace, prefill_tokens=64, prefill_s=0.0, decode_s=0.0)
+        done(pace, prefill_tokens=64, prefill_s=0.0, decode_s=0.0, decoding=3)
 
 
 def test_a_chunk_nobody_waited_for_is_not_charged_to_the_next() -> None:
     pace = PrefillBudget(512)
     for tokens in (64, 40):
         pace.budget(prefilling=3, decoding=0)
-        done(pace, prefill_tokens=tokens, prefill_s=0.2, decode_s=0.02)
+        done(pace, prefill_tokens=tokens, prefill_s=0.2, decode_s=0.02, decoding=0)
     assert pace.budget(prefilling=2, decoding=1) > 0
 
 

@@ -294,7 +294,7 @@ def test_a_step_scores_no_more_tokens_than_it_has_memory_for() -> None:
     """Each takes a row of the vocabulary's length; who is not scored gets the whole of what a step may compute."""
     bench = Bench(prefill_tokens=4096)
     for tokens in (64, 4096):  # a fast machine
-        charge = bench.scheduler._prefill_budget.charge(tokens, beside=False)
+        charge = bench.scheduler._prefill_budget.charge(tokens, decoding=0)
         bench.scheduler._prefill_budget.observe(charge, prefill_s=1e-6 * tokens, decode_s=0.0)
     requests = [bench.submit(name, prompt=1500, prompt_logprobs=0) for name in "ab"]
     requests.append(bench.submit("c", prompt=1500))

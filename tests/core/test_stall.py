@@ -30,7 +30,8 @@ from tests.core.machine import (
     stall,
     unloaded,
 )
-from treadle.core.prefill_budget import LEAST_SHARE, MOST_CHARGED, MOST_CREDIT, Charge, PrefillBudget
+from treadle.core.prefill_budget import LEAST_SHARE, MOST_CHARGED, MOST_CREDIT, PrefillBudget
+from treadle.core.step_times import Charge
 
 MACHINES = {
     "small": SMALL,
@@ -147,14 +148,14 @@ def paced(decode_s: float = 0.01) -> PrefillBudget:
     """Rows decode; a chunk of n tokens costs n tenths of a millisecond."""
     pace = PrefillBudget(512)
     for tokens in (32, 64, 32):
-        pace.observe(pace.charge(tokens, beside=True), prefill_s=1e-4 * tokens, decode_s=decode_s)
+        pace.observe(pace.charge(tokens, decoding=4), prefill_s=1e-4 * tokens, decode_s=decode_s)
     for _ in range(20):
         step(pace)
     return pace
 
 
 def step(pace: PrefillBudget, tokens: int = 0, prefill_s: float = 0.0, following: Charge | None = None) -> None:
-    pace.observe(pace.charge(tokens, beside=True), prefill_s=prefill_s, decode_s=0.01, following=following)
+    pace.observe(pace.charge(tokens, decoding=4), prefill_s=prefill_s, decode_s=0.01, following=following)
 
 
 def test_what_is_in_flight_is_spent() -> None:
@@ -162,14 +163,14 @@ def test_what_is_in_flight_is_spent() -> None:
     pace = paced()
     planned = 0
     while tokens := pace.budget(prefilling=1, decoding=4):
-        pace.charge(tokens, beside=True)
+        pace.charge(tokens, decoding=4)
         planned += tokens
     assert 1e-4 * planned <= (MOST_CREDIT + LEAST_SHARE) * 0.01
 
 
 def test_a_step_that_was_not_computed_costs_nothing() -> None:
     pace = paced()
-    charge = pace.charge(150, beside=True)
+    charge = pace.charge(150, decoding=4)
     assert pace.budget(prefilling=1, decoding=4) == 0
     pace.void(charge)
     assert pace.budget(prefilling=1, decoding=4) > 0
@@ -181,8 +182,8 @@ def test_what_the_step_before_waits_for_a_chunk_is_paid_with_it() -> None:
     for pace, longer_s in ((free, 0.0), (held_up, 0.02)):
         for _ in range(8):
             step(pace)
-        following = pace.charge(64, beside=True)
-        pace.observe(pace.charge(0, beside=True), prefill_s=0.0, decode_s=0.01 + longer_s, following=following)
+        following = pace.charge(64, decoding=4)
+        pace.observe(pace.charge(0, decoding=4), prefill_s=0.0, decode_s=0.01 + longer_s, following=following)
         pace.observe(following, prefill_s=0.0064, decode_s=0.01)
 
     def idle(pace: PrefillBudget) -> int:
@@ -200,8 +201,8 @@ def test_decode_steps_that_are_faster_count_though_chunks_are_prepared_in_them()
     """P3: as where most rows have gone, and every other step has a chunk."""
     pace = paced(decode_s=0.05)
     for _ in range(20):
-        following = pace.charge(64, beside=True)
-        pace.observe(pace.charge(0, beside=True), prefill_s=0.0, decode_s=0.01, following=following)
+        following = pace.charge(64, decoding=4)
+        pace.observe(pace.charge(0, decoding=4), prefill_s=0.0, decode_s=0.01, following=following)
         pace.observe(following, prefill_s=0.0064, decode_s=0.01)
     assert 1e-4 * pace.budget(prefilling=1, decoding=4) <= 0.01
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .plan import StepPlan
-from .prefill_budget import Charge
 from .sequence import Sequence
+from .step_times import Charge
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,8 @@ class RowScores(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Result of a step. `prefill_s` and `decode_s` are wall seconds, for the prefill budget of the next plan.
+    """Result of a step. `prefill_s` and `decode_s` are wall seconds of prompts and of decoding, each where it was
+    measured by itself; `mixed_s` are those of prompts and decoding rows together.
 
     `evicted` are admitted sequences whose cached tokens could not be taken over. Nothing was computed for them; they
     are admitted again without.
@@ -120,3 +121,4 @@ class StepResult(msgspec.Struct, frozen=True):
     evicted: tuple[str, ...] = ()
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    mixed_s: float = 0.0

@@ -19,6 +19,7 @@ from .prefill_budget import PrefillBudget
 from .scheduler_counters import SchedulerCounters
 from .sequence import Sequence
 from .shared_blocks import shared_blocks
+from .step_times import Charge
 
 MatchPrefix = Callable[[Admit], int]
 
@@ -64,22 +65,29 @@ class PlanBuilder:
         """Whether sequences with a common prefix hold the same blocks."""
         return self._sharing is Sharing.HELD and self._min_shared > 0
 
-    def build(self, step: int, running: Collection[Sequence], demand: DecodeDemand, budget: BlockBudget) -> StepPlan:
-        """Plan step number `step` of the `running` sequences. Those in `demand` get their blocks first."""
+    def build(
+        self, step: int, running: Collection[Sequence], demand: DecodeDemand, budget: BlockBudget
+    ) -> tuple[StepPlan, Charge]:
+        """Plan step number `step` of the `running` sequences. Those in `demand` get their blocks first.
+
+        Return the plan, and its charge to the prefill budget.
+        """
         decoding = allocate(demand, budget)
         active = self._active(running)
         joins: tuple[Admit, ...] = ()
-        chunks: tuple[PrefillChunk, ...] = ()
+        chunks: list[PrefillChunk] = []
+        on_credit = 1.0
         if len(decoding) < len(active):
             demanded = set(demand.sequences)
             joins = tuple(self._joins(active, budget))
             waiting = [seq for seq in active if not seq.joined and seq.prefix_leader is not None]
             active = [seq for seq in active if seq.joined]
-            chunks = tuple(self._chunks(active, budget, step, waiting))
+            chunks, on_credit = self._chunks(active, budget, step, waiting)
             newly = (seq for seq in active if seq not in demanded and seq.decodes_after(step - 1))
             decoding.update(seq for seq in newly if budget.allocate(seq.num_computed_tokens))
         decode = tuple(self._decode(seq, step, budget) for seq in active if seq in decoding)
-        return StepPlan(step=step, admit=joins, prefill=chunks, decode=decode)
+        plan = StepPlan(step=step, admit=joins, prefill=tuple(chunks), decode=decode)
+        return plan, self._charge(plan, on_credit)
 
     def _active(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return all running sequences; with suspects among them, the first suspect and those that are none."""
@@ -127,25 +135,26 @@ class PlanBuilder:
 
     def _chunks(
         self, active: Collection[Sequence], budget: BlockBudget, step: int, waiting: Collection[Sequence]
-    ) -> Iterable[PrefillChunk]:
+    ) -> tuple[list[PrefillChunk], float]:
         """Split the prefill budget among prompts; `waiting` sequences wait for parts of them. One without free blocks
-        gets nothing, or its turn would come again and again."""
+        gets nothing, or its turn would come again and again. Return the chunks and their part that is on credit."""
         seqs = [seq for seq in active if seq.prefill_left > 0 and budget.capacity(seq.num_computed_tokens) > 0]
         if not seqs:
-            return
+            return [], 1.0
         seqs.sort(key=lambda seq: (seq.last_prefill_step, seq.order))
         decoding = sum(seq.decodes for seq in active)
         shares = self._prefill_budget.split(
             [seq.prefill_left for seq in seqs], decoding=decoding, awaiting=len(waiting)
         )
-        scores_left = MAX_SCORED_TOKENS
-        for seq, share in zip(seqs, shares, strict=True):
+        chunks, scores_left = [], MAX_SCORED_TOKENS
+        for seq, share in zip(seqs, shares.tokens, strict=True):
             if seq.request.prompt_logprobs is not None:
                 share = min(share, scores_left)
                 scores_left -= share
             if count := min(share, budget.capacity(seq.num_computed_tokens)):
                 budget.allocate(seq.num_computed_tokens, count)
-                yield self._chunk(seq, count, step, waiting)
+                chunks.append(self._chunk(seq, count, step, waiting))
+        return chunks, shares.on_credit
 
     def _chunk(self, seq: Sequence, count: int, step: int, waiting: Collection[Sequence]) -> PrefillChunk:
         marks = checkpoints(seq, waiting) if self._sharing is Sharing.MARKED else ()
@@ -154,6 +163,11 @@ class PlanBuilder:
         seq.last_prefill_step = step
         self._counters.prompt_tokens += count
         return chunk
+
+    def _charge(self, plan: StepPlan, on_credit: float) -> Charge:
+        tokens = {chunk.id: chunk.count for chunk in plan.prefill}
+        decoding = sum(decode.id not in tokens for decode in plan.decode) if tokens else len(plan.decode)
+        return self._prefill_budget.charge(sum(tokens.values()), decoding=decoding, on_credit=on_credit)
 
     def _decode(self, seq: Sequence, step: int, budget: BlockBudget) -> DecodeRow:
         drafts = self._drafts(seq, budget) if self._draft_tokens else 0

@@ -6,10 +6,9 @@
    waits of many are worth a few slow tokens of few.
 2. A chunk makes its step no longer than about two decode steps. Where the overhead takes that long by itself, chunks
    are few and large: up to two overheads each.
-3. Steps are planned while others are in flight. The expected cost of a chunk is spent when its step is started (a
-   Charge), and corrected when the step has been measured. While a step is computed the host prepares the next one;
-   where that takes longer, the step before a chunk is the one that it delays. That part of a chunk's cost is learned
-   by itself, as it is the same for any number of tokens.
+3. Steps are planned while others are in flight. The expected cost of a chunk is spent when its step is planned (a
+   Charge), and corrected when the step has been measured. Where preparing a chunk delays the step before, that is a
+   part of its cost.
 4. A prompt that one step can end is computed at once and paid for by nobody, as it delays each decoding sequence only
    once, where a long prompt takes its share in every step. So a staggered burst gets its first tokens as evenly as it
    arrives. All prompts of a step take about MOST_SHARE of a decode step at most, and beside CROWD decoding sequences,
@@ -18,8 +17,9 @@
    the overhead of a pass, up to `LONGEST_CHUNK_S`: where reading the weights takes a tenth of a second, shorter chunks
    would do little else.
 
-The cost of a chunk is `overhead + tokens * per_token`, fitted to measured steps, separately for chunks with a pass of
-their own and for those beside decoding sequences, which read the weights anyway.
+`StepTimes` learns what decode steps and chunks take. The cost of a chunk is `overhead + tokens * per_token`, fitted to
+measured steps, separately for chunks with a pass of their own and for those beside decoding sequences, which read the
+weights anyway.
 
 Chunks that do not end a prompt are multiples of a quantum. On CUDA a chunk of a new length, or behind a new number of
 tokens, costs several times its computing once, where its attention is planned anew: a coarse quantum keeps them few.
@@ -30,10 +30,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .chunk_cost import ChunkCost
+from .step_times import Charge, StepTimes
 
 LEAST_SHARE = 0.35
 MOST_SHARE = 2.0
@@ -51,20 +51,13 @@ MOST_CHARGED = 3.0  # decode steps, the most that is paid for one step: a slow p
 MOST_DEBT = 4.0  # decode steps, the least credit, below zero
 MOST_ABOVE_EXPECTED = 1.5  # times the expected cost, what may be paid for a step where that is more than MOST_CHARGED
 SMALLER_EACH = 4  # one chunk in this many is half as large
-SLOWER = 1.5  # decode steps, the most that one step counts as: more may be chance
-FASTER = 0.8  # decode steps: a shorter step counts, even if prompts were prepared in it
-FORGET_EARLY = 0.7  # weight of the past against each new delay of the step before a chunk
 
 
-@dataclass(slots=True, eq=False)
-class Charge:
-    """The expected cost of a planned step's prompts, and the part of it by which they delay the step before."""
+class Shares(NamedTuple):
+    """Prompt tokens that a step computes of each prefill, and the part of them that is paid from the credit."""
 
-    tokens: int = 0
-    beside: bool = False  # whether rows decode beside them
-    on_credit: float = 1.0  # part of the tokens that is paid from the credit
-    expected_s: float = 0.0
-    early_s: float = 0.0
+    tokens: list[int]
+    on_credit: float
 
 
 class PrefillBudget:
@@ -73,7 +66,7 @@ class PrefillBudget:
     `max_tokens` limits a step's prompt tokens, whatever their time. Chunk lengths are multiples of `quantum`. Budgets
     are rounded down to one of `sizes`, ascending, but for those below or above all of them.
 
-    `split` plans a step. `charge` spends the expected cost of the step that was split last; it is then either passed to
+    `split` plans a step. `charge` spends the expected cost of one that is started; its Charge is then either passed to
     `observe`, in the order of the charges, or to `void`.
     """
 
@@ -81,42 +74,35 @@ class PrefillBudget:
         self.max_tokens = max_tokens
         self._sizes = sizes
         self._quantum = min(max(quantum, MIN_CHUNK), max_tokens)
-        self._costs = {False: ChunkCost(), True: ChunkCost()}  # by whether rows decoded beside the chunk
-        self._early_s: float | None = None  # by which a chunk delays the step before it
-        self._decode_s = 0.0
+        self._times = StepTimes()
         self._credit_s = 0.0
         self._reserved_s = 0.0  # for what is in flight
         self._chunks = 0
         self._share = LEAST_SHARE
-        self._on_credit = 1.0  # as in a Charge, of the last split
-        self._beside = False
 
     # Planning ----------------------------------------------------------------------------------------------------
 
-    def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0) -> list[int]:
+    def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0) -> Shares:
         """Prompt tokens that the next step computes of each prefill.
 
         `remaining` are the tokens left of each, in turn order. `decoding` sequences decode in the step; `awaiting` more
         wait for a prefix that these compute.
         """
-        self._on_credit = 1.0
-        self._beside = decoding > 0
         most = self._most_ending(decoding)
         ending = [i for i, need in enumerate(remaining) if need <= most]
         budget = self.budget(prefilling=max(1, len(remaining) - len(ending)) + awaiting, decoding=decoding)
         if not ending:
-            return share(budget, remaining, self._quantum)
+            return Shares(share(budget, remaining, self._quantum), 1.0)
         long = [0 if need <= most else need for need in remaining]
         beside = self.max_tokens - remaining[ending[0]]
         if budget and any(long) and beside < self._quantum:  # the first one fills a step: the long ones go before it
-            return share(budget, long, self._quantum)
+            return Shares(share(budget, long, self._quantum), 1.0)
         budget = min(budget, max(most // 2, self._quantum), beside)
         shares = share(budget, long, self._quantum)
         on_credit = sum(shares)
         for i in self._fitting(ending, remaining, most - on_credit):
             shares[i] = remaining[i]
-        self._on_credit = on_credit / sum(shares)
-        return shares
+        return Shares(shares, on_credit / sum(shares))
 
     def _fitting(self, ending: list[int], remaining: list[int], most: int) -> Iterator[int]:
         """Yield the parts of `ending` that fit into `most` tokens in turn. The first always does: none starves."""
@@ -127,53 +113,47 @@ class PrefillBudget:
 
     def _most_ending(self, decoding: int) -> int:
         """The most tokens of prompts that end in the next step; 0 where nothing decodes."""
-        if not decoding or self._decode_s == 0 or not self._cost.known:
+        cost, delay_s, decode_s = self._times.chunk_cost(beside=True), self._times.delay_s, self._times.decode_s
+        if not decoding or decode_s == 0 or not cost.known:
             return 0
-        early_s = self._early_s or 0.0
-        own_s = max(0.0, self._cost.line()[0] - early_s)
-        longest_s = max(_most_share(decoding) * self._decode_s, OVER_OVERHEAD * own_s)
-        return min(self._cost.tokens(early_s + longest_s), self.max_tokens)
+        own_s = max(0.0, cost.line()[0] - delay_s)
+        longest_s = max(_most_share(decoding) * decode_s, OVER_OVERHEAD * own_s)
+        return min(cost.tokens(delay_s + longest_s), self.max_tokens)
 
     def budget(self, *, prefilling: int, decoding: int) -> int:
         """Prompt tokens that the next step may compute for `prefilling` sequences beside `decoding` ones; 0 where the
         credit is less than their cost."""
-        self._beside = decoding > 0
-        if not self._cost.known:
+        cost = self._times.chunk_cost(beside=decoding > 0)
+        if not cost.known:
             return min(self.max_tokens, max(FIRST_CHUNK, self._quantum))
-        if not decoding or self._decode_s == 0:
-            return self._clamp(self._cost.tokens_alone())
+        if not decoding or self._times.decode_s == 0:
+            return self._clamp(cost.tokens_alone())
         self._share = min(_most_share(decoding), LEAST_SHARE * max(1.0, prefilling / decoding))
-        chunk = self._chunk()
-        price = min(self._cost.seconds(chunk), self._ceiling_s)
+        chunk = self._chunk(cost)
+        price = min(cost.seconds(chunk), self._ceiling_s)
         return chunk if self._credit_s - self._reserved_s >= price * 0.999 else 0
 
-    @property
-    def _cost(self) -> ChunkCost:
-        """The cost of chunks of the next one's kind, or of the other kind where none of it was measured."""
-        cost = self._costs[self._beside]
-        return cost if cost.known else self._costs[not self._beside]
-
-    def _chunk(self) -> int:
+    def _chunk(self, cost: ChunkCost) -> int:
         """The tokens of a chunk beside decoding sequences: worth one step's credit, or WORTH_BESIDE overheads where
         that is not too long. Some chunks are half as large, as equal sizes do not show the overhead."""
-        overhead, _ = self._cost.line()
-        worth_s = max(self._share * self._decode_s, WORTH_BESIDE * overhead)
-        chunk = self._clamp(self._cost.tokens(min(worth_s, self._longest_s(overhead))))
-        smaller = not self._cost.told_apart or self._chunks % SMALLER_EACH == 0
+        overhead, _ = cost.line()
+        worth_s = max(self._share * self._times.decode_s, WORTH_BESIDE * overhead)
+        chunk = self._clamp(cost.tokens(min(worth_s, self._longest_s(overhead))))
+        smaller = not cost.told_apart or self._chunks % SMALLER_EACH == 0
         return self._whole(max(1, chunk // 2)) if smaller and self._quantum <= MIN_CHUNK else chunk
 
     def _longest_s(self, overhead: float) -> float:
         """The most seconds that a chunk may cost: the delay of the step before, which is the same for any number of
         tokens, and the most of its own step."""
-        early_s, decode_s = self._early_s or 0.0, self._decode_s
-        own = max(0.0, overhead - early_s)
+        delay_s, decode_s = self._times.delay_s, self._times.decode_s
+        own = max(0.0, overhead - delay_s)
         high = min(HIGH_CEILING * decode_s, HIGH_OVERHEAD * overhead)
         beyond = min(MOST_OVERHEADS * own, own + MOST_OVERHEADS * (own - decode_s))
-        return early_s + max(self._ceiling_s, high, OVER_OVERHEAD * own, beyond)
+        return delay_s + max(self._ceiling_s, high, OVER_OVERHEAD * own, beyond)
 
     @property
     def _ceiling_s(self) -> float:
-        return max(CHUNK_CEILING, self._share) * self._decode_s
+        return max(CHUNK_CEILING, self._share) * self._times.decode_s
 
     def _clamp(self, tokens: int) -> int:
         if self._quantum > MIN_CHUNK:
@@ -187,62 +167,47 @@ class PrefillBudget:
 
     # Paying ------------------------------------------------------------------------------------------------------
 
-    def charge(self, tokens: int, *, beside: bool) -> Charge:
-        """Spend the expected cost of the step that was split last: it computes `tokens` prompt tokens, `beside`
-        decoding sequences or not, and is in flight from now on."""
-        cost = self._costs[beside]
-        expected_s = cost.seconds(tokens) * self._on_credit if tokens and beside and cost.known else 0.0
+    def charge(self, tokens: int, *, decoding: int, on_credit: float = 1.0) -> Charge:
+        """Spend the expected cost of a step that is in flight from now on: it computes `tokens` prompt tokens beside
+        `decoding` sequences, the part `on_credit` of them paid from the credit."""
+        cost, expected_s = self._times.chunk_cost(beside=True), 0.0
+        if tokens and decoding and cost.known:
+            expected_s = cost.seconds(tokens) * on_credit
         self._reserved_s += expected_s
         self._chunks += tokens > 0
-        return Charge(tokens, beside, self._on_credit, expected_s)
+        return Charge(tokens, decoding, on_credit, expected_s)
 
     def void(self, charge: Charge) -> None:
         """Give back the cost of a step that was not computed."""
         self._reserved_s -= charge.expected_s
 
-    def observe(self, charge: Charge, *, prefill_s: float, decode_s: float, following: Charge | None = None) -> None:
-        """Learn from the oldest step in flight how long each part of it took. `following` was prepared in that time:
-        where preparing prompts takes long, this is the step that waits."""
+    def observe(
+        self,
+        charge: Charge,
+        *,
+        prefill_s: float,
+        decode_s: float,
+        mixed_s: float = 0.0,
+        following: Charge | None = None,
+    ) -> tuple[float, float]:
+        """Learn from the oldest step in flight, in whose time `following` was prepared, and pay for its prompts.
+
+        Return the seconds of its prompts and of decoding, `mixed_s` split between both.
+        """
         self.void(charge)
-        if following is not None and following.tokens and charge.tokens:
-            following.early_s = min(prefill_s, self._early_s or 0.0)
-            prefill_s -= following.early_s
-        elif following is not None and following.tokens and decode_s > FASTER * self._decode_s > 0:
-            following.early_s = decode_s - self._decode_s
-            decode_s = self._decode_s
-            self._prepared(following.early_s)
-        if decode_s > 0:
-            past_s = self._decode_s or decode_s
-            decode_s = min(decode_s, SLOWER * past_s)
-            self._decode_s = 0.7 * past_s + 0.3 * decode_s
-            self._credit_s += self._share * decode_s
-        if charge.tokens:
-            self._pay(charge, prefill_s)
-        most = max(MOST_CREDIT, self._share) * self._decode_s
-        if charge.beside and decode_s > 0:
-            self._credit_s = max(-MOST_DEBT * self._decode_s, min(self._credit_s, most))
+        prefill_s, decode_s = self._times.observe(
+            charge, prefill_s=prefill_s, decode_s=decode_s, mixed_s=mixed_s, following=following
+        )
+        step_s = self._times.decode_s
+        most = max(MOST_CREDIT, self._share) * step_s
+        if charge.decoding and decode_s > 0:
+            paid_s = min(
+                charge.cost_s * charge.on_credit, max(MOST_CHARGED * step_s, MOST_ABOVE_EXPECTED * charge.expected_s)
+            )
+            self._credit_s = max(-MOST_DEBT * step_s, min(self._credit_s + self._share * step_s - paid_s, most))
         else:
             self._credit_s = most  # nothing decoded, so nothing waited
-
-    def _prepared(self, early_s: float) -> None:
-        """Learn that a chunk delayed the step before it by `early_s`. Negative delays are noise; they count, so that
-        the mean has no bias."""
-        past_s = early_s if self._early_s is None else self._early_s
-        early_s = min(early_s, past_s + self._decode_s)
-        self._early_s = max(0.0, FORGET_EARLY * past_s + (1 - FORGET_EARLY) * early_s)
-
-    def _pay(self, charge: Charge, own_s: float) -> None:
-        """Take the cost of a step's chunks from the credit, limited so that one slow step makes no large debt, and
-        learn from it."""
-        seconds = max(0.0, charge.early_s + own_s)
-        self._credit_s -= min(
-            seconds * charge.on_credit, max(MOST_CHARGED * self._decode_s, MOST_ABOVE_EXPECTED * charge.expected_s)
-        )
-        cost = self._costs[charge.beside]
-        if seconds > 0 and not cost.known:
-            self._costs[charge.beside] = cost = copy(self._costs[not charge.beside])
-        if seconds > 0 or cost.known:
-            cost.observe(charge.tokens, seconds)
+        return prefill_s, decode_s
 
 
 def _most_share(decoding: int) -> float:

@@ -34,13 +34,14 @@ from .outputs import Outputs
 from .plan import RowTokens, StepPlan, StepResult
 from .plan_builder import MatchPrefix, PlanBuilder, no_prefix
 from .preemption import decode_demand, select_victims
-from .prefill_budget import Charge, PrefillBudget
+from .prefill_budget import PrefillBudget
 from .queue import Queue
 from .scheduler_counters import SchedulerCounters
 from .scheduler_limits import SchedulerLimits as SchedulerLimits
 from .sequence import Sequence
 from .states import Event, State
 from .statistics import EngineStatistics, RunnerStatistics
+from .step_times import Charge
 
 MIN_SHARED_TOKENS = 64  # of a prompt: fewer are computed again sooner than waited for
 MAX_STUCK_PLANS = 8  # in a row, without work though sequences run: their memory never comes free
@@ -140,8 +141,8 @@ class Scheduler:
         if not self._preempt(select_victims(running, shortfall, budget), now):
             self._admit_waiting(now, budget)
         self._expire_waiting(now)
-        plan = self._plan_builder.build(self._counters.steps + 1, running, demand, budget)
-        self._launch(plan)
+        plan, charge = self._plan_builder.build(self._counters.steps + 1, running, demand, budget)
+        self._launch(plan, charge)
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> tuple[Output, ...]:
@@ -259,13 +260,13 @@ class Scheduler:
 
     # Planning -------------------------------------------------------------------------------------------------------
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan, charge: Charge) -> None:
         """Record `plan` as in flight. After too many idle ones, end the first sequence that waits for memory: no block
         will come free."""
         if not plan.idle:
             self._counters.steps += 1
             sequences = {id_: self._running[id_] for id_ in plan.sequence_ids}
-            self._in_flight.append(InFlightStep(plan, sequences, self._charge_prefill(plan)))
+            self._in_flight.append(InFlightStep(plan, sequences, charge))
         stuck = self._running and not (self._in_flight or self._released_ids)
         self._stuck = self._stuck + 1 if stuck else 0
         if self._stuck > MAX_STUCK_PLANS:
@@ -351,19 +352,16 @@ class Scheduler:
 
     # Results -----------------------------------------------------------------------------------------------------
 
-    def _charge_prefill(self, plan: StepPlan) -> Charge:
-        chunks = {chunk.id: chunk.count for chunk in plan.prefill}
-        return self._prefill_budget.charge(
-            sum(chunks.values()), beside=any(decode.id not in chunks for decode in plan.decode)
-        )
-
     def _record_times(self, step: InFlightStep, result: StepResult) -> None:
-        following = self._in_flight[0].charge if self._in_flight else None
-        self._prefill_budget.observe(
-            step.charge, prefill_s=result.prefill_s, decode_s=result.decode_s, following=following
+        prefill_s, decode_s = self._prefill_budget.observe(
+            step.charge,
+            prefill_s=result.prefill_s,
+            decode_s=result.decode_s,
+            mixed_s=result.mixed_s,
+            following=self._in_flight[0].charge if self._in_flight else None,
         )
-        self._counters.prefill_s += result.prefill_s
-        self._counters.decode_s += result.decode_s
+        self._counters.prefill_s += prefill_s
+        self._counters.decode_s += decode_s
 
     def _commit_prefill(self, seq: Sequence | None, count: int) -> None:
         """Settle that the first `count` tokens of `seq` are computed."""

@@ -27,7 +27,6 @@ from .capabilities import capabilities_of
 from .device import memory
 from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .device.staging import Staging, direct
-from .forward.step_times import StepTimes
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
@@ -68,7 +67,6 @@ class ModelRunner:
         self._started: deque[Step] = deque()
         self._finished_at = 0.0
         self._trimmed = clock()
-        self._times = StepTimes()
         self._costs = StepCosts()
         if self._backend.name == "serial":
             reason = model.details.get("not batched", "it cannot be batched")
@@ -339,14 +337,8 @@ class ModelRunner:
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             failures=step.failures(),
             evicted=tuple(step.evicted),
-            **self._seconds(step, seconds),
+            **step.times(seconds),
         )
-
-    def _seconds(self, step: Step, seconds: float) -> dict[str, float]:
-        prefill_s = step.computed.prefill_s
-        if prefill_s is None:
-            return self._times.split(step.segments, seconds)
-        return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if step.decodes else 0.0}
 
     def _advance(self, step: Step, tokens: list[int]) -> bool:
         """Append the sampled tokens to their rows, and let others reuse what was computed. Rows whose constraint can't

@@ -72,6 +72,15 @@ class Step:
             for id_, message in self.failed.items()
         )
 
+    def times(self, seconds: float) -> dict[str, float]:
+        """Return the fields of a StepResult that say where the step's `seconds` went."""
+        if (prefill_s := self.computed.prefill_s) is not None:
+            return {"prefill_s": prefill_s, "decode_s": seconds - prefill_s if self.decodes else 0.0}
+        decoding = sum(segment.picks and len(segment.tokens) == 1 for segment in self.segments)
+        if decoding == len(self.segments):
+            return {"decode_s": seconds if decoding else 0.0}
+        return {"mixed_s" if decoding else "prefill_s": seconds}
+
     def drop(self, ids: Collection[str]) -> None:
         """Remove rows from the step."""
         if ids:
