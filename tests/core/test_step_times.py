@@ -113,3 +113,12 @@ def test_one_longer_mixed_step_takes_the_disproof_back() -> None:
     decode(times, 1.0)
     for mixed_s in (0.8, 0.8, 3.0, 0.8, 0.8):
         assert mixed(times, mixed_s)[1] == min(1.0, mixed_s)
+
+
+def test_where_decoding_was_only_estimated_no_delay_is_seen() -> None:
+    """P2: a burst on a fresh server computes both from its first steps on. A delay that is none would allow it twice
+    the prompt tokens beside a crowd."""
+    times = StepTimes()
+    mixed(times, 3.2)
+    assert decode(times, 1.0, following=NEXT).cost_s == 0.0
+    assert (times.decode_s, times.delay_s) == (1.0, 0.0)
