@@ -466,6 +466,18 @@ def test_seconds_are_measured_for_prefill_and_for_decode(either: Tiny) -> None:
     ]
 
 
+def test_seconds_of_prompts_and_rows_together_are_told_apart_or_reported_as_such(either: Tiny) -> None:
+    ticks = iter(range(100))
+    model = either()
+    drive = Drive(ModelRunner(model, clock=lambda: float(next(ticks))), [submit("a"), submit("b")])
+    drive.step(Choice([drive.live["a"]], 10_000))
+    both = drive.step(Choice([drive.live["a"], drive.live["b"]], 1))
+    if contiguous(model):
+        assert (both.prefill_s, both.decode_s, both.mixed_s > 0) == (0.0, 0.0, True)
+    else:
+        assert (both.prefill_s > 0, both.decode_s > 0, both.mixed_s) == (True, True, 0.0)
+
+
 # The owner, warm-up, jobs -----------------------------------------------------------------------------------------
 
 
