@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -25,6 +25,8 @@ _ALTERNATIVES = 8
 
 _MOST_MASKS = 2048
 """Most masks that a search computes, some 20 us each. It is enough for a thousand tokens."""
+_SKIPPED = 64
+"""Most tokens of a known completion that another token may take the place of."""
 _MOST_VISITS = 64
 """Most times that the first way comes to the same mask: beyond, it goes round in circles."""
 
@@ -37,16 +39,18 @@ class Completions:
         self._next_words = allocate_token_bitmask(1, tokenizer.vocab_size)
         self._candidates = tuple(dict.fromkeys((*_special_tokens(tokenizer, grammar), *_usual_tokens(tokenizer))))
         self._masks_left = 0
+        self._known: list[list[int]] = []
 
     def completes(self, matcher: LLMatcher, tokens: list[int]) -> bool:
         """Whether `tokens` complete the grammar."""
         copy = matcher.deep_copy()
         return copy.try_consume_tokens(tokens) == len(tokens) and copy.is_accepting()
 
-    def greedy(self, matcher: LLMatcher, most: int) -> list[int] | None:
+    def greedy(self, matcher: LLMatcher, most: int, known: Sequence[int] = ()) -> list[int] | None:
         """Return up to `most` tokens that complete the grammar: at each place the first candidate after which it goes
-        on differently. None where none are found."""
+        on differently, until `known` tokens, or the last ones of them, complete it. None where none are found."""
         self._masks_left = _MOST_MASKS
+        self._known = [list(known[skipped:]) for skipped in range(min(len(known), _SKIPPED))]
         return self._walk(matcher, most)
 
     def short(self, matcher: LLMatcher, most: int) -> list[int] | None:
@@ -56,12 +60,15 @@ class Completions:
 
     def _detour(self, matcher: LLMatcher, most: int) -> list[int] | None:
         way: list[int] = []
-        self._masks_left = _MOST_MASKS
         while len(way) < most:
+            self._mask(matcher)
             for token, after in islice(self._steps(matcher), 1, _ALTERNATIVES):
                 if (rest := self._walk(after, most - len(way) - 1)) is not None:
                     return [*way, token, *rest]
-            if not (tokens := self._next(matcher, 0)):
+            if not (tokens := self._forced(matcher)):
+                self._mask(matcher)
+                tokens = self._choose(matcher, 0)
+            if not tokens:
                 return None
             way += tokens
         return None
@@ -76,31 +83,45 @@ class Completions:
         while not matcher.is_accepting():
             if len(way) >= most:
                 return None
+            if forced := self._forced(matcher):
+                way += forced
+                continue
             before = visits[mask := self._mask(matcher)]
             visits[mask] += 1
-            if not (turns or before < _MOST_VISITS) or not (tokens := self._next(matcher, before if turns else 0)):
+            if (rest := self._joined(matcher, most - len(way))) is not None:
+                return way + rest
+            if not (turns or before < _MOST_VISITS) or not (token := self._choose(matcher, before if turns else 0)):
                 return None
-            way += tokens
+            way += token
         return way if len(way) <= most else None
+
+    def _joined(self, matcher: LLMatcher, most: int) -> list[int] | None:
+        """Return up to `most` of the known tokens that complete the grammar."""
+        for rest in self._known:
+            allowed = self._words[0, rest[0] // BITS] >> rest[0] % BITS & 1
+            if allowed and len(rest) <= most and self.completes(matcher, rest):
+                return rest
+        return None
 
     def _mask(self, matcher: LLMatcher) -> bytes:
         self._masks_left -= 1
         fill_next_token_bitmask(matcher, self._words)
         return self._words.tobytes()
 
-    def _next(self, matcher: LLMatcher, skipped: int) -> list[int]:
-        """Take the forced tokens, or the best candidate behind `skipped` ones; none at a dead end."""
+    def _forced(self, matcher: LLMatcher) -> list[int]:
+        """Take the tokens that must come next. Return them."""
         forced = matcher.compute_ff_tokens()
-        if forced and (count := matcher.try_consume_tokens(forced)):
-            return forced[:count]
+        return forced[: matcher.try_consume_tokens(forced)] if forced else []
+
+    def _choose(self, matcher: LLMatcher, skipped: int) -> list[int]:
+        """Take the best candidate of the last mask behind `skipped` ones. Return it; nothing at a dead end."""
         steps = [token for token, _ in islice(self._steps(matcher), skipped + 1)]
         tokens = steps[skipped % len(steps) :][:1] if steps else []
         return tokens if matcher.consume_tokens(tokens) else []
 
     def _steps(self, matcher: LLMatcher) -> Iterator[tuple[int, LLMatcher]]:
-        """Yield next tokens with the matchers behind them: first those that lead to another state, as far as masks
-        show it."""
-        self._mask(matcher)
+        """Yield tokens of the last mask, which is that of `matcher`, with the matchers behind them: first those that
+        lead to another state, as far as masks show it."""
         words, others = self._words[0].copy(), []
         for token in self._tokens(words):
             if self._masks_left <= 0:
@@ -148,16 +169,21 @@ def _usual_tokens(tokenizer: LLTokenizer) -> tuple[int, ...]:
 
 def growth(tokenizer: LLTokenizer, grammar: str, most: int) -> int:
     """Return an estimate of how many tokens one token can add to a grammar's completion; of more than `most` any number
-    above. It is twice the tokens of the grammar, whose text has all that can be required, times all numbers of
-    repetitions in it."""
+    above. It is twice the tokens of the grammar, whose text has all that can be required except the texts of formats,
+    times the least numbers of repetitions."""
     if len(grammar) > 4 * most:
         return most + 1
-    found = 2 * len(tokenizer.tokenize_str(grammar))
-    for number in re.findall(r"[0-9]{1,9}", grammar):
+    found = 2 * len(tokenizer.tokenize_str(grammar)) + _FORMAT_TOKENS * grammar.count("format")
+    for number in _REPETITIONS.findall(grammar):
         found *= max(1, int(number))
         if found > most:
             break
     return found
+
+
+_REPETITIONS = re.compile(r'(?:min(?:Items|Length|Properties)\\*"\s*:|[{~])\s*([0-9]{1,9})')
+_FORMAT_TOKENS = 40
+"""Most tokens of a text of one of JSON Schema's formats: a UUID has 36 characters."""
 
 
 class Closing:
@@ -233,4 +259,4 @@ class Closing:
         for rest in (known[2:], known[1:], known):
             if self._known is not None and len(rest) <= most and self._completions.completes(after, rest):
                 return rest
-        return self._completions.greedy(after, most)
+        return self._completions.greedy(after, most, known)
