@@ -17,6 +17,7 @@ from ..core.statistics import GrammarStatistics
 from ..errors import one_line
 from .deep_stack import start_thread
 from .limits import LIMITS
+from .thread_priority import lower_priority
 
 THREADS = 2
 """Most grammars that are compiled at once: others pass a dear one."""
@@ -150,6 +151,7 @@ class GrammarCompiler:
         self._changed.notify()
 
     def _run(self) -> None:
+        lower_priority()
         while (text := self._next()) is not None:
             began = time.monotonic()
             compiled = self._compile(text)
