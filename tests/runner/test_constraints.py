@@ -13,6 +13,7 @@ from tests.support.tiny import EOS
 from treadle.core.messages import Constraint, Submit, Thinking
 from treadle.runner.sampling.constraints import GrammarGone, RowConstraint, row_constraint
 from treadle.runner.sampling.token_masks import TokenMasks
+from treadle.runner.step import Step
 
 OPEN, CLOSE, CALL, END = 261, 262, 263, 264
 ADDED = ("<think>", "</think>", "<call>", "</call>")
@@ -363,3 +364,12 @@ def test_a_special_token_that_neither_a_grammar_nor_its_text_has_ends_the_row() 
     assert row.settle(CALL) == CALL
     row.accept(CALL)
     assert "does not follow the grammar" in row.failure
+
+
+def test_a_row_whose_grammar_can_not_go_on_is_the_requests_fault() -> None:
+    failed = {"a": "token 5 does not follow the grammar", "b": "its logits are NaN"}
+    step = Step(began=0.0, segments=[], rows={}, decodes=[], failed=failed, ungrammatical={"a"})
+    assert {failure.id: failure.code for failure in step.failures()} == {
+        "a": "invalid_grammar",
+        "b": "engine_step_failed",
+    }
