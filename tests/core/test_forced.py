@@ -8,8 +8,10 @@ import pytest
 
 from tests.core.drive import Bench
 from treadle.core import block_budget
-from treadle.core.messages import CancelReason, Finish, FinishReason, Submit
+from treadle.core.grammar_state import READY
+from treadle.core.messages import CancelReason, Constraint, Finish, FinishReason, Submit
 from treadle.core.plan import RowTokens
+from treadle.core.prefill_budget import PrefillBudget
 from treadle.core.sequence import Sequence
 
 
@@ -152,3 +154,92 @@ def test_a_row_gains_no_token_that_was_forced_before_it() -> None:
 def test_at_least_one_of_the_tokens_is_sampled() -> None:
     with pytest.raises(AssertionError, match="gains a token"):
         sequence().settle_decode(0, RowTokens("a", (5,), forced=1))
+
+
+# Their chunks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_tokens", "counted"), [(20, 5), (4, 2)])
+def test_forced_tokens_count_as_generated_ones_and_not_as_a_prompt(max_tokens: int, counted: int) -> None:
+    """Those behind the end do not count."""
+    bench = Bench(lookahead=1)
+    bench.runner.forces = forces_behind(5, 4 + 2)  # type: ignore[assignment]
+    bench.submit("a", prompt=4, max_tokens=max_tokens)
+    bench.run()
+    found = bench.statistics()
+    assert (found.forced_tokens, found.completion_tokens, found.prompt_tokens) == (counted, max_tokens, 4)
+
+
+def test_a_chunk_of_forced_tokens_is_no_progress_of_a_prompt() -> None:
+    bench = Bench()
+    bench.runner.forces = forces_behind(3, 4 + 2)  # type: ignore[assignment]
+    bench.submit("a", prompt=4, max_tokens=20)
+    bench.run()
+    assert bench.heard["a"].prompt_done == [4]
+
+
+def with_costs() -> PrefillBudget:
+    """A budget that knows that a decode step takes 10 ms, and a token of a prompt beside it 1 ms."""
+    budget = PrefillBudget(512)
+    for tokens in (64, 8, 64, 8):
+        budget.observe(budget.charge(tokens, decoding=4), prefill_s=0.001 * tokens, decode_s=0.01)
+    for _ in range(20):
+        budget.observe(budget.charge(0, decoding=4), prefill_s=0.0, decode_s=0.01)
+    return budget
+
+
+def line(budget: PrefillBudget) -> tuple[float, float]:
+    return budget._times.chunk_cost(beside=True).line()
+
+
+def test_chunks_of_forced_tokens_are_paid_and_teach_nothing() -> None:
+    idle, paying = with_costs(), with_costs()
+    before = line(idle)
+    for budget, tokens in ((idle, 0), (paying, 6)):
+        budget._credit_s = 0.0
+        budget.observe(budget.charge(tokens, decoding=4, forced=tokens), prefill_s=0.005 * tokens, decode_s=0.01)
+    assert line(paying) == before
+    assert paying._credit_s == pytest.approx(idle._credit_s - 0.03)
+
+
+def test_mixed_steps_with_forced_tokens_disprove_nothing() -> None:
+    budget = with_costs()
+    decode_s = budget._times.decode_s
+    for _ in range(5):
+        found = budget.observe(
+            budget.charge(6, decoding=4, forced=6), prefill_s=0.0, decode_s=0.0, mixed_s=0.9 * decode_s
+        )
+        assert found == (0.0, pytest.approx(0.9 * decode_s))
+    assert budget._times.decode_s == decode_s
+
+
+def test_a_prompt_beside_forced_tokens_teaches_its_part() -> None:
+    alone, together = with_costs(), with_costs()
+    alone.observe(alone.charge(30, decoding=4), prefill_s=0.06, decode_s=0.0)
+    together.observe(together.charge(40, decoding=4, forced=10), prefill_s=0.08, decode_s=0.0)
+    assert line(together) == pytest.approx(line(alone))
+
+
+def test_forced_tokens_wait_for_credit_where_those_of_a_prompt_that_ends_do_not() -> None:
+    budget = with_costs()
+    assert budget.split([6, 1, 6], decoding=4, forced=(0, 1)).tokens == [6, 1, 6]
+    budget._credit_s = 0.0
+    assert budget.split([6, 1, 6], decoding=4, forced=(0, 1)).tokens == [0, 1, 6], "one token is what a row gets anyway"
+    assert budget.split([6], decoding=4, forced=(0,)).tokens == [0]
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_forced_tokens_are_paid_beside_sequences_that_have_none(constrained: bool) -> None:
+    bench = Bench()
+    bench.runner.forces = lambda tokens: 4 if len(tokens) == 12 and tokens[0] == 1 else 0
+    bench.runner.grammars["x"] = READY
+    bench.runner.cost = lambda prefill, decode: (0.002 * prefill, 0.01)
+    constraint = Constraint("regex", "x")
+    bench.submit("other", prompt=(7, 8), max_tokens=60, constraint=constraint if constrained else None)
+    bench.submit("a", prompt=(1, *range(9)), max_tokens=20, constraint=constraint)
+    bench.until(lambda: len(bench.heard["a"].tokens) == 6)
+    bench.scheduler._prefill_budget._credit_s = -0.05
+    bench.step()
+    assert [chunk.count for chunk in bench.plan.prefill] == ([4] if constrained else [])
+    bench.run()
+    assert len(bench.heard["a"].tokens) == 20

@@ -19,6 +19,7 @@ from .prefill_budget import PrefillBudget
 from .scheduler_counters import SchedulerCounters
 from .sequence import Sequence
 from .shared_blocks import shared_blocks
+from .states import State
 from .step_times import Charge
 
 MatchPrefix = Callable[[Admit], int]
@@ -87,7 +88,7 @@ class PlanBuilder:
             decoding.update(seq for seq in newly if budget.allocate(seq.num_computed_tokens))
         decode = tuple(self._decode(seq, step, budget) for seq in active if seq in decoding)
         plan = StepPlan(step=step, admit=joins, prefill=tuple(chunks), decode=decode)
-        return plan, self._charge(plan, on_credit)
+        return plan, self._charge(plan, on_credit, active)
 
     def _active(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return all running sequences; with suspects among them, the first suspect and those that are none."""
@@ -142,9 +143,11 @@ class PlanBuilder:
         if not seqs:
             return [], 1.0
         seqs.sort(key=lambda seq: (seq.last_prefill_step, seq.order))
-        decoding = sum(seq.decodes for seq in active)
         shares = self._prefill_budget.split(
-            [seq.prefill_left for seq in seqs], decoding=decoding, awaiting=len(waiting)
+            [seq.prefill_left for seq in seqs],
+            decoding=sum(seq.decodes for seq in active),
+            awaiting=len(waiting),
+            forced=_forced(seqs, active),
         )
         chunks, scores_left = [], MAX_SCORED_TOKENS
         for seq, share in zip(seqs, shares.tokens, strict=True):
@@ -161,13 +164,17 @@ class PlanBuilder:
         chunk = PrefillChunk(id=seq.id, start=seq.num_computed_tokens, count=count, checkpoints=marks)
         seq.num_computed_tokens += count
         seq.last_prefill_step = step
-        self._counters.prompt_tokens += count
+        if seq.state is State.PREFILL:  # else its tokens are forced ones
+            self._counters.prompt_tokens += count
         return chunk
 
-    def _charge(self, plan: StepPlan, on_credit: float) -> Charge:
+    def _charge(self, plan: StepPlan, on_credit: float, active: Iterable[Sequence]) -> Charge:
         tokens = {chunk.id: chunk.count for chunk in plan.prefill}
-        decoding = sum(decode.id not in tokens for decode in plan.decode) if tokens else len(plan.decode)
-        return self._prefill_budget.charge(sum(tokens.values()), decoding=decoding, on_credit=on_credit)
+        if not tokens:
+            return self._prefill_budget.charge(0, decoding=len(plan.decode), on_credit=on_credit)
+        decoding = sum(decode.id not in tokens for decode in plan.decode)
+        forced = sum(tokens.get(seq.id, 0) for seq in active if seq.state is State.DECODE)
+        return self._prefill_budget.charge(sum(tokens.values()), decoding=decoding, on_credit=on_credit, forced=forced)
 
     def _decode(self, seq: Sequence, step: int, budget: BlockBudget) -> DecodeRow:
         drafts = self._drafts(seq, budget) if self._draft_tokens else 0
@@ -182,3 +189,9 @@ class PlanBuilder:
         drafts = min(self._draft_tokens, missing, budget.capacity(held))
         budget.allocate(held, drafts)
         return drafts
+
+
+def _forced(seqs: Iterable[Sequence], active: Iterable[Sequence]) -> Collection[int]:
+    """Return the places of those of `seqs` whose forced tokens delay sequences that will have none."""
+    forced = [i for i, seq in enumerate(seqs) if seq.state is State.DECODE]
+    return forced if forced and any(seq.decodes and seq.request.constraint is None for seq in active) else ()

@@ -12,7 +12,8 @@
 4. A prompt that one step can end is computed at once and paid for by nobody, as it delays each decoding sequence only
    once, where a long prompt takes its share in every step. So a staggered burst gets its first tokens as evenly as it
    arrives. All prompts of a step take about MOST_SHARE of a decode step at most, and beside CROWD decoding sequences,
-   each of which would wait, about one (P2).
+   each of which would wait, about one (P2). Forced tokens are paid from the credit, as they come again and again; a
+   single one is free, as it costs no more than a sampled one.
 5. Where nothing decodes, a chunk takes `CHUNK_S`, which bounds the wait of a cancel or of a new request, or a few times
    the overhead of a pass, up to `LONGEST_CHUNK_S`: where reading the weights takes a tenth of a second, shorter chunks
    would do little else.
@@ -29,7 +30,7 @@ Where passes are compiled for each of a few sizes, budgets are of one of those.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from .chunk_cost import ChunkCost
@@ -82,18 +83,18 @@ class PrefillBudget:
 
     # Planning ----------------------------------------------------------------------------------------------------
 
-    def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0) -> Shares:
+    def split(self, remaining: list[int], *, decoding: int, awaiting: int = 0, forced: Collection[int] = ()) -> Shares:
         """Prompt tokens that the next step computes of each prefill.
 
-        `remaining` are the tokens left of each, in turn order. `decoding` sequences decode in the step; `awaiting` more
-        wait for a prefix that these compute.
+        `remaining` are the tokens left of each, in turn order; those at the places in `forced` are forced tokens.
+        `decoding` sequences decode in the step; `awaiting` more wait for a prefix that these compute.
         """
         most = self._most_ending(decoding)
-        ending = [i for i, need in enumerate(remaining) if need <= most]
+        ending = [i for i, need in enumerate(remaining) if need <= most and (need == 1 or i not in forced)]
         budget = self.budget(prefilling=max(1, len(remaining) - len(ending)) + awaiting, decoding=decoding)
         if not ending:
             return Shares(share(budget, remaining, self._quantum), 1.0)
-        long = [0 if need <= most else need for need in remaining]
+        long = [0 if i in ending else need for i, need in enumerate(remaining)]
         beside = self.max_tokens - remaining[ending[0]]
         if budget and any(long) and beside < self._quantum:  # the first one fills a step: the long ones go before it
             return Shares(share(budget, long, self._quantum), 1.0)
@@ -167,15 +168,15 @@ class PrefillBudget:
 
     # Paying ------------------------------------------------------------------------------------------------------
 
-    def charge(self, tokens: int, *, decoding: int, on_credit: float = 1.0) -> Charge:
-        """Spend the expected cost of a step that is in flight from now on: it computes `tokens` prompt tokens beside
-        `decoding` sequences, the part `on_credit` of them paid from the credit."""
+    def charge(self, tokens: int, *, decoding: int, on_credit: float = 1.0, forced: int = 0) -> Charge:
+        """Spend the expected cost of a step that is in flight from now on: it computes `tokens` tokens in chunks, of
+        which `forced` ones are of no prompt, beside `decoding` sequences, the part `on_credit` paid from the credit."""
         cost, expected_s = self._times.chunk_cost(beside=True), 0.0
         if tokens and decoding and cost.known:
             expected_s = cost.seconds(tokens) * on_credit
         self._reserved_s += expected_s
-        self._chunks += tokens > 0
-        return Charge(tokens, decoding, on_credit, expected_s)
+        self._chunks += tokens > forced
+        return Charge(tokens, decoding, on_credit, expected_s, forced=forced)
 
     def void(self, charge: Charge) -> None:
         """Give back the cost of a step that was not computed."""

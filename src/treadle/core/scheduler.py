@@ -368,7 +368,8 @@ class Scheduler:
         if seq is None or not seq.live:
             return
         seq.committed_tokens = count
-        self._outputs.of(seq).prompt_done = min(count, len(seq.request.prompt))
+        if seq.state is State.PREFILL:
+            self._outputs.of(seq).prompt_done = min(count, len(seq.request.prompt))
         if seq.request.max_tokens == 0 and count == seq.num_tokens - 1:
             self._end(seq, Finish(reason=FinishReason.LENGTH))
 
@@ -382,6 +383,7 @@ class Scheduler:
             self._counters.prompt_tokens += 1  # the last one was fed as a decode row
             out.prompt_done = len(seq.request.prompt)
         self._counters.completion_tokens += count
+        self._counters.forced_tokens += max(0, count + gained.forced - len(gained.tokens))
         out.tokens += gained.tokens[:count]
         out.logprobs += gained.logprobs[:count]
         if finish is not None:

@@ -18,6 +18,7 @@ class SchedulerCounters:
     steps: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    forced_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
     expired: int = 0
@@ -57,6 +58,7 @@ class SchedulerCounters:
             oldest_wait_s=max(waits_s, default=0.0),
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
+            forced_tokens=self.forced_tokens,
             finished=self.finished,
             cancelled=self.cancelled,
             expired=self.expired,

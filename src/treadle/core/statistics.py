@@ -43,7 +43,8 @@ class RunnerStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
 class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Statistics of the owner after a step. Counters count since it started; times are in seconds. `preempted` are
     sequences that gave up their cache memory for others; `cached_tokens` were reused instead of computed. Of the
-    `waiting` sequences, `awaiting_grammar` wait for their grammars."""
+    `completion_tokens`, `forced_tokens` were not sampled, as a grammar allowed no others. Of the `waiting` sequences,
+    `awaiting_grammar` wait for their grammars."""
 
     steps: int = 0
     running: int = 0
@@ -53,6 +54,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     oldest_wait_s: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    forced_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
     expired: int = 0

@@ -4,6 +4,9 @@ A backend measures prompts and decoding sequences apart, or computes both in one
 taken to last as long as it lately did without prompts, and the prompts the rest. Before a decode step has been
 measured, or where mixed steps disprove it, decoding takes its part of the tokens.
 
+Forced tokens teach nothing: they are short chunks that come again and again, and what is known of long ones would be
+forgotten.
+
 While a step is computed the host prepares the next one. Where that takes longer, as with prompts it may, the step in
 computation is the one that ends later. Such a decode step says nothing about decoding. The delay is the same for any
 number of prompt tokens: it is learned by itself, as a part of the chunk's cost.
@@ -26,7 +29,7 @@ DISPROOFS = 3  # mixed steps in a row that were no longer than a decode step
 class Charge:
     """The prompts of a planned step, until it is observed or voided.
 
-    `tokens` are computed beside `decoding` sequences. The part `on_credit` of them is paid from the credit, for which
+    `tokens`, of which `forced` ones are of no prompt, are computed beside `decoding` sequences. The part `on_credit` of them is paid from the credit, for which
     `expected_s` are reserved. `cost_s` are the seconds they took: the delay of the step before, once that has ended,
     and then those of their own step.
     """
@@ -36,6 +39,7 @@ class Charge:
     on_credit: float = 1.0
     expected_s: float = 0.0
     cost_s: float = 0.0
+    forced: int = 0
 
 
 class StepTimes:
@@ -83,7 +87,7 @@ class StepTimes:
         return prefill_s, decode_s
 
     def _split(self, charge: Charge, mixed_s: float) -> tuple[float, float]:
-        if self._measured:
+        if self._measured and charge.tokens > charge.forced:
             self._disproofs = self._disproofs + 1 if mixed_s <= self.decode_s else 0
             self._measured = self._disproofs < DISPROOFS
         if self._measured:
@@ -116,12 +120,15 @@ class StepTimes:
 
     def _observe_chunk(self, charge: Charge, own_s: float) -> None:
         charge.cost_s = max(0.0, charge.cost_s + own_s)
-        beside = charge.decoding > 0
+        if (tokens := charge.tokens - charge.forced) > 0:
+            self._learn(tokens, charge.cost_s * tokens / charge.tokens, beside=charge.decoding > 0)
+
+    def _learn(self, tokens: int, cost_s: float, *, beside: bool) -> None:
         cost = self._costs[beside]
-        if charge.cost_s > 0 and not cost.known:
+        if cost_s > 0 and not cost.known:
             self._costs[beside] = cost = copy(self._costs[not beside])
-        if charge.cost_s > 0 or cost.known:
-            cost.observe(charge.tokens, charge.cost_s)
+        if cost_s > 0 or cost.known:
+            cost.observe(tokens, cost_s)
 
 
 def _mean(past: float, new: float) -> float:

@@ -109,6 +109,9 @@ class Metrics:
         self._steps = Counter("treadle_steps", "Engine steps", registry=registry)
         self._prompt = Counter("treadle_prompt_tokens", "Prompt tokens computed", registry=registry)
         self._completion = Counter("treadle_completion_tokens", "Tokens generated", registry=registry)
+        self._forced = Counter(
+            "treadle_forced_tokens", "Generated tokens that a grammar left no choice about", registry=registry
+        )
         self._cached = Counter("treadle_cached_tokens", "Prompt tokens reused instead of computed", registry=registry)
         self._preempted = Counter(
             "treadle_preempted", "Times a sequence gave its cache memory to others", registry=registry
@@ -194,6 +197,7 @@ class Metrics:
         self._steps.inc(steps)
         self._prompt.inc(_increase(self._last.prompt_tokens, now.prompt_tokens))
         self._completion.inc(_increase(self._last.completion_tokens, now.completion_tokens))
+        self._forced.inc(_increase(self._last.forced_tokens, now.forced_tokens))
         self._cached.inc(_increase(self._last.cached_tokens, now.cached_tokens))
         self._preempted.inc(_increase(self._last.preempted, now.preempted))
         self._prefixes.step(self._last.runner.prefix, now.runner.prefix)
