@@ -4,12 +4,14 @@
     python benchmarks/structured.py --shape 8B --tokenizer tokenizer.json        # on a GPU: random weights
 
 `--shape` makes a Qwen3 of that size as gpu/steps.py does; `vocabularies.py` writes a tokenizer.json for it. One process
-holds the model and the engine's loop with its scheduler, without fronts. Three parts, `--only` selects some:
+holds the model and the engine's loop with its scheduler, without fronts. Four parts, `--only` selects some:
 
 - `valid`: rows with schemas beside free ones. Answers are checked against their schemas, and the free rows' tokens with
   those of a run without constraints.
 - `cost`: batches with and without constrained rows, in interleaved rounds. Medians of the steps in which all rows
   decode, their ratio, and the tokens a second of the free rows.
+- `forced`: rows whose schema has long property names, with forced tokens taken several a step and one by one, in
+  interleaved rounds: tokens a second and a step of these rows, and what the free rows beside them gain or lose.
 - `compile`: free rows decode while grammars that take long are compiled: the longest step and the median step.
 
 Exit code 1 where an answer is not valid or was not ended.
@@ -43,6 +45,7 @@ from treadle.grammar.vocabulary import read_vocabulary
 from treadle.runner.device import blas
 
 CASES = ((1, 1), (8, 4), (8, 8), (16, 8), (32, 16))
+FORCED_CASES = ((1, 1), (2, 1), (8, 1), (8, 4), (8, 8))
 PROMPT = 40
 DEAR = 16
 SKIPPED = 4
@@ -63,6 +66,21 @@ def endless(**string: int) -> dict[str, Any]:
 
 SCHEMAS = {"free strings": endless(), "strings of at most 24": endless(maxLength=24)}
 """A bounded string costs most: a mask inside of it looks at all tokens that may be too long."""
+
+
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "preferred_shipping_method": {"enum": ["standard ground", "express air", "in-store pickup"]},
+        "is_a_returning_customer": {"type": "boolean"},
+        "shipping_address_city": {"type": "string", "maxLength": 12},
+        "estimated_delivery_window": {"enum": ["morning", "afternoon", "evening"]},
+    },
+    "additionalProperties": False,
+}
+FORMS = {"type": "array", "minItems": 500, "items": {**FORM, "required": list(FORM["properties"])}}
+"""A schema most of whose tokens are forced, and that no row completes while it is measured."""
 
 
 def constraint_of(schema: dict[str, Any], *, close_at_limit: bool = False) -> Constraint:
@@ -111,9 +129,14 @@ class Engine:
         self.before_step = before_step
 
     def run(
-        self, submits: Sequence[Submit], steps: int | None = None, at_step: Callable[[int], None] = lambda _: None
+        self,
+        submits: Sequence[Submit],
+        steps: int | None = None,
+        at_step: Callable[[int], None] = lambda _: None,
+        forced: list[int] | None = None,
     ) -> tuple[dict[str, Row], list[Step]]:
-        """Run until all rows have ended, or for `steps` steps. `at_step` is called before each with its number."""
+        """Run until all rows have ended, or for `steps` steps. `at_step` is called before each with its number. The
+        number of forced tokens is written to `forced`."""
         reports: list[FromOwner] = []
         self.runner.forget_prefixes()
         limits = OwnerLimits(max_running=len(submits), prefill_tokens=Settings.prefill_tokens)
@@ -127,6 +150,8 @@ class Engine:
         while any(row.finish is None for row in rows.values()) and len(passed) != steps:
             at_step(len(passed))
             passed.append(self._step(loop, rows, reports))
+        if forced is not None:
+            forced[:] = [scheduler.statistics(0.0, runner.statistics()).forced_tokens]
         self._end(loop, rows)
         return rows, passed
 
@@ -334,6 +359,71 @@ def _range(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f}..{max(values):.3f})"
 
 
+# forced -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rates:
+    """Tokens a second of all constrained rows and of all free ones, tokens a step of a constrained row, and the share
+    of its tokens that were forced."""
+
+    constrained: float
+    free: float
+    a_step: float
+    forced: float
+
+
+def measure_forced(engine: Engine, cases: Sequence[tuple[int, int]], steps: int, rounds: int) -> None:
+    print("\n| rows | constrained | forced | a step | tok/s one by one | tok/s | ratio | free rows' tok/s, ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    constraint = constraint_of(FORMS)
+    engine.compile([constraint])
+    for rows, count in cases:
+        found: list[tuple[Rates, Rates]] = []
+        for round_ in range(rounds + 1):  # round 0 warms both up
+            order = (False, True) if round_ % 2 else (True, False)
+            pair = {forces: _rates(engine, rows, count, constraint, steps, round_, forces) for forces in order}
+            if round_:
+                found.append((pair[False], pair[True]))
+        print(_forced_line(rows, count, found), flush=True)
+
+
+def _rates(engine: Engine, rows: int, count: int, constraint: Constraint, steps: int, seed: int, forces: bool) -> Rates:
+    rng = random.Random(f"forced {rows} {seed}")
+    submits = [
+        Submit(
+            id=str(i),
+            prompt=engine.prompt(rng),
+            max_tokens=32 * steps,
+            max_wait_s=1e9,
+            constraint=constraint if i < count else None,
+        )
+        for i in range(rows)
+    ]
+    engine.runner.fast_forward = forces
+    forced = [0]
+    found, passed = engine.run(submits, steps + rows + 16, forced=forced)
+    engine.runner.fast_forward = True
+    all_began = max(row.times[0] for row in found.values())
+    window = [step for step in passed if step.at > all_began][SKIPPED : SKIPPED + steps]
+    if len(window) < steps:
+        sys.exit(f"{rows} rows, {count} constrained: only {len(window)} steps had all rows")
+    began, ended = window[0].at - window[0].seconds, window[-1].at
+    gained = [sum(began < at <= ended for at in found[str(i)].times) for i in range(rows)]
+    seconds, own = ended - began, sum(gained[:count])
+    whole = sum(len(found[str(i)].tokens) for i in range(count))
+    return Rates(own / seconds, sum(gained[count:]) / seconds, own / count / steps, forced[0] / whole)
+
+
+def _forced_line(rows: int, count: int, found: Sequence[tuple[Rates, Rates]]) -> str:
+    one, several = (statistics.median(pair[i].constrained for pair in found) for i in (0, 1))
+    forced, a_step = (statistics.median(getattr(on, name) for _, on in found) for name in ("forced", "a_step"))
+    ratios = [on.constrained / off.constrained for off, on in found]
+    free = [on.free / off.free for off, on in found if count < rows]
+    cells = (rows, count, f"{forced:.0%}", f"{a_step:.2f}", f"{one:.1f}", f"{several:.1f}", _range(ratios))
+    return f"| {' | '.join(map(str, (*cells, _range(free))))} |"
+
+
 # compile ------------------------------------------------------------------------------------------------------------
 
 
@@ -390,7 +480,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=16)
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json for --shape")
     parser.add_argument("--stop", default="<|eot_id|>", metavar="TOKEN", help="its end token (default: Llama 3's)")
-    parser.add_argument("--only", nargs="*", default=["valid", "cost", "compile"], metavar="PART")
+    parser.add_argument("--only", nargs="*", default=["valid", "cost", "forced", "compile"], metavar="PART")
     parser.add_argument("--rows", type=int, nargs="*", help="batch sizes, half of each constrained")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
@@ -410,6 +500,9 @@ def main() -> None:
     if "cost" in options.only:
         cases = CASES if options.rows is None else [(rows, max(1, rows // 2)) for rows in options.rows]
         measure_cost(engine, cases, options.steps, options.rounds)
+    if "forced" in options.only:
+        cases = FORCED_CASES if options.rows is None else [(rows, max(1, rows // 2)) for rows in options.rows]
+        measure_forced(engine, cases, options.steps, options.rounds)
     if "compile" in options.only:
         measure_compile(engine, options.steps, options.rounds)
     sys.exit(not passed)

@@ -26,6 +26,7 @@ def capabilities_of(model: LoadedModel, backend: KvBackend, costs: StepCosts, *,
         steps=_step_capabilities(model, backend, costs),
         path="serialized" if backend.name == "serial" else "batched",
         grammars=grammars,
+        fast_forward=grammars and backend.least_forced(1) > 0,
         compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead),
         details=model.details,
     )

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.messages import BlockEvent, Capabilities, Constraint
-from ..core.plan import Admit, DecodeRow, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
+from ..core.plan import Admit, DecodeRow, PrefillChunk, RowScores, StepPlan, StepResult
 from ..core.statistics import RunnerStatistics
 from ..grammar.compiler import GrammarCompiler
 from .base import Job, JobContext
@@ -45,7 +45,10 @@ TRIM_EVERY_S = 5.0  # the warm-up rests hundreds of times
 
 
 class ModelRunner:
-    """Computes steps for `model`. The thread that builds it owns it: any other that calls it gets WrongThread."""
+    """Computes steps for `model`. The thread that builds it owns it: any other that calls it gets WrongThread.
+
+    With `fast_forward`, tokens that a constraint forces are taken in one step, where the KV backend gains by that.
+    """
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class ModelRunner:
         self._finished_at = 0.0
         self._trimmed = clock()
         self._costs = StepCosts()
+        self.fast_forward = True
         if self._backend.name == "serial":
             reason = model.details.get("not batched", "it cannot be batched")
             _log.warning("%s decodes its requests one by one: %s; use another model to serve many", model.name, reason)
@@ -327,13 +331,8 @@ class ModelRunner:
         ended = self._clock()
         seconds = ended - max(step.began, self._finished_at)
         self._finished_at = ended
-        gained = [
-            RowTokens(decode.id, (tokens[i],), (found[i],) if i in found else (), step.rows[decode.id].sampling.ended)
-            for i, decode in enumerate(step.decodes)
-            if decode.id not in step.failed
-        ]
         return StepResult(
-            rows=tuple(gained),
+            rows=tuple(step.gained(tokens, found)),
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
             failures=step.failures(),
             evicted=tuple(step.evicted),
@@ -341,24 +340,38 @@ class ModelRunner:
         )
 
     def _advance(self, step: Step, tokens: list[int]) -> bool:
-        """Append the sampled tokens to their rows, and let others reuse what was computed. Rows whose constraint can't
-        follow them fail. Return whether there are any."""
+        """Append the sampled tokens to their rows, and those that constraints force behind them, and let others reuse
+        what was computed. Rows whose constraint can't follow them fail. Return whether there are any."""
         broken = False
-        for decode, token in zip(step.decodes, tokens, strict=True):
-            row = step.rows[decode.id]
-            if failure := row.sampling.accept(token):
-                step.failed[decode.id] = failure
-                step.ungrammatical.add(decode.id)
+        least = self._backend.least_forced(len(step.decodes)) if self.fast_forward else 0
+        for place in step.places:
+            row = step.rows[step.decodes[place].id]
+            row.tokens.append(tokens[place])
+            failure = row.sampling.accept(tokens[place])
+            if least and row.sampling.limited and not failure:
+                failure = self._force(step, row, least)
+            if failure:
+                step.failed[row.id] = failure
+                step.ungrammatical.add(row.id)
                 broken = True
-            row.tokens.append(token)
         self._backend.commit(step.segments)
         return broken
+
+    def _force(self, step: Step, row: RunningRow, least: int) -> str:
+        """Append the tokens that the row's constraint forces, if they are `least` or more. Return why the row can't go
+        on; empty if it can."""
+        forced, failure = row.sampling.force(least)
+        if forced:
+            row.tokens += forced
+            step.forced[row.id] = forced
+        return failure
 
     def _continue_later_steps(self, step: Step, redrawn: bool) -> None:
         """Sample the rows of later steps that waited for this one's tokens. If a token has changed since, compute those
         steps again, which writes over what they wrote."""
         before = step
         for later in list(self._started)[1:]:
+            later.supersede([step.rows[id_] for id_ in step.forced])
             if redrawn:
                 later.drop([id_ for id_, row in later.rows.items() if self._rows.get(id_) is not row])
                 self._launch(later, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.messages import Submit, TokenLogprob
-from ..core.plan import DecodeRow, PrefillChunk, RowFailure
+from ..core.plan import DecodeRow, PrefillChunk, RowFailure, RowTokens
 from ..errors import InvalidGrammar
 from .device.staging import Put, direct
 from .forward.segments import ForwardOutput, KvSequence, RowSegment
@@ -50,7 +50,9 @@ class Step:
     can't, `ungrammatical` are those of them whose grammar can't; those in `evicted` have lost their cached prefix.
 
     Rows are sampled in `groups`: those that wait for the tokens of the step before, at the places in `deferred`, after
-    all others. One group has all rows of most steps. A row that is in two was drawn again: the later one counts.
+    all others. One group has all rows of most steps. A row that is in two was drawn again: the later one counts. Rows
+    in `superseded` gain no token here, as the step before has forced it; if they are drawn, that is dropped. `forced`
+    are the tokens that constraints force behind those of this step, by id.
     """
 
     began: float
@@ -63,6 +65,8 @@ class Step:
     computed: ForwardOutput = field(default_factory=ForwardOutput)
     groups: list[SampledGroup] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
+    superseded: set[str] = field(default_factory=set)
+    forced: dict[str, list[int]] = field(default_factory=dict)
     scores: dict[str, PromptScores] = field(default_factory=dict)
 
     def failures(self) -> tuple[RowFailure, ...]:
@@ -88,6 +92,19 @@ class Step:
             self.decodes = [decode for decode in self.decodes if decode.id not in ids]
             self.rows = {id_: row for id_, row in self.rows.items() if id_ not in ids}
 
+    def supersede(self, rows: Collection[RunningRow]) -> None:
+        """Sample nothing for `rows`, as far as they are in the step: their tokens are forced already."""
+        self.superseded |= {row.id for row in rows if self.rows.get(row.id) is row}
+        if self.superseded:
+            self.deferred = [place for place in self.deferred if self.decodes[place].id not in self.superseded]
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The indices of `decodes` that gain a token."""
+        if not self.superseded:
+            return range(len(self.decodes))
+        return [place for place, decode in enumerate(self.decodes) if decode.id not in self.superseded]
+
     @property
     def sampling(self) -> list[SamplingRow]:
         """The sampling parameters of each of `decodes`."""
@@ -95,13 +112,19 @@ class Step:
 
     def sampled(self, put: Put = direct) -> Any | None:
         """The sampled tokens of all rows (int32) on the device, in the order of `decodes`, and maybe zeros behind them;
-        None if there are none. No row may be deferred any more."""
+        None if there are none. No row may be deferred any more. The token of a row in `superseded` is any."""
         assert not self.deferred
-        if len(self.groups) < 2:
-            return self.groups[0].drawn.filled if self.groups else None
+        if self._in_one_group:
+            return self.groups[0].drawn.filled
+        if not self.groups:
+            return None
         last = {place: i for i, place in enumerate(place for group in self.groups for place in group.places)}
-        order = np.array([last[place] for place in range(len(self.decodes))], np.int32)
+        order = np.array([last.get(place, 0) for place in range(len(self.decodes))], np.int32)
         return mx.concatenate([group.drawn.tokens for group in self.groups])[put(order)[0]]
+
+    @property
+    def _in_one_group(self) -> bool:
+        return len(self.groups) == 1 and len(self.groups[0].places) == len(self.decodes)
 
     def logits_of(self, decodes: Sequence[DecodeRow], put: Put = direct) -> Any:
         """Return logits (R, V) of the last token of each of `decodes`."""
@@ -131,8 +154,8 @@ class Step:
 
     def read(self) -> tuple[list[int], dict[int, TokenLogprob], bool]:
         """Wait for the sampled tokens. Return them, log-probabilities by index, and whether any token differs from what
-        the device has, as it was drawn again."""
-        tokens, any_redrawn = [0] * len(self.decodes), False
+        the device has, as it was drawn again. The token of a row in `superseded` is any, or -1."""
+        tokens, any_redrawn = [-1] * len(self.decodes), False
         found: dict[int, TokenLogprob] = {}
         for group in self.groups:
             own, redrawn = group.drawn.resolve()
@@ -142,7 +165,7 @@ class Step:
                 decodes = [self.decodes[place] for place in group.places]
                 rows = [self.rows[decode.id].sampling for decode in decodes]
                 logprobs = Logprobs(self.logits_of(decodes), mx.array(own, mx.int32), rows)
-            if len(self.groups) == 1:
+            if self._in_one_group:
                 return own, logprobs.read(), redrawn
             for place, token in zip(group.places, own, strict=True):
                 tokens[place] = token
@@ -152,11 +175,11 @@ class Step:
     def settle(self, tokens: list[int], found: dict[int, TokenLogprob]) -> bool:
         """Replace those of `tokens` that constraints do not take, with their log-probabilities in `found`. Return
         whether there are any."""
-        rows = self.sampling
-        settled = [
-            token if row.constraint is None else row.constraint.settle(token)
-            for row, token in zip(rows, tokens, strict=True)
-        ]
+        rows, settled = self.sampling, list(tokens)
+        for place in self.places:
+            constraint = rows[place].constraint
+            if constraint is not None:
+                settled[place] = constraint.settle(tokens[place])
         places = [place for place, token in enumerate(settled) if token != tokens[place]]
         if places:
             tokens[:] = settled
@@ -165,6 +188,20 @@ class Step:
             logprobs = Logprobs(self.logits_of(decodes), replaced, [rows[place] for place in places])
             found |= {places[i]: logprob for i, logprob in logprobs.read().items()}
         return bool(places)
+
+    def gained(self, tokens: Sequence[int], found: Mapping[int, TokenLogprob]) -> Iterator[RowTokens]:
+        """Yield the tokens that each row gains: its own of `tokens`, with its log-probabilities in `found`, and those
+        that are forced behind it."""
+        for place, decode in enumerate(self.decodes):
+            if decode.id in self.failed:
+                continue
+            if decode.id in self.superseded:
+                yield RowTokens(decode.id, ())
+                continue
+            forced = self.forced.get(decode.id, ())
+            logprobs = (found[place],) if place in found else ()
+            ended = self.rows[decode.id].sampling.ended
+            yield RowTokens(decode.id, (tokens[place], *forced), logprobs, ended, len(forced))
 
     def correct(self, tokens: Sequence[int]) -> None:
         """Replace the device's tokens by `tokens`, some of which were drawn again."""

@@ -29,12 +29,12 @@ class StepSampler:
         """Sample the rows of a step whose forward pass is built. Where it `follows` a step that is not finished, those
         that depend on their token of that step are deferred. Otherwise they are drawn too, and bitmasks are filled
         while the device runs the pass; before it on a CPU, whose cores the pass needs."""
-        rows = step.sampling
+        rows, places = step.sampling, step.places
         step.groups = []
         step.deferred = []
         if follows or self._overlaps:
-            step.deferred = [i for i, row in enumerate(rows) if (row.depends_on_last_token if follows else row.limited)]
-        places, deferred = range(len(rows)), set(step.deferred)
+            step.deferred = [i for i in places if (rows[i].depends_on_last_token if follows else rows[i].limited)]
+        deferred = set(step.deferred)
         self._draw(step, [i for i in places if i not in deferred] if deferred else places, limited=not follows)
         if not follows:
             self.draw_deferred(step)
@@ -48,7 +48,8 @@ class StepSampler:
     def defer_limited(self, step: Step) -> None:
         """Defer also those rows that were drawn too early: their last token has begun a grammar, or ended a reasoning.
         They are drawn again."""
-        late = [i for i, row in enumerate(step.sampling) if row.limited and i not in step.deferred]
+        rows = step.sampling
+        late = [i for i in step.places if rows[i].limited and i not in step.deferred]
         if late:
             step.deferred = sorted((*step.deferred, *late))
 

@@ -88,6 +88,11 @@ class KvBackend(Protocol):
         """Steps that compile or load what is usual, so that no request waits for it."""
         ...
 
+    def least_forced(self, decoding: int) -> int:
+        """Return the fewest forced tokens of a sequence that are computed faster in one step than one a step, where
+        `decoding` sequences decode; 0 where none are."""
+        ...
+
     def free_blocks(self) -> int:
         """Blocks that no live sequence holds; blocks of the prefix cache alone count as free."""
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -108,10 +109,25 @@ class RowConstraint:
             self.ended = self._grammar.ended or (self._left <= 0 and self._complete(self._grammar))
         self._update()
 
+    def forced(self) -> list[int]:
+        """Return the next tokens that the grammar leaves no choice about: its only bytes, as the tokenizer cuts them,
+        without those at the end that may be cut otherwise. They end before a stop token, and with `max_tokens`."""
+        limit = self.limit
+        if limit is None or limit.matcher is None or limit.added:
+            return []
+        tokens = limit.matcher.compute_ff_tokens()[: self._left]
+        ends = {*self._stops, *limit.excluded}
+        return list(takewhile(lambda token: token not in ends, tokens))
+
+    def unsettle(self) -> None:
+        """Forget the last token that was settled: it is not taken."""
+        if self._closing is not None:
+            self._closing.restart()
+
     def _remember(self, token: int) -> None:
         """Take over a token of the history."""
-        if self.settle(token) != token and self._closing is not None:
-            self._closing.restart()
+        if self.settle(token) != token:
+            self.unsettle()
         self.accept(token)
 
     def _reasons(self, token: int) -> bool:

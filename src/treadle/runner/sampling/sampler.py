@@ -92,6 +92,24 @@ class SamplingRow:
             self.constraint = self.processors.constraint = None
         return failure
 
+    def force(self, least: int) -> tuple[list[int], str]:
+        """Take over the tokens that its constraint forces next, if they are `least` or more. Return them, and why the
+        row can't go on, which is empty if it can. None are forced where log-probabilities are wanted: those need the
+        logits of every token."""
+        constraint = self.constraint
+        if constraint is None or self.logprobs is not None:
+            return [], ""
+        tokens = constraint.forced()
+        if len(tokens) < least:
+            return [], ""
+        for count, token in enumerate(tokens, 1):
+            if constraint.settle(token) != token:
+                constraint.unsettle()
+                return tokens[: count - 1], ""
+            if (failure := self.accept(token)) or self.ended:
+                return tokens[:count], failure
+        return tokens, ""
+
 
 def check(sampling: Sampling) -> None:
     """Raise ValueError that names the first parameter out of range."""

@@ -100,6 +100,10 @@ class ContiguousBackend:
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         return warm_passes(self._config.device, limits)
 
+    def least_forced(self, decoding: int) -> int:
+        """MLX's attention on CUDA takes longer for segments of a new length than for as many single tokens."""
+        return 0 if self.prefill_quantum else 1
+
     def free_blocks(self) -> int:
         held = sum(-(-state.buffers[0].end // STEP) for state in self._states())
         return max(0, self.blocks - held)

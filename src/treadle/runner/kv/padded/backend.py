@@ -86,6 +86,10 @@ class PaddedBackend:
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         return warm_passes(self._config.device, limits)
 
+    def least_forced(self, decoding: int) -> int:
+        """They take a pass of their own, in which all others could have gained a token."""
+        return 0 if self.prefill_quantum else 1 + (decoding if self._config.batched else 1)
+
     def free_blocks(self) -> int:
         return 0
 
@@ -218,6 +222,8 @@ class PaddedBackend:
         began = self._clock()
         done = ForwardOutput()
         heads = [head for segment in segments if (head := _head(segment)) is not None]
+        with mlx_runtime("decoding"):
+            self._batch.take_out({head.sequence.kv for head in heads})
         scores = self._read_all(heads, done)
         if heads:
             done.prefill_s = self._clock() - began

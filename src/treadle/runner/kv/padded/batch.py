@@ -61,6 +61,11 @@ class DecodeBatch:
         if not any(member is not None for member in self.members):
             self.drop()
 
+    def take_out(self, states: set[PaddedState | None]) -> None:
+        """Give sequences inside, such as those with forced tokens to compute, their caches back."""
+        if not states.isdisjoint(self.members):
+            self.arrange([member for member in self.members if member is not None and member not in states])
+
     def arrange(self, wanted: Sequence[PaddedState]) -> None:
         """Hold exactly the sequences `wanted`, in any order.
 

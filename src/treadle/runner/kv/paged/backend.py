@@ -119,6 +119,9 @@ class PagedBackend:
         passes = kernel_passes(self.chunk_sizes, self.blocks * PAGE, limits)
         return [*passes, *(compiled_passes(self.chunk_sizes, PAGE, self.blocks, limits) if self.in_buckets else ())]
 
+    def least_forced(self, decoding: int) -> int:
+        return 1
+
     def free_blocks(self) -> int:
         return self._pages.free
 
