@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from tests.support.grammars import Grammars, byte_tokenizer, lark, piece_tokenizer, regex, schema
+from tests.support.grammars import Grammars, byte_tokenizer, lark, merged_tokenizer, piece_tokenizer, regex, schema
 from tests.support.tiny import EOS
 from treadle.core.messages import Constraint, Submit, Thinking
 from treadle.runner.sampling.constraints import GrammarGone, RowConstraint, row_constraint
@@ -307,6 +309,81 @@ def test_reasoning_leaves_room_for_the_answer() -> None:
     assert allowed(made(constraint, most=7, thinking=AHEAD)) == ids("a")
     assert allowed(made(constraint, most=9, thinking=AHEAD)) == {OPEN, ord("a")}
     assert allowed(made(constraint, most=3, thinking=OPENED)) is EVERYTHING, "it does not fit anyway"
+
+
+# Forced tokens -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("constraint", "fields", "fed", "forced"),
+    [
+        (regex("abc[xy]d"), {}, b"", b"abc"),
+        (regex("abc[xy]d"), {}, b"abcx", b"d"),
+        (regex("abc[xy]d"), {}, b"abc", b""),
+        (regex("abcdef"), {"most": 3}, b"a", b"bc"),
+        (regex("abcdef"), {"stops": (ord("d"),)}, b"a", b"bc"),
+        (lark("start: /ab/ <[260]> /c/"), {}, b"", b"ab"),
+        (lark("start: /ab/ <think> /c/"), {}, b"", (*b"ab", OPEN, ord("c"))),
+        (regex("ab(cd)?"), {}, b"ab", b""),
+        (regex("ab(cd)?"), {"stops": ()}, b"ab", b""),
+        (regex("ab"), {}, b"ab", b""),
+        (regex("abc"), {"thinking": OPENED}, b"", b""),
+        (regex("abc"), {"thinking": OPENED}, (ord("x"), CLOSE), b"abc"),
+        (regex("abc"), {"thinking": AHEAD}, b"", b""),
+        (regex("abc"), {"thinking": AHEAD}, b"a", b"bc"),
+        (regex("abcd", close_at_limit=True), {"most": 4}, b"a", b""),
+        (regex("abcd", close_at_limit=True), {"most": 400}, b"a", b"bcd"),
+        (regex("<f=12[0-9]>", triggers=("<f=",)), {}, b"abc<f", b""),
+        (regex("<f=12[0-9]>", triggers=("<f=",)), {}, b"abc<f=", b"12"),
+    ],
+)
+def test_tokens_are_forced_inside_of_a_grammar_that_leaves_no_choice(
+    constraint: Constraint, fields: dict[str, Any], fed: bytes | tuple[int, ...], forced: bytes | tuple[int, ...]
+) -> None:
+    row = made(constraint, **fields)
+    feed(row, row_tokens(row, fed))
+    assert row.forced() == list(forced)
+
+
+def row_tokens(row: RowConstraint, tokens: bytes | tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens, each settled before it is taken."""
+    return tuple(row.settle(token) for token in tokens)
+
+
+# Tokens of several characters ----------------------------------------------------------------------------------------
+
+MERGED = merged_tokenizer(
+    ("na", "nam", "name", '":', '":"', '"name', "ag", "age", "tr", "tru", "true", "ue", "we", "wef", "ft", '"}', 'e"'),
+    SIZE,
+)
+PERSON = schema(
+    {
+        "type": "object",
+        "properties": {"name": {"enum": ["wart", "weft"]}, "age": {"type": "boolean"}, "names": {"const": "nam"}},
+        "required": ["name", "age", "names"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_answer_has_the_same_text_and_tokens_with_forced_tokens_and_without(seed: int) -> None:
+    """Forced tokens are those that the mask would allow alone; what could be cut in other ways is not forced."""
+    texts = []
+    for forces in (False, True):
+        row = made(PERSON, grammars=Grammars(MERGED))
+        tokens: list[int] = []
+        while not row.only_stops:
+            some = sorted(allowed(row))
+            tokens.append(random.Random(f"{seed} {tokens}").choice(some))
+            row.accept(tokens[-1])
+            for token in row.forced() if forces else ():
+                assert allowed(row) == {token}
+                row.accept(token)
+                tokens.append(token)
+        texts.append(tokens)
+    assert texts[0] == texts[1]
+    json.loads(MERGED.decode_bytes(texts[0]))
 
 
 # Anew ----------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -28,8 +29,21 @@ def piece_tokenizer(pieces: tuple[str, ...], size: int, added: tuple[str, ...] =
     )
 
 
-def _tokenizer(symbols: list[str], size: int, added: tuple[str, ...]) -> LLTokenizer:
-    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
+def merged_tokenizer(pieces: tuple[str, ...], size: int) -> LLTokenizer:
+    """The same, and the tokenizer makes these pieces, each of which is one before it and a piece or a byte."""
+    symbols = _byte_symbols()
+    known = ["".join(symbols[ord(c)] for c in one) for one in pieces]
+    merges = []
+    for i, piece in enumerate(known):
+        parts = {*symbols, *known[:i]}
+        merges.append(next((piece[:n], piece[n:]) for n in range(1, len(piece)) if {piece[:n], piece[n:]} <= parts))
+    return _tokenizer([*symbols, *SPECIAL, *known], size, (), merges)
+
+
+def _tokenizer(
+    symbols: list[str], size: int, added: tuple[str, ...], merges: Sequence[tuple[str, str]] = ()
+) -> LLTokenizer:
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*SPECIAL, *added)])

@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model
 from tests.runner.looped import Looped
 from tests.runner.paged.models import loaded, make, paged
 from tests.support.emulated import EmulatedKernel, EmulatedKernels
+from tests.support.grammars import Grammars, byte_tokenizer, lark
 from treadle.core.messages import Sampling, Submit
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling.sampling_kernel import sampling_kernel
@@ -39,8 +40,7 @@ def requests(dice: random.Random, count: int) -> list[Submit]:
 def check(module: Any, request: Submit, tokens: list[int]) -> None:
     """Each token is among the most likely ones after those before it, or as good as."""
     assert len(tokens) == request.max_tokens
-    logits = module(mx.array([[*request.prompt, *tokens[:-1]]]))[0, len(request.prompt) - 1 :]
-    values = np.array(logits.astype(mx.float32))
+    values = _values(module, request, tokens)
     best = np.sort(values, axis=-1)[:, -max(1, request.sampling.top_k)]
     picked = np.take_along_axis(values, np.array(tokens)[:, None], axis=-1)[:, 0]
     assert (best - picked <= TOLERANCE * values.std()).all()
@@ -67,6 +67,38 @@ def test_rows_that_come_and_go_pick_what_is_likely(name: str, bits: int, kv_bits
     assert loop.cached("again") >= 64
     for request in (*some, again):
         check(exact, request, found[request.id])
+
+
+ANSWER = lark('start: "k=1;" /[a-p]/ "-the-long-middle-" /[a-p]{2}/')
+
+
+def test_rows_with_forced_tokens_pick_what_is_likely_behind_them() -> None:
+    """Short runs in the decode kernel and long ones in the other, beside rows that decode."""
+    module = make("llama", dtype=mx.bfloat16, hidden_size=512, intermediate_size=512)
+    model, exact = loaded(module, paged(module, kernels=EmulatedKernels)), _exact(module)
+    some = [
+        Submit(id=f"{i}", prompt=tuple(range(i, 40 * i + 2)), max_tokens=40, constraint=ANSWER, max_wait_s=1e9)
+        for i in range(2)
+    ]
+    free = Submit(id="free", prompt=(9, 8), max_tokens=7, max_wait_s=1e9)
+    runner = ModelRunner(model, grammars=Grammars(byte_tokenizer(model.vocabulary)))
+    loop = Looped(runner)
+    loop.run(*some, free)
+    check(exact, free, loop.tokens("free"))
+    letters = np.arange(ord("a"), ord("q"))
+    for request in some:
+        tokens = loop.tokens(request.id)
+        values = _values(exact, request, tokens)
+        for place in (4, len(tokens) - 2, len(tokens) - 1):
+            short = values[place, letters].max() - values[place, tokens[place]]
+            assert short <= TOLERANCE * values[place].std()
+    assert loop.scheduler.statistics(0.0, runner.statistics()).forced_tokens > 35
+
+
+def _values(module: Any, request: Submit, tokens: list[int]) -> Any:
+    """The logits that each of `tokens` was picked from."""
+    logits = module(mx.array([[*request.prompt, *tokens[:-1]]]))[0, len(request.prompt) - 1 :]
+    return np.array(logits.astype(mx.float32))
 
 
 def _exact(module: Any) -> Any:
