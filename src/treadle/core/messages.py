@@ -309,7 +309,7 @@ class StepCapabilities(Message, frozen=True):
 class Capabilities(Message, frozen=True):
     """Description of a runner and its model, in plain values. `context` is the longest sequence in tokens;
     `compute` are the backend and kernels that run the model, with reasons against better ones. `grammars`: constraints
-    can be enforced."""
+    can be enforced. `fast_forward`: tokens that one leaves no choice about can be taken several a step."""
 
     model: str
     architecture: str
@@ -324,6 +324,7 @@ class Capabilities(Message, frozen=True):
     modalities: tuple[str, ...] = ("text",)
     path: str = "batched"  # or serialized
     grammars: bool = True
+    fast_forward: bool = False
     compute: ComputePath = ComputePath()
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 

@@ -29,9 +29,9 @@ DISPROOFS = 3  # mixed steps in a row that were no longer than a decode step
 class Charge:
     """The prompts of a planned step, until it is observed or voided.
 
-    `tokens`, of which `forced` ones are of no prompt, are computed beside `decoding` sequences. The part `on_credit` of them is paid from the credit, for which
-    `expected_s` are reserved. `cost_s` are the seconds they took: the delay of the step before, once that has ended,
-    and then those of their own step.
+    `tokens`, of which `forced` ones are of no prompt, are computed beside `decoding` sequences. The part `on_credit` of
+    them is paid from the credit, for which `expected_s` are reserved. `cost_s` are the seconds they took: the delay of
+    the step before, once that has ended, and then those of their own step.
     """
 
     tokens: int = 0
