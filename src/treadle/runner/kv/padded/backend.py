@@ -222,8 +222,9 @@ class PaddedBackend:
         began = self._clock()
         done = ForwardOutput()
         heads = [head for segment in segments if (head := _head(segment)) is not None]
-        with mlx_runtime("decoding"):
-            self._batch.take_out({head.sequence.kv for head in heads})
+        if heads:
+            with mlx_runtime("leaving a batch"):
+                self._batch.take_out([head.sequence.kv for head in heads])
         scores = self._read_all(heads, done)
         if heads:
             done.prefill_s = self._clock() - began

@@ -7,7 +7,7 @@ only pause get caches of their own again, evaluated at once, so that the next fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -61,10 +61,12 @@ class DecodeBatch:
         if not any(member is not None for member in self.members):
             self.drop()
 
-    def take_out(self, states: set[PaddedState | None]) -> None:
-        """Give sequences inside, such as those with forced tokens to compute, their caches back."""
-        if not states.isdisjoint(self.members):
-            self.arrange([member for member in self.members if member is not None and member not in states])
+    def take_out(self, states: Collection[PaddedState]) -> None:
+        """Give those of `states` that are inside, as they have forced tokens to compute, their caches back."""
+        inside = [member for member in self.members if member is not None]
+        staying = [member for member in inside if member not in states]
+        if len(staying) < len(inside):
+            self.arrange(staying)
 
     def arrange(self, wanted: Sequence[PaddedState]) -> None:
         """Hold exactly the sequences `wanted`, in any order.
