@@ -5,8 +5,9 @@
 A case is one client with one helper of its own, such as `parse` of OpenAI's SDK or `with_structured_output` of
 LangChain. It passes when the helper returns a value of the declared type, or the error that it should raise. Calls are
 forced and schemas bounded: a model that follows no instructions passes too. Clients that are not installed are named
-and count as skipped. Exit code 1 if a case failed. To install them (instructor needs an older openai: its own
-environment):
+and count as skipped. llm-comply, like OpenAI's API, demands that every request names the model: start the server with
+`--require-model` for its suite. Exit code 1 if a case failed. To install them (instructor needs an older openai: its
+own environment):
 
     python -m venv clients && clients/bin/pip install openai langchain-openai litellm pydantic-ai-slim llm-comply
     python -m venv instructor && instructor/bin/pip install instructor

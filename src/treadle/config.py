@@ -51,7 +51,8 @@ class Settings:
     gRPC client for a key, also those of this machine and those with a certificate.
 
     `tool_parser` and `reasoning_parser` name the formats of the model's tool calls and of its reasoning; "auto" takes
-    them from its template, and the reasoning "none" leaves it in the text.
+    them from its template, and the reasoning "none" leaves it in the text. `require_model` refuses HTTP requests that
+    name no model.
 
     `allowed_host` and `cors_origin` hold the host names the server answers to and the web origins whose pages may call
     it. `no_auth` and `grpc_no_auth` permit addresses beyond loopback without authentication.
@@ -64,6 +65,7 @@ class Settings:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     served_model_name: str | None = None
+    require_model: bool = False
 
     host: str = "127.0.0.1"
     port: int = 8000

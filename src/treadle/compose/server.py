@@ -140,7 +140,9 @@ class Server:
         authenticator.report_refusals_to(engine.gate.refuse)
         metrics.watch_keys(authenticator)
         connections = self._connections(engine, telemetry)
-        app = create_app(Models(model), settings, telemetry, authenticator, connections)
+        app = create_app(
+            Models(model, require_name=settings.require_model), settings, telemetry, authenticator, connections
+        )
         malformed = MalformedLog(metrics, telemetry.access)
         web = WebServer(app, stall_s=settings.stall_s, connections=connections["http"], malformed=malformed)
         return _Parts(model, texts, telemetry, authenticator, connections, web, spare)

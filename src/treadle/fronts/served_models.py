@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import Settings
 from ..engine.client import EngineClient, Health
-from ..errors import EngineUnavailable, ModelNotFound, ServerStopping
+from ..errors import EngineUnavailable, InvalidRequest, ModelNotFound, ServerStopping
 from ..text import TextView
 from .validate import Limits
 
@@ -84,10 +84,12 @@ class ServedModel:
 
 
 class Models:
-    """The served models; the first is the default, for requests that name none."""
+    """The served models; the first is the default, for requests that name none. With `require_name` such requests are
+    refused."""
 
-    def __init__(self, default: ServedModel, *others: ServedModel) -> None:
+    def __init__(self, default: ServedModel, *others: ServedModel, require_name: bool = False) -> None:
         self.default = default
+        self.require_name = require_name
         self._all = (default, *others)
         self._by_name = {name: model for model in reversed(self._all) for name in model.names}
 
@@ -95,13 +97,20 @@ class Models:
         return iter(self._all)
 
     def get(self, name: str | None) -> ServedModel:
-        """The model of this name; the default one for None. Raises ModelNotFound."""
+        """The model of this name; the default one for None. Raises ModelNotFound, and InvalidRequest for None with
+        `require_name`."""
         if name is None:
-            return self.default
+            return self._unnamed()
         model = self._by_name.get(name)
         if model is None:
             raise ModelNotFound(f"the model '{name[:80]}' is not served here: use '{self.default.name}'", param="model")
         return model
+
+    def _unnamed(self) -> ServedModel:
+        if self.require_name:
+            message = f"model is missing: this server requires it; use '{self.default.name}'"
+            raise InvalidRequest(message, param="model")
+        return self.default
 
 
 def model_names(settings: Settings) -> tuple[str, ...]:

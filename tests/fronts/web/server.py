@@ -124,7 +124,7 @@ async def front(
     configured = Settings(**{"served_model_name": "m", **settings})
     model = ServedModel(model_names(configured), engine, texts, configured.max_tokens)
     telemetry.metrics.watch(model)
-    app = create_app(Models(model), configured, telemetry)
+    app = create_app(Models(model, require_name=configured.require_model), configured, telemetry)
     await engine.start()
     try:
         yield Front(app, model, engine, runner, owner, texts, telemetry)

@@ -334,6 +334,19 @@ async def test_an_unknown_model_is_a_404_that_names_the_right_one() -> None:
 
 
 @in_loop
+async def test_a_request_may_leave_the_model_out_unless_the_server_requires_it() -> None:
+    async with front() as lenient, front(require_model=True) as strict:
+        for unnamed in ({}, {"model": None}):
+            for client in (await lenient.chat(**unnamed), await lenient.complete(**unnamed)):
+                assert (client.status, client.json["model"]) == (200, "m")
+            for client in (await strict.chat(**unnamed), await strict.complete(**unnamed)):
+                refused(client, 400, "model", "is missing: this server requires it; use 'm'")
+                assert client.json["error"]["code"] == "invalid_request"
+        assert (await strict.chat(model="m")).status == 200
+        assert strict.idle()
+
+
+@in_loop
 async def test_a_prompt_over_the_context_has_its_own_code() -> None:
     async with front() as f:
         client = await f.complete(prompt="x" * 5000)

@@ -75,6 +75,15 @@ async def test_every_reference_leads_somewhere() -> None:
     assert references(found) <= names
 
 
+@pytest.mark.parametrize("request_name", ["ChatRequest", "CompletionRequest"])
+@in_loop
+async def test_the_model_is_a_required_field_where_the_server_requires_it(request_name: str) -> None:
+    free, required = [(await document(require_model=on))["components"]["schemas"][request_name] for on in (False, True)]
+    assert required["required"] == [*free["required"], "model"]
+    assert kind(free["properties"]["model"], "null")
+    assert required["properties"]["model"] == kind(free["properties"]["model"], "string")
+
+
 @in_loop
 async def test_answers_are_documented_with_their_types() -> None:
     paths = (await document())["paths"]

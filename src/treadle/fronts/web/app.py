@@ -65,7 +65,7 @@ def create_app(
     routers = (ModelRoutes(models).router(), home.router(), probes.router())
     for router in routers:
         app.include_router(router)
-    _add_docs(app, home, lambda: _facts(model, settings))
+    _add_docs(app, home, lambda: _facts(models, settings))
     app.add_exception_handler(HTTPException, _http_exception)
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     paths = frozenset(getattr(route, "path", "") for route in routes)
@@ -150,14 +150,18 @@ def _route_cure(path: str) -> str:
     return "/docs lists what there is"
 
 
-def _facts(model: ServedModel, settings: Settings) -> ServerFacts:
+def _facts(models: Models, settings: Settings) -> ServerFacts:
     """Facts about this server for the OpenAPI document."""
-    capabilities, limits = model.engine.capabilities, model.engine.gate.limits
-    needs_key = settings.has_keys
-    if capabilities is None:
-        return ServerFacts(model.names, limits.places, model.max_tokens, needs_key)
+    model = models.default
+    can = model.engine.capabilities
     return ServerFacts(
-        model.names, limits.places, model.max_tokens, needs_key, capabilities.vocabulary, capabilities.context
+        names=model.names,
+        places=model.engine.gate.limits.places,
+        max_tokens=model.max_tokens,
+        needs_key=settings.has_keys,
+        needs_model=models.require_name,
+        vocabulary=None if can is None else can.vocabulary,
+        context=None if can is None else can.context,
     )
 
 

@@ -20,12 +20,14 @@ BOTH: Schema = {
 @dataclass(frozen=True)
 class ServerFacts:
     """Facts of the running server for the document. `vocabulary` and `context` are None until the model is loaded;
-    `places` is the most sequences that one request may ask for, `max_tokens` the operator's cap."""
+    `places` is the most sequences that one request may ask for, `max_tokens` the operator's cap. `needs_model`: each
+    request must name the model."""
 
     names: tuple[str, ...]
     places: int
     max_tokens: int | None
     needs_key: bool
+    needs_model: bool = False
     vocabulary: int | None = None
     context: int | None = None
 
@@ -40,6 +42,8 @@ def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
         schema["properties"] = {name: _tidy(properties[name]) for name in sorted(properties, key=_sort_key)}
     for name in ("ChatRequest", "CompletionRequest"):
         _limit(requests[name]["properties"], facts)
+        if facts.needs_model:
+            _require_model(requests[name])
     for schema in requests.values():
         _limit_lengths(schema["properties"], facts)
     requests["ChatRequest"]["properties"]["messages"]["items"] = ref("Message")
@@ -65,6 +69,12 @@ def _limit(fields: Schema, facts: ServerFacts) -> None:
     for kind in fields.get("prompt", {}).get("anyOf", ()):
         if kind["type"] == "array" and kind["items"]["type"] != "integer":
             kind["maxItems"] = min(kind["maxItems"], facts.places)
+
+
+def _require_model(request: Schema) -> None:
+    fields = request["properties"]
+    fields["model"] = _kind(fields["model"], "string")
+    request["required"] = [*request.get("required", ()), "model"]
 
 
 def _limit_lengths(fields: Schema, facts: ServerFacts) -> None:
