@@ -14,7 +14,7 @@ from .cuts import cut, single_characters
 from .vectors import all_vectors
 from .vectors.vector import Vector, read
 
-CUTS = 200
+CUTS = 50
 VECTORS = all_vectors()
 
 
