@@ -41,7 +41,7 @@ def test_renderings_that_never_end_cost_their_own_requests_alone(start: Start, l
     """D8: two of them used to take both threads for good, with ready 200."""
     server = start(looping, "--max-wait", "30").ready()
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        guilty = [threads.submit(chat, server, "loop" + "x" * 20_000) for _ in range(4)]
+        guilty = [threads.submit(chat, server, "loop" + "x" * 20_000) for _ in range(2)]
         innocents = [threads.submit(chat, server, "hello") for _ in range(4)]
         refused = [done.result() for done in guilty]
         assert [done.result().status_code for done in innocents] == [200] * 4
@@ -49,9 +49,9 @@ def test_renderings_that_never_end_cost_their_own_requests_alone(start: Start, l
     assert all("chat template took more than" in answer.json()["error"]["message"] for answer in refused)
     assert chat(server, "hello").status_code == 200
     text = server.status()["text"]
-    assert text["killed"] == {"the model's chat template": 4}
+    assert text["killed"] == {"the model's chat template": 2}
     assert (text["workers"], text["restarts"]) == (2, 0)
-    assert 'treadle_text_killed_total{stage="the model\'s chat template"} 4.0' in server.get("/metrics").text
+    assert 'treadle_text_killed_total{stage="the model\'s chat template"} 2.0' in server.get("/metrics").text
     server.idle()
 
 
@@ -90,22 +90,13 @@ def hostile(tmp_path: Path, name: str, text: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("template", "named"),
-    [
-        ("{{ 10 ** (10 ** 9) }}", "chat template"),
-        ("{{ 'a' * 80000000000 }}", "chat template"),
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "chat template"),
-    ],
-)
-def test_a_hostile_template_ends_the_start_in_one_line_and_holds_nothing_up(
-    start: Start, tmp_path: Path, template: str, named: str
-) -> None:
-    """D15: live was dead and SIGTERM ignored."""
-    server = start(hostile(tmp_path, "chat_template.jinja", template))
+def test_a_hostile_template_ends_the_start_in_one_line_and_holds_nothing_up(start: Start, tmp_path: Path) -> None:
+    """D15: live was dead and SIGTERM ignored. One operation that no signal interrupts is the worst case; tests of the
+    worker pool and of hostile folders have other templates."""
+    server = start(hostile(tmp_path, "chat_template.jinja", "{{ 10 ** (10 ** 9) }}"))
     assert server.never_ready(90) > 0
     (line,) = re.findall(r"^treadle: error: .*$", server.said, re.M)
-    assert named in line
+    assert "chat template" in line
     assert server.stopped() == 1
     server.childless()
 
@@ -119,17 +110,6 @@ def test_sigterm_is_obeyed_while_a_hostile_template_is_read(start: Start, tmp_pa
     server.childless()
 
 
-def test_a_pipe_for_a_configuration_ends_the_start(start: Start, tmp_path: Path) -> None:
-    """D13: it was waited for, for ever."""
-    folder = make_tiny(tmp_path / "pipe")
-    (folder / "config.json").unlink()
-    os.mkfifo(folder / "config.json")
-    server = start(folder)
-    assert server.stopped(60) == 1
-    (line,) = re.findall(r"^treadle: error: .*$", server.said, re.M)
-    assert "config.json" in line
-
-
 def test_a_header_of_a_million_tensors_ends_the_start(start: Start, tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "header")
     names = {f"t{i}": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]} for i in range(1_200_000)}
@@ -141,6 +121,11 @@ def test_a_header_of_a_million_tensors_ends_the_start(start: Start, tmp_path: Pa
     assert re.findall(r"^treadle: error: .*$", server.said, re.M)
 
 
+@pytest.fixture(scope="module")
+def server(start_shared: Start, tiny: Tiny) -> Serve:
+    return start_shared(tiny("llama")).ready()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -149,9 +134,8 @@ def test_a_header_of_a_million_tensors_ends_the_start(start: Start, tmp_path: Pa
         b'{"prompt":"a","metadata":[' + b",".join([b'{"a":1}'] * 400_000) + b'],"max_tokens":1}',
     ],
 )
-def test_hostile_bodies_are_answered_and_leave_the_server_small(start_shared: Start, tiny: Tiny, body: bytes) -> None:
+def test_hostile_bodies_are_answered_and_leave_the_server_small(server: Serve, body: bytes) -> None:
     """D10: two threads of the server's own process used to build them, up to 1.4 GB."""
-    server = start_shared(tiny("llama")).ready()
     answer = httpx.post(f"{server.url}/v1/completions", content=body, timeout=60, trust_env=False)
     assert answer.status_code in (200, 400)
     assert server.complete().status_code == 200
