@@ -214,8 +214,7 @@ def test_one_of_two_workers_may_die(start: Start, tiny: Tiny, tmp_path: Path) ->
 POISON = 77
 
 
-@pytest.mark.parametrize("wire", ["vllm", "mlx"])
-@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize(("wire", "at"), [("vllm", 5), ("mlx", 0)])
 def test_a_poison_never_reaches_a_second_worker(start: Start, tiny: Tiny, tmp_path: Path, wire: str, at: int) -> None:
     """D5: the gateway retries what is UNAVAILABLE on the next worker, and its breaker counts INTERNAL."""
     env = {"TREADLE_TEST_POISON": json.dumps({"token": POISON, "at": at})}
