@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -19,13 +19,17 @@ from tests.serve.server import ENDLESS, gone, until
 from treadle.processes import free_port
 
 START_S = 90.0
+SECRET = "secret-of-this-test-0123456789abcdef"
+TOKEN = "token-of-this-test-0123456789"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
 class Running:
     """A fleet of two in a process of its own."""
 
-    def __init__(self, model: Path, log: Path, *options: str, key: str = "") -> None:
+    def __init__(
+        self, model: Path, log: Path, *options: str, key: str = "", env: Mapping[str, str] | None = None
+    ) -> None:
         self.port = free_port()
         self._log = log
         command = [sys.executable, "-m", "treadle", "fleet", str(model), "--replicas", "2", "--port", str(self.port)]
@@ -39,7 +43,7 @@ class Running:
                 stdout=subprocess.DEVNULL,
                 stderr=err,
                 start_new_session=True,
-                env={**os.environ, "TREADLE_API_KEY": key},
+                env={**os.environ, "TREADLE_API_KEY": key, **(env or {})},
             )
         self.members: set[int] = set()
 
@@ -81,6 +85,14 @@ class Running:
 @pytest.fixture
 def fleet(tiny: Tiny, tmp_path: Path) -> Iterator[Running]:
     with started(Running(tiny("llama"), tmp_path / "log")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def fleet_with_key(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Fleet open to the network, with a key and a token of the hub. The last test that uses it kills it."""
+    log = tmp_path_factory.mktemp("fleet") / "log"
+    with started(Running(tiny("llama"), log, "--host", "0.0.0.0", key=SECRET, env={"HF_TOKEN": TOKEN})) as running:
         yield running
 
 
@@ -130,19 +142,44 @@ def test_a_second_signal_ends_all_of_it_soon_and_workers_tell_their_clients(flee
     assert ["error=server_stopping" in line for line in lines if "method=GRPC" in line] == [True]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere members outlive a fleet that is killed")
-def test_a_fleet_that_is_killed_takes_everyone_along(fleet: Running) -> None:
-    fleet.look()
-    fleet.process.kill()
-    until("nobody left", lambda: all(map(gone, fleet.members)), 30)
-
-
-def test_a_fleet_with_a_key_opens_to_the_network_and_asks_for_it(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_fleet_with_a_key_opens_to_the_network_and_asks_for_it(fleet_with_key: Running) -> None:
     """S1: D14, the key in the environment is the fleet's own."""
-    with started(Running(tiny("llama"), tmp_path / "log", "--host", "0.0.0.0", key="secret")) as fleet:
-        assert (fleet.chat(), fleet.chat("wrong"), fleet.chat("secret")) == (401, 401, 200)
-        assert "access: anyone who reaches these addresses, with an API key" in fleet.said
-        assert "secret" not in fleet.said
+    fleet = fleet_with_key
+    assert (fleet.chat(), fleet.chat("wrong"), fleet.chat(SECRET)) == (401, 401, 200)
+    assert "access: anyone who reaches these addresses, with an API key" in fleet.said
+    assert SECRET not in fleet.said
+
+
+def shown(pids: set[int], kind: str) -> Iterator[tuple[int, bytes]]:
+    """The command lines or environments of processes, as /proc shows them."""
+    for pid in pids:
+        try:
+            yield pid, Path(f"/proc/{pid}/{kind}").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_fleets_key_is_in_no_command_line_and_in_no_environment_but_its_workers(fleet_with_key: Running) -> None:
+    """D14, D25: the gateway, and the workers' engines, have it in neither; nor the hub's token."""
+    fleet = fleet_with_key
+    everyone = {fleet.process.pid, *fleet.look()}
+    workers = {child.pid for child in psutil.Process(fleet.process.pid).children() if "serve" in child.cmdline()}
+    assert len(workers) == 2
+    assert len(everyone) >= 6, "the fleet, its gateway, two workers with an engine each"
+    assert not [pid for pid, data in shown(everyone, "cmdline") if SECRET.encode() in data]
+    with_key = {pid for pid, data in shown(everyone - {fleet.process.pid}, "environ") if SECRET.encode() in data}
+    assert with_key == workers
+    with_token = {pid for pid, data in shown(everyone - {fleet.process.pid}, "environ") if TOKEN.encode() in data}
+    assert with_token == workers
+    assert not [log for log in fleet.logs.iterdir() if SECRET in log.read_text("utf-8", "replace")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere members outlive a fleet that is killed")
+def test_a_fleet_that_is_killed_takes_everyone_along(fleet_with_key: Running) -> None:
+    fleet_with_key.look()
+    fleet_with_key.process.kill()
+    until("nobody left", lambda: all(map(gone, fleet_with_key.members)), 30)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -19,7 +18,7 @@ from smg_grpc_proto.generated import common_pb2
 from tests.serve.conftest import Start, Tiny
 from tests.serve.gateway import Gateway, grpc_url
 from tests.serve.server import Serve, until
-from tests.serve.test_fleet import Running, started
+from tests.serve.test_fleet import Running, shown, started
 from treadle.processes import free_port
 
 SECRET = "secret-of-this-test-0123456789abcdef"
@@ -68,11 +67,20 @@ def test_keys_are_made_used_limited_and_revoked_while_the_server_runs(start: Sta
     assert not any(key in server.said for key in (alice, boss, carol))
 
 
-def test_grpc_asks_for_the_key_and_the_gateway_on_this_machine_brings_none(
-    start: Start, tiny: Tiny, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def server(start_shared: Start, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """A worker with the key SECRET, on all addresses; its environment has other secrets, too."""
+    hashes = tmp_path_factory.mktemp("keys") / f"{SECRET}.toml"
+    keys(hashes, "add", "alice")
+    secrets = dict.fromkeys(("TREADLE_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), SECRET)
+    options = ("--grpc-port", "0", "--grpc-host", "0.0.0.0", "--served-model-name", "m")
+    server = start_shared(tiny("llama"), *options, env={**secrets, "TREADLE_API_KEYS": str(hashes)})
+    until("ready", lambda: server.http.get(f"{server.url}/health/ready", headers={"x-api-key": SECRET}).is_success, 60)
+    return server
+
+
+def test_grpc_asks_for_the_key_and_the_gateway_on_this_machine_brings_none(server: Serve, tmp_path: Path) -> None:
     """D6, E1: the real gateway generates through a worker that has a key; nobody flushes it without one."""
-    server = start(tiny("llama"), "--grpc-port", "0", "--served-model-name", "m", env={"TREADLE_API_KEY": SECRET})
     url = grpc_url(server)
     with Gateway(tmp_path / "gateway.log", url) as gateway:
         assert gateway.ready().chat().status_code == 200
@@ -85,15 +93,10 @@ def test_grpc_asks_for_the_key_and_the_gateway_on_this_machine_brings_none(
         assert _flush(stub, SECRET) is grpc.StatusCode.OK
 
 
-def test_grpc_from_elsewhere_needs_the_key(start: Start, tiny: Tiny) -> None:
+def test_grpc_from_elsewhere_needs_the_key(server: Serve) -> None:
     """D6: beyond loopback it may listen, as it asks."""
     own = _own_address()
-    server = start(
-        *(tiny("llama"), "--grpc-port", "0", "--grpc-host", "0.0.0.0", "--served-model-name", "m"),
-        env={"TREADLE_API_KEY": SECRET},
-    )
     port = grpc_url(server).rpartition(":")[2]
-    until("ready", lambda: server.http.get(f"{server.url}/health/ready", headers={"x-api-key": SECRET}).is_success, 60)
     with grpc.insecure_channel(f"{own}:{port}") as channel:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         info = vllm_engine_pb2.GetModelInfoRequest()
@@ -126,23 +129,9 @@ def _own_address() -> str:
 # In no other process --------------------------------------------------------------------------------------------------
 
 
-def shown(pids: set[int], kind: str) -> Iterator[tuple[int, bytes]]:
-    """The command lines or environments of processes, as /proc shows them."""
-    for pid in pids:
-        try:
-            yield pid, Path(f"/proc/{pid}/{kind}").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_process_that_the_server_starts_has_a_secret(start: Start, tiny: Tiny, tmp_path: Path) -> None:
+def test_no_process_that_the_server_starts_has_a_secret(server: Serve) -> None:
     """D25: neither the key nor the hub's token."""
-    hashes = tmp_path / f"{SECRET}.toml"
-    keys(hashes, "add", "alice")
-    secrets = dict.fromkeys(("TREADLE_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), SECRET)
-    server = start(tiny(), "--grpc-port", "0", env={**secrets, "TREADLE_API_KEYS": str(hashes)})
-    until("ready", lambda: server.http.get(f"{server.url}/health/ready", headers={"x-api-key": SECRET}).is_success, 60)
     below = server.children()
     assert len(below) >= 4, "the engine, the fork server and its workers"
     for kind in ("environ", "cmdline"):
@@ -150,27 +139,6 @@ def test_no_process_that_the_server_starts_has_a_secret(start: Start, tiny: Tiny
     assert SECRET.encode() not in dict(shown({server.process.pid}, "cmdline"))[server.process.pid]
     assert b"PATH=" in b"".join(data for _, data in shown(below, "environ"))
     assert SECRET not in server.said
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_fleets_key_is_in_no_command_line_and_in_no_environment_but_its_workers(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """D14, D25: the gateway, and the workers' engines, have it in neither; nor the hub's token."""
-    monkeypatch.setenv("HF_TOKEN", token := "token-of-this-test-0123456789")
-    with started(Running(tiny("llama"), tmp_path / "log", key=SECRET)) as fleet:
-        assert (fleet.chat(), fleet.chat("wrong"), fleet.chat(SECRET)) == (401, 401, 200)
-        everyone = {fleet.process.pid, *fleet.look()}
-        workers = {child.pid for child in psutil.Process(fleet.process.pid).children() if "serve" in child.cmdline()}
-        assert len(workers) == 2
-        assert len(everyone) >= 6, "the fleet, its gateway, two workers with an engine each"
-        assert not [pid for pid, data in shown(everyone, "cmdline") if SECRET.encode() in data]
-        with_key = {pid for pid, data in shown(everyone - {fleet.process.pid}, "environ") if SECRET.encode() in data}
-        assert with_key == workers
-        with_token = {pid for pid, data in shown(everyone - {fleet.process.pid}, "environ") if token.encode() in data}
-        assert with_token == workers
-        assert not [log for log in fleet.logs.iterdir() if SECRET in log.read_text("utf-8", "replace")]
-        assert SECRET not in fleet.said
 
 
 def test_a_key_on_the_command_line_is_warned_of(start: Start, tiny: Tiny) -> None:
