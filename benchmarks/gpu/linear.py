@@ -51,12 +51,18 @@ def exact(x: Any, quantized: Weights, bits: int, group: int = GROUP) -> Any:
     return x.astype(mx.float32) @ weight.astype(mx.float32).T
 
 
-def check(cases: int, kernel: NewKernel = CudaKernel, dtypes: Sequence[Any] = (mx.bfloat16, mx.float16)) -> bool:
+def check(
+    cases: int,
+    kernel: NewKernel = CudaKernel,
+    dtypes: Sequence[Any] = (mx.bfloat16, mx.float16),
+    *,
+    most_outputs: int = 6000,
+) -> bool:
     """Run random cases, each twice, as a launch leaves its counters for the next; print the wrong ones."""
     rng, worst, wrong = random.Random(0), 0.0, 0
     for _ in range(cases):
         bits, group, dtype = rng.choice([8, 4]), rng.choice([64, 128]), rng.choice(dtypes)
-        outputs, inputs, rows = rng.randint(16, 6000), 8 * group * rng.randint(1, 9), rng.randint(1, MOST_ROWS)
+        outputs, inputs, rows = rng.randint(16, most_outputs), 8 * group * rng.randint(1, 9), rng.randint(1, MOST_ROWS)
         quantized = weights(outputs, inputs, bits, dtype, group)
         few = SkinnyGemm(*quantized, bits, group, kernel)
         for _ in range(2):
