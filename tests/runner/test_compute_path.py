@@ -59,7 +59,7 @@ def test_every_kernel_has_a_state_in_the_best_case() -> None:
 def test_products_have_the_states_of_their_kernels() -> None:
     import mlx.nn as nn
 
-    module = make("llama", dtype=mx.float16, hidden_size=512, intermediate_size=512)
+    module = make("llama", dtype=mx.float16, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
     found = states(on_cuda(module))
     assert (found["small_gemm"], found["dequantize"]) == (ACTIVE, NONE)
     nn.quantize(module, group_size=64, bits=4)
