@@ -30,6 +30,8 @@ from ...processes import is_stopped
 from ...units import duration
 from ..packed_view import unpack
 from ..text_view import TextView
+from .background_tasks import BackgroundTasks
+from .fault_log import FaultLog
 from .fork_server_process import ForkServerProcess
 from .item_queue import ItemQueue
 from .messages import Done, Exited, Failed, Load, Order, Speeds, from_worker
@@ -47,7 +49,6 @@ REPORT_S = 2.0  # for the fork server to report how a worker exited
 MAX_ATTEMPTS = 2
 FORK_SERVER = "the fork server"
 """Stage name of the fork server in `Counters.killed`."""
-LOG_EVERY_S = 1.0
 
 
 class WorkerPool:
@@ -80,8 +81,8 @@ class WorkerPool:
         self._speeds = Speeds(1e6, 1e6, 0.0)
         self._unavailable: TreadleError = EngineUnavailable("the model's tokenizer is still loading", retry_after_s=2.0)
         self._load_s = 1.0
-        self._logged_at = float("-inf")
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._faults = FaultLog(clock)
+        self._tasks = BackgroundTasks()
         self._closed = False
         self._failure: asyncio.Event = asyncio.Event()
         self.reason = ""
@@ -114,7 +115,7 @@ class WorkerPool:
         ModelError or ConfigError."""
         self._load_order = order
         await self._load(on_checked)
-        self._spawn(self._supervise())
+        self._tasks.spawn(self._supervise())
         assert self._view is not None
         return self._view
 
@@ -143,9 +144,7 @@ class WorkerPool:
         for worker in self._workers:
             if worker.item is not None:
                 worker.item.resolve(ServerStopping("the server is shutting down"))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         for worker in self._workers:
             worker.channel.close()
         if self._server is not None:
@@ -203,7 +202,7 @@ class WorkerPool:
         while self._workers.idle and len(self._queue):
             item = self._queue.take()
             if not item.result.done():
-                self._spawn(self._run_item(self._workers.assign(item), item))
+                self._tasks.spawn(self._run_item(self._workers.assign(item), item))
 
     async def _run_item(self, worker: WorkerHandle, item: WorkItem) -> None:
         began = self._clock()
@@ -229,7 +228,7 @@ class WorkerPool:
         self._workers.release(worker)
         if last:
             self._workers.remove(worker)
-            self._spawn(self._refill())
+            self._tasks.spawn(self._refill())
         else:
             self._dispatch()
 
@@ -253,26 +252,15 @@ class WorkerPool:
         self.counters.killed[stage] += 1
         self.on_killed(stage)
         error = InvalidRequest(refusal(stage, how))
-        self._warn(f"{stage} {how}", error, f" (since the start: {sum(self.counters.killed.values())})")
+        self._faults.warn(f"{stage} {how}", error, f" (since the start: {sum(self.counters.killed.values())})")
         item.resolve(error)
 
     def _reported(self, message: Failed) -> TreadleError:
         """Return the error that a worker reports; log it unless the job refused the request itself."""
         error = error_from(message)
         if message.fault:
-            self._warn(message.fault, error)
+            self._faults.warn(message.fault, error)
         return error
-
-    def _warn(self, fault: str, error: TreadleError, more: str = "") -> None:
-        if self._clock() - self._logged_at >= LOG_EVERY_S:
-            self._logged_at = self._clock()
-            log.warning(
-                "%s, which got %d; its process was replaced; if ordinary requests do this, use another template or "
-                "model%s",
-                fault,
-                error.http_status,
-                more,
-            )
 
     def _busy(self, why: str) -> Busy:
         self.counters.refused += 1
@@ -311,7 +299,7 @@ class WorkerPool:
             worker.exited.set_result(exited)
         if worker.item is None:  # it was idle
             self._workers.remove(worker)
-            self._spawn(self._refill())
+            self._tasks.spawn(self._refill())
 
     async def _supervise(self) -> None:
         """Restart the fork server whenever it ends; give up after MAX_QUICK_DEATHS quick ends in a row."""
@@ -355,16 +343,6 @@ class WorkerPool:
             log.warning("the text processes did not start: %s", error.message)
             return False
         return True
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("text work failed in the server", exc_info=task.exception())
 
     # Status ----------------------------------------------------------------------------------------------------
 
