@@ -7,7 +7,6 @@ follows once the prompts are token ids. Every refusal names the field, its value
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from ..core.messages import Sampling, Submit
 from ..errors import ContextLengthExceeded, InvalidRequest
 from .cache_salts import check_cache_salt
 from .prepared import NOTHING, Prepared
+from .value_checks import check_number, check_sequence, check_token_id, check_whole, shown
 
 MAX_N = 128
 MAX_STOPS = 16
@@ -119,16 +119,16 @@ def check(
     top = min(MAX_TOP_LOGPROBS, limits.vocabulary)
     return ValidatedRequest(
         sampling=_sampling(params, limits),
-        seed=_whole("seed", params.seed, -(2**63), 2**63 - 1),
-        n=_whole("n", params.n, 1, MAX_N) or 1,
+        seed=check_whole("seed", params.seed, -(2**63), 2**63 - 1),
+        n=check_whole("n", params.n, 1, MAX_N) or 1,
         max_tokens=max_tokens,
-        min_tokens=_whole("min_tokens", params.min_tokens, 0, MAX_TOKENS if as_many_as_fit else most) or 0,
+        min_tokens=check_whole("min_tokens", params.min_tokens, 0, MAX_TOKENS if as_many_as_fit else most) or 0,
         stop=_stop(() if params.stop is None else params.stop),
         stop_token_ids=_stop_token_ids(params, limits),
         ignore_eos=bool(params.ignore_eos),
-        logprobs=_whole("logprobs", params.logprobs, 0, top),
-        prompt_logprobs=_whole("prompt_logprobs", params.prompt_logprobs, 0, top),
-        priority=_whole("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        logprobs=check_whole("logprobs", params.logprobs, 0, top),
+        prompt_logprobs=check_whole("prompt_logprobs", params.prompt_logprobs, 0, top),
+        priority=check_whole("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=check_cache_salt(params.cache_salt),
         as_many_as_fit=as_many_as_fit,
     )
@@ -141,7 +141,7 @@ def check_prompt_ids(prompt: Sequence[int], limits: Limits, param: str = "prompt
     for wrong in (min(prompt), max(prompt)):
         if not 0 <= wrong < limits.vocabulary:
             raise InvalidRequest(
-                f"{param} has the token id {_shown(wrong)}: ids of this model are 0 to {limits.vocabulary - 1}",
+                f"{param} has the token id {shown(wrong)}: ids of this model are 0 to {limits.vocabulary - 1}",
                 param=param,
             )
 
@@ -256,11 +256,11 @@ def rename_params(spellings: Mapping[str, str]) -> Iterator[None]:
 def _sampling(params: RawParams, limits: Limits) -> Sampling:
     def value(name: str, default: float, low: float, high: float, *, above: bool = False) -> float:
         given = getattr(params, name)
-        chosen = _number(name, given, low, high, above=above)
+        chosen = check_number(name, given, low, high, above=above)
         return float(limits.sampling.get(name, default)) if chosen is None else chosen
 
     temperature = value("temperature", 1.0, 0.0, 2.0)
-    top_k = _whole("top_k", params.top_k, -1, 2**31 - 1)
+    top_k = check_whole("top_k", params.top_k, -1, 2**31 - 1)
     top_k = int(limits.sampling.get("top_k", 0)) if top_k is None else top_k
     return Sampling(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
@@ -275,7 +275,7 @@ def _sampling(params: RawParams, limits: Limits) -> Sampling:
 
 
 def _max_tokens(value: Any, limits: Limits, least: int, as_many_as_fit: bool) -> int | None:
-    most = _whole("max_tokens", value, least, MAX_TOKENS)
+    most = check_whole("max_tokens", value, least, MAX_TOKENS)
     if most is not None and limits.max_tokens is not None and most > limits.max_tokens:
         raise InvalidRequest(
             f"max_tokens is {most} and this server allows {limits.max_tokens}: ask for fewer, or leave it out",
@@ -315,7 +315,7 @@ def _check_scores(validated: ValidatedRequest, prompt_tokens: int) -> None:
 
 
 def _stop(stops: Sequence[str]) -> tuple[str, ...]:
-    _check_sequence("stop", stops, "a string, or a list of strings")
+    check_sequence("stop", stops, "a string, or a list of strings")
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"stop has {len(stops)} strings: give at most {MAX_STOPS}", param="stop")
     for stop in stops:
@@ -332,35 +332,30 @@ def _stop(stops: Sequence[str]) -> tuple[str, ...]:
 
 def _stop_token_ids(params: RawParams, limits: Limits) -> tuple[int, ...]:
     given = () if params.stop_token_ids is None else params.stop_token_ids
-    _check_sequence("stop_token_ids", given, "a list of token ids")
+    check_sequence("stop_token_ids", given, "a list of token ids")
     if len(given) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(
             f"stop_token_ids has {len(given)} ids: give at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
         )
     for token in given:
-        _token_id("stop_token_ids", token, limits)
+        check_token_id("stop_token_ids", token, limits.vocabulary)
     eos = () if params.ignore_eos else tuple(limits.eos_token_ids)
     return tuple(dict.fromkeys((*eos, *given)))
 
 
 def _logit_bias(given: Mapping[Any, Any], limits: Limits) -> tuple[tuple[int, float], ...]:
     if not isinstance(given, Mapping):
-        raise InvalidRequest(f"logit_bias is {_shown(given)}: give token ids with numbers", param="logit_bias")
+        raise InvalidRequest(f"logit_bias is {shown(given)}: give token ids with numbers", param="logit_bias")
     if len(given) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"logit_bias has {len(given)} entries: give at most {MAX_LOGIT_BIAS}", param="logit_bias")
     pairs: dict[int, float] = {}
     for key, value in given.items():
-        token = _token_id("logit_bias", _bias_key(key), limits)
-        bias = _number(f"logit_bias[{token}]", value, -100.0, 100.0)
+        token = check_token_id("logit_bias", _bias_key(key), limits.vocabulary)
+        bias = check_number(f"logit_bias[{token}]", value, -100.0, 100.0)
         if bias is None or token in pairs:
             raise InvalidRequest(f"logit_bias names token {token} without a number, or twice", param="logit_bias")
         pairs[token] = bias
     return tuple(pairs.items())
-
-
-def _check_sequence(param: str, given: object, wanted: str) -> None:
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        raise InvalidRequest(f"{param} is {_shown(given)}: give {wanted}", param=param)
 
 
 def _bias_key(key: Any) -> int:
@@ -369,47 +364,5 @@ def _bias_key(key: Any) -> int:
     if isinstance(key, str) and len(key) <= 18 and key.isascii() and key.isdigit() and str(int(key)) == key:
         return int(key)
     raise InvalidRequest(
-        f"logit_bias has the key {_shown(key)}: keys are token ids, without leading zeros", param="logit_bias"
+        f"logit_bias has the key {shown(key)}: keys are token ids, without leading zeros", param="logit_bias"
     )
-
-
-def _token_id(name: str, token: Any, limits: Limits) -> int:
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < limits.vocabulary:
-        raise InvalidRequest(
-            f"{name} has {_shown(token)}: token ids of this model are 0 to {limits.vocabulary - 1}", param=name
-        )
-    return token
-
-
-def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float | None:
-    """`value` as a float from `low` (not itself, with `above`) to `high`; None stays None."""
-    if value is None:
-        return None
-    fits = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(_float(value))
-    if not fits or not (low < value if above else low <= value) or value > high:
-        span = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-        raise InvalidRequest(f"{name} is {_shown(value)}: it must be a number {span}", param=name.partition("[")[0])
-    return float(value)
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> int | None:
-    """`value` as an int from `low` to `high`; None stays None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(f"{name} is {_shown(value)}: it must be a whole number from {low} to {high}", param=name)
-    return value
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return "a number of more than 128 bits"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
