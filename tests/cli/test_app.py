@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cli.forked import ForkedCommand
 from treadle.cli import app
 from treadle.cli.foreign_options import CURES
 from treadle.config import Settings
@@ -23,6 +25,13 @@ def treadle(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; sys.argv[0] = 'treadle'; from treadle.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommand]:
+    command = ForkedCommand(tmp_path_factory.mktemp("forked"))
+    yield command
+    command.close()
 
 
 def _parameters(command: object) -> set[str]:
@@ -129,8 +138,8 @@ def test_the_caches_options(monkeypatch: pytest.MonkeyPatch) -> None:
         (["doctor", "--threads"], "requires an argument"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_on_stderr(arguments: list[str], said: str) -> None:
-    ran = treadle(*arguments)
+def test_a_wrong_command_line_is_one_line_on_stderr(forked: ForkedCommand, arguments: list[str], said: str) -> None:
+    ran = forked.run(*arguments)
     assert ran.returncode == 2
     assert ran.stdout == ""
     assert ran.stderr.startswith("treadle: error: ")
@@ -162,8 +171,8 @@ def test_a_wrong_command_line_is_one_line_on_stderr(arguments: list[str], said: 
         ("--nope --max-model-len 1", "No such option: --nope;"),
     ],
 )
-def test_an_option_of_another_server_names_its_counterpart(words: str, said: str) -> None:
-    ran = treadle("serve", *words.split())
+def test_an_option_of_another_server_names_its_counterpart(forked: ForkedCommand, words: str, said: str) -> None:
+    ran = forked.run("serve", *words.split())
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert said in ran.stderr
 
