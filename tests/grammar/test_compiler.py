@@ -16,6 +16,7 @@ from treadle.core.messages import Constraint
 from treadle.core.statistics import GrammarStatistics
 from treadle.grammar import compiler as module
 from treadle.grammar.compiler import GrammarCompiler
+from treadle.grammar.completions import ending_of
 from treadle.grammar.limits import LIMITS
 
 WAIT_S = 20.0
@@ -36,8 +37,8 @@ class Bytes:
 TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()), slices=[])
 
 
-def regex(text: str = "a+b") -> Constraint:
-    return Constraint(kind="regex", grammar=LLMatcher.grammar_from_regex(text))
+def regex(text: str = "a+b", *, close: bool = False) -> Constraint:
+    return Constraint(kind="regex", grammar=LLMatcher.grammar_from_regex(text), close_at_limit=close)
 
 
 class Harness:
@@ -127,6 +128,73 @@ def test_without_a_vocabulary_every_grammar_fails() -> None:
 
 def test_an_unknown_grammar_has_no_matcher(harness: Harness) -> None:
     assert harness.compiler.matcher(regex("new")) is None
+
+
+def test_a_constraint_that_closes_waits_for_an_ending(harness: Harness) -> None:
+    closing = regex("a+b", close=True)
+    assert harness.compiler.state(closing) is PENDING
+    harness.compiled(closing)
+    found = harness.compiler.ending(closing)
+    assert found is not None
+    assert found.first == tuple(b"ab")
+    assert harness.compiler.ending(regex("a+b")) is None
+    assert harness.compiler.statistics.compiled == 1
+
+
+def test_the_ending_of_a_compiled_grammar_is_found_when_one_asks_for_it(harness: Harness) -> None:
+    harness.compiled(regex("a+b"))
+    assert harness.notified.acquire(timeout=WAIT_S)
+    matcher = harness.compiler.matcher(regex("a+b"))
+    assert matcher is not None
+    closing = regex("a+b", close=True)
+    assert harness.compiler.ending(closing) is None
+    assert harness.compiler.state(closing) is PENDING
+    assert harness.compiler.state(regex("a+b")) is READY, "others do not wait"
+    assert harness.notified.acquire(timeout=WAIT_S)
+    assert harness.compiler.state(closing) is READY
+    harness.until(lambda: not harness.compiler._cache[closing.grammar].used)
+    assert harness.compiler.state(closing) is READY, "it stays when the grammar is compiled anew"
+
+
+def test_a_wrong_grammar_has_no_ending(harness: Harness) -> None:
+    constraint = Constraint(kind="lark", grammar="start: foo", close_at_limit=True)
+    harness.compiled(constraint)
+    assert harness.compiler.state(constraint).state is GrammarState.FAILED
+    assert harness.compiler.ending(constraint) is None
+
+
+def test_a_search_that_fails_is_logged_and_its_grammar_works(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(module, "ending_of", fails)
+    constraint = regex("a+b", close=True)
+    harness.compiled(constraint)
+    found = harness.compiler.ending(constraint)
+    assert found is not None
+    assert found.first is None
+    assert "close_at_limit has no effect" in caplog.text
+
+
+def test_a_grammar_may_be_dropped_while_its_ending_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, begun, go = Harness(max_grammars=1), threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        begun.set()
+        assert go.wait(WAIT_S)
+        return ending_of(*args)
+
+    monkeypatch.setattr(module, "ending_of", slow)
+    constraint = regex("a+b", close=True)
+    harness.compiler.state(constraint)
+    assert begun.wait(WAIT_S)
+    harness.compiled(regex("c"))
+    go.set()
+    harness.until(lambda: harness.compiler._idle == harness.compiler._threads)
+    assert harness.compiler.ending(constraint) is None
+    harness.compiler.close()
 
 
 class Held:

@@ -6,13 +6,15 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from tests.support.grammars import Grammars, byte_tokenizer, lark, piece_tokenizer, regex, schema
 from treadle.core.messages import Constraint, Submit
-from treadle.runner.sampling.completion import Completions
-from treadle.runner.sampling.constraints import RowConstraint
+from treadle.grammar.completions import Search, ending_of
+from treadle.runner.sampling import closing
+from treadle.runner.sampling.constraints import RowConstraint, row_constraint
 from treadle.runner.sampling.token_masks import TokenMasks
 
 PIECES = (
@@ -91,12 +93,14 @@ def answer(row: RowConstraint, masks: TokenMasks, dice: random.Random, most: int
 def made(constraint: Constraint, name: str, most: int, **fields: Any) -> RowConstraint:
     grammars = Grammars(VOCABULARIES[name])
     request = Submit("r", (1,), most, stop_token_ids=(STOP,), constraint=constraint, **fields)
-    return RowConstraint(request, (), 300, grammars.matcher(constraint), grammars.vocabulary)
+    row = row_constraint(request, (), 300, grammars)
+    assert row is not None
+    return row
 
 
 def shortest(constraint: Constraint, name: str) -> int:
     grammars = Grammars(VOCABULARIES[name])
-    found = Completions(grammars.vocabulary, constraint.grammar).short(grammars.matcher(constraint), 4000)
+    found = ending_of(grammars.vocabulary, constraint.grammar, grammars.matcher(constraint)).first
     assert found is not None
     return len(found)
 
@@ -115,6 +119,8 @@ def test_an_answer_is_complete_whenever_a_completion_fits(seed: int, name: str) 
             assert stopped, (constraint.grammar, most, text)
             json.loads(text)
 
+
+CALL = lark('start: "<f>" args "</f>"\nargs: "[" NUMBER ("," NUMBER)* "]"\nNUMBER: /[0-9]{1,5}/', close_at_limit=True)
 
 RECURSIVE = {
     "type": "object",
@@ -165,3 +171,118 @@ def test_an_extensible_answer_stops_where_nothing_else_would_fit() -> None:
     row.accept(row.settle(97))
     assert row.settle(98) == STOP
     assert row.settle(STOP) == STOP
+
+
+# Searches in steps ----------------------------------------------------------------------------------------------------
+
+TREE = schema(
+    {
+        "type": "object",
+        "properties": {"o": {"type": "object", "properties": {"k": {"type": "string", "minLength": 40}}}},
+        "additionalProperties": False,
+    },
+    close_at_limit=True,
+)
+
+
+def feed(row: RowConstraint, text: bytes) -> list[int]:
+    """Draw the bytes of `text` until one is replaced. Return the tokens that are taken."""
+    taken = []
+    for drawn in text:
+        taken.append(row.settle(drawn))
+        row.accept(taken[-1])
+        assert not row.failure
+        if taken[-1] != drawn:
+            break
+    return taken
+
+
+class Work:
+    """Counts the work and the number of searches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.searches = 0
+        self.most = 0
+        real = Search.run
+
+        def run(search: Search, work: int) -> list[int] | None:
+            before, self.searches = search.work, self.searches + 1
+            found = real(search, work)
+            self.most = max(self.most, before - search.work)
+            return found
+
+        monkeypatch.setattr(Search, "run", run)
+
+
+def test_tokens_inside_a_text_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the known completion fits behind each of them."""
+    row, work = made(schema({"type": "string"}, close_at_limit=True), "bytes", 30), Work(monkeypatch)
+    assert feed(row, b'"' + b"x" * 28) == list(b'"' + b"x" * 28)
+    assert work.searches <= 1
+    assert allowed(row, TokenMasks(263)) == [ord('"')]
+
+
+def test_nothing_is_searched_while_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(monkeypatch)
+    row = made(regex("(ab|c{9})+x", close_at_limit=True), "bytes", 1 << 22)
+    made_searches = work.searches
+    assert feed(row, b"ababccccccccc" * 20) == list(b"ababccccccccc" * 20)
+    assert work.searches == made_searches
+
+
+def test_a_token_whose_search_is_too_long_closes_the_answer_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, work = made(TREE, "bytes", 200), Work(monkeypatch)
+    taken = feed(row, b'{"o":{"k":"')
+    assert work.most <= closing._WORK_A_STEP + 8
+    assert bytes(taken) != b'{"o":{"k":"'
+    tokens, stopped = answer(row, TokenMasks(263), random.Random(1), 200 - len(taken))
+    assert stopped
+    json.loads(bytes(taken) + bytes(token for token in tokens if token != STOP))
+
+
+def test_a_long_search_goes_on_in_the_next_steps_where_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, work = made(TREE, "bytes", 1500), Work(monkeypatch)
+    text = b'{"o":{"k":"' + b"x" * 30
+    assert feed(row, text) == list(text)
+    assert 3 < work.searches < len(text)
+    assert work.most <= closing._WORK_A_STEP + 8
+    assert row._closing is not None
+    assert row._closing._exact, "the search is over, and its completion was joined"
+
+
+@pytest.mark.parametrize("most", [60, 90, 400, 1400])
+def test_a_call_begins_behind_its_trigger_and_is_complete(most: int) -> None:
+    constraint = msgspec.structs.replace(TREE, grammar=CALL.grammar, triggers=("<f>",), then_free=True)
+    for seed in range(6):
+        row, masks, dice = made(constraint, "bytes", most), TokenMasks(263), random.Random(seed)
+        before = feed(row, b"so <f>")
+        tokens, _ = answer(row, masks, dice, most - len(before))
+        text = bytes(before) + bytes(token for token in tokens if token < 256)
+        assert text.count(b"<f>") <= text.count(b"</f>"), text
+
+
+def test_a_token_that_is_not_taken_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, work = made(schema({"type": "string"}, close_at_limit=True), "bytes", 6), Work(monkeypatch)
+    feed(row, b'"xx')
+    assert row.settle(ord("y")) == ord("y")
+    row.unsettle()
+    before = work.searches
+    assert feed(row, b"zz") == list(b"zz")
+    assert work.searches == before, "the completion is still known"
+    assert allowed(row, TokenMasks(263)) == [ord('"')]
+
+
+def test_a_call_that_begins_too_late_is_cut() -> None:
+    constraint = msgspec.structs.replace(CALL, triggers=("<f>",))
+    row = made(constraint, "bytes", 12)
+    assert feed(row, b"so then <f>[1") == list(b"so then <f>[1")
+
+
+def test_a_row_whose_history_was_not_settled_closes_nevertheless() -> None:
+    """Its tokens left no space for what the row knew, but a completion fits."""
+    constraint = regex("a{3}|b{9}|c+d", close_at_limit=True)
+    grammars = Grammars(VOCABULARIES["bytes"])
+    request = Submit("r", (1,), 6, stop_token_ids=(STOP,), constraint=constraint)
+    row = row_constraint(request, (98,), 300, grammars)
+    assert row is not None
+    assert not row.failure

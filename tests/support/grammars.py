@@ -13,6 +13,7 @@ from tests.support.tiny import EOS, IM_END, SPECIAL, _byte_symbols
 from treadle.core.grammar_state import READY, GrammarStatus
 from treadle.core.messages import Constraint
 from treadle.grammar.compiler import GrammarCompiler
+from treadle.grammar.completions import Ending, ending_of
 from treadle.grammar.limits import LIMITS
 
 
@@ -58,6 +59,7 @@ class Grammars(GrammarCompiler):
         self.vocabulary = tokenizer
         self.made = 0
         self._compiled: dict[str, LLMatcher] = {}
+        self._endings: dict[str, Ending] = {}
 
     def state(self, constraint: Constraint) -> GrammarStatus:
         return READY
@@ -70,6 +72,14 @@ class Grammars(GrammarCompiler):
             assert not compiled.is_error(), compiled.get_error()
             self._compiled[grammar] = compiled
         return self._compiled[grammar].deep_copy()
+
+    def ending(self, constraint: Constraint) -> Ending | None:
+        if not constraint.close_at_limit:
+            return None
+        grammar = constraint.grammar
+        if grammar not in self._endings:
+            self._endings[grammar] = ending_of(self.vocabulary, grammar, self.matcher(constraint))
+        return self._endings[grammar]
 
 
 def schema(value: dict[str, Any], **fields: Any) -> Constraint:

@@ -8,13 +8,16 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from ..core.grammar_state import PENDING, READY, GrammarState, GrammarStatus
 from ..core.messages import Constraint
 from ..core.statistics import GrammarStatistics
 from ..errors import one_line
+from .completions import Ending, ending_of
 from .deep_stack import start_thread
 from .limits import LIMITS
 from .thread_priority import lower_priority
@@ -25,16 +28,21 @@ MAX_GRAMMARS = 256
 MAX_CHARS = 64 << 20
 """Bounds of the cache: grammars, and characters of their texts."""
 
+_Work = Callable[[], None]
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Grammar:
-    """A grammar in the cache. `used`: a matcher of `compiled` was handed out, so sequences share its lexer."""
+    """A grammar in the cache. `used`: a matcher of `compiled` was handed out, so sequences share its lexer. `closes`: a
+    constraint with `close_at_limit` asked for it, which waits for `ending`."""
 
     status: GrammarStatus = PENDING
     compiled: LLMatcher | None = None
     used: bool = False
+    closes: bool = False
+    ending: Ending | None = None
 
 
 class GrammarCompiler:
@@ -65,8 +73,8 @@ class GrammarCompiler:
         self._cache: OrderedDict[str, _Grammar] = OrderedDict()
         self._chars = 0
         self._changed = threading.Condition()
-        self._new: deque[str] = deque()
-        self._again: deque[str] = deque()
+        self._new: deque[_Work] = deque()
+        self._again: deque[_Work] = deque()
         self._threads = 0
         self._idle = 0
         self._closed = False
@@ -77,7 +85,8 @@ class GrammarCompiler:
         self._notify = changed
 
     def state(self, constraint: Constraint) -> GrammarStatus:
-        """Return the state of a constraint's grammar. The first call begins to compile it."""
+        """Return the state of a constraint's grammar. The first call begins to compile it, and the first with
+        `close_at_limit` to find its ending."""
         if self.tokenizer is None:
             return GrammarStatus(GrammarState.FAILED, self.unavailable)
         text = constraint.grammar
@@ -86,7 +95,7 @@ class GrammarCompiler:
             if grammar is None:
                 grammar = self._add(text)
             self._cache.move_to_end(text)
-            return grammar.status
+            return self._closable(text, grammar) if constraint.close_at_limit else grammar.status
 
     def matcher(self, constraint: Constraint) -> LLMatcher | None:
         """Return a new matcher at the beginning of a constraint's grammar; None unless that is READY."""
@@ -96,8 +105,14 @@ class GrammarCompiler:
                 return None
             if not grammar.used:
                 grammar.used = True
-                self._enqueue(self._again, constraint.grammar)
+                self._enqueue(self._again, partial(self._make, constraint.grammar))
             return grammar.compiled.deep_copy()
+
+    def ending(self, constraint: Constraint) -> Ending | None:
+        """Return the ending of a constraint's grammar; None without `close_at_limit`, and unless that is READY."""
+        with self._changed:
+            grammar = self._cache.get(constraint.grammar)
+            return grammar.ending if constraint.close_at_limit and grammar is not None else None
 
     def close(self) -> None:
         """Forget all grammars, and end the threads after those that they are compiling."""
@@ -112,8 +127,16 @@ class GrammarCompiler:
         grammar = self._cache[text] = _Grammar()
         self._chars += len(text)
         self._evict()
-        self._enqueue(self._new, text)
+        self._enqueue(self._new, partial(self._make, text))
         return grammar
+
+    def _closable(self, text: str, grammar: _Grammar) -> GrammarStatus:
+        """Return the state of a grammar whose ending is needed too."""
+        if not grammar.closes:
+            grammar.closes = True
+            if grammar.status is READY:
+                self._enqueue(self._new, partial(self._find_ending, text))
+        return PENDING if grammar.status is READY and grammar.ending is None else grammar.status
 
     def _evict(self) -> None:
         """Drop the grammars used longest ago until the cache is within its bounds."""
@@ -131,6 +154,7 @@ class GrammarCompiler:
             grammar = self._cache.get(text)
             first = grammar is not None and grammar.status is PENDING
             if grammar is not None:
+                compiled.closes, compiled.ending = grammar.closes, grammar.ending
                 self._cache[text] = compiled
             self.statistics = GrammarStatistics(
                 compiled=before.compiled + (first and compiled.status is READY),
@@ -143,8 +167,8 @@ class GrammarCompiler:
 
     # The threads ---------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, queue: deque[str], text: str) -> None:
-        queue.append(text)
+    def _enqueue(self, queue: deque[_Work], work: _Work) -> None:
+        queue.append(work)
         if self._idle < len(self._new) + len(self._again) and self._threads < THREADS:
             self._threads += 1
             start_thread(self._run, "grammar-compiler")
@@ -152,14 +176,46 @@ class GrammarCompiler:
 
     def _run(self) -> None:
         lower_priority()
-        while (text := self._next()) is not None:
-            began = time.monotonic()
-            compiled = self._compile(text)
-            if self._store(text, compiled, time.monotonic() - began):
-                self._notify()
+        while (work := self._next()) is not None:
+            work()
 
-    def _next(self) -> str | None:
-        """Return the next grammar to compile, new ones first; None after the end."""
+    def _make(self, text: str) -> None:
+        """Compile a grammar, and find its ending where one waits for that."""
+        began = time.monotonic()
+        compiled = self._compile(text)
+        if self._store(text, compiled, time.monotonic() - began):
+            self._notify()
+        self._find_ending(text)
+
+    def _find_ending(self, text: str) -> None:
+        """Find the ending of a compiled grammar where one waits for it."""
+        began = time.monotonic()
+        with self._changed:
+            grammar = self._cache.get(text)
+            if grammar is None or grammar.compiled is None or grammar.ending is not None or not grammar.closes:
+                return
+            matcher = grammar.compiled.deep_copy()
+        ending = self._ending(text, matcher)
+        with self._changed:
+            if text in self._cache:
+                self._cache[text].ending = ending
+            self.statistics = msgspec.structs.replace(
+                self.statistics, compile_s=self.statistics.compile_s + time.monotonic() - began
+            )
+        self._notify()
+
+    def _ending(self, text: str, matcher: LLMatcher) -> Ending:
+        assert self.tokenizer is not None
+        try:
+            return ending_of(self.tokenizer, text, matcher)
+        except BaseException:  # a panic in Rust is no Exception
+            log.exception(
+                "the end of a grammar could not be searched, and close_at_limit has no effect on its requests"
+            )
+            return Ending((), None, 0)
+
+    def _next(self) -> _Work | None:
+        """Return the next work, that of new grammars first; None after the end."""
         with self._changed:
             self._idle += 1
             while not (self._closed or self._new or self._again):

@@ -15,7 +15,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ...core.messages import Submit
 from ...grammar.compiler import GrammarCompiler
-from .completion import Closing, Completions, growth
+from ...grammar.completions import Ending
+from .closing import Closing
 from .reasoning import Reasoning, ReasoningPhase
 from .row_grammar import RowGrammar
 
@@ -36,7 +37,8 @@ class Limit:
 class RowConstraint:
     """State of a row's constraint and reasoning after the tokens of `history`.
 
-    `beginning` is a matcher at the beginning of the request's grammar, None without one. `limit` is None while every
+    `beginning` is a matcher at the beginning of the request's grammar, None without one; `ending` is that grammar's,
+    given with `close_at_limit`. `limit` is None while every
     token may come next, but stop tokens in `held`: a grammar comes after the reasoning. With `only_stops` nothing but
     stop tokens may come. `ended` is true where the last token ended the sequence, and `over` where nothing is limited
     any more. `failure` says why the row can't go on. Raises ValueError for a `history` that breaks the grammar.
@@ -49,6 +51,7 @@ class RowConstraint:
         vocabulary: int,
         beginning: LLMatcher | None = None,
         tokenizer: LLTokenizer | None = None,
+        ending: Ending | None = None,
     ) -> None:
         self._stops = tuple(token for token in request.stop_token_ids if 0 <= token < vocabulary)
         reasoning = None if request.thinking is None else Reasoning(request.thinking)
@@ -61,10 +64,8 @@ class RowConstraint:
             assert tokenizer is not None
             self._grammar = RowGrammar(request.constraint, beginning, tokenizer, frozenset(self._stops))
             self._foreign = tuple(set(tokenizer.eos_tokens) - set(self._stops))
-            if request.constraint.close_at_limit:
-                text = request.constraint.grammar
-                most = growth(tokenizer, text, request.max_tokens)
-                self._closing = Closing(Completions(tokenizer, text), most)
+            if ending is not None:
+                self._closing = Closing(ending, tokenizer.vocab_size)
         self._left = request.max_tokens
         self._failure = ""
         self.ended = False
@@ -122,12 +123,12 @@ class RowConstraint:
     def unsettle(self) -> None:
         """Forget the last token that was settled: it is not taken."""
         if self._closing is not None:
-            self._closing.restart()
+            self._closing.unsettle()
 
     def _remember(self, token: int) -> None:
         """Take over a token of the history."""
-        if self.settle(token) != token:
-            self.unsettle()
+        if self.settle(token) != token and self._closing is not None:
+            self._closing.restart(at_beginning=False)
         self.accept(token)
 
     def _reasons(self, token: int) -> bool:
@@ -152,7 +153,7 @@ class RowConstraint:
             waited = self._grammar.awaits_trigger
             self._grammar.accept(token)
             if waited and self._closing is not None and not self._grammar.awaits_trigger:
-                self._closing.restart()
+                self._closing.restart(at_beginning=False)
 
     def _reason(self, reasoning: Reasoning, token: int) -> None:
         ahead = reasoning.phase is ReasoningPhase.AHEAD
@@ -160,7 +161,7 @@ class RowConstraint:
         if ahead and reasoning.phase is ReasoningPhase.OPEN and self._grammar is not None:
             self._grammar.reset()
             if self._closing is not None:
-                self._closing.restart()
+                self._closing.restart(at_beginning=True)
         elif ahead and reasoning.phase is not ReasoningPhase.OPEN:
             self._follow(token)
         if reasoning.phase is not ReasoningPhase.OVER:
@@ -209,7 +210,7 @@ class RowConstraint:
         answer; also where it would not fit even now."""
         if self._closing is None or self._grammar is None or self._grammar.matcher is None:
             return True
-        return self._closing.fits_behind(self._grammar.beginning, self._left - len(close_ids), tokens)
+        return self._closing.fits_behind(self._left - len(close_ids), tokens)
 
     def _grammar_limit(self, grammar: RowGrammar) -> Limit:
         if grammar.exhausted:
@@ -233,4 +234,6 @@ def row_constraint(
     beginning = grammars.matcher(request.constraint)
     if beginning is None:
         raise GrammarGone(request.constraint.kind)
-    return RowConstraint(request, history, vocabulary, beginning, grammars.tokenizer)
+    return RowConstraint(
+        request, history, vocabulary, beginning, grammars.tokenizer, grammars.ending(request.constraint)
+    )

@@ -1,0 +1,295 @@
+"""Completions: short ways to the end of a grammar, for sequences whose last tokens must complete it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+_CLOSING = (
+    *('"]}', '"}]', '"}}', '"]]', '""', '"}', '"]', '"', "[]", "{}", "}]}", "}}}", "]}", "}]", "}}", "]]", "}", "]"),
+    *("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "null", "true", "false"),
+)
+"""Texts that bring JSON nearer to its end, the better ones first."""
+_ALTERNATIVES = 8
+"""Most tokens that are tried in place of one on the way of the first completion."""
+_MASK = 4
+"""Work of a mask: it takes as long as about four other tokens, some 100 us where its lexer's states are new."""
+_MOST_WORK = 2048 * _MASK
+"""Most work of a search. It is enough for a thousand tokens."""
+_SHORTENING = 256 * _MASK
+"""Most work for shorter completions: about 20 ms. Eight times as much makes them 2 % shorter."""
+_SKIPPED = 64
+"""Most tokens of a known completion that another token may take the place of."""
+_MOST_VISITS = 64
+"""Most times that the first way comes to the same mask: beyond, it goes round in circles."""
+_BITS = 32
+"""Tokens of one word of a bitmask."""
+
+_Words = npt.NDArray[np.int32]
+_Option = tuple[int, LLMatcher, _Words | None]
+"""A token, the matcher behind it, and that matcher's bitmask where it was computed."""
+_Steps = Generator[None, None, list[int] | None]
+"""Part of a search: it yields after each mask, and returns a completion; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Facts for completions of a grammar: the tokens that search tries first, the shortest completion found from the
+    grammar's beginning (None: none was found), and `growth`."""
+
+    candidates: tuple[int, ...]
+    first: tuple[int, ...] | None
+    growth: int
+
+
+def ending_of(tokenizer: LLTokenizer, grammar: str, beginning: LLMatcher) -> Ending:
+    """Return the ending of `grammar`. It takes tens of milliseconds; `beginning` is a matcher at its beginning."""
+    candidates = tuple(dict.fromkeys((*_special_tokens(tokenizer, grammar), *_usual_tokens(tokenizer))))
+    return Ending(candidates, shortest(tokenizer, candidates, beginning), growth(tokenizer, grammar))
+
+
+def shortest(tokenizer: LLTokenizer, candidates: Sequence[int], beginning: LLMatcher) -> tuple[int, ...] | None:
+    """Return the shortest completion found by a search for any, and then for shorter ones with another token in one
+    place; None where none is found."""
+    found = _whole(Search(tokenizer.vocab_size, candidates, beginning, _MOST_WORK))
+    work = _SHORTENING
+    while found:
+        search = Search(tokenizer.vocab_size, candidates, beginning, len(found) - 1, detour=True, work=work)
+        if (shorter := _whole(search)) is None:
+            break
+        found, work = shorter, search.work
+    return None if found is None else tuple(found)
+
+
+def _whole(search: Search) -> list[int] | None:
+    """Return the completion that a search finds. Other threads get the GIL between its pieces: they would wait for
+    Python's switch interval otherwise, 5 ms."""
+    found = None
+    while not search.over:
+        found = search.run(1)
+        time.sleep(0)
+    return found
+
+
+def completes(matcher: LLMatcher, tokens: list[int]) -> bool:
+    """Whether `tokens` complete the grammar."""
+    copy = matcher.deep_copy()
+    return copy.try_consume_tokens(tokens) == len(tokens) and copy.is_accepting()
+
+
+class Search:
+    """Search for up to `most` tokens that complete a grammar from the state of `matcher`, which is copied.
+
+    At each place it takes the first candidate after which the grammar goes on differently, until `known` tokens, or the
+    last ones of them, complete it. With `detour` it takes another token in one place. It does `work` at most. `way` are
+    the tokens taken so far, `over` is true at the end.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        candidates: Sequence[int],
+        matcher: LLMatcher,
+        most: int,
+        known: Sequence[int] = (),
+        *,
+        detour: bool = False,
+        work: int = _MOST_WORK,
+    ) -> None:
+        self.work = work
+        self.way: list[int] = []
+        self.over = False
+        self._vocabulary = vocabulary
+        self._candidates = candidates
+        self._better: dict[int, int] = {}  # by hashes of masks: the first token after which the mask was another
+        self._known: dict[int, list[list[int]]] = {}  # by their first tokens
+        for skipped in range(min(len(known), _SKIPPED)):
+            self._known.setdefault(known[skipped], []).append(list(known[skipped:]))
+        matcher = matcher.deep_copy()
+        self._steps = self._detour(matcher, most) if detour else self._walk(matcher, most)
+
+    def run(self, work: int) -> list[int] | None:
+        """Do about so much `work`. Return the completion; None where there is none, or none yet (not `over`)."""
+        end = max(0, self.work - work)
+        try:
+            while self.work > end:
+                next(self._steps)
+        except StopIteration as stopped:
+            self.over = True
+            found: list[int] | None = stopped.value
+            return found
+        self.over = self.work <= 0
+        return None
+
+    def _detour(self, matcher: LLMatcher, most: int) -> _Steps:
+        way: list[int] = []
+        words: _Words | None = None
+        while len(way) < most and not matcher.is_accepting():
+            if forced := _forced(matcher):
+                way, words = way + forced, None
+                continue
+            if words is None:
+                words = yield from self._mask(matcher)
+            options = yield from self._options(matcher, words, _ALTERNATIVES)
+            for token, after, _ in options[1:]:
+                if (rest := (yield from self._walk(after, most - len(way) - 1))) is not None:
+                    return [*way, token, *rest]
+            if not options:
+                return None
+            token, matcher, words = options[0]
+            way = [*way, token]
+        return None
+
+    def _walk(self, matcher: LLMatcher, most: int) -> _Steps:
+        """Return the first way. Where it goes round in circles, take another candidate at each visit of a mask."""
+        for turns in (False, True):
+            if (way := (yield from self._way(matcher.deep_copy(), most, turns=turns))) is not None:
+                return way
+        return None
+
+    def _way(self, matcher: LLMatcher, most: int, *, turns: bool) -> _Steps:
+        way = self.way = list[int]()
+        visits: Counter[int] = Counter()
+        words: _Words | None = None
+        while not matcher.is_accepting():
+            if len(way) >= most:
+                return None
+            if forced := _forced(matcher):
+                way += forced
+                words = None
+                continue
+            if (rest := self._joined(matcher, most - len(way))) is not None:
+                return way + rest
+            if words is None and not turns and (option := self._obvious(matcher)):
+                token, matcher = option
+                way.append(token)
+                yield
+                continue
+            if words is None:
+                words = yield from self._mask(matcher)
+            before = visits[key := hash(words.tobytes())]
+            visits[key] += 1
+            if not turns and before >= _MOST_VISITS:
+                return None
+            skipped = before if turns else 0
+            if not (options := (yield from self._options(matcher, words, skipped + 1))):
+                return None
+            token, matcher, words = options[skipped % len(options)]
+            way.append(token)
+        return way if len(way) <= most else None
+
+    def _joined(self, matcher: LLMatcher, most: int) -> list[int] | None:
+        """Return up to `most` of the known tokens that complete the grammar."""
+        for first, rests in self._known.items():
+            if matcher.validate_tokens([first]):
+                for rest in rests:
+                    if len(rest) <= most and completes(matcher, rest):
+                        return rest
+        return None
+
+    def _obvious(self, matcher: LLMatcher) -> tuple[int, LLMatcher] | None:
+        """Return the first candidate that may come, and the matcher behind it, where that needs no mask: because the
+        grammar is complete then, or a certain token must follow."""
+        self.work -= 1
+        for token in self._candidates:
+            if matcher.validate_tokens([token]):
+                after = matcher.deep_copy()
+                after.consume_token(token)
+                return (token, after) if after.is_accepting() or after.compute_ff_tokens() else None
+        return None
+
+    def _mask(self, matcher: LLMatcher) -> Generator[None, None, _Words]:
+        self.work -= _MASK
+        words: _Words = allocate_token_bitmask(1, self._vocabulary)
+        fill_next_token_bitmask(matcher, words)
+        yield
+        first: _Words = words[0]
+        return first
+
+    def _options(self, matcher: LLMatcher, words: _Words, count: int) -> Generator[None, None, list[_Option]]:
+        """Return up to `count` tokens that `words` allow, the bitmask of `matcher`: first those that lead to another
+        state, as far as masks show it."""
+        better, found, others = self._better.get(key := hash(words.tobytes())), list[_Option](), list[_Option]()
+        for token in self._tokens(words, better):
+            if len(found) == count:
+                break
+            after = matcher.deep_copy()
+            if not after.consume_token(token):
+                continue
+            if token == better or after.is_accepting() or after.compute_ff_tokens():
+                found.append((token, after, None))
+                continue
+            next_words = yield from self._mask(after)
+            differs = not np.array_equal(next_words, words)
+            (found if differs else others).append((token, after, next_words))
+        options = [*found, *others][:count]
+        if options:
+            self._better.setdefault(key, options[0][0])
+        return options
+
+    def _tokens(self, words: _Words, better: int | None) -> Iterator[int]:
+        """Yield `better`, the candidates that a bitmask allows, then the first tokens that it allows."""
+        if better is not None:
+            yield better
+        yield from (token for token in self._candidates if token != better and _allows(words, token))
+        first = np.flatnonzero(words)[:_ALTERNATIVES]
+        bits = np.unpackbits(words[first].view(np.uint8).reshape(len(first), -1), axis=1, bitorder="little")
+        yield from (int(first[i]) * _BITS + int(bit) for i, bit in np.argwhere(bits)[:_ALTERNATIVES])
+
+
+def _allows(words: _Words, token: int) -> bool:
+    return bool(words[token // _BITS] >> token % _BITS & 1)
+
+
+def _forced(matcher: LLMatcher) -> list[int]:
+    """Take the tokens that must come next. Return them."""
+    forced = matcher.compute_ff_tokens()
+    return forced[: matcher.try_consume_tokens(forced)] if forced else []
+
+
+def _special_tokens(tokenizer: LLTokenizer, grammar: str) -> list[int]:
+    """Return the special tokens that a grammar may name: `<name>` or `<[id]>`."""
+    found = []
+    for name in dict.fromkeys(re.findall(r"<[^<>\s]+>", grammar)):
+        tokens = tokenizer.tokenize_str(name, parse_special=True)
+        if number := re.fullmatch(r"<\[([0-9]{1,7})\]>", name):
+            found.append(int(number[1]))
+        elif len(tokens) == 1:
+            found.append(tokens[0])
+    return [token for token in found if token < tokenizer.vocab_size]
+
+
+@lru_cache(maxsize=1)
+def _usual_tokens(tokenizer: LLTokenizer) -> tuple[int, ...]:
+    """Return the tokens of texts that often end something."""
+    texts = (*_CLOSING, *map(chr, range(0x21, 0x7F)), " ", "\n")
+    return tuple(tokens[0] for text in texts if len(tokens := tokenizer.greedy_tokenize(text)) == 1)
+
+
+def growth(tokenizer: LLTokenizer, grammar: str) -> int:
+    """Return an estimate of how many tokens one token can add to a grammar's completion; of more than `_MOST_GROWTH`
+    any number above. It is twice the tokens of the grammar, whose text has all that can be required except the texts of
+    formats, times the least numbers of repetitions."""
+    if len(grammar) > 4 * _MOST_GROWTH:
+        return _MOST_GROWTH + 1
+    found = 2 * len(tokenizer.tokenize_str(grammar)) + _FORMAT_TOKENS * grammar.count("format")
+    for number in _REPETITIONS.findall(grammar):
+        found *= max(1, int(number))
+        if found > _MOST_GROWTH:
+            break
+    return found
+
+
+_MOST_GROWTH = 1 << 20
+_REPETITIONS = re.compile(r'(?:min(?:Items|Length|Properties)\\*"\s*:|[{~])\s*([0-9]{1,9})')
+_FORMAT_TOKENS = 40
+"""Most tokens of a text of one of JSON Schema's formats: a UUID has 36 characters."""

@@ -1,0 +1,152 @@
+"""Ends of constrained sequences within `max_tokens`: tokens that leave no space for a completion are replaced."""
+
+from __future__ import annotations
+
+from llguidance import LLMatcher
+
+from ...grammar.completions import Ending, Search, completes
+
+_WORK_A_STEP = 64
+"""Most work of a row's search in one step, 1 to 2 ms."""
+_LONGEST = 1024
+"""Most tokens of a completion that a search finds."""
+
+
+class Closing:
+    """Keeps space for a completion of one row's grammar, so that it ends within `max_tokens`.
+
+    The invariant: behind every token that is taken, a known completion fits into what is left. A token after which none
+    is found, within the masks of one step, is replaced by the first one of the completion that was known before. So a
+    sequence may close a little earlier than it must. Two exceptions keep the invariant without a completion. While so
+    much is left that no token can break it, nothing is searched. And while a whole completion fits, however long the
+    search makes it, tokens are taken before their search is over: it goes on in the next steps. Where less is left, and
+    nothing is known, the row takes the tokens on the way of its search until that is over.
+    """
+
+    def __init__(self, ending: Ending, vocabulary: int) -> None:
+        self._ending = ending
+        self._vocabulary = vocabulary
+        self.restart(at_beginning=True)
+
+    def restart(self, *, at_beginning: bool) -> None:
+        """Begin anew: at the beginning of the grammar, or behind tokens of it that were not settled."""
+        first = self._ending.first
+        self._known = None if first is None else list(first)
+        self._exact = (
+            at_beginning and first is not None
+        )  # `_known` completes the present state, not only an earlier one
+        self._bound = len(first) if self._exact and first is not None else self._ending.growth
+        self._search: Search | None = None  # from an earlier state
+        self._taken: list[int] | None = None  # since then from its way; None: the tokens that were drawn
+        self._off = False
+        self._keep_state()
+
+    def unsettle(self) -> None:
+        """Forget the last token that was settled: it is not taken."""
+        self._known, self._exact, self._bound, self._search, self._taken, self._off = self._before
+
+    def _keep_state(self) -> None:
+        self._before = self._known, self._exact, self._bound, self._search, self._taken, self._off
+
+    def fits_behind(self, left: int, tokens: int) -> bool:
+        """Whether the grammar, from its beginning, can be completed behind `tokens` more tokens with `left` left now;
+        also where that would not fit even without them."""
+        first = self._ending.first
+        return first is None or not left - tokens < len(first) <= left
+
+    def forced(self, left: int) -> int | None:
+        """Return the only token that may come where `left` tokens are left; None where there are others."""
+        if self._off or not self._exact or not self._known or len(self._known) < left:
+            return None
+        return self._known[0]
+
+    def settle(self, matcher: LLMatcher, token: int, left: int) -> int | None:
+        """Return the token to take in place of `token`, with `left` left before it: the same if a completion fits
+        behind it. None where the grammar is complete and a stop token must come."""
+        self._keep_state()
+        if self._off:
+            return token
+        if self._search is not None:
+            return self._follow(matcher, token, left) if left <= _LONGEST else self._go_on(self._search, token)
+        if self._bound + self._ending.growth < left:
+            self._bound, self._exact = self._bound + self._ending.growth, False
+            return token
+        after = matcher.deep_copy()
+        if not after.consume_token(token):
+            return token
+        rest = self._rest(after, token, left - 1)
+        if rest is not None:
+            self._keep(rest)
+            return token
+        if self._searching:
+            self._exact = False
+            return token
+        return self._next_known() if self._exact else self._follow(matcher, token, left)
+
+    def _rest(self, after: LLMatcher, token: int, most: int) -> list[int] | None:
+        """Return up to `most` tokens that complete the grammar from `after`; where possible, what is known already.
+        A search that takes longer than this step goes on in the next ones where whatever it finds fits."""
+        if self._exact and self._known and self._known[0] == token:
+            return self._known[1:]
+        if self._known is not None:
+            for rest in (self._known[2:], self._known[1:], self._known):
+                if len(rest) <= most and completes(after, rest):
+                    return rest
+        search = self._search_from(after, most)
+        found = search.run(_WORK_A_STEP)
+        if not search.over and most >= _LONGEST:
+            self._search, self._taken = search, None
+        return found
+
+    def _go_on(self, search: Search, token: int) -> int:
+        """Continue the search from an earlier state; take the token."""
+        self._bound += self._ending.growth
+        self._known = search.run(_WORK_A_STEP) or self._known
+        if search.over:
+            self._search = None
+        return token
+
+    def _follow(self, matcher: LLMatcher, token: int, left: int) -> int | None:
+        """Continue the search; begin one where there is none, or where it has left the way that was taken. Return the
+        next token of its way."""
+        search, taken = self._search, self._taken
+        while search is None or taken is None or not self._advance(search, taken):
+            if search is not None and search.over and not taken:
+                self._off = True  # nothing fits: the sequence ends by its length
+                return token
+            search, taken = self._search_from(matcher, left), []
+        self._search = None if search.over else search
+        if search.over:
+            return self._next_known()
+        self._taken = [*taken, search.way[len(taken)]]
+        return self._taken[-1]
+
+    def _advance(self, search: Search, taken: list[int]) -> bool:
+        """Continue a search until a token behind those taken is on its way. Return whether it goes through them."""
+        found = search.run(_WORK_A_STEP)
+        while not search.over and len(search.way) <= len(taken):
+            found = search.run(1)
+        way = search.way if found is None else found
+        if (search.over and found is None) or way[: len(taken)] != taken:
+            return False
+        if found is not None:
+            self._keep(found[len(taken) :])
+        return True
+
+    @property
+    def _searching(self) -> bool:
+        return self._search is not None
+
+    def _search_from(self, matcher: LLMatcher, most: int) -> Search:
+        return Search(self._vocabulary, self._ending.candidates, matcher, most, self._known or ())
+
+    def _next_known(self) -> int | None:
+        """Return the next token of the known completion; None at its end."""
+        if not self._known:
+            return None
+        token = self._known[0]
+        self._keep(self._known[1:])
+        return token
+
+    def _keep(self, completion: list[int]) -> None:
+        self._known, self._exact, self._bound = completion, True, len(completion)
