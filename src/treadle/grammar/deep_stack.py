@@ -17,15 +17,18 @@ STACK_BYTES = 128 << 20
 T = TypeVar("T")
 
 _on_deep_stack = threading.local()
+_stack_size = threading.Lock()  # of the next thread: one setting for the whole process
 
 
 def start_thread(run: Callable[[], None], name: str) -> None:
     """Start a daemon thread with a deep stack."""
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        threading.Thread(target=_marked, args=(run,), name=name, daemon=True).start()
-    finally:
-        threading.stack_size(before)
+    thread = threading.Thread(target=_marked, args=(run,), name=name, daemon=True)
+    with _stack_size:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
 
 
 def call(function: Callable[[], T]) -> T:
