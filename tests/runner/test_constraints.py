@@ -127,6 +127,18 @@ def test_a_grammar_that_was_dropped_is_gone() -> None:
         made(regex("ab"), grammars=Empty(GRAMMARS.vocabulary))
 
 
+def test_a_grammar_without_the_ending_that_closes_it_is_gone() -> None:
+    """It was dropped, and compiled again for a request that needs none."""
+
+    class Endless(Grammars):
+        def ending(self, constraint: Constraint) -> None:
+            return None
+
+    assert made(regex("ab"), grammars=Endless(GRAMMARS.vocabulary))
+    with pytest.raises(GrammarGone):
+        made(regex("ab", close_at_limit=True), grammars=Endless(GRAMMARS.vocabulary))
+
+
 def test_a_request_without_limits_has_no_constraint() -> None:
     free = Submit("r", (1,), 9, thinking=Thinking((OPEN,), (CLOSE,)))
     assert row_constraint(free, (), SIZE, GRAMMARS) is None

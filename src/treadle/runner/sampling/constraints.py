@@ -226,14 +226,13 @@ def row_constraint(
 ) -> RowConstraint | None:
     """Return the constraint of a request after the tokens of `history`; None if every token may come.
 
-    Raises GrammarGone where its grammar is not READY, and ValueError where `history` does not follow it.
+    Raises GrammarGone where its grammar is not READY, or lacks its ending, and ValueError where `history` does not
+    follow it.
     """
     limits_reasoning = request.thinking is not None and request.thinking.budget is not None
     if request.constraint is None:
         return RowConstraint(request, history, vocabulary) if limits_reasoning else None
-    beginning = grammars.matcher(request.constraint)
-    if beginning is None:
+    beginning, ending = grammars.matcher(request.constraint), grammars.ending(request.constraint)
+    if beginning is None or (ending is None and request.constraint.close_at_limit):
         raise GrammarGone(request.constraint.kind)
-    return RowConstraint(
-        request, history, vocabulary, beginning, grammars.tokenizer, grammars.ending(request.constraint)
-    )
+    return RowConstraint(request, history, vocabulary, beginning, grammars.tokenizer, ending)
