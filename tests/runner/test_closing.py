@@ -15,6 +15,7 @@ from treadle.core.messages import Constraint, Submit
 from treadle.grammar.completions import Search, ending_of
 from treadle.runner.sampling import closing
 from treadle.runner.sampling.constraints import RowConstraint, row_constraint
+from treadle.runner.sampling.sampler import SamplingRow
 from treadle.runner.sampling.token_masks import TokenMasks
 
 PIECES = (
@@ -202,13 +203,14 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.searches = 0
-        self.most = 0
+        self.most = self.total = 0
         real = Search.run
 
         def run(search: Search, work: int) -> list[int] | None:
             before, self.searches = search.work, self.searches + 1
             found = real(search, work)
             self.most = max(self.most, before - search.work)
+            self.total += before - search.work
             return found
 
         monkeypatch.setattr(Search, "run", run)
@@ -248,6 +250,31 @@ def test_a_long_search_goes_on_in_the_next_steps_where_much_is_left(monkeypatch:
     assert work.most <= closing._WORK_A_STEP + 8
     assert row._closing is not None
     assert row._closing._exact, "the search is over, and its completion was joined"
+
+
+def test_forced_tokens_do_not_search_more_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a_rather_long_name_of_a_property_{i}" for i in range(10)]
+    fields = {name: {"type": "string", "minLength": 20} for name in names}
+    args = json.dumps({"type": "object", "properties": fields, "required": names, "additionalProperties": False})
+    constraint = lark(f'start: "<f>" args\nargs: %json {args}', triggers=("<f>",), close_at_limit=True)
+    grammars, request = Grammars(VOCABULARIES["bytes"]), Submit("r", (1,), 1000, stop_token_ids=(STOP,))
+    request = msgspec.structs.replace(request, constraint=constraint)
+    constrained = row_constraint(request, (), 300, grammars)
+    row, masks, work, forced = SamplingRow(request, (), 300, constrained), TokenMasks(263), Work(monkeypatch), 0
+    drawn, tokens = list(b"<f>"), list[int]()
+    while not row.ended and len(tokens) < 1000:
+        assert constrained is not None
+        work.total = 0
+        tokens.append(constrained.settle(drawn.pop(0) if drawn else allowed(constrained, masks)[0]))
+        assert not row.accept(tokens[-1])
+        if row.limited:
+            more, failure = row.force(1)
+            assert not failure
+            forced += len(more)
+            tokens += more
+        assert work.total < 10 * closing._WORK_A_STEP, "one place of a text may take all candidates"
+    assert row.ended
+    assert forced > 10
 
 
 @pytest.mark.parametrize("most", [60, 90, 400, 1400])

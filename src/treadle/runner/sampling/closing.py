@@ -78,7 +78,7 @@ class Closing:
         if rest is not None:
             self._keep(rest)
             return token
-        if self._searching:
+        if self.searching:
             self._exact = False
             return token
         return self._next_known() if self._exact else self._follow(matcher, token, left)
@@ -134,7 +134,8 @@ class Closing:
         return True
 
     @property
-    def _searching(self) -> bool:
+    def searching(self) -> bool:
+        """Whether a search is not over."""
         return self._search is not None
 
     def _search_from(self, matcher: LLMatcher, most: int) -> Search:

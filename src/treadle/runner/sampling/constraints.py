@@ -114,11 +114,16 @@ class RowConstraint:
         """Return the next tokens that the grammar leaves no choice about: its only bytes, as the tokenizer cuts them,
         without those at the end that may be cut otherwise. They end before a stop token, and with `max_tokens`."""
         limit = self.limit
-        if limit is None or limit.matcher is None or limit.added:
+        if limit is None or limit.matcher is None or limit.added or self.searching:
             return []
         tokens = limit.matcher.compute_ff_tokens()[: self._left]
         ends = {*self._stops, *limit.excluded}
         return list(takewhile(lambda token: token not in ends, tokens))
+
+    @property
+    def searching(self) -> bool:
+        """Whether a search for a completion goes on with each token that is settled: one a step."""
+        return self._closing is not None and self._closing.searching
 
     def unsettle(self) -> None:
         """Forget the last token that was settled: it is not taken."""

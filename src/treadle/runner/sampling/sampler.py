@@ -106,7 +106,7 @@ class SamplingRow:
             if constraint.settle(token) != token:
                 constraint.unsettle()
                 return tokens[: count - 1], ""
-            if (failure := self.accept(token)) or self.ended:
+            if (failure := self.accept(token)) or self.ended or constraint.searching:
                 return tokens[:count], failure
         return tokens, ""
 
