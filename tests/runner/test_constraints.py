@@ -436,6 +436,14 @@ def test_the_name_of_a_special_token_in_a_text_is_written_with_ordinary_tokens()
     assert written[7] == CLOSE, "a token that the grammar itself names"
 
 
+def test_a_bitmask_has_the_ordinary_token_in_place_of_a_special_one() -> None:
+    """So the token that is drawn is the one that is taken, and no later step is computed again."""
+    row = made(lark('start: "<call>" <[262]>'))
+    assert allowed(row) == {ord("<")}
+    assert [settled(row) for _ in range(6)] == list(b"<call>")
+    assert allowed(row) == {CLOSE}
+
+
 def test_the_longest_ordinary_token_stands_for_a_special_one() -> None:
     grammars = Grammars(piece_tokenizer(("<c", "<call", "all"), SIZE, ADDED))
     row = made(lark('start: "<call>x"'), grammars=grammars)

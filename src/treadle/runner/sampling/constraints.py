@@ -144,6 +144,10 @@ class RowConstraint:
     def _complete(self, grammar: RowGrammar) -> bool:
         return grammar.exhausted or (self._closing is not None and grammar.accepting)
 
+    def corrected(self, token: int) -> int:
+        """Return the ordinary token to take in place of a special one that stands for text, or the token itself."""
+        return token if self._grammar is None or self._grammar.matcher is None else self._grammar.corrected(token)
+
     def ordinary_token(self) -> int | None:
         """Return an ordinary token where the grammar's bitmask has none that may come."""
         return None if self._grammar is None or self._grammar.matcher is None else self._grammar.ordinary_token()

@@ -95,8 +95,9 @@ def _edit(mask: Words, limit: Limit) -> None:
 
 
 def _check(row: RowConstraint, limit: Limit, mask: Words) -> None:
-    """Fail the row where its matcher did, or no token is left; its neighbours are not touched. A special token that was
-    excluded may have stood for text: an ordinary one is left then."""
+    """Fail the row where its matcher did, or no token is left; its neighbours are not touched. A special token that is
+    the only one, or was excluded, may stand for text: an ordinary one is left then. Settled later, it would be a token
+    that has changed, and the step behind would be computed again for all its rows."""
     if limit.matcher is not None and limit.matcher.is_error():
         row.fail(f"the grammar can't be followed any further: {one_line(limit.matcher.get_error())}")
     elif not mask.any():
@@ -105,8 +106,20 @@ def _check(row: RowConstraint, limit: Limit, mask: Words) -> None:
             row.fail("the grammar allows no token here")
         else:
             mask[token // BITS] |= _bit(token)
+    elif not limit.added and (only := _only(mask)) is not None and (instead := row.corrected(only)) != only:
+        mask[only // BITS] = 0
+        mask[instead // BITS] |= _bit(instead)
     if row.failure:
         mask[:] = -1
+
+
+def _only(mask: Words) -> int | None:
+    """Return the only token of a bitmask; None where there are others."""
+    if np.count_nonzero(mask) != 1:
+        return None
+    word = int(mask.nonzero()[0][0])
+    bits = int(mask[word]) & (1 << BITS) - 1
+    return None if bits & (bits - 1) else word * BITS + bits.bit_length() - 1
 
 
 def _bit(token: int) -> np.int32:
