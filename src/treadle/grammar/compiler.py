@@ -28,6 +28,10 @@ MAX_GRAMMARS = 256
 MAX_CHARS = 64 << 20
 """Bounds of the cache: grammars, and characters of their texts."""
 
+CLOSE_S = 2.0
+"""Longest wait for grammars that are compiled when the compiler is closed: an interpreter that ends beside such a
+thread may crash. It is well below the time that an owner has to stop."""
+
 _Work = Callable[[], None]
 
 log = logging.getLogger(__name__)
@@ -75,7 +79,7 @@ class GrammarCompiler:
         self._changed = threading.Condition()
         self._new: deque[_Work] = deque()
         self._again: deque[_Work] = deque()
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._idle = 0
         self._closed = False
         self._notify: Callable[[], None] = lambda: None
@@ -115,11 +119,14 @@ class GrammarCompiler:
             return grammar.ending if constraint.close_at_limit and grammar is not None else None
 
     def close(self) -> None:
-        """Forget all grammars, and end the threads after those that they are compiling."""
+        """Forget all grammars, and end the threads after those that they are compiling; wait for that up to CLOSE_S."""
         with self._changed:
             self._closed = True
             self._cache.clear()
             self._changed.notify_all()
+        end = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     # The cache -----------------------------------------------------------------------------------------------------
 
@@ -169,9 +176,8 @@ class GrammarCompiler:
 
     def _enqueue(self, queue: deque[_Work], work: _Work) -> None:
         queue.append(work)
-        if self._idle < len(self._new) + len(self._again) and self._threads < THREADS:
-            self._threads += 1
-            start_thread(self._run, "grammar-compiler")
+        if self._idle < len(self._new) + len(self._again) and len(self._threads) < THREADS:
+            self._threads.append(start_thread(self._run, "grammar-compiler"))
         self._changed.notify()
 
     def _run(self) -> None:

@@ -20,8 +20,8 @@ _on_deep_stack = threading.local()
 _stack_size = threading.Lock()  # of the next thread: one setting for the whole process
 
 
-def start_thread(run: Callable[[], None], name: str) -> None:
-    """Start a daemon thread with a deep stack."""
+def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread with a deep stack. Return it."""
     thread = threading.Thread(target=_marked, args=(run,), name=name, daemon=True)
     with _stack_size:
         before = threading.stack_size(STACK_BYTES)
@@ -29,6 +29,7 @@ def start_thread(run: Callable[[], None], name: str) -> None:
             thread.start()
         finally:
             threading.stack_size(before)
+    return thread
 
 
 def call(function: Callable[[], T]) -> T:
