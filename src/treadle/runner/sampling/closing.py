@@ -9,7 +9,7 @@ from ...grammar.completions import Ending, Search, completes
 _WORK_A_STEP = 64
 """Most work of a row's search in one step, 1 to 2 ms."""
 _LONGEST = 1024
-"""Most tokens of a completion that a search finds."""
+"""Most tokens of a completion that a search finds, but for forced ones: a required text that is longer may not fit."""
 
 
 class Closing:
