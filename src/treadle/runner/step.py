@@ -49,8 +49,8 @@ class Step:
     """A step: `rows` compute `segments`, and those in `decodes` sample a token. `failed` has the reasons of rows that
     can't, `ungrammatical` are those of them whose grammar can't; those in `evicted` have lost their cached prefix.
 
-    Rows are sampled in `groups`: those that wait for the tokens of the step before, at the places in `deferred`, after
-    all others. One group has all rows of most steps. A row that is in two was drawn again: the later one counts. Rows
+    Rows are sampled in `groups`, all together in most steps. Those at the places in `deferred` wait for the tokens of
+    the step before: all, or those that are drawn again. A row that is in two groups was: the later one counts. Rows
     in `superseded` gain no token here, as the step before has forced it; if they are drawn, that is dropped. `forced`
     are the tokens that constraints force behind those of this step, by id.
     """

@@ -47,12 +47,11 @@ class StepSampler:
             self._draw(step, places, limited=True)
 
     def defer_limited(self, step: Step) -> None:
-        """Defer also those rows that were drawn too early: their last token has begun a grammar, or ended a reasoning.
-        They are drawn again."""
-        rows = step.sampling
-        late = [i for i in step.places if rows[i].limited and i not in step.deferred]
-        if late:
-            step.deferred = sorted((*step.deferred, *late))
+        """Defer the rows that were drawn too early, where none wait already: their last token has begun a grammar, or
+        ended a reasoning. They are drawn again."""
+        if not step.deferred:
+            rows = step.sampling
+            step.deferred = [i for i in step.places if rows[i].limited]
 
     def _draw(self, step: Step, places: Sequence[int], *, limited: bool = False) -> None:
         """Sample a token for each row at `places`; waits for the device only without lookahead. `limited`: constraints

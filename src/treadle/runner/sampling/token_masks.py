@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -48,10 +48,9 @@ class FillTimes:
 class TokenMasks:
     """Bitmasks for constrained rows. Their width is that of the tokenizer, at least `vocabulary` bits."""
 
-    def __init__(self, vocabulary: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, vocabulary: int) -> None:
         self._width = -(-vocabulary // BITS)
         self._words: Words = np.empty((0, self._width), np.int32)
-        self._clock = clock
         self._times = FillTimes()
 
     @cached_property
@@ -74,14 +73,14 @@ class TokenMasks:
         return words
 
     def _compute(self, matchers: list[tuple[LLMatcher, int]]) -> None:
-        parallel, began = len(matchers) > 1 and self._times.parallel(), self._clock()
+        parallel, began = len(matchers) > 1 and self._times.parallel(), time.perf_counter()
         if parallel:
             fill_next_token_bitmask_par(self._executor, matchers, self._words)
         else:
             for matcher, place in matchers:
                 fill_next_token_bitmask(matcher, self._words, place)
         if len(matchers) > 1:
-            self._times.observe(parallel, self._clock() - began, len(matchers))
+            self._times.observe(parallel, time.perf_counter() - began, len(matchers))
 
 
 def _edit(mask: Words, limit: Limit) -> None:
