@@ -297,6 +297,23 @@ class Batch:
     free_rate: float
 
 
+def _batch_of(
+    engine: Engine, seed: str, case: tuple[int, int], constraint: Constraint, max_tokens: int
+) -> list[Submit]:
+    """Make a batch of `rows` rows, the first `count` of them constrained."""
+    rng, (rows, count) = random.Random(seed), case
+    return [
+        Submit(
+            id=str(i),
+            prompt=engine.prompt(rng),
+            max_tokens=max_tokens,
+            max_wait_s=1e9,
+            constraint=constraint if i < count else None,
+        )
+        for i in range(rows)
+    ]
+
+
 def measure_cost(engine: Engine, cases: Sequence[tuple[int, int]], steps: int, rounds: int) -> None:
     print("\n| schema | rows | constrained | step, none | constrained | ratio | p99 ratio | free rows' tok/s, ratio |")
     print("|---|---|---|---|---|---|---|---|")
@@ -321,17 +338,7 @@ def _measure_case(
 
 
 def _batch(engine: Engine, rows: int, count: int, constraint: Constraint, steps: int, seed: int) -> Batch:
-    rng = random.Random(f"{rows} {seed}")
-    submits = [
-        Submit(
-            id=str(i),
-            prompt=engine.prompt(rng),
-            max_tokens=4 * steps,
-            max_wait_s=1e9,
-            constraint=constraint if i < count else None,
-        )
-        for i in range(rows)
-    ]
+    submits = _batch_of(engine, f"{rows} {seed}", (rows, count), constraint, max_tokens=4 * steps)
     gc.collect()
     gc.disable()
     engine.runner.fast_forward = False  # else rows rarely decode all in the same step
@@ -391,17 +398,7 @@ def measure_forced(engine: Engine, cases: Sequence[tuple[int, int]], steps: int,
 
 
 def _rates(engine: Engine, rows: int, count: int, constraint: Constraint, steps: int, seed: int, forces: bool) -> Rates:
-    rng = random.Random(f"forced {rows} {seed}")
-    submits = [
-        Submit(
-            id=str(i),
-            prompt=engine.prompt(rng),
-            max_tokens=32 * steps,
-            max_wait_s=1e9,
-            constraint=constraint if i < count else None,
-        )
-        for i in range(rows)
-    ]
+    submits = _batch_of(engine, f"forced {rows} {seed}", (rows, count), constraint, max_tokens=32 * steps)
     engine.runner.fast_forward = forces
     forced = [0]
     found, passed = engine.run(submits, steps + 4 * rows + 16, forced=forced)
