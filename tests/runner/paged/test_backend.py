@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -121,6 +123,21 @@ def test_closing_gives_the_memory_back() -> None:
     assert not backend._step.compiled
     assert size >= PAGES * 32 * LAYERS * 2 * 2 * 64 * 4
     assert mx.get_active_memory() - before < size / 2 + 2 * 4 * RING
+
+
+def test_closing_drops_the_fused_weights_at_once() -> None:
+    """Without the garbage collector: the page allocator's reference to the backend is a cycle."""
+    config, rows = rows_of()
+    decoder = weakref.ref(config.decoder)
+    assert decoder() is not None
+    backend = rows.backend
+    gc.disable()
+    try:
+        del config, rows
+        backend.close()
+        assert decoder() is None
+    finally:
+        gc.enable()
 
 
 class Counting(ReferenceKernel):

@@ -241,6 +241,8 @@ class PagedBackend:
     # The whole ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        """Free the pools and the fused weights; the page allocator refers to this backend, which stays in a cycle."""
+        del self._forward
         self._copies.clear()
         self._step.close()
         self._kernels.close()
