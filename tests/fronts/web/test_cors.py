@@ -10,7 +10,7 @@ import pytest
 from tests.fronts.web.server import Front, forever, front
 from tests.support.aio import in_loop
 from tests.support.asgi import Client, post
-from treadle.fronts.web.openai.answer import Answer
+from treadle.fronts.web.answer import Answer
 
 PAGE = "http://localhost:3000"
 CHAT = "/v1/chat/completions"

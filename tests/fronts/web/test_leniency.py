@@ -21,7 +21,7 @@ BARE = {"role": "assistant", "content": "ho"}
 
 def rendered(message: dict[str, Any]) -> list[dict[str, Any]]:
     """The turns that the template gets."""
-    return ParsedChat({"messages": [HI, message, HI]}).messages
+    return [dict(turn) for turn in ParsedChat({"messages": [HI, message, HI]}).prompt.turns]
 
 
 def asked(f: Front) -> Submit:
@@ -261,7 +261,7 @@ async def test_top_logprobs_alone_ask_for_log_probabilities() -> None:
     ids=str,
 )
 def test_no_reasoning_is_what_templates_call_enable_thinking(fields: dict[str, Any], enabled: bool | None) -> None:
-    assert ParsedChat({"messages": [HI], **fields}).template_kwargs.get("enable_thinking") is enabled
+    assert ParsedChat({"messages": [HI], **fields}).prompt.variables.get("enable_thinking") is enabled
 
 
 @in_loop

@@ -103,8 +103,8 @@ async def test_an_active_stream_has_no_keep_alives() -> None:
     stream = EventStream({}, wire.send, keepalive_s=3600, stall_s=1, on_stall=wire.sent.clear)  # type: ignore[arg-type]
     async with stream.open():
         await stream.write(b"data: 1\n\n")
-    await stream.done()
-    assert [m.get("body") for m in wire.sent] == [None, b"data: 1\n\n", b"data: [DONE]\n\n"]
+    await stream.end(b"data: 2\n\n")
+    assert [m.get("body") for m in wire.sent] == [None, b"data: 1\n\n", b"data: 2\n\n"]
 
 
 @in_loop

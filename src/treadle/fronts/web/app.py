@@ -20,17 +20,17 @@ from ..authentication import Authenticator
 from ..connections import Connections
 from ..served_models import Models, ServedModel
 from .access_log import AccessLog
+from .answer import Answer, RouteContext
 from .body import BODIES_BYTES, SHARES, BodyBudget
-from .body_jobs import Shape
 from .cors import Cors, Origins
 from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
-from .openai.answer import Answer, RouteContext
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.schema_limits import ServerFacts
 from .openapi import openapi_schema, request_body
+from .parsed import Shape
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
@@ -133,7 +133,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         refusal = TreadleError(str(error.detail))
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_error(send, refusal, error.headers)
+        await send_error(send, refusal, scope, error.headers)
 
     return AsgiResponse(answer)
 

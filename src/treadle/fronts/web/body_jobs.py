@@ -33,12 +33,11 @@ from .body import Body
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.echo import Echo
-from .openai.parsed import ParsedRequest
+from .parsed import ParsedRequest, Shape
 
 if TYPE_CHECKING:
     from ...text import TextModel
 
-Shape = type[ParsedChat] | type[ParsedCompletion]
 SHAPES: Mapping[str, Shape] = {ParsedChat.kind: ParsedChat, ParsedCompletion.kind: ParsedCompletion}
 
 

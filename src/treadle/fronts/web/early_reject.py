@@ -51,7 +51,7 @@ class EarlyReject:
                 if isinstance(error, RateLimited):
                     self._authenticator.refused(Refusal.RATE_LIMITED)
                 record_error(scope, error.code)
-                await send_error(send, error)
+                await send_error(send, error, scope)
                 return
         await self._app(scope, receive, send)
 

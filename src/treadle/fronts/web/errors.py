@@ -1,11 +1,10 @@
-"""Errors as OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with a truthful status."""
+"""Errors as responses: with a truthful status, in the shape of the dialect that the request speaks."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
 from ..tenants import TICKET
 from .access_log import record_error
+from .error_shapes import error_shape
 
 log = logging.getLogger(__name__)
 
@@ -58,22 +58,6 @@ class ClientLeft(RequestCancelled):
     code = "client_left"
 
 
-def envelope(error: TreadleError) -> dict[str, Any]:
-    """Return the body that clients parse. Messages may quote a client's text, half surrogate pairs too."""
-    return {
-        "error": {
-            "message": _encodable(error.message),
-            "type": error.kind,
-            "param": None if error.param is None else _encodable(error.param),
-            "code": error.code,
-        }
-    }
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
     """Return Retry-After (whole seconds, at least 1), retry-after-ms and the ticket, if a retry can help; the header
     that stops the official SDKs' retries; a 401's challenge."""
@@ -105,14 +89,16 @@ async def send_json(
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_error(send: Send, error: TreadleError, headers: Mapping[str, str] | None = None) -> None:
-    """Send the error as a complete response."""
+async def send_error(send: Send, error: TreadleError, scope: Scope, headers: Mapping[str, str] | None = None) -> None:
+    """Send the error as a complete response to the request of `scope`, in its dialect's shape."""
     extra = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()]
-    await send_json(send, error.http_status, msgspec.json.encode(envelope(error)), [*headers_of(error), *extra])
+    await send_json(
+        send, error.http_status, msgspec.json.encode(error_shape(scope)(error)), [*headers_of(error), *extra]
+    )
 
 
 class ErrorEnvelope:
-    """Middleware, outermost but for two: unhandled errors become envelopes; our own bugs are logged, once, and
+    """Middleware, outermost but for two: unhandled errors become responses; our own bugs are logged, once, and
     hidden."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -134,9 +120,9 @@ class ErrorEnvelope:
         except TreadleError as error:
             record_error(scope, error.code)
             if not started and not isinstance(error, ClientLeft):
-                await send_error(send, error)
+                await send_error(send, error, scope)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             record_error(scope, TreadleError.code)
             if not started:
-                await send_error(send, internal_error())
+                await send_error(send, internal_error(), scope)

@@ -20,7 +20,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
 from .access_log import PROTOCOL_ERROR, MalformedLog
-from .errors import envelope, headers_of, send_error
+from .error_shapes import openai_error
+from .errors import headers_of, send_error
 from .listener import ConnectionSlot
 from .sse import ABORT
 from .uvicorn_cycles import DeferredClose, Http10Send
@@ -260,7 +261,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self, error: TreadleError, status: int | None = None, headers: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
         """Send an error without a request to answer."""
-        body = msgspec.json.encode(envelope(error))
+        body = msgspec.json.encode(openai_error(error))
         retry = b"".join(b"%s: %s\r\n" % line for line in (*headers_of(error), *headers))
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         self.transport.write(STATUS_LINE[status or error.http_status] + head + retry + b"\r\n" + body)
@@ -286,7 +287,7 @@ class _RefusalApp:
         self._error = error
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send_error(send, self._error)
+        await send_error(send, self._error, scope)
 
 
 def _no_slot(refusal: Refusal | None) -> Busy:

@@ -1,8 +1,8 @@
 """Responses in raw ASGI, with control over headers, chunks, pauses and the end.
 
 `AsgiResponse` is the response object a route returns; the whole request is handled inside it. `while_connected` runs
-work until the client leaves, even if the work is blocked. `EventStream` writes server-sent events: a client that reads
-gets a comment at least every `keepalive_s`, and one that does not read is dropped after `stall_s`.
+work until the client leaves, even if the work is blocked. `EventStream` writes a stream of events: a client that reads
+gets something at least every `keepalive_s`, and one that does not read is dropped after `stall_s`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...errors import ReaderStalled, TreadleError
-from .errors import ClientLeft, envelope
+from ...errors import ReaderStalled
+from .errors import ClientLeft
 
 ABORT = "treadle.abort"
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Form of a stream: its content type, and the bytes that keep it alive while nothing is generated (none where the
+    form has no such thing)."""
+
+    content_type: bytes
+    keep_alive: bytes
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"content-type", self.content_type),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+
+SERVER_SENT_EVENTS = Framing(b"text/event-stream; charset=utf-8", b": keep-alive\n\n")
 
 
 class AsgiResponse(Response):
@@ -77,19 +90,27 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
 
 
 class EventStream:
-    """Server-sent events to one client. `write` may be called by several tasks: each event is sent whole.
+    """A stream of events to one client. `write` may be called by several tasks: each event is sent whole.
 
     `on_stall` is called as soon as the client is found not to read, before its connection is dropped.
     """
 
     def __init__(
-        self, scope: Scope, send: Send, *, keepalive_s: float, stall_s: float, on_stall: Callable[[], None]
+        self,
+        scope: Scope,
+        send: Send,
+        *,
+        keepalive_s: float,
+        stall_s: float,
+        on_stall: Callable[[], None],
+        framing: Framing = SERVER_SENT_EVENTS,
     ) -> None:
         self._scope = scope
         self._send = send
         self._keepalive_s = keepalive_s
         self._stall_s = stall_s
         self._on_stall = on_stall
+        self._framing = framing
         self._quiet_since = 0.0
         self.opened = False
 
@@ -97,7 +118,7 @@ class EventStream:
     async def open(self) -> AsyncIterator[None]:
         """Send the headers, then keep the stream alive within the block. A stall ends the block with ReaderStalled."""
         self.opened = True
-        await self._timed({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._timed({"type": "http.response.start", "status": 200, "headers": self._framing.headers})
         self._quiet_since = asyncio.get_running_loop().time()
         block = asyncio.current_task()
         assert block is not None
@@ -124,14 +145,9 @@ class EventStream:
         await self._timed({"type": "http.response.body", "body": events, "more_body": True})
         self._quiet_since = asyncio.get_running_loop().time()
 
-    async def done(self, events: bytes = b"") -> None:
-        """End the stream well, after the last `events`."""
-        await self._timed({"type": "http.response.body", "body": events + DONE, "more_body": False})
-
-    async def fail(self, error: TreadleError) -> None:
-        """End the stream with one error event, and no [DONE] after it."""
-        event = b"data: " + msgspec.json.encode(envelope(error)) + b"\n\n"
-        await self._timed({"type": "http.response.body", "body": event, "more_body": False})
+    async def end(self, events: bytes) -> None:
+        """End the stream with the last `events`, good or bad."""
+        await self._timed({"type": "http.response.body", "body": events, "more_body": False})
 
     async def _timed(self, message: dict[str, object]) -> None:
         try:
@@ -149,9 +165,9 @@ class EventStream:
             abort()
 
     async def _pulse(self) -> None:
-        """Send comments until cancelled, or until the client is found not to read."""
+        """Keep the stream alive until cancelled, or until the client is found not to read."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(max(0.0, self._quiet_since + self._keepalive_s - loop.time()))
             if loop.time() >= self._quiet_since + self._keepalive_s:
-                await self.write(KEEP_ALIVE)
+                await self.write(self._framing.keep_alive)

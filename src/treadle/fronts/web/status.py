@@ -25,7 +25,8 @@ from ..connections import Connections
 from ..prefixes import prefix_status, reset_prefixes
 from ..served_models import Models, ServedModel, unready_error
 from .body import BodyBudget
-from .errors import envelope, headers_of
+from .error_shapes import openai_error
+from .errors import headers_of
 from .guard import caller_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -173,7 +174,7 @@ def _health(health: Health, good: bool) -> Response:
     if good:
         return _json(body)
     error = unready_error(health)
-    return _json(body | envelope(error), error.http_status, {k.decode(): v.decode() for k, v in headers_of(error)})
+    return _json(body | openai_error(error), error.http_status, {k.decode(): v.decode() for k, v in headers_of(error)})
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 from ....errors import InvalidRequest
 from ....text import TextView
 from ....text.events import CallStart, Event, Reasoning
-from ....text.work.stages import RENDERING, TOKENIZING
-from ...answer_options import AnswerOptions, tool_definitions
+from ...answer_options import AnswerOptions
 from ...chat_messages import asks_to_continue, read_turns
 from ...generation.pieces import STOP, Piece, Usage, WholeChoice
 from ...output_fields import FIELDS as OUTPUT_FIELDS
 from ...output_fields import read_output
 from ...prepared import PreparedPrompts
 from ...reasoning_fields import ReasoningOptions, read_reasoning
-from ...text_jobs import Enter, prepared_chat
+from ...text_jobs import Enter
 from ...tool_fields import read_choice, read_function_call, read_functions, read_tools
+from ..chat_prompt import ChatPrompt
+from ..parsed import Head
 from .event_deltas import delta_of, message_of, older_delta_of
 from .field_aliases import Renamed
 from .ignored_fields import CHAT_NEUTRAL, refuse_beyond_neutral
-from .parsed import ParsedRequest, outline_of, raw_params_of
+from .parsed import ParsedOpenAi, outline_of, raw_params_of
 from .parsing import read
 from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
-from .wire import ChunkWriter, Head, chat_logprobs, encode, usage_json
+from .wire import ChunkWriter, chat_logprobs, encode, head_fields, usage_json
 
 if TYPE_CHECKING:
     from ....text import TextModel
 
-MESSAGE_OVERHEAD_BYTES = 16
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call")
 CONTENT = (
     *("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
@@ -41,7 +41,7 @@ OLDER_FORM: dict[str, Any] = {"functions": [{"name": "f"}]}
 KWARG = re.compile(KWARG_NAME)
 
 
-class ParsedChat(ParsedRequest):
+class ParsedChat(ParsedOpenAi):
     """One chat request, parsed."""
 
     kind = "chat"
@@ -54,40 +54,24 @@ class ParsedChat(ParsedRequest):
         body = read(ChatRequest, value)
         super().__init__(body)
         given = self.given = Renamed(body)
-        self.messages = read_turns(body.messages)
-        self.continues = _continues(body)
+        turns, continues = read_turns(body.messages), _continues(body)
         reasoning = read_reasoning(value, body.enable_thinking)
         self.shows_reasoning = reasoning.shown
-        self.template_kwargs = reasoning.template_variables() | _checked_kwargs(body.chat_template_kwargs or {})
+        variables = reasoning.template_variables() | _checked_kwargs(body.chat_template_kwargs or {})
         self.options = _options(body, value, reasoning)
+        opens_answer = body.add_generation_prompt is not False
+        self.prompt = ChatPrompt(turns, self.options, variables, continues, opens_answer)
         self.older_form = bool(body.functions)
         self._called: set[int] = set()
-        self.add_generation_prompt = body.add_generation_prompt is not False
         max_tokens, limited_by = _max_tokens(body, given)
         self.params = raw_params_of(body, given, max_tokens=max_tokens, logprobs=_logprobs(body))
         self.spellings = {**given.names, "max_tokens": limited_by, "logprobs": "top_logprobs"}
 
-    @property
-    def prompts(self) -> int:
-        return 1
-
     def _size(self, model: TextView) -> int:
-        text = sum(len(str(part).encode()) for message in self.messages for part in message.values())
-        tools = len(encode(tool_definitions(self.options) or ()))
-        return self.tokens_of(text + tools + MESSAGE_OVERHEAD_BYTES * len(self.messages), model)
+        return self.tokens_of(self.prompt.size_bytes(), model)
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
-        enter(RENDERING)
-        prompt = model.chat_prompt(
-            self.messages,
-            tools=tool_definitions(self.options),
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continues,
-            extra=self.template_kwargs,
-            rendered=lambda: enter(TOKENIZING),
-            most=most,
-        )
-        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.ids, enter))
+        return self.prompt.tokenize(model, enter, most)
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
         content = {"messages": [{"role": "user", "content": ""}]} | (OLDER_FORM if self.older_form else {})
@@ -135,7 +119,7 @@ class ParsedChat(ParsedRequest):
         return "function_call" if self.older_form else "tool_calls"
 
     def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, model: TextView) -> bytes:
-        answer = head.fields("chat.completion")
+        answer = head_fields(head, "chat.completion")
         answer["choices"] = [self._whole_choice(i, choice, model) for i, choice in enumerate(choices)]
         answer["usage"] = usage_json(usage)
         return encode(answer)

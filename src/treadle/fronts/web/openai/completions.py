@@ -15,13 +15,14 @@ from ...output_fields import read_output
 from ...prepared import PreparedPrompts
 from ...text_jobs import Enter, prepared_text
 from ...validate import Limits, ValidatedRequest, check_prompt_ids
+from ..parsed import Head
 from .echo import Echo, echo_ids, echo_text, joined
 from .field_aliases import Renamed
 from .ignored_fields import COMPLETION_NEUTRAL, refuse_beyond_neutral
-from .parsed import ParsedRequest, outline_of, raw_params_of
+from .parsed import ParsedOpenAi, outline_of, raw_params_of
 from .parsing import read
 from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest
-from .wire import ChunkWriter, Head, encode, legacy_logprobs, usage_json
+from .wire import ChunkWriter, encode, head_fields, legacy_logprobs, usage_json
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -30,7 +31,7 @@ ACTED_ON = frozenset(CompletionFields.model_fields) - {"prompt", *OUTPUT_FIELDS}
 Prompt = str | Sequence[int]
 
 
-class ParsedCompletion(ParsedRequest):
+class ParsedCompletion(ParsedOpenAi):
     """One completion request, parsed."""
 
     kind = "completion"
@@ -101,7 +102,7 @@ class ParsedCompletion(ParsedRequest):
         return writer.choice(self._choice(index, piece.text, piece, model))
 
     def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, model: TextView) -> bytes:
-        answer = head.fields("text_completion")
+        answer = head_fields(head, "text_completion")
         answer["choices"] = [self._whole_choice(i, choice, model) for i, choice in enumerate(choices)]
         answer["usage"] = usage_json(usage)
         return encode(answer)

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from ....errors import InvalidRequest
+from ....errors import InvalidRequest, TreadleError
 from ....text import TextView
-from ...answer_options import AnswerOptions
-from ...generation.pieces import Piece, Usage, WholeChoice
-from ...prepared import NOTHING, Prepared, PreparedPrompts
-from ...text_jobs import Enter
+from ...generation.pieces import Piece, Usage
 from ...validate import Limits, RawParams, ValidatedRequest, check, rename_params
+from ..error_shapes import openai_error
+from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest, StreamWriter
 from .field_aliases import Renamed
 from .ignored_fields import refuse_beyond_neutral
 from .schema import Generate, OptionFields
-from .wire import ChunkWriter, Head
+from .wire import DONE, ChunkWriter, encode
 
-if TYPE_CHECKING:
-    from ....text import TextModel
-    from .echo import Echo
-
-MAX_NAME_CHARS = 1024
 STREAM_NEUTRAL = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 ALIASED = (
     "temperature",
@@ -39,22 +32,10 @@ ALIASED = (
 UNALIASED = ("logit_bias", "n", "min_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt")
 
 
-class ParsedRequest(ABC):
-    """One request, parsed and within its shape, and the writer of its answer."""
+class ParsedOpenAi(ParsedRequest):
+    """A chat or completion of the OpenAI dialect: its shared fields, and the writer of its answer in chunks."""
 
-    kind: ClassVar[str]
-    id_prefix: ClassVar[str]
-    prompt_param: ClassVar[str]
-    stops_of_model: ClassVar[bool] = False  # the model's own stop strings end an answer
-
-    params: RawParams
-    options: AnswerOptions
-    least_tokens: int = 1  # of max_tokens
     given: Renamed
-    outlined: int | None = None  # the size of a request whose content stayed in a text worker
-    echoes: Sequence[Echo] = ()
-    prepared: Prepared = NOTHING
-    spellings: Mapping[str, str] = {}  # the validator's names of fields to those that this request used
 
     def __init__(self, body: Generate) -> None:
         options = body.stream_options
@@ -65,29 +46,6 @@ class ParsedRequest(ABC):
         self.include_usage = options is not None and bool(options.include_usage)
         self.skip_special_tokens = body.skip_special_tokens is not False
         self.return_token_ids = bool(body.return_token_ids)
-
-    @property
-    @abstractmethod
-    def prompts(self) -> int:
-        """The number of prompts."""
-
-    def size(self, model: TextView) -> int:
-        """Estimate the number of tokens of all prompts, without tokenizing."""
-        return self._size(model) if self.outlined is None else self.outlined
-
-    @abstractmethod
-    def _size(self, model: TextView) -> int: ...
-
-    @abstractmethod
-    def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
-        """Tokenize each prompt and prepare the answers, in a text worker; `enter` is called at the start of each stage.
-
-        Raises InvalidRequest for a grammar, and ContextLengthExceeded for a text of which that is certain; others of
-        over `most` tokens are returned."""
-
-    @abstractmethod
-    def outline(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the request's JSON, `value`, without its content, for the event loop."""
 
     @abstractmethod
     def chunks(self, head: Head) -> ChunkWriter: ...
@@ -100,9 +58,8 @@ class ParsedRequest(ABC):
     def events(self, writer: ChunkWriter, index: int, piece: Piece, model: TextView) -> bytes:
         """Write a piece of one choice as server-sent events; empty when there is nothing to show."""
 
-    @abstractmethod
-    def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, model: TextView) -> bytes:
-        """Write the answer as one JSON body."""
+    def stream_writer(self, head: Head, text: TextView) -> StreamWriter:
+        return ChunkStream(self, self.chunks(head), text)
 
     def check_against(self, limits: Limits) -> ValidatedRequest:
         """Validate the parameters, also values that another one overrides. Raises InvalidRequest."""
@@ -124,9 +81,29 @@ class ParsedRequest(ABC):
             value = [value] if field == "stop" and isinstance(value, str) else value
             self._validated(dataclasses.replace(self.params, **{field: value}), limits)
 
-    @staticmethod
-    def tokens_of(size_bytes: int, model: TextView) -> int:
-        return max(1, math.ceil(size_bytes / model.bytes_per_token))
+
+@dataclasses.dataclass(frozen=True)
+class ChunkStream:
+    """Writer of a stream of chunks, which ends with the usage, if asked for, and [DONE]; or with one error."""
+
+    request: ParsedOpenAi
+    chunks: ChunkWriter
+    text: TextView
+
+    def start(self, usage: Usage) -> bytes:
+        return b""
+
+    def first(self, index: int, piece: Piece) -> bytes:
+        return self.request.first_events(self.chunks, index, piece, self.text)
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        return self.request.events(self.chunks, index, piece, self.text)
+
+    def end(self, usage: Usage) -> bytes:
+        return (self.chunks.usage(usage) if self.request.include_usage else b"") + DONE
+
+    def error(self, error: TreadleError, usage: Usage) -> bytes:
+        return b"data: " + encode(openai_error(error)) + b"\n\n"
 
 
 def outline_of(value: Mapping[str, Any], acted_on: Collection[str], content: Mapping[str, Any]) -> dict[str, Any]:

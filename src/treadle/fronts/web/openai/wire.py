@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ....text import TextView, TokenEntry
 from ...generation.pieces import Usage
+from ..parsed import Head
 
+DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0  # the API's value for an impossible token: JSON has no -inf
 
 encode = msgspec.json.encode
@@ -27,30 +28,22 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Head:
-    """Fields that every chunk and answer of one request repeats."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def fields(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
+def head_fields(head: Head, kind: str) -> dict[str, Any]:
+    """Return the fields that every chunk and answer of one request repeats."""
+    return {
+        "id": head.id,
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+    }
 
 
 class ChunkWriter:
     """Writer of the events of one stream. The parts that never change are encoded once."""
 
     def __init__(self, head: Head, kind: str, *, with_usage: bool) -> None:
-        self._start = b"data: " + encode(head.fields(kind))[:-1] + b',"choices":['
+        self._start = b"data: " + encode(head_fields(head, kind))[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def choice(self, choice: dict[str, Any]) -> bytes:

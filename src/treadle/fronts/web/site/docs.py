@@ -28,7 +28,8 @@ from ....errors import (
     TreadleError,
     UnsupportedParameter,
 )
-from ..errors import BodyTimeout, ForeignSite, MethodNotAllowed, RouteNotFound, envelope, headers_of
+from ..error_shapes import openai_error
+from ..errors import BodyTimeout, ForeignSite, MethodNotAllowed, RouteNotFound, headers_of
 from .examples import ANSWERS, FIELDS, REQUESTS, STREAM
 from .fields import Fields, prose, row, slug
 from .shapes import REF, Schema
@@ -194,7 +195,7 @@ class Docs:
         )
         head = [f"HTTP/1.1 {EXAMPLE_ERROR.http_status} Service Unavailable", f"content-type: {JSON}"]
         head += [f"{name.decode()}: {value.decode()}" for name, value in headers_of(EXAMPLE_ERROR)]
-        example = "\n".join([*head, "", pretty(envelope(EXAMPLE_ERROR))])
+        example = "\n".join([*head, "", pretty(openai_error(EXAMPLE_ERROR))])
         return (
             f"{block(escape(example))}<table><thead><tr><th scope='col'>status</th><th scope='col'>code</th>"
             f"<th scope='col'>meaning</th></tr></thead><tbody>{rows}</tbody></table>"

@@ -23,4 +23,4 @@ async def refuse(scope: Scope, send: Send, error: TreadleError) -> None:
         headers = [*headers_of(error), *_HEADERS]
         await send_json(send, error.http_status, KEY_PAGE, headers, content_type=HTML_TYPE.encode())
     else:
-        await send_error(send, error)
+        await send_error(send, error, scope)

@@ -1,4 +1,4 @@
-"""The OpenAI routes that generate: from a request's body to the last byte of its answer.
+"""Routes that generate, of every dialect: from a request's body to the last byte of its answer.
 
 `generation.life` holds the order of a request's life; here its body is read and parsed before, and its answer written
 after. The client may leave at any point: its request is cancelled then.
@@ -16,30 +16,29 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from ....config import Settings
-from ....core.messages import CancelReason
-from ....core.refusals import Refusal
-from ....core.virtual_queue import Arrival
-from ....errors import EngineUnavailable, InsufficientScope, RateLimited, ReaderStalled, TreadleError
-from ....telemetry.access_log import RequestRecord
-from ....text import TextView
-from ...authentication import Authenticator
-from ...generation.choice import Choice, together
-from ...generation.life import Choices, begin
-from ...generation.pieces import Piece, Usage, WholeChoice
-from ...generation.request import GenerationRequest
-from ...served_models import Models, ServedModel
-from ...size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
-from ...strict_json import is_small, parse_json
-from ...tenants import web_arrival
-from ..access_log import record_error, record_of
-from ..body import BODIES_BYTES, Body, BodyBudget, read_body
-from ..body_jobs import BodyPrompts, Shape, read_in_worker
-from ..errors import internal_error, send_error, send_json
-from ..guard import caller_of
-from ..sse import EventStream, while_connected
-from .parsed import ParsedRequest
-from .wire import ChunkWriter, Head
+from ...config import Settings
+from ...core.messages import CancelReason
+from ...core.refusals import Refusal
+from ...core.virtual_queue import Arrival
+from ...errors import EngineUnavailable, InsufficientScope, RateLimited, ReaderStalled, TreadleError
+from ...telemetry.access_log import RequestRecord
+from ...text import TextView
+from ..authentication import Authenticator
+from ..generation.choice import Choice, together
+from ..generation.life import Choices, begin
+from ..generation.pieces import Usage, WholeChoice
+from ..generation.request import GenerationRequest
+from ..served_models import Models, ServedModel
+from ..size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
+from ..strict_json import is_small, parse_json
+from ..tenants import web_arrival
+from .access_log import record_error, record_of
+from .body import BODIES_BYTES, Body, BodyBudget, read_body
+from .body_jobs import BodyPrompts, read_in_worker
+from .errors import internal_error, send_error, send_json
+from .guard import caller_of
+from .parsed import Head, ParsedRequest, Shape, StreamWriter
+from .sse import EventStream, while_connected
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class Answer:
         except (RateLimited, InsufficientScope) as error:
             server.authenticator.refused(Refusal(error.code))
             record_error(scope, error.code)
-            await send_error(send, error)
+            await send_error(send, error, scope)
 
     async def _answer(self, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         server = self._server
@@ -166,40 +165,41 @@ class _AnswerWriter:
     async def _stream(self, scope: Scope, send: Send) -> None:
         settings = self.server.settings
         stream = EventStream(
-            scope, send, keepalive_s=settings.keepalive_s, stall_s=settings.stall_s, on_stall=self._stalled
+            scope,
+            send,
+            keepalive_s=settings.keepalive_s,
+            stall_s=settings.stall_s,
+            on_stall=self._stalled,
+            framing=self.request.framing,
         )
-        writer = self.request.chunks(self.head)
+        writer = self.request.stream_writer(self.head, self.text)
         try:
             async with stream.open():
+                if begin := writer.start(self.choices.usage):
+                    await stream.write(begin)
                 await together(self._forward(choice, stream, writer) for choice in self.choices)
-                last = writer.usage(self.choices.usage) if self.request.include_usage else b""
-            await stream.done(last)
+                last = writer.end(self.choices.usage)
+            await stream.end(last)
         except ReaderStalled:
             raise
         except TreadleError as error:
             self.record.error = error.code
-            await stream.fail(error)
+            await stream.end(writer.error(error, self.choices.usage))
         except Exception:
             log.exception("%s failed in its stream", self.head.id)
-            await stream.fail(internal_error())
+            await stream.end(writer.error(internal_error(), self.choices.usage))
 
     def _stalled(self) -> None:
         self.record.error = ReaderStalled.code
         self.choices.cancel(CancelReason.STALLED)
 
-    async def _forward(self, choice: Choice, stream: EventStream, writer: ChunkWriter) -> None:
+    async def _forward(self, choice: Choice, stream: EventStream, writer: StreamWriter) -> None:
         index, begun = choice.index, False
         async for piece in choice.pieces():
-            events = self.request.events(writer, index, piece, self.text)
-            if not begun:
-                events = await self._first_events(writer, index, piece) + events
-                begun = True
-            if events:
+            first = b"" if begun else await self._encoded(len(piece.prompt_logprobs), writer.first, index, piece)
+            begun = True
+            if events := first + writer.piece(index, piece):
                 await stream.write(events)
-
-    async def _first_events(self, writer: ChunkWriter, index: int, piece: Piece) -> bytes:
-        entries = len(piece.prompt_logprobs)
-        return await self._encoded(entries, self.request.first_events, writer, index, piece, self.text)
 
 
 async def _collect(choice: Choice, whole: WholeChoice) -> None:
