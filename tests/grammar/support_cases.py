@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+LONGEST_HOST = ".".join(["a" * 63] * 3 + ["b" * 61])
+"""A host name of 253 characters."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -307,7 +310,11 @@ KEYWORDS = (
             Case({"type": "string", "format": "date-time"}, ("2024-02-29T10:00:00Z",), ("2024-02-30T10:00:00Z", "x")),
             Case({"type": "string", "format": "duration"}, ("P1D", "PT5M", "P1Y2M3DT4H5M6S"), ("P", "1D")),
             Case({"type": "string", "format": "email"}, ("a.b+c@example.org",), ("a", "a b")),
-            Case({"type": "string", "format": "hostname"}, ("example.org", "a-1.b"), ("-a", "a b")),
+            Case(
+                {"type": "string", "format": "hostname"},
+                ("example.org", "a-1.b.c.d", LONGEST_HOST),
+                ("-a", "a b", f"{LONGEST_HOST}a"),
+            ),
             Case({"type": "string", "format": "ipv4"}, ("192.168.0.1",), ("256.1.1.1", "1.2.3")),
             Case({"type": "string", "format": "ipv6"}, ("::1", "2001:db8::ff00:42:8329"), ("12345::", "1.2.3.4")),
             Case(

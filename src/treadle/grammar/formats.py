@@ -17,15 +17,18 @@ _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?
 _CLOCK = r"T(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
 _CALENDAR = r"(?:[0-9]{1,4}Y(?:[0-9]{1,6}M(?:[0-9]{1,6}D)?)?|[0-9]{1,6}M(?:[0-9]{1,6}D)?|[0-9]{1,6}D)"
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,64}"
+_LAST_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,59}[a-zA-Z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}(?:\.{_LAST_LABEL})?"  # 253 characters at most (RFC 1034)
+_ATEXT = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
+_LOCAL = rf"(?:{_ATEXT}{{1,64}}|{_ATEXT}{{1,20}}(?:\.{_ATEXT}{{1,20}}){{1,2}})"  # 64 characters at most (RFC 5321)
 
 PATTERNS = {
     "date": rf"^{_DATE}$",
     "time": rf"^{_TIME}$",
     "date-time": rf"^{_DATE}T{_TIME}$",
     "duration": rf"^P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|[0-9]{{1,6}}W)$",
-    "email": rf"^{_ATOM}(?:\.{_ATOM}){{0,4}}@{_LABEL}(?:\.{_LABEL}){{0,4}}$",
-    "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,3}}$",
+    "email": rf"^{_LOCAL}@{_HOST}$",
+    "hostname": rf"^{_HOST}$",
     "json-pointer": r"^(?:/(?:[^~/]|~[01])*)*$",
     "relative-json-pointer": r"^(?:0|[1-9][0-9]{0,5})(?:#|(?:/(?:[^~/]|~[01])*)*)$",
 }
