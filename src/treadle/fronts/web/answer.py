@@ -93,12 +93,20 @@ class Answer:
             await send_error(send, error, scope)
 
     async def _answer(self, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
-        server = self._server
         parsed = await self._parse(body.data, caller_of(scope).tenant)
+        await self.respond(parsed, body, scope, send, record)
+
+    @property
+    def models(self) -> Models:
+        return self._server.models
+
+    async def respond(self, parsed: ParsedRequest, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
+        """Admit the request and write its answer. A dialect whose requests may need no generation overrides it."""
+        server = self._server
         model = server.models.get(parsed.model)
         request, created = self._request(parsed, body, scope, record), int(server.now())
         async with begin(model, request, clock=server.clock) as choices:
-            head = Head(request.id, created, model.name, server.fingerprint(model))
+            head = Head(request.id, created, model.name, server.fingerprint(model), record)
             writer = _AnswerWriter(server, parsed, choices, head, model.text(), record)
             await writer.write(scope, send)
 

@@ -26,6 +26,9 @@ from .cors import Cors, Origins
 from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
+from .ollama.models import OllamaModels
+from .ollama.requests import OllamaChat, OllamaGenerate
+from .ollama.routes import OllamaAnswer
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.schema_limits import ServerFacts
@@ -42,6 +45,8 @@ GENERATION: dict[str, tuple[Shape, str, str]] = {
     "/v1/chat/completions": (ParsedChat, "ChatRequest", "Answer a conversation"),
     "/v1/completions": (ParsedCompletion, "CompletionRequest", "Continue a text"),
 }
+OLLAMA: dict[str, Shape] = {"/api/chat": OllamaChat, "/api/generate": OllamaGenerate}
+"""Ollama's routes that generate. The OpenAPI document leaves them out: it describes this server's own API."""
 
 
 def create_app(
@@ -62,7 +67,8 @@ def create_app(
     _add_generation(app, server)
     home = Home(model, VERSION, key_needed=settings.has_keys)
     probes = StatusRoutes(model, telemetry, authenticator, connections or {}, bodies)
-    routers = (ModelRoutes(models).router(), home.router(), probes.router())
+    ollama = OllamaModels(models, VERSION)
+    routers = (ModelRoutes(models).router(), home.router(), probes.router(), ollama.router())
     for router in routers:
         app.include_router(router)
     _add_docs(app, home, lambda: _facts(models, settings))
@@ -75,7 +81,7 @@ def create_app(
         authenticator=authenticator,
         check_room=model.engine.check_room,
         arrival_of=server.arrival_of,
-        paths=GENERATION,
+        paths={*GENERATION, *OLLAMA},
     )
     hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)
@@ -97,6 +103,8 @@ def _add_generation(app: FastAPI, server: RouteContext) -> None:
             operation_id=schema,
             openapi_extra=request_body(schema),
         )
+    for path, shape in OLLAMA.items():
+        app.add_api_route(path, _endpoint(OllamaAnswer(server, shape)), methods=["POST"], include_in_schema=False)
 
 
 def _endpoint(answer: Answer) -> Callable[[], Any]:

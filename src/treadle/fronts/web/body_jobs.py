@@ -30,6 +30,7 @@ from ..text_jobs import (
 )
 from ..validate import Limits, ValidatedRequest, check_size
 from .body import Body
+from .ollama.requests import OllamaChat, OllamaGenerate
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.echo import Echo
@@ -38,7 +39,8 @@ from .parsed import ParsedRequest, Shape
 if TYPE_CHECKING:
     from ...text import TextModel
 
-SHAPES: Mapping[str, Shape] = {ParsedChat.kind: ParsedChat, ParsedCompletion.kind: ParsedCompletion}
+_SHAPES: tuple[Shape, ...] = (ParsedChat, ParsedCompletion, OllamaChat, OllamaGenerate)
+SHAPES: Mapping[str, Shape] = {shape.kind: shape for shape in _SHAPES}
 
 
 # Messages

@@ -29,7 +29,12 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-BY_PREFIX: Mapping[str, ErrorShape] = {}
+def ollama_error(error: TreadleError) -> dict[str, Any]:
+    """Return Ollama's error: a message alone."""
+    return {"error": encodable(error.message)}
+
+
+BY_PREFIX: Mapping[str, ErrorShape] = {"/api/": ollama_error}
 """Shapes of the paths that begin so; all others have OpenAI's."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ...errors import TreadleError
+from ...telemetry.access_log import RequestRecord
 from ...text import TextView
 from ...text.events import Event, Text
 from ..answer_options import AnswerOptions
@@ -31,12 +32,13 @@ MAX_NAME_CHARS = 1024
 @dataclass(frozen=True)
 class Head:
     """Fields of the answer to one request. `created` is in seconds since 1970; `fingerprint` names the model's
-    configuration."""
+    configuration. `record` has the request's times."""
 
     id: str
     created: int
     model: str
     fingerprint: str
+    record: RequestRecord | None = None
 
 
 class StreamWriter(Protocol):

@@ -1,0 +1,202 @@
+"""POST /api/chat and /api/generate: their fields, read as a chat or completion of the OpenAI dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....errors import InvalidRequest, UnsupportedParameter
+from ....text import TextView
+from ...field_checks import checked, kind_of
+from ...generation.pieces import Usage, WholeChoice
+from ...prepared import PreparedPrompts
+from ...text_jobs import Enter
+from ...validate import Limits, ValidatedRequest
+from ..openai.chat import ParsedChat
+from ..openai.completions import ParsedCompletion
+from ..openai.parsed import ParsedOpenAi
+from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest
+from ..sse import Framing
+from .answers import AnswerLines, encode_line, last_line, logprobs_of, parts_of
+
+if TYPE_CHECKING:
+    from ....text import TextModel
+
+NDJSON = Framing(b"application/x-ndjson", b"")
+LATEST = ":latest"
+
+SHARED = ("model", "format", "options", "think", "logprobs", "top_logprobs", "cache_salt", "priority", "close_at_limit")
+CHAT = (*SHARED, "messages", "tools", "tool_choice", "parallel_tool_calls")
+IGNORED = ("stream", "keep_alive", "truncate", "shift")
+"""Fields that change nothing here, or are read before: the model stays loaded, and a prompt that is too long is
+refused."""
+GENERATE = (*SHARED, "prompt", "system", "raw")
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "template": ("",), "context": ([],), "images": ([],)}
+"""Fields of /api/generate that are not served, with their neutral values besides null."""
+
+
+class ParsedOllama(ParsedRequest):
+    """One request, parsed. `loads`: it has no prompt, and asks Ollama to load the model, or to unload it."""
+
+    stops_of_model = True
+    framing = NDJSON
+
+    inner: ParsedOpenAi
+    loads = False
+    unloads = False
+
+    def _read(self, value: dict[str, Any]) -> None:
+        self.model = _model(value)
+        self.stream = checked(value, "stream", bool, "true or false", "") is not False
+        self.unloads = value.get("keep_alive") in (0, "0")
+
+    def _load(self) -> None:
+        self.loads = True
+        self._hold(ParsedChat({"messages": [{"role": "user", "content": ""}]}))
+
+    def _hold(self, inner: ParsedOpenAi) -> None:
+        self.inner = inner
+        self.params, self.options, self.spellings = inner.params, inner.options, inner.spellings
+
+    def _size(self, model: TextView) -> int:
+        return self.inner.size(model)
+
+    def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
+        return self.inner.tokenize(model, enter, most)
+
+    def check_against(self, limits: Limits) -> ValidatedRequest:
+        return self.inner.check_against(limits)
+
+    def stream_writer(self, head: Head, text: TextView) -> AnswerLines:
+        return AnswerLines(self, head, text)
+
+    def whole(self, head: Head, choices: Sequence[WholeChoice], usage: Usage, text: TextView) -> bytes:
+        (choice,) = choices
+        line = last_line(head, choice.finish_reason, usage) | self.body(parts_of(self.events_of(choice)))
+        return encode_line(line | logprobs_of(choice.entries, text))
+
+    def body(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """Return the members of a line that hold `parts` of an answer: content, thinking, tool_calls."""
+        raise NotImplementedError
+
+
+class OllamaChat(ParsedOllama):
+    """A request of /api/chat."""
+
+    kind = "ollama_chat"
+    id_prefix = "chat-"
+    prompt_param = "messages"
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        _refuse_unknown(value, CHAT)
+        self._read(value)
+        messages = value.get("messages")
+        if messages is None or messages == []:
+            self._load()
+            return
+        given = _given(value, CHAT)
+        self._hold(ParsedChat(given | {"messages": _messages(messages)}))
+
+    def outline(self, value: dict[str, Any]) -> dict[str, Any]:
+        return _outline(value, {"messages": [] if self.loads else [{"role": "user", "content": ""}]})
+
+    def body(self, parts: dict[str, Any]) -> dict[str, Any]:
+        return {"message": {"role": "assistant", **parts}}
+
+
+class OllamaGenerate(ParsedOllama):
+    """A request of /api/generate: one turn in the model's template, or with `raw` the prompt as it is."""
+
+    kind = "ollama_generate"
+    id_prefix = "gen-"
+    prompt_param = "prompt"
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        _refuse_unknown(value, (*GENERATE, *NEUTRAL))
+        for name, neutral in NEUTRAL.items():
+            if value.get(name) is not None and value[name] not in neutral:
+                raise UnsupportedParameter(f"{name} is not supported here: leave it out", param=name)
+        self._read(value)
+        prompt = checked(value, "prompt", str, "a string", "") or ""
+        system = checked(value, "system", str, "a string", "")
+        if not prompt:
+            self._load()
+            return
+        given = _given(value, GENERATE)
+        for name in ("prompt", "system", "raw"):
+            given.pop(name, None)
+        if checked(value, "raw", bool, "true or false", ""):
+            self._hold(_raw(given, prompt))
+            return
+        turns = [{"role": "user", "content": prompt}]
+        if system:
+            turns.insert(0, {"role": "system", "content": system})
+        self._hold(ParsedChat(given | {"messages": turns}))
+
+    def outline(self, value: dict[str, Any]) -> dict[str, Any]:
+        return _outline(value, {"prompt": "" if self.loads else "x"})
+
+    def body(self, parts: dict[str, Any]) -> dict[str, Any]:
+        given = {"response": parts["content"]}
+        return given | ({"thinking": parts["thinking"]} if "thinking" in parts else {})
+
+
+def _raw(given: dict[str, Any], prompt: str) -> ParsedCompletion:
+    given.pop("think", None)
+    if given.pop("logprobs", None):
+        given["logprobs"] = given.pop("top_logprobs", None) or 0
+    given.pop("top_logprobs", None)
+    return ParsedCompletion(given | {"prompt": prompt})
+
+
+def _model(value: Mapping[str, Any]) -> str | None:
+    """Return the model's name. Ollama's clients add the tag `:latest` to names without a tag."""
+    name = checked(value, "model", str, "a string", "")
+    return None if name is None else str(name).removesuffix(LATEST)
+
+
+def _given(value: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the fields `names` of a request, for the parsers of the OpenAI dialect."""
+    return {name: value[name] for name in names if value.get(name) is not None and name != "model"}
+
+
+def _refuse_unknown(value: Mapping[str, Any], names: Collection[str]) -> None:
+    for name in value:
+        if name not in names and name not in IGNORED:
+            known = ", ".join(names)
+            raise InvalidRequest(f"{name[:80]} is not a field of this request: it takes {known}", param=name[:80])
+
+
+def _messages(messages: Any) -> Any:
+    """Return messages with the names that OpenAI has for Ollama's keys; what is no message stays for the reader to
+    refuse."""
+    if not isinstance(messages, list):
+        return messages
+    places = enumerate(messages)
+    return [_message(turn, f"messages[{i}]") if isinstance(turn, dict) else turn for i, turn in places]
+
+
+def _message(message: dict[str, Any], at: str) -> dict[str, Any]:
+    found = {key: value for key, value in message.items() if key not in ("thinking", "tool_name", "tool_calls")}
+    thinking = checked(message, "thinking", str, "a string", at)
+    if thinking:
+        found["reasoning_content"] = thinking
+    name = checked(message, "tool_name", str, "a string", at)
+    if name:
+        found["name"] = name
+    if found.get("content") is None and message.get("tool_calls"):
+        found["content"] = ""
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise InvalidRequest(f"{at}.tool_calls is {kind_of(calls)}: it must be an array", param=f"{at}.tool_calls")
+    return found | ({"tool_calls": calls} if calls else {})
+
+
+def _outline(value: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that the event loop needs, with `content` in place of the prompt, tools and format."""
+    names = ("stream", "keep_alive", *SHARED)
+    kept = {name: value[name] for name in names if value.get(name) is not None and name != "format"}
+    if isinstance(kept.get("model"), str):
+        kept["model"] = kept["model"][:MAX_NAME_CHARS]
+    raw = {"raw": True} if value.get("raw") else {}
+    return kept | raw | content

@@ -1,0 +1,214 @@
+"""Ollama's API: lines of JSON, its names of fields, and its routes about models."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fronts.web.server import Front, forever, front
+from tests.fronts.web.test_tools import CALL, CLOCK, TOOLS, answering, text
+from tests.support.aio import in_loop
+from tests.support.answers import Answers
+from tests.support.asgi import Client, post
+
+HI = [{"role": "user", "content": "hi"}]
+OPTIONS = {"num_predict": 500}
+
+
+def lines(client: Client) -> list[dict[str, Any]]:
+    assert client.status == 200, client.body
+    assert client.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in client.body.decode().splitlines()]
+
+
+async def chat(f: Front, **fields: Any) -> Client:
+    return await f.post("/api/chat", {"model": "m", "messages": HI, "options": OPTIONS, **fields})
+
+
+async def generate(f: Front, **fields: Any) -> Client:
+    return await f.post("/api/generate", {"model": "m", "prompt": "hi", "options": OPTIONS, **fields})
+
+
+@in_loop
+async def test_a_chat_streams_lines_unless_it_asks_for_one() -> None:
+    async with front() as f:
+        found = lines(await chat(f))
+        whole = (await chat(f, stream=False)).json
+    assert "".join(line["message"]["content"] for line in found) == "The answer."
+    assert [line["done"] for line in found] == [False] * (len(found) - 1) + [True]
+    last = found[-1]
+    assert (last["done_reason"], last["eval_count"]) == ("stop", 12)
+    assert last["prompt_eval_count"] == whole["prompt_eval_count"] > 0
+    assert last["total_duration"] >= last["prompt_eval_duration"] + last["eval_duration"] > 0
+    assert whole["message"] == {"role": "assistant", "content": "The answer."}
+    assert whole["done"] is True
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@in_loop
+async def test_calls_are_whole_with_arguments_as_objects(stream: bool) -> None:
+    async with answering(f"Let me see. {CALL}\n{CLOCK}") as f:
+        client = await chat(f, tools=TOOLS, stream=stream)
+    found = lines(client) if stream else [client.json]
+    calls = [call["function"] for line in found for call in line["message"].get("tool_calls", ())]
+    assert calls == [
+        {"index": 0, "name": "weather", "arguments": {"city": "Rome"}},
+        {"index": 1, "name": "clock", "arguments": {}},
+    ]
+    assert found[-1]["done_reason"] == "stop"
+
+
+@in_loop
+async def test_a_call_that_the_limit_cuts_is_not_sent() -> None:
+    async with answering(CALL) as f:
+        found = lines(await chat(f, tools=TOOLS, options={"num_predict": 30}))
+    assert not any("tool_calls" in line["message"] for line in found)
+    assert found[-1]["done_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@in_loop
+async def test_thinking_has_a_member_of_its_own(stream: bool) -> None:
+    async with answering("hm</think>yes") as f:
+        client = await chat(f, think=True, stream=stream)
+    messages = [line["message"] for line in (lines(client) if stream else [client.json])]
+    assert "".join(message.get("thinking", "") for message in messages) == "hm"
+    assert "".join(message["content"] for message in messages) == "yes"
+
+
+@in_loop
+async def test_past_calls_thinking_and_results_reach_the_template() -> None:
+    call = {"function": {"name": "weather", "arguments": {"a": 1}}}
+    turns = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "thinking": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "weather", "content": "sun"},
+    ]
+    answers = Answers(text(), "ok")
+    async with front(answers, text=text()) as f:
+        await chat(f, messages=turns, stream=False)
+    prompt = bytes(token for token in answers.requests[0].prompt if token < 256).decode()
+    assert '{"name": "weather", "arguments": {"a": 1}}' in prompt
+    assert "tool\nsun" in prompt
+
+
+@in_loop
+async def test_a_format_holds_the_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    async with front() as f:
+        await chat(f, format=schema, stream=False)
+        await chat(f, format="json", stream=False)
+        kinds = [request.constraint.kind for request in f.runner.seen if request.constraint]
+    assert kinds == ["json_schema", "json_object"]
+
+
+@in_loop
+async def test_generate_puts_the_prompt_into_the_template_unless_it_is_raw() -> None:
+    answers = Answers(text(), "one", "two")
+    async with front(answers, text=text()) as f:
+        first = (await generate(f, system="be brief", stream=False)).json
+        second = lines(await generate(f, raw=True, logprobs=True, top_logprobs=1))
+    prompts = [bytes(token for token in request.prompt if token < 256).decode() for request in answers.requests]
+    assert prompts[0].startswith("system\nbe brief\nuser\nhi")
+    assert prompts[1] == "hi"
+    assert first["response"] == "one"
+    assert "".join(line["response"] for line in second) == "two"
+    assert [len(entry["top_logprobs"]) for line in second for entry in line.get("logprobs", ())] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        ("/api/chat", {"messages": []}, "load"),
+        ("/api/chat", {"keep_alive": 0}, "unload"),
+        ("/api/generate", {}, "load"),
+        ("/api/generate", {"prompt": "", "keep_alive": 0}, "unload"),
+    ],
+)
+@in_loop
+async def test_a_request_without_a_prompt_is_answered_at_once(path: str, fields: dict[str, Any], reason: str) -> None:
+    async with front(forever) as f:
+        answer = (await f.post(path, {"model": "m", **fields})).json
+        assert not f.runner.seen
+    assert (answer["done"], answer["done_reason"]) == (True, reason)
+
+
+@in_loop
+async def test_models_have_the_tag_latest_or_none() -> None:
+    async with front() as f:
+        assert (await chat(f, model="m:latest", stream=False)).status == 200
+        wrong = await chat(f, model="other")
+        assert (wrong.status, list(wrong.json)) == (404, ["error"])
+        assert (await f.post("/api/show", {"model": "m:latest"})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        ("/api/chat", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/api/chat", {"messages": "hi"}, "messages"),
+        ("/api/chat", {"messages": ["hi"]}, "messages[0]"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "messages[0].images"),
+        ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls"),
+        ("/api/chat", {"options": {"temperature": 9}}, "options.temperature"),
+        ("/api/chat", {"stream": "yes"}, "stream"),
+        ("/api/chat", {"n": 2}, "n is not a field"),
+        ("/api/generate", {"suffix": "x"}, "suffix"),
+        ("/api/generate", {"context": [1]}, "context"),
+        ("/api/generate", {"prompt": 5}, "prompt"),
+        ("/api/generate", {"format": 5}, "format"),
+        ("/api/show", {}, "model"),
+    ],
+)
+@in_loop
+async def test_bad_input_is_refused_in_its_shape(path: str, fields: dict[str, Any], place: str) -> None:
+    body = {"messages": HI} if path == "/api/chat" else {"prompt": "hi"} if path == "/api/generate" else {}
+    async with front() as f:
+        client = await f.post(path, {**body, **fields})
+        assert client.status == 400
+        assert place in client.json["error"]
+        assert f.idle()
+
+
+@in_loop
+async def test_a_large_body_is_read_in_a_text_worker() -> None:
+    long = [{"role": "user", "content": "x" * 20_000}]
+    answers = Answers(text(), "ok", "ok")
+    async with front(answers, text=text()) as f:
+        assert (await chat(f, messages=long, stream=False)).json["message"]["content"] == "ok"
+        assert (await generate(f, prompt="x" * 20_000, raw=True, stream=False)).json["response"] == "ok"
+        emptied = await generate(f, prompt="", system="x" * 20_000, stream=False)
+    assert emptied.json["done_reason"] == "load"
+    assert [len(request.prompt) > 20_000 for request in answers.requests] == [True, False]
+    assert len(answers.requests[1].prompt) == 20_000
+
+
+@in_loop
+async def test_overload_is_refused_in_its_shape() -> None:
+    async with front(forever, running=1, waiting=0, pump=False) as f:
+        held = post("/api/chat", {"model": "m", "messages": HI}).start(f.app)
+        await f.step(2)
+        client = await chat(f)
+        held.leave()
+        await f.step(3)
+    assert (client.status, list(client.json)) == (503, ["error"])
+    assert int(client.headers["retry-after"]) >= 1
+
+
+@in_loop
+async def test_routes_about_models() -> None:
+    async with front() as f:
+        version = (await f.get("/api/version")).json
+        tags = (await f.get("/api/tags")).json["models"]
+        loaded = (await f.get("/api/ps")).json["models"]
+        shown = (await f.post("/api/show", {"name": "m"})).json
+        missing = await f.get("/api/nothing")
+    assert version["version"] >= "0.12"
+    assert [model["name"] for model in tags] == [model["model"] for model in loaded] == ["m"]
+    assert loaded[0]["expires_at"] > loaded[0]["modified_at"]
+    assert {"completion", "tools"} <= set(shown["capabilities"])
+    family = shown["model_info"]["general.architecture"]
+    assert shown["model_info"][f"{family}.context_length"] == 4096
+    assert (missing.status, list(missing.json)) == (404, ["error"])
