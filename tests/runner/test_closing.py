@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,8 +13,7 @@ import pytest
 
 from tests.support.grammars import Grammars, byte_tokenizer, lark, piece_tokenizer, regex, schema
 from treadle.core.messages import Constraint, Submit
-from treadle.grammar.completions import Search, ending_of
-from treadle.runner.sampling import closing
+from treadle.grammar.completions import WORK_A_STEP, Search, ending_of
 from treadle.runner.sampling.constraints import RowConstraint, row_constraint
 from treadle.runner.sampling.sampler import SamplingRow
 from treadle.runner.sampling.token_masks import TokenMasks
@@ -235,7 +235,7 @@ def test_nothing_is_searched_while_much_is_left(monkeypatch: pytest.MonkeyPatch)
 def test_a_token_whose_search_is_too_long_closes_the_answer_early(monkeypatch: pytest.MonkeyPatch) -> None:
     row, work = made(TREE, "bytes", 200), Work(monkeypatch)
     taken = feed(row, b'{"o":{"k":"')
-    assert work.most <= closing._WORK_A_STEP + 8
+    assert work.most <= WORK_A_STEP + 8
     assert bytes(taken) != b'{"o":{"k":"'
     tokens, stopped = answer(row, TokenMasks(263), random.Random(1), 200 - len(taken))
     assert stopped
@@ -247,7 +247,7 @@ def test_a_long_search_goes_on_in_the_next_steps_where_much_is_left(monkeypatch:
     text = b'{"o":{"k":"' + b"x" * 30
     assert feed(row, text) == list(text)
     assert 3 < work.searches < len(text)
-    assert work.most <= closing._WORK_A_STEP + 8
+    assert work.most <= WORK_A_STEP + 8
     assert row._closing is not None
     assert row._closing._exact, "the search is over, and its completion was joined"
 
@@ -265,16 +265,62 @@ def test_forced_tokens_do_not_search_more_in_a_step(monkeypatch: pytest.MonkeyPa
     while not row.ended and len(tokens) < 1000:
         assert constrained is not None
         work.total = 0
-        tokens.append(constrained.settle(drawn.pop(0) if drawn else allowed(constrained, masks)[0]))
+        some = allowed(constrained, masks)
+        drawn = drawn or [next((token for token in some if token in list(b'",:}')), some[-1])]
+        tokens.append(constrained.settle(drawn.pop(0)))
         assert not row.accept(tokens[-1])
         if row.limited:
             more, failure = row.force(1)
             assert not failure
             forced += len(more)
             tokens += more
-        assert work.total < 10 * closing._WORK_A_STEP, "one place of a text may take all candidates"
+        assert work.total <= WORK_A_STEP + 8
     assert row.ended
     assert forced > 10
+
+
+LONG = regex('([^"x]{40}"){12}', close_at_limit=True)  # 480 places with one mask: each seems to go round in circles
+CIRCLES = regex("(abcd|abc|abce)+x(1|2|3)z{90}", close_at_limit=True)
+
+
+@pytest.mark.parametrize(("constraint", "drawn"), [(LONG, b"-"), (CIRCLES, b"abcd"), (TREE, b'{"o":{"k":"')])
+def test_a_row_that_knows_no_completion_takes_the_way_of_a_search_a_step_at_a_time(
+    constraint: Constraint, drawn: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = made(constraint, "bytes", 600)
+    work, masks, taken = unknown(row, monkeypatch), TokenMasks(263), list[int]()
+    while not row.ended and len(taken) < 600:
+        work.total = 0
+        some = allowed(row, masks)
+        taken.append(row.settle(next((token for token in drawn[len(taken) :] if token in some), some[0])))
+        row.accept(taken[-1])
+        assert work.total <= WORK_A_STEP + 8
+    assert row.ended
+
+
+def unknown(row: RowConstraint, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Take from a row what it knows about the end of its grammar. Return the work that it does from now on."""
+    assert row._closing is not None
+    row._closing._ending = replace(row._closing._ending, first=None, growth=1 << 20)
+    row._closing.restart(at_beginning=True)
+    return Work(monkeypatch)
+
+
+def test_a_row_for_which_nothing_fits_gives_up_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(VOCABULARIES["bytes"])
+    constraint = regex("([ab]{3}c){75}[ab]d", close_at_limit=True)
+    request = Submit("r", (1,), 300, stop_token_ids=(STOP,), constraint=constraint)
+    row = row_constraint(request, (), 300, grammars)
+    assert row is not None
+    work, masks, gave_up = unknown(row, monkeypatch), TokenMasks(263), 0
+    for _ in range(300):
+        work.total = 0
+        row.accept(row.settle(allowed(row, masks)[0]))
+        assert work.total <= WORK_A_STEP + 8
+        gave_up += bool(grammars.statistics.not_closed and work.total)
+    assert not row.ended
+    assert grammars.statistics.not_closed == 1
+    assert gave_up <= 1, "nothing is searched any more"
 
 
 @pytest.mark.parametrize("most", [60, 90, 400, 1400])

@@ -19,12 +19,14 @@ class PrefixStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GrammarStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Statistics of grammars. Since the owner started: grammars `compiled` and `failed`, and seconds of compiling.
-    Now: grammars in the cache, and characters of their texts."""
+    """Statistics of grammars. Since the owner started: grammars `compiled` and `failed`, seconds of compiling, and
+    sequences with `close_at_limit` for which no completion was found (`not_closed`). Now: grammars in the cache, and
+    characters of their texts."""
 
     compiled: int = 0
     failed: int = 0
     compile_s: float = 0.0
+    not_closed: int = 0
     cached: int = 0
     cached_chars: int = 0
 

@@ -118,6 +118,11 @@ class GrammarCompiler:
             grammar = self._cache.get(constraint.grammar)
             return grammar.ending if constraint.close_at_limit and grammar is not None else None
 
+    def count_not_closed(self) -> None:
+        """Count a sequence with `close_at_limit` for which no completion was found."""
+        with self._changed:
+            self.statistics = msgspec.structs.replace(self.statistics, not_closed=self.statistics.not_closed + 1)
+
     def close(self) -> None:
         """Forget all grammars, and end the threads after those that they are compiling; wait for that up to CLOSE_S."""
         with self._changed:
@@ -163,7 +168,8 @@ class GrammarCompiler:
             if grammar is not None:
                 compiled.closes, compiled.ending = grammar.closes, grammar.ending
                 self._cache[text] = compiled
-            self.statistics = GrammarStatistics(
+            self.statistics = msgspec.structs.replace(
+                before,
                 compiled=before.compiled + (first and compiled.status is READY),
                 failed=before.failed + (first and compiled.status is not READY),
                 compile_s=before.compile_s + seconds,

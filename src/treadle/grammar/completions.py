@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,10 @@ _ALTERNATIVES = 8
 """Most tokens that are tried in place of one on the way of the first completion."""
 _MASK = 4
 """Work of a mask: it takes as long as about four other tokens, some 100 us where its lexer's states are new."""
+WORK_A_STEP = 16 * _MASK
+"""Most work of a row's search in one step, 1 to 2 ms."""
+_MASKS_A_PLACE = WORK_A_STEP // _MASK - 2
+"""Most masks behind candidates of one place in a search whose way is taken: with the place's own one, a step's work."""
 _MOST_WORK = 2048 * _MASK
 """Most work of a search. It is enough for a thousand tokens."""
 _SHORTENING = 256 * _MASK
@@ -92,6 +97,10 @@ class Search:
     At each place it takes the first candidate after which the grammar goes on differently, until `known` tokens, or the
     last ones of them, complete it. With `detour` it takes another token in one place. It does `work` at most. `way` are
     the tokens taken so far, `over` is true at the end.
+
+    With `turns` its way can be taken while it goes on: the way only grows, by a token or more with each `WORK_A_STEP`,
+    whatever `work` says. The candidates of a place that take longer are tried where its mask comes again. True takes
+    another candidate at each visit of a mask, False at some after the 64th one.
     """
 
     def __init__(
@@ -103,19 +112,25 @@ class Search:
         known: Sequence[int] = (),
         *,
         detour: bool = False,
+        turns: bool | None = None,
         work: int = _MOST_WORK,
     ) -> None:
-        self.work = work
+        self.work = work if turns is None else WORK_A_STEP * (most + 1)
         self.way: list[int] = []
         self.over = False
         self._vocabulary = vocabulary
         self._candidates = candidates
         self._better: dict[int, int] = {}  # by hashes of masks: the first token after which the mask was another
+        self._untried: dict[int, Iterator[int]] = {}  # likewise, the tokens of places that were left early
+        self._masks_a_place = None if turns is None else _MASKS_A_PLACE
         self._known: dict[int, list[list[int]]] = {}  # by their first tokens
         for skipped in range(min(len(known), _SKIPPED)):
             self._known.setdefault(known[skipped], []).append(list(known[skipped:]))
         matcher = matcher.deep_copy()
-        self._steps = self._detour(matcher, most) if detour else self._walk(matcher, most)
+        if turns is not None:
+            self._steps = self._way(matcher, most, turns=turns)
+        else:
+            self._steps = self._detour(matcher, most) if detour else self._walk(matcher, most)
 
     def run(self, work: int) -> list[int] | None:
         """Do about so much `work`. Return the completion; None where there is none, or none yet (not `over`)."""
@@ -178,9 +193,10 @@ class Search:
                 words = yield from self._mask(matcher)
             before = visits[key := hash(words.tobytes())]
             visits[key] += 1
-            if not turns and before >= _MOST_VISITS:
+            circles = before >= _MOST_VISITS
+            if circles and not turns and self._masks_a_place is None:
                 return None
-            skipped = before if turns else 0
+            skipped = before if turns else before // _ALTERNATIVES if circles and before % _ALTERNATIVES == 0 else 0
             if not (options := (yield from self._options(matcher, words, skipped + 1))):
                 return None
             token, matcher, words = options[skipped % len(options)]
@@ -218,8 +234,10 @@ class Search:
     def _options(self, matcher: LLMatcher, words: _Words, count: int) -> Generator[None, None, list[_Option]]:
         """Return up to `count` tokens that `words` allow, the bitmask of `matcher`: first those that lead to another
         state, as far as masks show it."""
-        better, found, others = self._better.get(key := hash(words.tobytes())), list[_Option](), list[_Option]()
-        for token in self._tokens(words, better):
+        key, found, others = hash(words.tobytes()), list[_Option](), list[_Option]()
+        better, untried = self._better.get(key), self._untried.pop(key, None)
+        tokens = self._tokens(words, better) if untried is None else chain(untried, [better or 0])
+        for token in tokens:
             if len(found) == count:
                 break
             after = matcher.deep_copy()
@@ -231,9 +249,12 @@ class Search:
             next_words = yield from self._mask(after)
             differs = not np.array_equal(next_words, words)
             (found if differs else others).append((token, after, next_words))
+            if not differs and len(others) == self._masks_a_place:
+                self._untried[key] = tokens
+                break
         options = [*found, *others][:count]
-        if options:
-            self._better.setdefault(key, options[0][0])
+        if options and (better is None or untried is not None):
+            self._better[key] = options[0][0]
         return options
 
     def _tokens(self, words: _Words, better: int | None) -> Iterator[int]:

@@ -318,6 +318,11 @@ class _Grammars:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._compiled = Counter("treadle_grammars_compiled", "Grammars compiled", registry=registry)
         self._failed = Counter("treadle_grammars_failed", "Grammars that could not be compiled", registry=registry)
+        self._not_closed = Counter(
+            "treadle_close_at_limit_failures",
+            "Sequences with close_at_limit for which no completion was found",
+            registry=registry,
+        )
         self._seconds = Counter("treadle_grammar_compile_seconds", "Time spent compiling grammars", registry=registry)
         self._cached = Gauge("treadle_grammars_cached", "Compiled grammars in the cache", registry=registry)
 
@@ -326,6 +331,7 @@ class _Grammars:
             return
         self._compiled.inc(_increase(before.compiled, now.compiled))
         self._failed.inc(_increase(before.failed, now.failed))
+        self._not_closed.inc(_increase(before.not_closed, now.not_closed))
         self._seconds.inc(_increase(before.compile_s, now.compile_s))
         self._cached.set(now.cached)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llguidance import LLMatcher
 
-from ...grammar.completions import Ending, Search, completes
+from ...grammar.completions import WORK_A_STEP, Ending, Search, completes
 
-_WORK_A_STEP = 64
-"""Most work of a row's search in one step, 1 to 2 ms."""
 _LONGEST = 1024
 """Most tokens of a completion that a search finds, but for forced ones: a required text that is longer may not fit."""
 
@@ -20,11 +20,13 @@ class Closing:
     sequence may close a little earlier than it must. Two exceptions keep the invariant without a completion. While so
     much is left that no token can break it, nothing is searched. And while a whole completion fits, however long the
     search makes it, tokens are taken before their search is over: it goes on in the next steps. Where less is left, and
-    nothing is known, the row takes the tokens on the way of its search until that is over.
+    nothing is known, the row takes the tokens on the way of its search until that is over. Where two such searches find
+    nothing, it calls `gave_up` and searches no more.
     """
 
-    def __init__(self, ending: Ending, vocabulary: int) -> None:
+    def __init__(self, ending: Ending, vocabulary: int, gave_up: Callable[[], None]) -> None:
         self._ending = ending
+        self._gave_up = gave_up
         self._vocabulary = vocabulary
         self.restart(at_beginning=True)
 
@@ -38,15 +40,16 @@ class Closing:
         self._bound = len(first) if self._exact and first is not None else self._ending.growth
         self._search: Search | None = None  # from an earlier state
         self._taken: list[int] | None = None  # since then from its way; None: the tokens that were drawn
+        self._turns = False  # the next search for a way to take is the second one
         self._off = False
         self._keep_state()
 
     def unsettle(self) -> None:
         """Forget the last token that was settled: it is not taken."""
-        self._known, self._exact, self._bound, self._search, self._taken, self._off = self._before
+        self._known, self._exact, self._bound, self._search, self._taken, self._turns, self._off = self._before
 
     def _keep_state(self) -> None:
-        self._before = self._known, self._exact, self._bound, self._search, self._taken, self._off
+        self._before = (self._known, self._exact, self._bound, self._search, self._taken, self._turns, self._off)
 
     def fits_behind(self, left: int, tokens: int) -> bool:
         """Whether the grammar, from its beginning, can be completed behind `tokens` more tokens with `left` left now;
@@ -67,79 +70,84 @@ class Closing:
         if self._off:
             return token
         if self._search is not None:
-            return self._follow(matcher, token, left) if left <= _LONGEST else self._go_on(self._search, token)
+            return self._go_on(self._search, token) if left > _LONGEST else self._follow(matcher, token, left)
         if self._bound + self._ending.growth < left:
             self._bound, self._exact = self._bound + self._ending.growth, False
             return token
         after = matcher.deep_copy()
         if not after.consume_token(token):
             return token
-        rest = self._rest(after, token, left - 1)
-        if rest is not None:
+        if (rest := self._known_rest(after, token, left - 1)) is not None:
             self._keep(rest)
             return token
-        if self.searching:
-            self._exact = False
-            return token
-        return self._next_known() if self._exact else self._follow(matcher, token, left)
+        return self._searched(matcher, after, token, left)
 
-    def _rest(self, after: LLMatcher, token: int, most: int) -> list[int] | None:
-        """Return up to `most` tokens that complete the grammar from `after`; where possible, what is known already.
-        A search that takes longer than this step goes on in the next ones where whatever it finds fits."""
+    def _known_rest(self, after: LLMatcher, token: int, most: int) -> list[int] | None:
+        """Return up to `most` tokens that complete the grammar from `after`, of those that are known already."""
         if self._exact and self._known and self._known[0] == token:
             return self._known[1:]
         if self._known is not None:
             for rest in (self._known[2:], self._known[1:], self._known):
                 if len(rest) <= most and completes(after, rest):
                     return rest
-        search = self._search_from(after, most)
-        found = search.run(_WORK_A_STEP)
-        if not search.over and most >= _LONGEST:
-            self._search, self._taken = search, None
-        return found
+        return None
+
+    def _searched(self, matcher: LLMatcher, after: LLMatcher, token: int, left: int) -> int | None:
+        """Search a completion behind `token`. A search that takes longer than this step goes on in the next ones where
+        whatever it finds fits, or where nothing else is known: then the row takes the tokens on its way."""
+        fits = left > _LONGEST
+        follows = not self._exact and not fits
+        search = self._search_from(after, left - 1, turns=self._turns if follows else None)
+        before = search.work
+        if (found := search.run(WORK_A_STEP)) is not None:
+            self._keep(found)
+            return token
+        if not search.over and (fits or follows):
+            self._search, self._exact = search, False
+            self._taken = [] if follows else None
+            return token
+        return self._next_known() if self._exact else self._follow(matcher, token, left, before - search.work)
 
     def _go_on(self, search: Search, token: int) -> int:
         """Continue the search from an earlier state; take the token."""
         self._bound += self._ending.growth
-        self._known = search.run(_WORK_A_STEP) or self._known
+        self._known = search.run(WORK_A_STEP) or self._known
         if search.over:
             self._search = None
         return token
 
-    def _follow(self, matcher: LLMatcher, token: int, left: int) -> int | None:
-        """Continue the search; begin one where there is none, or where it has left the way that was taken. Return the
-        next token of its way."""
+    def _follow(self, matcher: LLMatcher, token: int, left: int, done: int = 0) -> int | None:
+        """Continue the search whose way the row takes; begin one where there is none. `done` of this step's work is
+        done. Return the next token of the way, or `token` where it has none."""
         search, taken = self._search, self._taken
-        while search is None or taken is None or not self._advance(search, taken):
-            if search is not None and search.over and not taken:
-                self._off = True  # nothing fits: the sequence ends by its length
-                return token
-            search, taken = self._search_from(matcher, left), []
-        self._search = None if search.over else search
-        if search.over:
-            return self._next_known()
-        self._taken = [*taken, search.way[len(taken)]]
-        return self._taken[-1]
-
-    def _advance(self, search: Search, taken: list[int]) -> bool:
-        """Continue a search until a token behind those taken is on its way. Return whether it goes through them."""
-        found = search.run(_WORK_A_STEP)
-        while not search.over and len(search.way) <= len(taken):
-            found = search.run(1)
-        way = search.way if found is None else found
-        if (search.over and found is None) or way[: len(taken)] != taken:
-            return False
+        if search is None or taken is None:
+            search, taken = self._search_from(matcher, left, turns=self._turns), []
+        found = search.run(WORK_A_STEP - done)
         if found is not None:
+            self._search = None
             self._keep(found[len(taken) :])
-        return True
+            return self._next_known()
+        more = search.way[len(taken) : len(taken) + 1]
+        if more and not search.over:
+            self._search, self._taken = search, taken + more
+        else:
+            self._fail()
+        return more[0] if more else token
+
+    def _fail(self) -> None:
+        """Search once more, with other tokens where the way comes to the same place; give up the second time. The
+        sequence then ends by its length, unless it ends by itself."""
+        self._search, self._off, self._turns = None, self._turns, True
+        if self._off:
+            self._gave_up()
 
     @property
     def searching(self) -> bool:
         """Whether a search is not over."""
         return self._search is not None
 
-    def _search_from(self, matcher: LLMatcher, most: int) -> Search:
-        return Search(self._vocabulary, self._ending.candidates, matcher, most, self._known or ())
+    def _search_from(self, matcher: LLMatcher, most: int, *, turns: bool | None) -> Search:
+        return Search(self._vocabulary, self._ending.candidates, matcher, most, self._known or (), turns=turns)
 
     def _next_known(self) -> int | None:
         """Return the next token of the known completion; None at its end."""
@@ -150,4 +158,4 @@ class Closing:
         return token
 
     def _keep(self, completion: list[int]) -> None:
-        self._known, self._exact, self._bound = completion, True, len(completion)
+        self._known, self._exact, self._bound, self._turns = completion, True, len(completion), False

@@ -7,7 +7,7 @@ grammar.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -38,10 +38,10 @@ class RowConstraint:
     """State of a row's constraint and reasoning after the tokens of `history`.
 
     `beginning` is a matcher at the beginning of the request's grammar, None without one; `ending` is that grammar's,
-    given with `close_at_limit`. `limit` is None while every
-    token may come next, but stop tokens in `held`: a grammar comes after the reasoning. With `only_stops` nothing but
-    stop tokens may come. `ended` is true where the last token ended the sequence, and `over` where nothing is limited
-    any more. `failure` says why the row can't go on. Raises ValueError for a `history` that breaks the grammar.
+    given with `close_at_limit`, and `gave_up` is called where no completion is found. `limit` is None while every token
+    may come next, but stop tokens in `held`: a grammar comes after the reasoning. With `only_stops` nothing but stop
+    tokens may come. `ended` is true where the last token ended the sequence, and `over` where nothing is limited any
+    more. `failure` says why the row can't go on. Raises ValueError for a `history` that breaks the grammar.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class RowConstraint:
         beginning: LLMatcher | None = None,
         tokenizer: LLTokenizer | None = None,
         ending: Ending | None = None,
+        gave_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._stops = tuple(token for token in request.stop_token_ids if 0 <= token < vocabulary)
         reasoning = None if request.thinking is None else Reasoning(request.thinking)
@@ -65,7 +66,7 @@ class RowConstraint:
             self._grammar = RowGrammar(request.constraint, beginning, tokenizer, frozenset(self._stops))
             self._foreign = tuple(set(tokenizer.eos_tokens) - set(self._stops))
             if ending is not None:
-                self._closing = Closing(ending, tokenizer.vocab_size)
+                self._closing = Closing(ending, tokenizer.vocab_size, gave_up)
         self._left = request.max_tokens
         self._failure = ""
         self.ended = False
@@ -244,4 +245,5 @@ def row_constraint(
     beginning, ending = grammars.matcher(request.constraint), grammars.ending(request.constraint)
     if beginning is None or (ending is None and request.constraint.close_at_limit):
         raise GrammarGone(request.constraint.kind)
-    return RowConstraint(request, history, vocabulary, beginning, grammars.tokenizer, ending)
+    gave_up = grammars.count_not_closed
+    return RowConstraint(request, history, vocabulary, beginning, grammars.tokenizer, ending, gave_up)
