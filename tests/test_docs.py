@@ -54,6 +54,12 @@ def test_relative_links_and_anchors_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_tests_have_their_names(page: Path) -> None:
+    named = re.findall(r"\[(test_\w+)\]\([^()\s]*?(\w+)\.py\)", prose(page))
+    assert [label for label, file in named if label != file] == []
+
+
 def commands(page: Path) -> list[list[str]]:
     """The arguments of each `treadle` command line in a page's shell blocks."""
     blocks = SHELL.findall(page.read_text(encoding="utf-8"))
