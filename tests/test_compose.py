@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from llguidance import LLTokenizer
 
 from treadle import installation
 from treadle.compose.checks import require_grpc, require_installed
 from treadle.compose.owner import owner_of, owner_spec, runner_factory
 from treadle.config import Settings
-from treadle.errors import StartFailed
+from treadle.errors import ModelError, StartFailed
+from treadle.grammar.vocabulary import VocabularyThread
 from treadle.installation import Problem
 from treadle.models.folder import ModelFolder, Source
 
@@ -62,6 +66,29 @@ def test_what_settings_say_of_the_cache_reaches_the_runner_in_the_child(
     }
     assert limits.max_running == 3
     assert built["vocabulary"] is None, "structured is off"
+
+
+def test_a_start_that_fails_leaves_no_thread_that_reads_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def read() -> LLTokenizer:
+        assert goes_on.wait(10)
+        time.sleep(0.01)
+        ended.set()
+        raise ModelError("not needed any more")
+
+    def refuse(threads: int | None) -> None:
+        goes_on.set()
+        raise StartFailed("no BLAS")
+
+    monkeypatch.setattr("treadle.compose.owner.begin_vocabulary", lambda folder: VocabularyThread(read))
+    monkeypatch.setattr("treadle.runner.device.blas.prepare", refuse)
+    settings = Settings(**{**GIVEN, "structured": "auto"})
+    with pytest.raises(StartFailed, match="no BLAS"):
+        runner_factory(owner_spec(settings, ModelFolder(tmp_path, "m", Source.FOLDER, {})))(lambda stage: None)
+    assert ended.is_set()
 
 
 def test_the_vocabulary_is_read_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,35 +82,45 @@ def _hide_torch() -> None:
 
 
 def runner_factory(spec: OwnerSpec) -> RunnerFactory:
-    """Return a factory that builds the runner on the thread that calls it. BLAS is chosen before MLX is imported. The
-    vocabulary for grammars is read beside the weights."""
+    """Return a factory that builds the runner on the thread that calls it. The vocabulary for grammars is read beside
+    the weights, by a thread that has ended when the factory returns or raises: an interpreter that ends beside it may
+    crash."""
 
     def build(progress: Progress) -> Runner:
         vocabulary = begin_vocabulary(Path(spec.folder)) if spec.structured == "auto" else None
-        from ..runner.device import blas
-
-        report = blas.prepare(spec.threads)
-        from ..runner.device.require_mlx import require_mlx
-
-        require_mlx()
-        from ..runner.build import build as build_runner
-
-        with spelled(spec.spelling):
-            return build_runner(
-                spec.folder,
-                name=spec.name,
-                context=spec.context,
-                memory=spec.memory,
-                prefix_cache=spec.prefix_cache,
-                kv_bits=spec.kv_bits,
-                kernels=KernelPolicy(spec.kernels),
-                blas=report,
-                vocabulary=vocabulary,
-                **msgspec.structs.asdict(spec.limits),
-                progress=progress,
-            )
+        try:
+            return _runner(spec, vocabulary, progress)
+        finally:
+            if vocabulary is not None:
+                vocabulary.join()
 
     return build
+
+
+def _runner(spec: OwnerSpec, vocabulary: VocabularyThread | None, progress: Progress) -> Runner:
+    """Build the runner. BLAS is chosen before MLX is imported."""
+    from ..runner.device import blas
+
+    report = blas.prepare(spec.threads)
+    from ..runner.device.require_mlx import require_mlx
+
+    require_mlx()
+    from ..runner.build import build as build_runner
+
+    with spelled(spec.spelling):
+        return build_runner(
+            spec.folder,
+            name=spec.name,
+            context=spec.context,
+            memory=spec.memory,
+            prefix_cache=spec.prefix_cache,
+            kv_bits=spec.kv_bits,
+            kernels=KernelPolicy(spec.kernels),
+            blas=report,
+            vocabulary=vocabulary,
+            **msgspec.structs.asdict(spec.limits),
+            progress=progress,
+        )
 
 
 def begin_vocabulary(folder: Path) -> VocabularyThread:

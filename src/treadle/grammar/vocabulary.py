@@ -46,6 +46,10 @@ class VocabularyThread:
         self._thread = threading.Thread(target=self._run, name="vocabulary", daemon=True)
         self._thread.start()
 
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
     def result(self) -> LLTokenizer:
         """Wait for the vocabulary and return it. Raises ModelError when it could not be read."""
         self._thread.join()
