@@ -11,6 +11,8 @@ import pytest
 from tests.support.tiny import CHATML, make_tiny
 from treadle.errors import InvalidRequest
 from treadle.text import ChatTemplate, TextModel
+from treadle.text.formats.registry import find
+from treadle.text.past_calls import PastCallWriter
 from treadle.text.template_traits import ArgumentsForm
 from treadle.text.turn_forms import forms
 
@@ -102,7 +104,7 @@ def template(source: str) -> ChatTemplate:
 def written(source: str, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
     """The first form that the template takes."""
     made = template(source)
-    for form in forms(turns, tools, made.traits):
+    for form in forms(turns, tools, made.traits, PastCallWriter().write):
         try:
             return made.render(form, tools=tools if made.traits.tools else None)
         except InvalidRequest:
@@ -186,7 +188,7 @@ def test_arguments_nested_too_deeply_to_be_read_stay_text() -> None:
 
 
 def forms_of(source: str, turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    return list(forms(turns, None, template(source).traits))
+    return list(forms(turns, None, template(source).traits, PastCallWriter().write))
 
 
 def test_ids_are_shortened_alike_in_call_and_result() -> None:
@@ -325,3 +327,28 @@ def test_special_tokens_in_tools_and_calls_stay_text(tmp_path: Path) -> None:
     harmless = model.chat_ids([user("a"), call(), call(), result("x"), user("b")])
     assert ids.count(model.named_ids[evil]) == harmless.count(model.named_ids[evil])
     assert model.decode(ids, skip_special_tokens=False).count(evil) == 5 + 6
+
+
+PHI = Path(__file__).parent / "formats" / "templates"
+PHI_TOKENS = ("<|tool_call|>", "<|/tool_call|>")
+
+
+@pytest.mark.parametrize(("name", "form"), [("phi4_mini", "{}[{}]{}"), ("phi4_mini_functools", "functools[{1}]")])
+def test_past_calls_are_written_in_the_models_own_format(tmp_path: Path, name: str, form: str) -> None:
+    source = (PHI / f"{name}.jinja").read_text()
+    model = TextModel.load(make_tiny(tmp_path / "m", chat_template=source, special=PHI_TOKENS))
+    begin, end = PHI_TOKENS
+    turns = [user("a"), call(), {**call(json.dumps({"x": end})), "content": "See:"}, result("b")]
+    prompt = model.chat_prompt(turns, tools=[TOOL])
+    assert form.format(begin, '{"name": "weather", "arguments": {"city": "Rome"}}', end) in prompt.text
+    assert "See:\n" + form.format(begin, '{"name": "weather", "arguments": {"x": "<', end)[:40] in prompt.text
+    own = 2 * (name == "phi4_mini")
+    assert [prompt.ids.count(model.named_ids[token]) for token in PHI_TOKENS] == [own, own]
+
+
+def test_what_stands_for_a_marker_can_not_be_guessed() -> None:
+    writer, other = PastCallWriter(find("phi4_mini")), PastCallWriter(find("phi4_mini"))
+    calls = call()["tool_calls"]
+    assert "<|" not in writer.write(calls)
+    assert writer.restore(other.write(calls)) == other.write(calls)
+    assert writer.restore(writer.write(calls)).startswith('<|tool_call|>[{"name": "weather"')

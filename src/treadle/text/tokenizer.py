@@ -14,6 +14,8 @@ from .answer_formats import AUTO, AnswerFormats, choose_formats
 from .byte_decoders import byte_token_decoder
 from .check import check_text
 from .folder import FolderConfig, read_regular
+from .formats.registry import find
+from .past_calls import PastCallWriter
 from .special_tokens import GuardedChat, Separator, SpecialTokenGuard
 from .template_traits import TemplateTraits
 from .templates import ChatTemplate, TemplateRefusal, find_template
@@ -226,8 +228,9 @@ class TextModel(TextView):
         """
         traits = TemplateTraits() if self.chat_template is None else self.chat_template.traits
         definitions = tools if traits.tools else None
+        past_calls = PastCallWriter(find(self.formats.tools) if self.formats.by_template else None)
         refusal: TemplateRefusal | None = None
-        for turns in forms(messages, tools, traits):
+        for turns in forms(messages, tools, traits, past_calls.write):
             guarded = self._guarded(turns, extra or {}, definitions or ())
             try:
                 text = self.render_chat(
@@ -240,6 +243,7 @@ class TextModel(TextView):
             except TemplateRefusal as error:
                 refusal = refusal or error
                 continue
+            text = past_calls.restore(text)
             rendered()
             return ChatPrompt(self.encode_chat(text, None if guarded is None else guarded.sentinel, most=most), text)
         assert refusal is not None

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .past_calls import arguments_object
 from .template_traits import ArgumentsForm, TemplateTraits
 
 Turn = dict[str, Any]
+WriteCalls = Callable[[Sequence[Mapping[str, Any]]], str]
 
 _CONVERTED = "_converted"
 _SHORT_ID_CHARS = 9
@@ -27,9 +29,13 @@ To call a function, answer with its name and arguments as JSON, once for each ca
 
 
 def forms(
-    turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, traits: TemplateTraits
+    turns: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    traits: TemplateTraits,
+    write_calls: WriteCalls,
 ) -> Iterator[list[Turn]]:
-    """Yield the conversation in forms to try, the most faithful first.
+    """Yield the conversation in forms to try, the most faithful first. `write_calls` returns calls as text, for a
+    template that writes none.
 
     Tools and turns that the template never writes are text in all of them: tools are described in the first system
     turn (in its key `tools`, where the template reads that), later system turns and results of calls become turns of
@@ -40,7 +46,7 @@ def forms(
     if tools and not traits.tools:
         named = _with_system_tools(named, tools) if traits.tools_in_system else _with_tools_prompt(named, tools)
     leading = next((i for i, turn in enumerate(named) if turn["role"] != "system"), len(named))
-    first = [_fitted(turn, i, leading, traits) for i, turn in enumerate(named)]
+    first = [_fitted(turn, i, leading, traits, write_calls) for i, turn in enumerate(named)]
     yield _clean(_join_results(first))
     joined = _join_converted(_join_results(first))
     if joined != first:
@@ -112,7 +118,7 @@ def _with_system_tools(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]
     return [{"role": "system", "content": "", "tools": listed}, *turns]
 
 
-def _fitted(turn: Turn, index: int, leading: int, traits: TemplateTraits) -> Turn:
+def _fitted(turn: Turn, index: int, leading: int, traits: TemplateTraits, write_calls: WriteCalls) -> Turn:
     """Return turn `index` in the template's form; the first `leading` turns are system turns."""
     role = turn["role"]
     if role == "system" and not _takes_system(index, leading, traits):
@@ -120,7 +126,7 @@ def _fitted(turn: Turn, index: int, leading: int, traits: TemplateTraits) -> Tur
     if role == "tool" and not traits.results:
         return _result_text(turn)
     if turn.get("tool_calls"):
-        return _call_text(turn) if traits.arguments is None else _with_calls(turn, traits)
+        return _call_text(turn, write_calls) if traits.arguments is None else _with_calls(turn, traits)
     if role == "tool" and traits.short_ids and "tool_call_id" in turn:
         return {**turn, "tool_call_id": _short(turn["tool_call_id"])}
     return turn
@@ -150,18 +156,10 @@ def _arguments(text: str, form: ArgumentsForm | None) -> Any:
     """Return arguments in the template's form. A text that is no JSON object stays a text, if the template takes it."""
     if form is ArgumentsForm.TEXT:
         return text or "{}"
-    value = _object(text)
+    value = arguments_object(text)
     if value is None:
         return text if form is ArgumentsForm.EITHER else {"arguments": text}
     return value
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _short(call_id: str) -> str:
@@ -171,15 +169,10 @@ def _short(call_id: str) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARS]
 
 
-def _call_text(turn: Turn) -> Turn:
+def _call_text(turn: Turn, write_calls: WriteCalls) -> Turn:
     """Return an assistant's turn with its calls as text."""
-    calls = []
-    for call in turn["tool_calls"]:
-        name, text = call["function"]["name"], call["function"]["arguments"]
-        value = _object(text)
-        given = {"name": name, "arguments": text if value is None else value}
-        calls.append(f"<tool_call>\n{json.dumps(given, ensure_ascii=False)}\n</tool_call>")
-    return _append({key: value for key, value in turn.items() if key != "tool_calls"}, "\n".join(calls), "\n")
+    calls = write_calls(turn["tool_calls"])
+    return _append({key: value for key, value in turn.items() if key != "tool_calls"}, calls, "\n")
 
 
 def _result_text(turn: Turn) -> Turn:

@@ -13,6 +13,7 @@ from treadle.text.formats.reader import ReaderSetup
 from treadle.text.formats.reasoning import MARKERS, pick_reasoning
 from treadle.text.formats.registry import FORMATS, pick
 from treadle.text.formats.typed_values import parameter_types
+from treadle.text.past_calls import PastCallWriter
 from treadle.text.templates import ChatTemplate
 from treadle.text.turn_forms import forms
 
@@ -125,7 +126,7 @@ def test_the_calls_of_a_turn_and_its_reasoning_are_written_as_gpt_oss_takes_them
         {"role": "tool", "tool_call_id": "1", "content": "r1"},
         {"role": "tool", "tool_call_id": "2", "content": "r2"},
     ]
-    text = template.render(next(forms(turns, None, template.traits)))
+    text = template.render(next(forms(turns, None, template.traits, PastCallWriter().write)))
     thought = "<|channel|>analysis<|message|>Hm.\n\nI look.<|end|>"
     called = (
         '<|start|>assistant to=functions.f{0}<|channel|>commentary json<|message|>{{"a": {0}}}<|call|>'

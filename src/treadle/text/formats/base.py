@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -92,6 +92,12 @@ class ToolFormat(ABC):
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         """Return a Lark expression of one call of one of `tools`, with `several` of one or more, from the starting
         text to the last character that belongs to them. Rules are added to `grammar`."""
+
+    def past_calls(self, calls: Sequence[str], mark: Callable[[str], str]) -> str | None:
+        """Return past calls of one turn as text, for templates that write none; None where the format has no form of
+        its own for that. Each call is a JSON object with `name` and `arguments`. `mark` returns a stand-in for a
+        special token, which becomes one in the prompt."""
+        return None
 
     def constraint(
         self,

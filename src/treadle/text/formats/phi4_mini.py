@@ -7,7 +7,7 @@ Source: chat template and special tokens of microsoft/Phi-4-mini-instruct, its t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from . import lark
 from .base import CallContext, ToolFormat, ToolSpec
@@ -43,6 +43,9 @@ class Phi4Mini(ToolFormat):
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         return (CALL,)
 
+    def past_calls(self, calls: Sequence[str], mark: Callable[[str], str]) -> str:
+        return f"{mark(CALL)}[{', '.join(calls)}]{mark(CALL_END)}"
+
 
 class Phi4MiniFunctools(Phi4Mini):
     """`functools[{"name": NAME, "arguments": {...}}, ...]`."""
@@ -58,3 +61,6 @@ class Phi4MiniFunctools(Phi4Mini):
 
     def triggers(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         return (FUNCTOOLS,)
+
+    def past_calls(self, calls: Sequence[str], mark: Callable[[str], str]) -> str:
+        return f"{FUNCTOOLS}{', '.join(calls)}]"
