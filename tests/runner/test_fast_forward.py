@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.runner.conftest import Tiny
@@ -23,8 +24,9 @@ from treadle.core.plan import StepResult
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling import sampler
-from treadle.runner.sampling.constraints import RowConstraint, row_constraint
+from treadle.runner.sampling.constraints import MOST_FORCED, RowConstraint, row_constraint
 from treadle.runner.sampling.sampler import SamplingRow
+from treadle.runner.sampling.token_masks import TokenMasks
 
 FORM = schema(
     {
@@ -253,3 +255,56 @@ def test_runs_that_are_too_short_are_left_to_the_mask() -> None:
     row = sampling_row(regex("abc[0-9]"))
     assert row.force(4) == ([], "")
     assert row.force(3) == ([*b"abc"], "")
+
+
+# Long texts -----------------------------------------------------------------------------------------------------------
+
+LONG = "".join(random.Random(1).choices("abcdefgh ", k=20_000))
+
+
+@pytest.mark.parametrize("constraint", [schema({"const": LONG}), schema({"enum": [LONG, "short"]})])
+def test_a_long_text_is_forced_in_pieces(constraint: Constraint) -> None:
+    row = sampled(constraint, max_tokens=30_000)
+    tokens, masks = list[int](), TokenMasks(300)
+    while not row.ended:
+        assert row.constraint is not None
+        assert row.constraint.limit is not None
+        (token, *_) = masks_of(row.constraint, masks)
+        row.accept(token)
+        forced, failure = row.force(1)
+        assert not failure
+        assert len(forced) <= MOST_FORCED
+        tokens += [token, *forced]
+    assert bytes(tokens[:-1]).decode() == f'"{LONG}"'
+    assert tokens[-1] in (EOS, IM_END)
+
+
+def test_in_a_long_text_no_mask_is_filled_for_a_row_that_forces_nothing() -> None:
+    """llguidance would cut the rest of the text into tokens for each."""
+    row = sampled(schema({"const": LONG}), max_tokens=30_000, logprobs=1)
+    for token in b'"' + LONG[:50].encode():
+        assert row.constraint is not None
+        assert row.constraint.limit is not None
+        assert (row.constraint.limit.matcher, row.constraint.limit.added) == (None, (token,))
+        assert row.force(1) == ([], "")
+        row.accept(token)
+
+
+def test_reasoning_begins_a_long_text_anew() -> None:
+    """The text begins with the marker of the reasoning: both its tokens are those of the grammar."""
+    thinking = Thinking(open_ids=(ord('"'),), close_ids=(ord("."),), opened=False)
+    row = sampled(schema({"const": LONG}), max_tokens=30_000, thinking=thinking)
+    for token in b'"ab.':
+        row.accept(token)
+    assert row.constraint is not None
+    assert masks_of(row.constraint, TokenMasks(300)) == [ord('"')]
+
+
+def sampled(constraint: Constraint, **fields: Any) -> SamplingRow:
+    made = request("r", constraint, 0, **fields)
+    return SamplingRow(made, (), 300, row_constraint(made, (), 300, Grammars(byte_tokenizer(300))))
+
+
+def masks_of(row: RowConstraint, masks: TokenMasks) -> list[int]:
+    found: list[int] = np.flatnonzero(np.unpackbits(masks.fill([row])[0].view(np.uint8), bitorder="little")).tolist()
+    return found
