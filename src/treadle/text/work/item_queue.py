@@ -31,7 +31,7 @@ class ItemQueue:
         when that tenant is the item's own."""
         self._make_room(item.tenant)
         self._start_deadline(item)
-        self._queue.put(item.tenant, item)
+        self._queue.put(item.tenant, item, len(item.order.params) + len(item.payload))
 
     def put_back(self, item: WorkItem) -> None:
         """Queue an item again, first in line and with a new deadline, after its worker was lost."""
