@@ -23,7 +23,9 @@ def check_finite(schema: dict[str, Any], param: str) -> None:
             finite.add(name)
             open_names += users.get(name, ())
     if not _is_finite(schema, finite):
-        raise refusal(param, "allows no finite value: a required part refers back to itself. Make it optional")
+        raise refusal(
+            param, "allows no finite value: a required part allows none, or refers back to itself. Make it optional"
+        )
 
 
 def _references(schema: Any) -> set[str]:
