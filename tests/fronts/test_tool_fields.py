@@ -55,6 +55,8 @@ def test_no_tools_are_none(nothing: Any) -> None:
         ([tool(description="x" * 70_000)], "tools[0].function.description"),
         ([tool(parameters=[])], "tools[0].function.parameters"),
         ([tool(parameters="{}")], "tools[0].function.parameters"),
+        ([tool(parameters={"type": "array"})], "tools[0].function.parameters.type"),
+        ([tool(parameters={"type": ["string", "null"]})], "tools[0].function.parameters.type"),
         ([tool(strict="yes")], "tools[0].function.strict"),
     ],
 )
@@ -64,6 +66,11 @@ def test_a_bad_tool_is_refused_by_its_place(given: Any, place: str) -> None:
     assert caught.value.param == place
     assert place in caught.value.message
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("kind", ["object", ["object", "null"], [], None, "dict"])
+def test_types_of_parameters_that_may_be_objects_are_taken(kind: Any) -> None:
+    assert read_tools([tool(parameters={"type": kind})])[0].parameters == {"type": kind}
 
 
 def test_as_many_tools_as_agents_have_are_taken() -> None:

@@ -109,9 +109,23 @@ def _spec(value: Any, at: str) -> ToolSpec:
     return ToolSpec(
         name=name,
         description=description,
-        parameters=dict(checked(value, "parameters", Mapping, "a JSON Schema, an object", at) or {}),
+        parameters=_parameters(value, at),
         strict=bool(checked(value, "strict", bool, "true or false", at)),
     )
+
+
+_OTHER_TYPES = ("array", "string", "number", "integer", "boolean", "null")
+
+
+def _parameters(value: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are an object."""
+    found = dict(checked(value, "parameters", Mapping, "a JSON Schema, an object", at) or {})
+    kind = found.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if kinds and all(one in _OTHER_TYPES for one in kinds):
+        place = f"{at}.parameters.type"
+        raise InvalidRequest(f"{place} is {_shown(kind)}: it must be 'object', as arguments have names", param=place)
+    return found
 
 
 # The choice -----------------------------------------------------------------------------------------------------
