@@ -166,6 +166,22 @@ def test_an_answer_that_does_not_fit_ends_by_its_length() -> None:
     assert (tokens, stopped) == ([97] * 5, False)
 
 
+def test_a_completion_that_never_fitted_steers_nothing() -> None:
+    """The row takes what is drawn, may force tokens, and is counted."""
+    grammars, constraint = Grammars(VOCABULARIES["bytes"]), regex("x?[ab]{30}c{3}d", close_at_limit=True)
+    request = Submit("r", (1,), 20, stop_token_ids=(STOP,), constraint=constraint)
+    row = row_constraint(request, (), 300, grammars)
+    assert row is not None
+    masks, dice, taken = TokenMasks(263), random.Random(1), list[int]()
+    while len(taken) < 20:
+        some = allowed(row, masks)
+        assert len(some) > 1
+        taken.append(row.settle(dice.choice(some)))
+        row.accept(taken[-1])
+    assert set(taken[3:]) == {97, 98}
+    assert (row.ended, grammars.statistics.not_closed) == (False, 1)
+
+
 def test_an_extensible_answer_stops_where_nothing_else_would_fit() -> None:
     """Behind "a" the grammar is complete; "b" would need four tokens more."""
     row = made(regex("a(bcdef)?", close_at_limit=True), "bytes", 4)

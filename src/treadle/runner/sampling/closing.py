@@ -59,7 +59,7 @@ class Closing:
 
     def forced(self, left: int) -> int | None:
         """Return the only token that may come where `left` tokens are left; None where there are others."""
-        if self._off or not self._exact or not self._known or len(self._known) < left:
+        if self._off or not self._exact or not self._known or len(self._known) != left:
             return None
         return self._known[0]
 
@@ -69,6 +69,8 @@ class Closing:
         self._keep_state()
         if self._off:
             return token
+        if self._exact and self._known is not None and len(self._known) > left:
+            self._known, self._exact = None, False  # it never fitted
         if self._search is not None:
             return self._go_on(self._search, token) if left > _LONGEST else self._follow(matcher, token, left)
         if self._bound + self._ending.growth < left:
