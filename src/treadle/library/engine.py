@@ -31,7 +31,7 @@ from ..fronts.validate import Limits, RawParams, ValidatedRequest, check
 from ..keys import ALL
 from ..models.resolve import resolve
 from ..telemetry.access_log import RequestRecord
-from ..text.events import Event, Text
+from ..text.events import Event, Text, ends_with_call
 from .arguments import Arguments, read_arguments
 from .completion import TOOL_CALLS, Completion, calls_of, reasoning_of
 
@@ -135,15 +135,15 @@ class Engine:
             async with aclosing(choice.pieces()) as pieces:
                 async for piece in pieces:
                     whole.add(piece)
-            calls = calls_of(whole.events)
+            called = whole.finish_reason == STOP and ends_with_call(whole.events)
             return Completion(
                 text="".join(whole.text),
                 tokens=tuple(whole.token_ids),
-                finish_reason=TOOL_CALLS if calls and whole.finish_reason == STOP else whole.finish_reason or "",
+                finish_reason=TOOL_CALLS if called else whole.finish_reason or "",
                 prompt_tokens=len(choice.prompt),
                 cached_tokens=choice.cached_tokens,
                 reasoning=reasoning_of(whole.events),
-                tool_calls=calls,
+                tool_calls=calls_of(whole.events),
                 parse=read.parse,
             )
 

@@ -6,6 +6,7 @@ that was sent is taken back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -56,3 +57,9 @@ class Malformed:
 
 
 Event = Text | Reasoning | CallStart | CallArguments | CallEnd | Malformed
+
+
+def ends_with_call(events: Sequence[Event], before: bool = False) -> bool:
+    """Whether the last call is complete, behind further `events` of an answer for which that was `before`."""
+    last = next((event for event in reversed(events) if isinstance(event, (CallStart, CallEnd))), None)
+    return before if last is None else isinstance(last, CallEnd)

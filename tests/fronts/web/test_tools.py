@@ -185,6 +185,16 @@ async def test_a_stop_string_ends_the_text_and_not_a_call() -> None:
         assert (choice["message"]["content"], choice["finish_reason"]) == ("One. ", "stop")
 
 
+@in_loop
+async def test_a_call_that_a_stop_token_cuts_does_not_end_with_tool_calls() -> None:
+    asked = {"tools": TOOLS, "stop_token_ids": [ord("R")], "max_tokens": 100}
+    async with answering(CLOCK + CALL, CLOCK + CALL) as f:
+        choice = await message(f, **asked)
+        names = [call["function"]["name"] for call in choice["message"]["tool_calls"]]
+        assert (names, choice["finish_reason"]) == (["clock", "weather"], "stop")
+        assert (await deltas(f, **asked))[1] == "stop"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @in_loop
 async def test_log_probabilities_and_token_ids_come_with_calls(stream: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidRequest
 from ....text import TextView
-from ....text.events import CallStart, Event, Reasoning
+from ....text.events import Event, Reasoning, ends_with_call
 from ...answer_options import AnswerOptions
 from ...chat_messages import asks_to_continue, read_turns
 from ...generation.pieces import STOP, Piece, Usage, WholeChoice
@@ -62,7 +62,7 @@ class ParsedChat(ParsedOpenAi):
         opens_answer = body.add_generation_prompt is not False
         self.prompt = ChatPrompt(turns, self.options, variables, continues, opens_answer)
         self.older_form = bool(body.functions)
-        self._called: set[int] = set()
+        self._called: dict[int, bool] = {}
         max_tokens, limited_by = _max_tokens(body, given)
         self.params = raw_params_of(body, given, max_tokens=max_tokens, logprobs=_logprobs(body))
         self.spellings = {**given.names, "max_tokens": limited_by, "logprobs": "top_logprobs"}
@@ -97,7 +97,7 @@ class ParsedChat(ParsedOpenAi):
             choice["delta"] = delta
             events += writer.choice(choice)
         if piece.finish_reason is not None:
-            reason = self._finish_reason(piece.finish_reason, called=index in self._called)
+            reason = self._finish_reason(piece.finish_reason, called=self._called.get(index, False))
             events += writer.choice({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
         return events
 
@@ -105,8 +105,7 @@ class ParsedChat(ParsedOpenAi):
         if self.prepared.reader is None:
             return [{"content": piece.text}] if piece.text else []
         events = self._visible(piece.events)
-        if any(isinstance(event, CallStart) for event in events):
-            self._called.add(index)
+        self._called[index] = ends_with_call(events, self._called.get(index, False))
         write = older_delta_of if self.older_form else delta_of
         return [delta for event in events if (delta := write(event)) is not None]
 
@@ -128,8 +127,7 @@ class ParsedChat(ParsedOpenAi):
         message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         if self.prepared.reader is not None:
             message |= message_of(self._visible(choice.events), older_form=self.older_form)
-        called = "tool_calls" in message or "function_call" in message
-        reason = self._finish_reason(choice.finish_reason, called=called)
+        reason = self._finish_reason(choice.finish_reason, called=ends_with_call(choice.events))
         found = self._choice(index, choice, model, finish_reason=reason)
         found["message"] = message
         return found
