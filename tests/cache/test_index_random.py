@@ -187,6 +187,7 @@ def id_of(entry: Entry) -> int:
     return chained_id(above, entry.salt, pack(entry.tokens))
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("at_once", [1, 128])
 @pytest.mark.parametrize("seed", range(60))
 def test_the_index_does_what_a_search_through_a_list_does(

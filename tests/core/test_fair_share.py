@@ -154,6 +154,7 @@ def test_priorities_go_before_shares_and_what_has_begun_before_all() -> None:
 # Floods
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("poll_s", [0.0, 0.05], ids=["obeys", "disobeys"])
 @pytest.mark.parametrize("waiting", [None, 0, 16])
 def test_a_flood_of_one_tenant_costs_another_about_one_service_time(poll_s: float, waiting: int | None) -> None:

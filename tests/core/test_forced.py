@@ -96,6 +96,7 @@ def test_a_long_run_of_forced_tokens_is_fed_within_the_prefill_budget() -> None:
         bench.assert_undisturbed(request)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(60))
 def test_random_lives_gain_what_they_would_gain_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside faults, cancels and preemptions, with steps in flight."""

@@ -22,6 +22,7 @@ def names(bench: Bench) -> list[str]:
     return [decode.id for decode in bench.plan.decode]
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(80))
 def test_all_get_what_they_would_get_alone(seed: int) -> None:
     """However little room there is beyond what the largest needs, and whatever is in flight."""

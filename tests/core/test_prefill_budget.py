@@ -268,6 +268,7 @@ def test_what_quick_prompts_cost_is_not_taken_from_the_long_one() -> None:
     raise AssertionError(f"{long} tokens are left")
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", ALL)
 @given(needs=st.lists(st.integers(1, 600), min_size=1, max_size=30), decoding=st.integers(0, 16))
 @settings(max_examples=40)

@@ -127,6 +127,7 @@ SERVERS = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("load", [2.0, 10.0])
 def test_what_is_promised_comes_true(name: str, load: float) -> None:

@@ -137,6 +137,7 @@ class Life:
         self.bench.run()
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(150))
 def test_every_request_ends_once_and_nothing_is_left(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """B1 to B7: also where rows outgrow the cache as soon as they run, as few tokens are expected of them."""

@@ -136,6 +136,7 @@ def test_two_prompts_without_room_for_both_do_not_keep_each_other_from_theirs() 
         bench.assert_undisturbed(request)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(40))
 def test_all_get_what_they_would_get_alone(seed: int) -> None:
     """However little room there is, whoever goes while others were let in on what it holds."""

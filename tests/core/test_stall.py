@@ -64,6 +64,7 @@ def length(machine: Machine) -> int:
     return 3000 if machine is CPU else 30_000
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("name", MACHINES)
 def test_decoding_rows_keep_their_rate_and_their_gaps(name: str, trouble: str) -> None:
@@ -92,6 +93,7 @@ def test_prompts_of_some_length_that_come_one_by_one_go_in_at_once(name: str, ot
     assert statistics.median(took[-21::2]) <= 3 * unloaded(MACHINES[name], 480)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", AHEAD)
 def test_a_machine_that_stops_now_and_then_misleads_nobody(name: str, seed: int) -> None:
@@ -231,6 +233,7 @@ def steps(served: Served, count: int) -> None:
         served.step()
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("heavy", "light", "prefill_tokens", "prompts", "most_s"),
     [
@@ -268,6 +271,7 @@ def test_what_is_owed_follows_what_steps_take(offset: int) -> None:
     assert max(b - a for a, b in itertools.pairwise(planned)) < 8.0
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("prefill_tokens", [64, 256])
 @pytest.mark.parametrize("less", [0, 5])
 def test_a_long_prompt_goes_on_beside_quick_ones_that_fill_a_step(prefill_tokens: int, less: int) -> None:

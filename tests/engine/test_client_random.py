@@ -130,6 +130,7 @@ class Crowd:
         await settle()
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("seed", range(25))
 @in_loop
