@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -87,6 +88,7 @@ def no_descriptors(but: int = 256) -> Iterator[None]:
     """Prevent this process from opening files within the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
+    gc.collect()  # or descriptors of earlier tests are closed within the block
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(but, hard), hard))
     try:
         with suppress(OSError):
