@@ -51,9 +51,9 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def server(start: Start, tiny: Tiny) -> Serve:
-    return start(tiny("llama"), "--grpc-port", "0", prefix=LIMITED).ready()
+@pytest.fixture(scope="module")
+def server(start_shared: Start, tiny: Tiny) -> Serve:
+    return start_shared(tiny("llama"), "--grpc-port", "0", prefix=LIMITED).ready()
 
 
 @contextlib.contextmanager
