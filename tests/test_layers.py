@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,12 @@ def layer(module: str) -> str | None:
 
 
 KNOWN = modules()
-IMPORTS = [found for module, path in KNOWN.items() for found in imports_of(module, path, KNOWN)]
+
+
+@cache
+def imports() -> list[Import]:
+    """The imports of all modules. Each worker collects the tests, and one runs them."""
+    return [found for module, path in KNOWN.items() for found in imports_of(module, path, KNOWN)]
 
 
 def test_every_module_has_its_line_in_the_table() -> None:
@@ -144,7 +150,7 @@ def test_every_module_has_its_line_in_the_table() -> None:
 
 def test_no_arrow_but_those_of_the_table() -> None:
     wrong = []
-    for found in IMPORTS:
+    for found in imports():
         own = layer(found.module)
         assert own is not None
         allowed = (*MAY_IMPORT[own], *FOR_ALL, own, own.split(".")[0])
@@ -158,7 +164,7 @@ def test_no_arrow_but_those_of_the_table() -> None:
 def test_only_the_owners_modules_import_mlx() -> None:
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if not found.ours
         and found.target.split(".")[0] in MLX
         and not any(within(found.module, name) for name in MAY_IMPORT_MLX)
@@ -168,7 +174,7 @@ def test_only_the_owners_modules_import_mlx() -> None:
 
 def test_the_contract_with_the_runner_needs_no_mlx() -> None:
     """`engine/` imports runner.base, so neither it nor its package may."""
-    base = [found for found in IMPORTS if found.module in ("runner", "runner.base")]
+    base = [found for found in imports() if found.module in ("runner", "runner.base")]
     assert not [str(found) for found in base if found.target.split(".")[0] in MLX]
 
 
@@ -176,7 +182,7 @@ def test_the_contract_with_the_runner_needs_no_mlx() -> None:
 def test_the_core_stands_on_the_standard_library_and_msgspec(folder: str) -> None:
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if within(found.module, folder)
         and not found.ours
         and found.target.split(".")[0] not in {*sys.stdlib_module_names, *CORE_LIBRARIES}
@@ -186,7 +192,7 @@ def test_the_core_stands_on_the_standard_library_and_msgspec(folder: str) -> Non
 
 def test_the_core_knows_no_clock_thread_loop_or_log() -> None:
     impure = {"time", "datetime", "threading", "asyncio", "logging", "random", "os", "io", "socket", "subprocess"}
-    wrong = [str(found) for found in IMPORTS if within(found.module, "core") and found.target.split(".")[0] in impure]
+    wrong = [str(found) for found in imports() if within(found.module, "core") and found.target.split(".")[0] in impure]
     assert wrong == []
 
 
@@ -238,11 +244,11 @@ def in_runner(found: Import) -> bool:
 
 
 def test_no_module_of_the_runner_imports_itself_round_about() -> None:
-    assert circles((found.module, found.target) for found in IMPORTS if in_runner(found)) == []
+    assert circles((found.module, found.target) for found in imports() if in_runner(found)) == []
 
 
 def test_no_folder_of_the_runner_imports_itself_round_about() -> None:
-    arrows = {(room(found.module), room(found.target)) for found in IMPORTS if in_runner(found)}
+    arrows = {(room(found.module), room(found.target)) for found in imports() if in_runner(found)}
     assert circles((a, b) for a, b in arrows if a != b) == []
 
 

@@ -6,7 +6,6 @@ import json
 import random
 from typing import Any
 
-import jsonschema
 import pytest
 
 from treadle.errors import InvalidRequest
@@ -90,6 +89,8 @@ def walker() -> Walker:
 @pytest.mark.parametrize("case", SCHEMAS)
 @pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
 def test_arguments_are_valid_by_their_schema(name: str, case: str, walker: Walker) -> None:
+    import jsonschema  # takes a second: by its worker alone, not in each that collects the tests
+
     for seed in range(8):
         jsonschema.validate(arguments(name, SCHEMAS[case], walker, seed), SCHEMAS[case])
 
