@@ -389,12 +389,6 @@ async def test_a_body_over_the_cap_is_a_413_while_it_is_read() -> None:
 
 
 @in_loop
-async def test_a_compressed_body_is_refused_with_the_reason() -> None:
-    async with front() as f:
-        refused(await f.post(TEXT, b"\x1f\x8b", headers={"content-encoding": "gzip"}), 400, None, "compressed")
-
-
-@in_loop
 async def test_a_large_body_is_parsed_in_the_pool() -> None:
     async with front(context=2_000_000) as f:
         body = json.dumps({"prompt": "x" * 300_000, "max_tokens": 1}).encode()

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...errors import InvalidRequest, NotAuthenticated, RequestCancelled, TreadleError
 from ..tenants import TICKET
 from .access_log import record_error
+from .content_coding import CODINGS, UnsupportedCoding
 from .error_shapes import error_shape
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class ClientLeft(RequestCancelled):
 
 def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
     """Return Retry-After (whole seconds, at least 1), retry-after-ms and the ticket, if a retry can help; the header
-    that stops the official SDKs' retries; a 401's challenge."""
+    that stops the official SDKs' retries; a 401's challenge; the codings that a 415 asks for."""
     headers: list[tuple[bytes, bytes]] = []
     if error.retryable:
         wait_s = DEFAULT_RETRY_S if error.retry_after_s is None else max(0.0, error.retry_after_s)
@@ -72,6 +73,8 @@ def headers_of(error: TreadleError) -> list[tuple[bytes, bytes]]:
         headers.append((TICKET.encode(), error.ticket.encode()))
     if isinstance(error, NotAuthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, UnsupportedCoding):
+        headers.append((b"accept-encoding", ", ".join(CODINGS).encode()))
     return headers
 
 

@@ -28,6 +28,7 @@ FAILURES = {
     "405": "The path takes other methods: `Allow` names them",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
+    "415": "The body has a content coding that is not supported: `Accept-Encoding` lists those that are",
     "422": "The engine died or hung whenever it ran this request: it is refused for an hour",
     "429": "The API key's own limit is reached, or too many wrong keys came from this address: try again after "
     "Retry-After seconds",
@@ -36,7 +37,7 @@ FAILURES = {
     "503": "No room, or not ready: try again after Retry-After seconds",
 }
 ALWAYS = ("401", "403", "405", "429", "431", "500")
-BODY_FAILURES = ("400", "404", "408", "413", "422", "503")
+BODY_FAILURES = ("400", "404", "408", "413", "415", "422", "503")
 
 
 def openapi_schema(app: FastAPI) -> Schema:
@@ -93,6 +94,7 @@ RETRY: Schema = {
 HEADERS: dict[str, Schema] = {
     "401": {"www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}}},
     "405": {"allow": {"required": True, "schema": STRING}},
+    "415": {"accept-encoding": {"required": True, "schema": STRING}},
     "422": {"x-should-retry": {"required": True, "schema": {"type": "string", "const": "false"}}},
     "429": RETRY,
     "503": RETRY,
