@@ -15,7 +15,7 @@ class Refusal(StrEnum):
     DISPLACED = "displaced"  # it waited, and gave its place to a tenant that holds less; counts requests
     TOKENS = "tokens"  # the KV cache has no room left for the request's tokens
     WAIT_TOO_LONG = "wait_too_long"  # no slot is expected to come free within `max_wait`
-    WAIT_OVER = "wait_over"  # no slot came free within `max_wait`; counts sequences, as each waits on its own
+    WAIT_OVER = "wait_over"  # no slot came free within `max_wait` or the request's own timeout; counts sequences
     TOO_MANY_ROWS = "too_many_rows"  # more sequences than the server has places
     TOO_LONG = "too_long"  # more tokens than the KV cache holds
     TEXT_BUSY = "text_busy"  # no text worker came free within `max_wait`, or too much waits for one; counts requests

@@ -47,6 +47,11 @@ class Caller:
         """The name under which its share of the server is counted."""
         return f"key {self.name}" if self.name else peer_tenant(self.peer)
 
+    @property
+    def may_raise_priority(self) -> bool:
+        """Whether its requests may go before others: with the scope admin, or without keys from this machine."""
+        return self.admin and bool(self.name or is_this_machine(self.peer))
+
     def check_admin(self, action: str) -> None:
         """Raise InsufficientScope unless it may do `action`, which needs the scope admin."""
         if not self.admin:
@@ -54,7 +59,7 @@ class Caller:
 
     def check_priority(self, priority: int) -> None:
         """Raise InsufficientScope for a raised priority, unless it may ask for that."""
-        if priority < 0 and not (self.admin and (self.name or is_this_machine(self.peer))):
+        if priority < 0 and not self.may_raise_priority:
             raise InsufficientScope(
                 f"priority is {priority}, and below 0, which goes before others, needs the scope 'admin': leave it "
                 f"out, or {ADMIN_CURE}",

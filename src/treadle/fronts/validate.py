@@ -28,6 +28,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_PRIORITY = 1000
 MAX_PROMPT_SCORES = 1_000_000  # they are kept until the first token comes
 MAX_TOKENS = 2**31 - 1
+MAX_TIMEOUT_S = 2**31 - 1
 HOPELESS = 16
 GREEDY_BELOW = 1e-4  # a temperature this small only overflows: it is greedy
 LEAST_REPETITION_PENALTY = 1e-6  # a smaller one overflows, and picks the same tokens
@@ -56,6 +57,7 @@ class RawParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     priority: int | None = None
+    timeout: float | None = None
     cache_salt: str | None = None
 
 
@@ -79,7 +81,7 @@ class ValidatedRequest:
     """A request whose every parameter is in range. `max_tokens` None: as many as the cap and the context leave; 0: the
     prompt alone is computed. `completion_cap` is a limit that may exceed the server's cap and the context: the smallest
     counts. `ignore_eos`: nothing of the model's own ends the answer. `as_many_as_fit`: tokens beyond the context are
-    cut, not refused."""
+    cut, not refused. `timeout_s`: the time from the request's arrival to the end of its answers."""
 
     sampling: Sampling
     seed: int | None
@@ -93,6 +95,7 @@ class ValidatedRequest:
     prompt_logprobs: int | None
     priority: int
     cache_salt: str | None
+    timeout_s: float | None = None
     as_many_as_fit: bool = False
     completion_cap: int | None = None
 
@@ -131,6 +134,7 @@ def check(
         priority=check_whole("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=check_cache_salt(params.cache_salt),
         as_many_as_fit=as_many_as_fit,
+        timeout_s=check_number("timeout", params.timeout, 0.0, MAX_TIMEOUT_S, above=True),
     )
 
 

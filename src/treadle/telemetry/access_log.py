@@ -39,6 +39,7 @@ class RequestRecord:
     started: float
     client: str = ""
     status: int = 0
+    client_request: str = ""  # the id in x-client-request-id
     public_id: str = ""
     rows: int = 0
     prompt_tokens: int = 0
@@ -62,6 +63,8 @@ class RequestRecord:
     def fields(self, now: float) -> dict[str, Any]:
         """Return the access line's fields except the client, without empty ones."""
         line: dict[str, Any] = {"request": self.id, "method": self.method, "path": self.path, "status": self.status}
+        if self.client_request:
+            line["client_request"] = self.client_request
         if self.key:
             line["key"] = self.key
         if self.public_id:

@@ -8,8 +8,8 @@ import pytest
 from tests.fronts.rpc.worker import WIRES, read, refused, until, worker
 from tests.support.aio import in_loop
 from treadle.engine.status import status_of
+from treadle.fronts.live_requests import ABORT_BYTES, MOST_ABORTED
 from treadle.fronts.rpc.interceptor import OTHER_BYTES
-from treadle.fronts.rpc.live_calls import ABORT_BYTES, MOST_ABORTED
 from treadle.fronts.size_limits import OTHER_FIELDS_BYTES, message_bytes
 
 

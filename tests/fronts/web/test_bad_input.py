@@ -290,7 +290,7 @@ REFUSED_BY_NAME: list[tuple[str, Any]] = [
     ("modalities", ["audio"]),
     ("audio", {"voice": "x"}),
     ("prediction", {"type": "content"}),
-    ("service_tier", "flex"),
+    ("service_tier", "scale"),
     ("repeat_last_n", 64),
     ("mirostat", 2),
     ("verbosity", "low"),

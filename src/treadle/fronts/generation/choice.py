@@ -17,6 +17,7 @@ from ...engine.generation import Delta, Generation
 from ...errors import RequestCancelled
 from ...telemetry.access_log import RequestRecord
 from ...text import TextStream, TokenEntry
+from ...text.stream import TextDelta
 from .pieces import ABORT, LENGTH, STOP, Piece
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Choice:
         self._text_length = 0  # in characters; counted only where the prompt is scored
         self._malformed: int | None = None  # reasons to report; None for all
         self._abortable = abortable
+        self._timed_out = False
         self._read_tokens = 0
         self._record = record
         self._clock = clock
@@ -91,9 +93,25 @@ class Choice:
                     if piece.finish_reason:
                         return
         except RequestCancelled as error:
-            if not self._abortable or error.code != RequestCancelled.code:
+            if error.code != RequestCancelled.code or not (self._abortable or self._timed_out):
                 raise
-            yield Piece(finish_reason=ABORT)
+            yield self._cut()
+
+    def expire(self) -> None:
+        """Cancel the sequence, as the request's own timeout is over: the choice ends with LENGTH, where it has not
+        ended yet."""
+        self._timed_out = True
+        self.generation.cancel()
+
+    def _cut(self) -> Piece:
+        """The last piece of a choice that was cancelled: text that was held back, and no token."""
+        rest = TextDelta() if self._text is None else self._text.finish()
+        reason = LENGTH if self._timed_out else ABORT
+        if reason == ABORT:
+            self._record.error = self._record.error or RequestCancelled.code
+        return Piece(
+            rest.text, rest.entries, (), (), reason, None, rest.stop, events=rest.events, timed_out=self._timed_out
+        )
 
     def _warn_of_malformed_calls(self) -> None:
         reasons = () if self._text is None else self._text.malformed[: self._malformed]

@@ -6,6 +6,7 @@ and nothing is sent to a client before the scheduler has admitted its first sequ
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -13,9 +14,10 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from dataclasses import dataclass, replace
 
 from ...core.messages import CancelReason, Submit
+from ...core.refusals import Refusal
 from ...engine.generation import Generation
 from ...engine.reservation import Reservation
-from ...errors import RequestCancelled
+from ...errors import Busy, RequestCancelled
 from ...text import StopSet, TextStream, TextView
 from ...text.answer_stream import AnswerStream
 from ...text.formats.reader import ReaderSetup
@@ -47,6 +49,11 @@ class Choices:
     def cancel(self, reason: CancelReason) -> None:
         """Cancel all choices that still live."""
         self._reservation.cancel(reason)
+
+    def expire(self) -> None:
+        """End all choices that still live: the request's own timeout is over."""
+        for choice in self._choices:
+            choice.expire()
 
     @property
     def usage(self) -> Usage:
@@ -83,7 +90,8 @@ async def begin(
     Raises, in this order: EngineUnavailable while the model loads; InvalidRequest and InsufficientScope for parameters;
     RateLimited for the key's limits; Busy, EngineUnavailable or ServerStopping from the gate; InvalidRequest and Busy
     from the text workers; Busy for a size that no longer fits; RequestCancelled for an abort meanwhile; Quarantined;
-    ContextLengthExceeded for a sequence that the cache can't hold; and the error that ended the wait for a slot.
+    ContextLengthExceeded for a sequence that the cache can't hold; and the error that ended the wait for a slot. Busy
+    also where the request's own timeout is over before.
     """
     text, limits = model.text(), model.limits()
     params = request.check(limits)
@@ -91,10 +99,13 @@ async def begin(
     with rename_params(request.spellings):
         life = _Life(model, request, with_stops(params, text, request), limits, text, clock, draw_seed)
         with life.reserved() as (reservation, registration):
-            choices = await life.start(reservation, registration)
+            choices = await life.start_in_time(reservation, registration)
+            timer = life.expire_in_time(choices)
             try:
                 yield choices
             finally:
+                if timer is not None:
+                    timer.cancel()
                 request.record.completion_tokens = choices.generated_tokens
                 request.record.cached_tokens = choices.cached_tokens
 
@@ -145,6 +156,30 @@ class _Life:
             ) as reservation,
         ):
             yield reservation, registration
+
+    async def start_in_time(self, reservation: Reservation, registration: Registration | None) -> Choices:
+        """Return what `start` does. Raises Busy where the request's own timeout is over before."""
+        if self.params.timeout_s is None:
+            return await self.start(reservation, registration)
+        try:
+            async with asyncio.timeout(self._left_s(self.params.timeout_s)):
+                return await self.start(reservation, registration)
+        except TimeoutError:
+            for _ in range(self.request.record.rows):
+                self.model.engine.gate.refuse(Refusal.WAIT_OVER)
+            raise Busy(
+                f"the server is busy: the answer could not begin within the request's timeout of "
+                f"{self.params.timeout_s:g} s"
+            ) from None
+
+    def expire_in_time(self, choices: Choices) -> asyncio.TimerHandle | None:
+        """Arrange the end of all choices when the request's own timeout is over; None without one."""
+        if self.params.timeout_s is None:
+            return None
+        return asyncio.get_running_loop().call_later(self._left_s(self.params.timeout_s), choices.expire)
+
+    def _left_s(self, timeout_s: float) -> float:
+        return max(0.0, timeout_s - (self.clock() - self.request.record.started))
 
     async def start(self, reservation: Reservation, registration: Registration | None) -> Choices:
         """Tokenize and submit; returns once the scheduler has admitted the first sequence."""

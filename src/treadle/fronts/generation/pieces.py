@@ -20,7 +20,7 @@ class Piece:
     each, where requested. `entries` are log-probabilities aligned with `text`: a token's entry comes with its text.
     The first piece has the prompt's log-probabilities, from its second token on, where requested. The last piece has
     `finish_reason`, and the token or string that stopped the choice. `events` are its text as events, where the answer
-    is read for reasoning or tool calls."""
+    is read for reasoning or tool calls. `timed_out`: the request's own timeout ended the choice."""
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
@@ -31,6 +31,7 @@ class Piece:
     stop_string: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     events: tuple[Event, ...] = ()
+    timed_out: bool = False
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -55,6 +56,7 @@ class WholeChoice:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     finish_reason: str | None = None
+    timed_out: bool = False
 
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
@@ -65,6 +67,7 @@ class WholeChoice:
         self.prompt_logprobs += piece.prompt_logprobs
         self.events += piece.events
         self.finish_reason = piece.finish_reason
+        self.timed_out = piece.timed_out
 
 
 @dataclass(frozen=True, slots=True)

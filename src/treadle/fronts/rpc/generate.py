@@ -27,14 +27,14 @@ from ..generation.choice import Choice, together
 from ..generation.life import Choices, begin
 from ..generation.pieces import WholeChoice
 from ..generation.request import GenerationRequest
+from ..live_requests import MAX_REQUEST_ID_CHARS, LiveRequests
 from ..served_models import ServedModel
 from ..size_limits import message_bytes
 from ..tenants import call_arrival
 from ..validate import too_long
 from .context import Context, client_of, refuse
 from .guard import caller_of
-from .live_calls import LiveCalls
-from .request import MAX_REQUEST_ID_CHARS, RpcRequest, check_answer_bytes
+from .request import RpcRequest, check_answer_bytes
 from .writer import MessageWriter
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ServiceContext:
 
     model: ServedModel
     settings: Settings
-    calls: LiveCalls
+    calls: LiveRequests
     metrics: Metrics
     clock: Callable[[], float]
     authenticator: Authenticator
@@ -137,7 +137,7 @@ class ServiceContext:
             record=record,
             text=False,
             skip_special_tokens=request.skip_special_tokens,
-            register=partial(self.calls.live, request.request_id, caller.tenant_digest),
+            register=partial(self.calls.exclusive, request.request_id, caller.tenant_digest),
         )
 
 

@@ -10,11 +10,11 @@ from ...errors import InvalidRequest
 from ...text import TextView
 from ..answer_options import AnswerOptions, OutputGrammar
 from ..generation.prompts import IdsPrompt, Prompts, TextPrompt
+from ..live_requests import MAX_REQUEST_ID_CHARS
 from ..prepared import PreparedPrompts
 from ..text_jobs import TextJobRunner, prepare_options
 from ..validate import Limits, RawParams, ValidatedRequest, check
 
-MAX_REQUEST_ID_CHARS = 512
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024 - 64 * 1024
 
 

@@ -21,6 +21,7 @@ from ...telemetry.access_log import AccessLogWriter
 from ...telemetry.metrics import Metrics
 from ..authentication import Authenticator
 from ..connections import Connections
+from ..live_requests import ABORT_BYTES, LiveRequests
 from ..served_models import ServedModel
 from ..size_limits import message_bytes
 from . import health, mlx_wire, vllm_wire
@@ -29,7 +30,6 @@ from .connection_census import ConnectionCensus
 from .generate import ServiceContext
 from .guard import KeyGuard
 from .interceptor import Interceptor
-from .live_calls import ABORT_BYTES, LiveCalls
 from .log_filter import LOGGER, LogFilter
 from .model_info import WorkerInfo
 
@@ -57,7 +57,7 @@ class RpcServer:
     ) -> None:
         """`authenticator` and the access log's `lines` are shared with the server's other fronts, if any. `connections`
         counts and limits the clients; without it there is no limit."""
-        self.calls = LiveCalls(clock)
+        self.calls = LiveRequests(clock)
         self.port = 0  # known after `start`
         self._settings = settings
         info = WorkerInfo(model, settings.chat_template is not None, clock)

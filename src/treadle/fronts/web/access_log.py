@@ -17,6 +17,7 @@ from ...telemetry.metrics import Metrics
 RECORD = "treadle.record"
 PROTOCOL_ERROR = "treadle.protocol_error"
 OTHER = "other"  # the route of paths that do not exist
+CLIENT_REQUEST_ID = b"x-client-request-id"  # OpenAI's SDKs
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_LEFT_STATUS = 499
 
@@ -45,12 +46,14 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
+        ids = _given_ids(scope)
         record = scope[RECORD] = RequestRecord(
-            id=_request_id(scope),
+            id=ids.get(b"x-request-id") or _new_id(),
             method=scope["method"],
             path=scope["path"],
             started=self._clock(),
             client=address(*client) if client else "",
+            client_request=ids.get(CLIENT_REQUEST_ID, ""),
         )
 
         async def send_recorded(message: Message) -> None:
@@ -116,11 +119,13 @@ def record_key(scope: Scope, key: str) -> None:
         record.key = key
 
 
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
-            return str(value.decode("ascii"))
-    return _new_id()
+def _given_ids(scope: Scope) -> dict[bytes, str]:
+    """Return the client's ids of the request by header, where they are well-formed."""
+    return {
+        name: value.decode("ascii")
+        for name, value in scope["headers"]
+        if name in (b"x-request-id", CLIENT_REQUEST_ID) and REQUEST_ID.fullmatch(value)
+    }
 
 
 def _new_id() -> str:

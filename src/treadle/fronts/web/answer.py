@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -28,7 +29,9 @@ from ..generation.choice import Choice, together
 from ..generation.life import Choices, begin
 from ..generation.pieces import Usage, WholeChoice
 from ..generation.request import GenerationRequest
+from ..live_requests import LiveRequests
 from ..served_models import Models, ServedModel
+from ..service_tiers import tier_of
 from ..size_limits import UNKNOWN_MESSAGE_BYTES, body_bytes
 from ..strict_json import is_small, parse_json
 from ..tenants import web_arrival
@@ -48,7 +51,7 @@ WRITE_ASIDE_ENTRIES = 2000
 @dataclass(frozen=True)
 class RouteContext:
     """Shared state of the routes: models, settings, callers and bodies. `fingerprint` returns a model's
-    `system_fingerprint`."""
+    `system_fingerprint`; `live` are the requests that can be cancelled by their ids."""
 
     models: Models
     settings: Settings
@@ -58,6 +61,7 @@ class RouteContext:
     now: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(16)
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(BODIES_BYTES))
+    live: LiveRequests = field(default_factory=lambda: LiveRequests(time.monotonic))
 
     def arrival_of(self, scope: Scope) -> Arrival:
         """The tenant of a request, and the marks by which its client is recognised when it returns."""
@@ -106,24 +110,28 @@ class Answer:
         model = server.models.get(parsed.model)
         request, created = self._request(parsed, body, scope, record), int(server.now())
         async with begin(model, request, clock=server.clock) as choices:
-            head = Head(request.id, created, model.name, server.fingerprint(model), record)
+            tier = None if parsed.service_tier is None else tier_of(choices.params.priority)
+            head = Head(request.id, created, model.name, server.fingerprint(model), record, tier)
             writer = _AnswerWriter(server, parsed, choices, head, model.text(), record)
             await writer.write(scope, send)
 
     def _request(self, parsed: ParsedRequest, body: Body, scope: Scope, record: RequestRecord) -> GenerationRequest:
-        server = self._server
+        server, caller = self._server, caller_of(scope)
+        public_id = parsed.id_prefix + server.new_id()
+        parsed.apply_tier(caller)
         return GenerationRequest(
             kind=parsed.kind,
-            id=parsed.id_prefix + server.new_id(),
+            id=public_id,
             prompts=BodyPrompts(parsed, body),
             check=parsed.check_against,
-            caller=caller_of(scope),
+            caller=caller,
             arrival=server.arrival_of(scope),
             salts=server.authenticator.salts,
             record=record,
             stops_of_model=parsed.stops_of_model,
             skip_special_tokens=parsed.skip_special_tokens,
             spellings=parsed.spellings,
+            register=partial(server.live.shared, (public_id, record.id), caller.tenant_digest),
         )
 
     async def _parse(self, body: bytes, tenant: str) -> ParsedRequest:

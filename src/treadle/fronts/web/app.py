@@ -34,6 +34,7 @@ from .openai.completions import ParsedCompletion
 from .openai.schema_limits import ServerFacts
 from .openapi import openapi_schema, request_body
 from .parsed import Shape
+from .request_routes import RequestRoutes
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
@@ -68,7 +69,8 @@ def create_app(
     home = Home(model, VERSION, key_needed=settings.has_keys)
     probes = StatusRoutes(model, telemetry, authenticator, connections or {}, bodies)
     ollama = OllamaModels(models, VERSION)
-    routers = (ModelRoutes(models).router(), home.router(), probes.router(), ollama.router())
+    requests = RequestRoutes(server.live)
+    routers = (requests.router(), ModelRoutes(models).router(), home.router(), probes.router(), ollama.router())
     for router in routers:
         app.include_router(router)
     _add_docs(app, home, lambda: _facts(models, settings))

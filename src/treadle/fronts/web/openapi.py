@@ -24,7 +24,7 @@ FAILURES = {
     "model's context, messages that the model's chat template refuses, more sequences than the server has places",
     "401": "The API key is missing or wrong",
     "403": "A browser sent this for another site, or the API key does not have the scope that this needs",
-    "404": "No such model or path",
+    "404": "No such model, request or path",
     "405": "The path takes other methods: `Allow` names them",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
@@ -33,11 +33,12 @@ FAILURES = {
     "429": "The API key's own limit is reached, or too many wrong keys came from this address: try again after "
     "Retry-After seconds",
     "431": "The headers are too large",
+    "499": "It was cancelled by its id before its answer began",
     "500": "The request failed in the server",
     "503": "No room, or not ready: try again after Retry-After seconds",
 }
 ALWAYS = ("401", "403", "405", "429", "431", "500")
-BODY_FAILURES = ("400", "404", "408", "413", "415", "422", "503")
+BODY_FAILURES = ("400", "404", "408", "413", "415", "422", "499", "503")
 
 
 def openapi_schema(app: FastAPI) -> Schema:
@@ -124,6 +125,7 @@ def _events(chunk: str) -> Schema:
 GOOD: dict[str, tuple[str, Schema]] = {
     CHAT: (ANSWER, {JSON: {"schema": ref("ChatCompletion")}, EVENTS: _events("ChatCompletionChunk")}),
     TEXT: (ANSWER, {JSON: {"schema": ref("Completion")}, EVENTS: _events("CompletionChunk")}),
+    "/v1/requests/{request_id}/cancel": ("It is cancelled", {JSON: {"schema": ref("Cancelled")}}),
     "/v1/models": ("The model list", {JSON: {"schema": ref("ModelList")}}),
     "/v1/models/{model}": ("The model", {JSON: {"schema": ref("Model")}}),
     "/v1/status": ("The server's state", {JSON: {"schema": ref("Status")}}),
@@ -136,6 +138,7 @@ MORE_FAILURES: dict[str, tuple[str, ...]] = {
     CHAT: BODY_FAILURES,
     TEXT: BODY_FAILURES,
     "/v1/models/{model}": ("404",),
+    "/v1/requests/{request_id}/cancel": ("404",),
     "/v1/prefix_cache/reset": ("503",),
     **dict.fromkeys(HEALTH, ("503",)),
 }
@@ -233,6 +236,7 @@ SERVER: dict[str, Schema] = {
     "ModelList": shape(
         "The served models.", {"object": {"type": "string", "const": "list"}, "data": listed(ref("Model"))}
     ),
+    "Cancelled": shape("A cancelled request.", {"request_id": STRING, "status": {"const": "cancelled"}}),
     "Dropped": shape("Dropped prompts.", {"dropped_tokens": COUNT}),
     "Status": shape(
         "Admission, running requests and the engine.",

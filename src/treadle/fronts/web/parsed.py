@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ...errors import TreadleError
@@ -16,8 +16,10 @@ from ...telemetry.access_log import RequestRecord
 from ...text import TextView
 from ...text.events import Event, Text
 from ..answer_options import AnswerOptions
+from ..authentication import Caller
 from ..generation.pieces import Piece, Usage, WholeChoice
 from ..prepared import NOTHING, Prepared, PreparedPrompts
+from ..service_tiers import priority_of
 from ..text_jobs import Enter
 from ..validate import Limits, RawParams, ValidatedRequest
 from .sse import SERVER_SENT_EVENTS, Framing
@@ -32,13 +34,15 @@ MAX_NAME_CHARS = 1024
 @dataclass(frozen=True)
 class Head:
     """Fields of the answer to one request. `created` is in seconds since 1970; `fingerprint` names the model's
-    configuration. `record` has the request's times."""
+    configuration. `record` has the request's times. `service_tier`: the tier that was used, where the request names
+    one."""
 
     id: str
     created: int
     model: str
     fingerprint: str
     record: RequestRecord | None = None
+    service_tier: str | None = None
 
 
 class StreamWriter(Protocol):
@@ -69,9 +73,9 @@ class ParsedRequest(ABC):
     """One request, parsed and within its shape.
 
     `params`: sampling parameters as the client sent them. `options`: tools, grammar and reasoning. `model`: the name it
-    asks for; None for none. `spellings`: the dialect's own names of the validator's fields. `least_tokens`: the
-    smallest `max_tokens`. `outlined`: the size of a request whose content stayed in a text worker. `prepared` and
-    `echoes` are set when the prompts are tokenized.
+    asks for; None for none. `service_tier`: the tier it asks for. `spellings`: the dialect's own names of the
+    validator's fields. `least_tokens`: the smallest `max_tokens`. `outlined`: the size of a request whose content
+    stayed in a text worker. `prepared` and `echoes` are set when the prompts are tokenized.
     """
 
     kind: ClassVar[str]
@@ -81,6 +85,7 @@ class ParsedRequest(ABC):
     framing: ClassVar[Framing] = SERVER_SENT_EVENTS
 
     model: str | None = None
+    service_tier: str | None = None
     stream: bool = False
     skip_special_tokens: bool = True
     params: RawParams
@@ -99,6 +104,11 @@ class ParsedRequest(ABC):
     def prompts(self) -> int:
         """The number of prompts."""
         return 1
+
+    def apply_tier(self, caller: Caller) -> None:
+        """Set the priority of the tier that the request asks for; its own `priority` counts more."""
+        if self.service_tier is not None and self.params.priority is None:
+            self.params = replace(self.params, priority=priority_of(self.service_tier, caller))
 
     def size(self, model: TextView) -> int:
         """Estimate the number of tokens of all prompts, without tokenizing."""

@@ -15,6 +15,7 @@ from ...chat_messages import (
     SYSTEM_ROLES,
     TEXT_PARTS,
 )
+from ...service_tiers import TIERS
 
 Schema = dict[str, Any]
 
@@ -150,10 +151,13 @@ MESSAGES: dict[str, Schema] = {
 
 FINISH: Schema = {
     "type": "string",
-    "enum": ["stop", "length", "tool_calls", "function_call"],
-    "description": "The model or a stop ended it; a limit did; it ended with calls, in the form that was asked for.",
+    "enum": ["stop", "length", "tool_calls", "function_call", "abort"],
+    "description": "The model or a stop ended it; a limit did; it ended with calls, in the form that was asked for; it "
+    "was cancelled by its id.",
 }
 NOT_YET: Schema = either(FINISH, {"type": "null"})
+STOP_REASON: Schema = {"const": "timeout", "description": "Where the request's `timeout` ended the choice."}
+TIER: Schema = {"enum": list(TIERS[1:]), "description": "The tier that was used, where the request names one."}
 TOKEN_IDS = listed(COUNT, description="With `return_token_ids`.")
 HEAD: Schema = {
     "id": STRING,
@@ -173,7 +177,9 @@ NUMBERS_OR_NULLS = listed(either(LOGPROB, {"type": "null"}))
 
 def _answer(kind: str, choice: str, description: str, **more: Any) -> Schema:
     return shape(
-        description, {"object": {"type": "string", "const": kind}, **HEAD, "choices": listed(ref(choice)), **more}
+        description,
+        {"object": {"type": "string", "const": kind}, **HEAD, "choices": listed(ref(choice)), **more},
+        service_tier=TIER,
     )
 
 
@@ -183,6 +189,7 @@ ANSWERS: dict[str, Schema] = {
         "One answer.",
         {"index": COUNT, "message": ref("AnswerMessage"), "logprobs": CHAT_LOGPROBS, "finish_reason": FINISH},
         token_ids=TOKEN_IDS,
+        stop_reason=STOP_REASON,
     ),
     "AnswerMessage": shape(
         "The assistant's turn; send it back as it is.",
@@ -230,6 +237,7 @@ ANSWERS: dict[str, Schema] = {
             "finish_reason": NOT_YET,
         },
         token_ids=TOKEN_IDS,
+        stop_reason=STOP_REASON,
     ),
     "Completion": _answer("text_completion", "CompletionChoice", "A whole answer.", usage=ref("Usage")),
     "CompletionChunk": _answer(
@@ -239,6 +247,7 @@ ANSWERS: dict[str, Schema] = {
         "One answer, or a piece of it.",
         {"index": COUNT, "text": STRING, "logprobs": TEXT_LOGPROBS, "finish_reason": NOT_YET},
         token_ids=TOKEN_IDS,
+        stop_reason=STOP_REASON,
     ),
     "TextLogprobs": shape(
         "Parallel lists, one entry for each token.",

@@ -26,7 +26,7 @@ from .ignored_fields import CHAT_NEUTRAL, refuse_beyond_neutral
 from .parsed import ParsedOpenAi, outline_of, raw_params_of
 from .parsing import read
 from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
-from .wire import ChunkWriter, chat_logprobs, encode, head_fields, usage_json
+from .wire import ChunkWriter, chat_logprobs, encode, head_fields, stop_reason, usage_json
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -98,7 +98,8 @@ class ParsedChat(ParsedOpenAi):
             events += writer.choice(choice)
         if piece.finish_reason is not None:
             reason = self._finish_reason(piece.finish_reason, called=self._called.get(index, False))
-            events += writer.choice({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
+            last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+            events += writer.choice(last | stop_reason(piece))
         return events
 
     def _deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
@@ -130,7 +131,7 @@ class ParsedChat(ParsedOpenAi):
         reason = self._finish_reason(choice.finish_reason, called=ends_with_call(choice.events))
         found = self._choice(index, choice, model, finish_reason=reason)
         found["message"] = message
-        return found
+        return found | stop_reason(choice)
 
     def _choice(
         self, index: int, part: Piece | WholeChoice, model: TextView, finish_reason: str | None

@@ -22,7 +22,7 @@ from .ignored_fields import COMPLETION_NEUTRAL, refuse_beyond_neutral
 from .parsed import ParsedOpenAi, outline_of, raw_params_of
 from .parsing import read
 from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest
-from .wire import ChunkWriter, encode, head_fields, legacy_logprobs, usage_json
+from .wire import ChunkWriter, encode, head_fields, legacy_logprobs, stop_reason, usage_json
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -121,6 +121,7 @@ class ParsedCompletion(ParsedOpenAi):
         offset = len(self._echo_of(index).text) if self.echo else 0
         logprobs = None if top is None else legacy_logprobs(part.entries, model, top=top > 0, offset=offset)
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": part.finish_reason}
+        choice |= stop_reason(part)
         return choice | {"token_ids": part.token_ids} if self.return_token_ids else choice
 
     # The prompt before the answer --------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ class Echo:
 
     def logprobs(self, scores: Sequence[TokenLogprob], model: TextView, *, top: bool) -> dict[str, Any]:
         """Return the completions format. `scores` begin at the second token: the first has no predecessor and gets
-        nulls."""
-        scored = zip(self.tokens[1:], scores, self.offsets[1:], strict=True)
+        nulls. A request that was cut short has fewer."""
+        scored = zip(self.tokens[1:], scores, self.offsets[1:], strict=False)
         rest = legacy_logprobs([TokenEntry(*one) for one in scored], model, top=top)
         first = {
             "tokens": [model.token_text(self.tokens[0])],

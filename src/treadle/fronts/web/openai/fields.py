@@ -14,7 +14,16 @@ from pydantic_core import CoreSchema
 
 from ...cache_salts import CONTROLS
 from ...cache_salts import MAX_CHARS as MAX_SALT_CHARS
-from ...validate import MAX_LOGIT_BIAS, MAX_PRIORITY, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TOKENS
+from ...service_tiers import TIERS
+from ...validate import (
+    MAX_LOGIT_BIAS,
+    MAX_PRIORITY,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TIMEOUT_S,
+    MAX_TOKENS,
+)
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -61,6 +70,8 @@ Penalty = Annotated[float, span(-2, 2)]
 TopK = Annotated[Whole, span(-1, 2**31 - 1)]
 Seed = Annotated[Whole, span(-(2**63), 2**63 - 1)]
 Priority = Annotated[Whole, span(-MAX_PRIORITY, MAX_PRIORITY)]
+ServiceTier = Annotated[str, Documented({"enum": list(TIERS)})]
+Timeout = Annotated[float, span(0, MAX_TIMEOUT_S, above=True)]
 Temperature = Annotated[float, span(0, 2)]
 TopP = Annotated[float, span(0, 1, above=True)]
 RepetitionPenalty = Annotated[float, span(0, 10, above=True)]

@@ -39,7 +39,6 @@ SAMPLERS_OFF: Mapping[str, tuple[Any, ...]] = {
 """Samplers of llama.cpp and Ollama, at the values that switch them off. The repetition penalty looks at all tokens."""
 
 SHARED_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "service_tier": ("auto", "default"),
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),

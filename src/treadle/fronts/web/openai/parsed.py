@@ -10,6 +10,7 @@ from typing import Any
 from ....errors import InvalidRequest, TreadleError
 from ....text import TextView
 from ...generation.pieces import Piece, Usage
+from ...service_tiers import check_tier
 from ...validate import Limits, RawParams, ValidatedRequest, check, rename_params
 from ..error_shapes import openai_error
 from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest, StreamWriter
@@ -29,7 +30,7 @@ ALIASED = (
     "frequency_penalty",
     "seed",
 )
-UNALIASED = ("logit_bias", "n", "min_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt")
+UNALIASED = ("logit_bias", "n", "min_tokens", "stop_token_ids", "ignore_eos", "priority", "timeout", "cache_salt")
 
 
 class ParsedOpenAi(ParsedRequest):
@@ -42,6 +43,7 @@ class ParsedOpenAi(ParsedRequest):
         if options is not None:
             refuse_beyond_neutral(options.model_dump(), STREAM_NEUTRAL, "stream_options.")
         self.model = body.model
+        self.service_tier = check_tier(body.service_tier)
         self.stream = bool(body.stream)
         self.include_usage = options is not None and bool(options.include_usage)
         self.skip_special_tokens = body.skip_special_tokens is not False

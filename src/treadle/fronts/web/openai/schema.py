@@ -39,11 +39,13 @@ from .fields import (
     Priority,
     RepetitionPenalty,
     Seed,
+    ServiceTier,
     StopString,
     StopStrings,
     StopTokenIds,
     Temperature,
     Text,
+    Timeout,
     TokenCount,
     TokenIds,
     TopK,
@@ -154,6 +156,12 @@ class Generate(Strict):
     skip_special_tokens: bool | None = optional("False shows special tokens in the text.")
     return_token_ids: bool | None = optional("True adds `token_ids` to every choice.")
     priority: Priority | None = optional("Lower goes first; 0 is normal.")
+    service_tier: ServiceTier | None = optional(
+        "A priority by OpenAI's names: flex goes behind others, priority before them. The answer names the tier used."
+    )
+    timeout: Timeout | None = optional(
+        "The most seconds from the request's arrival to the end of its answer, which is cut then (`stop_reason`)."
+    )
     cache_salt: CacheSalt | None = optional(
         "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
     )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ....text import TextView, TokenEntry
-from ...generation.pieces import Usage
+from ...generation.pieces import Piece, Usage, WholeChoice
 from ..parsed import Head
 
 DONE = b"data: [DONE]\n\n"
@@ -30,13 +30,19 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 def head_fields(head: Head, kind: str) -> dict[str, Any]:
     """Return the fields that every chunk and answer of one request repeats."""
-    return {
+    fields = {
         "id": head.id,
         "object": kind,
         "created": head.created,
         "model": head.model,
         "system_fingerprint": head.fingerprint,
     }
+    return fields if head.service_tier is None else fields | {"service_tier": head.service_tier}
+
+
+def stop_reason(part: Piece | WholeChoice) -> dict[str, Any]:
+    """Return vLLM's field of a choice, where the request's own timeout ended it."""
+    return {"stop_reason": "timeout"} if part.timed_out else {}
 
 
 class ChunkWriter:
