@@ -157,6 +157,10 @@ class TextModel(TextView):
             raise InvalidRequest(f"the text holds the token {name!r}, which this model has no embedding for; remove it")
         return ids
 
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokens as the vocabulary spells them; "" for ids that the tokenizer does not have."""
+        return [self._tokenizer.id_to_token(token) or "" for token in ids]
+
     def _check_start(self, text: str, most: int) -> None:
         """Tokenize only the start of a text that looks far too long, to refuse it cheaply."""
         start = int(_ENOUGH * (most + _SPARE) * self.bytes_per_token)

@@ -40,6 +40,7 @@ from .site.home import Home, root_of
 from .site.shell import HEADERS
 from .sse import AsgiResponse
 from .status import ModelRoutes, StatusRoutes
+from .token_routes import TOKEN_ROUTES, TokenRoute
 
 VERSION = version()
 GENERATION: dict[str, tuple[Shape, str, str]] = {
@@ -69,6 +70,7 @@ def create_app(
     home = Home(model, VERSION, key_needed=settings.has_keys)
     probes = StatusRoutes(model, telemetry, authenticator, connections or {}, bodies)
     ollama = OllamaModels(models, VERSION)
+    _add_token_routes(app, server)
     requests = RequestRoutes(server.live)
     routers = (requests.router(), ModelRoutes(models).router(), home.router(), probes.router(), ollama.router())
     for router in routers:
@@ -109,7 +111,23 @@ def _add_generation(app: FastAPI, server: RouteContext) -> None:
         app.add_api_route(path, _endpoint(OllamaAnswer(server, shape)), methods=["POST"], include_in_schema=False)
 
 
-def _endpoint(answer: Answer) -> Callable[[], Any]:
+def _add_token_routes(app: FastAPI, server: RouteContext) -> None:
+    for path, (job, schema, summary) in TOKEN_ROUTES.items():
+        endpoint = _endpoint(TokenRoute(server, job))
+        for prefix in ("", "/v1"):
+            app.add_api_route(
+                prefix + path,
+                endpoint,
+                methods=["POST"],
+                summary=summary,
+                tags=["tokens"],
+                operation_id=schema + prefix,
+                openapi_extra=request_body(schema),
+                include_in_schema=not prefix,  # documented once
+            )
+
+
+def _endpoint(answer: Answer | TokenRoute) -> Callable[[], Any]:
     async def endpoint() -> Response:
         return AsgiResponse(answer)
 

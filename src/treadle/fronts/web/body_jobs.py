@@ -29,12 +29,14 @@ from ..text_jobs import (
     tokenized,
 )
 from ..validate import Limits, ValidatedRequest, check_size
+from . import token_jobs
 from .body import Body
 from .ollama.requests import OllamaChat, OllamaGenerate
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.echo import Echo
 from .parsed import ParsedRequest, Shape
+from .worker_limits import WorkerLimits
 
 if TYPE_CHECKING:
     from ...text import TextModel
@@ -50,9 +52,7 @@ class ReadParams(msgspec.Struct, frozen=True):
     """The expected shape of a body, and the limits it is checked against."""
 
     kind: str
-    vocabulary: int
-    context: int
-    max_tokens: int | None
+    limits: WorkerLimits
 
 
 class Outline(msgspec.Struct, frozen=True):
@@ -80,16 +80,9 @@ def read_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) -> b
     """Parse and check a body."""
     enter(PARSING)
     given = msgspec.msgpack.decode(params, type=ReadParams)
-    limits = Limits(
-        vocabulary=given.vocabulary,
-        context=given.context,
-        max_tokens=given.max_tokens,
-        eos_token_ids=model.eos_token_ids,
-        sampling=model.default_sampling,
-    )
     value = parse_json(payload)
     request = SHAPES[given.kind](value)
-    request.check_against(limits)
+    request.check_against(given.limits.with_model(model))
     return _encode(Outline(request.outline(value), request.prompts, request.size(model)))
 
 
@@ -104,7 +97,7 @@ def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     return tokenized(prompts.ids, given.context, echoes, prompts.prepared)
 
 
-JOBS = {**text_jobs.JOBS, "read": read_job, "tokenize": tokenize_job}
+JOBS = {**text_jobs.JOBS, **token_jobs.JOBS, "read": read_job, "tokenize": tokenize_job}
 
 
 # On the event loop
@@ -112,7 +105,7 @@ JOBS = {**text_jobs.JOBS, "read": read_job, "tokenize": tokenize_job}
 
 async def read_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> ParsedRequest:
     """Parse a large body in a text worker. The request comes without its content. Raises its first fault."""
-    params = ReadParams(kind, limits.vocabulary, limits.context, limits.max_tokens)
+    params = ReadParams(kind, WorkerLimits.of(limits))
     data = await pool.run("read", _encode(params), body, tenant=tenant, parsed=len(body))
     outline = msgspec.msgpack.decode(data, type=Outline)
     request: ParsedRequest = SHAPES[kind](outline.value)

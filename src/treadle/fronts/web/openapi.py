@@ -125,6 +125,8 @@ def _events(chunk: str) -> Schema:
 GOOD: dict[str, tuple[str, Schema]] = {
     CHAT: (ANSWER, {JSON: {"schema": ref("ChatCompletion")}, EVENTS: _events("ChatCompletionChunk")}),
     TEXT: (ANSWER, {JSON: {"schema": ref("Completion")}, EVENTS: _events("CompletionChunk")}),
+    "/tokenize": ("The tokens", {JSON: {"schema": ref("Tokens")}}),
+    "/detokenize": ("The text", {JSON: {"schema": ref("TokenText")}}),
     "/v1/requests/{request_id}/cancel": ("It is cancelled", {JSON: {"schema": ref("Cancelled")}}),
     "/v1/models": ("The model list", {JSON: {"schema": ref("ModelList")}}),
     "/v1/models/{model}": ("The model", {JSON: {"schema": ref("Model")}}),
@@ -137,6 +139,7 @@ GOOD: dict[str, tuple[str, Schema]] = {
 MORE_FAILURES: dict[str, tuple[str, ...]] = {
     CHAT: BODY_FAILURES,
     TEXT: BODY_FAILURES,
+    **dict.fromkeys(("/tokenize", "/detokenize"), ("400", "404", "408", "413", "415", "503")),
     "/v1/models/{model}": ("404",),
     "/v1/requests/{request_id}/cancel": ("404",),
     "/v1/prefix_cache/reset": ("503",),
@@ -236,6 +239,16 @@ SERVER: dict[str, Schema] = {
     "ModelList": shape(
         "The served models.", {"object": {"type": "string", "const": "list"}, "data": listed(ref("Model"))}
     ),
+    "Tokens": shape(
+        "Tokens of a text or a chat.",
+        {
+            "count": COUNT,
+            "max_model_len": COUNT,
+            "tokens": listed(COUNT),
+            "token_strs": either(listed(STRING), {"type": "null"}),
+        },
+    ),
+    "TokenText": shape("The text of token ids.", {"prompt": STRING}),
     "Cancelled": shape("A cancelled request.", {"request_id": STRING, "status": {"const": "cancelled"}}),
     "Dropped": shape("Dropped prompts.", {"dropped_tokens": COUNT}),
     "Status": shape(

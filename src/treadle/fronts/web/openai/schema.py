@@ -238,6 +238,30 @@ class CompletionFields(Generate):
     add_special_tokens: bool | None = optional("False tokenizes the prompt without BOS and the like.")
 
 
+class TokenizeTextFields(Strict):
+    """Body of a request for the tokens of a text."""
+
+    prompt: str = Field(description="A text; it may be empty.")
+    model: str | None = optional("The served model's name; left out, it is the served model.")
+    add_special_tokens: bool | None = optional("False tokenizes the prompt without BOS and the like.")
+    return_token_strs: bool | None = optional("True adds each token as the vocabulary spells it.")
+
+
+class TokenizeChatFields(Strict):
+    """Fields of a request for the tokens of a chat, beyond those of the chat's own request."""
+
+    add_special_tokens: Any = neutral_only("Only false: the model's template writes them.", False)
+    return_token_strs: bool | None = optional("True adds each token as the vocabulary spells it.")
+    mm_processor_kwargs: Any = neutral_only("Accepted only at null.")
+
+
+class DetokenizeFields(Strict):
+    """Body of a request for the text of token ids."""
+
+    tokens: Annotated[TokenIds, size(maxItems=MAX_PROMPT_IDS)] = Field(description="Token ids.")
+    model: str | None = optional("The served model's name; left out, it is the served model.")
+
+
 def _extended(
     name: str, base: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]], free: tuple[str, ...], **more: Any
 ) -> type[Any]:

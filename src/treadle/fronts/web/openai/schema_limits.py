@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pydantic.json_schema import models_json_schema
 
 from .answer_schemas import REF, Schema, ref
-from .schema import ChatRequest, CompletionRequest
+from .schema import ChatRequest, CompletionRequest, DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 
 FIRST_FIELDS = ("messages", "prompt")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "num_predict", "n_predict")
+TOKEN_SHAPES = (TokenizeTextFields, TokenizeChatFields, DetokenizeFields)
 BOTH: Schema = {
     "required": ["continue_final_message", "add_generation_prompt"],
     "properties": {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}},
@@ -34,7 +35,7 @@ class ServerFacts:
 
 def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
     """Return the requests' schemas, and those of the objects in them except messages."""
-    shapes = [(ChatRequest, "validation"), (CompletionRequest, "validation")]
+    shapes = [(shape, "validation") for shape in (ChatRequest, CompletionRequest, *TOKEN_SHAPES)]
     _, defined = models_json_schema(shapes, ref_template=REF + "{model}")  # type: ignore[arg-type]
     requests: dict[str, Schema] = defined["$defs"]
     for schema in requests.values():
@@ -48,7 +49,23 @@ def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
         _limit_lengths(schema["properties"], facts)
     requests["ChatRequest"]["properties"]["messages"]["items"] = ref("Message")
     requests["ChatRequest"]["not"] = BOTH
-    return requests
+    return _with_token_requests(requests, facts)
+
+
+def _with_token_requests(requests: dict[str, Schema], facts: ServerFacts) -> dict[str, Schema]:
+    """Return the schemas with those of `/tokenize` and `/detokenize` under their names; a chat's tokens are asked for
+    with the chat's own request, and more fields."""
+    text, more, back = (requests.pop(shape.__name__) for shape in TOKEN_SHAPES)
+    chat = {**requests["ChatRequest"], "description": "Body of a request for the tokens of a chat."}
+    chat["properties"] = chat["properties"] | more["properties"]
+    for schema in (text, back):
+        _kind(schema["properties"]["model"], "string")["enum"] = list(facts.names)
+        if facts.needs_model:
+            _require_model(schema)
+    if facts.vocabulary is not None:
+        back["properties"]["tokens"]["items"]["maximum"] = facts.vocabulary - 1
+    named = {"TokenizeText": text, "TokenizeChat": chat, "DetokenizeRequest": back}
+    return requests | named | {"TokenizeRequest": {"anyOf": [ref("TokenizeText"), ref("TokenizeChat")]}}
 
 
 def _sort_key(name: str) -> bool:

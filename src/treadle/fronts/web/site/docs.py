@@ -21,6 +21,7 @@ from ....errors import (
     NotAuthenticated,
     Quarantined,
     RateLimited,
+    RequestCancelled,
     RequestTooLarge,
     ServerStopping,
     StepFailed,
@@ -28,8 +29,10 @@ from ....errors import (
     TreadleError,
     UnsupportedParameter,
 )
+from ..content_coding import UnsupportedCoding
 from ..error_shapes import openai_error
 from ..errors import BodyTimeout, ForeignSite, MethodNotAllowed, RouteNotFound, headers_of
+from ..request_routes import RequestNotFound
 from .examples import ANSWERS, FIELDS, REQUESTS, STREAM
 from .fields import Fields, prose, row, slug
 from .shapes import REF, Schema
@@ -49,6 +52,7 @@ ERRORS: dict[type[TreadleError], str] = {
     RateLimited: "The API key has used up its requests or tokens of this minute, or runs all that it may.",
     TooManyWrongKeys: "Too many wrong API keys came from this address.",
     ForeignSite: "A web site that `--cors-origin` does not name, or a host that `--allowed-host` does not name.",
+    RequestNotFound: "No running request has the id.",
     ModelNotFound: "The request names a model that is not served here.",
     RouteNotFound: "There is no such path.",
     MethodNotAllowed: "The path does not take this method: `Allow` says which it takes.",
@@ -56,6 +60,8 @@ ERRORS: dict[type[TreadleError], str] = {
     RequestTooLarge: "The request's body is over the server's limit.",
     StepFailed: "The engine could not compute this request; others go on.",
     EngineDied: "The engine was lost while the request ran, and can't go on with it. Don't repeat it unseen.",
+    UnsupportedCoding: "The request's body has a content coding that is not supported.",
+    RequestCancelled: "The request was cancelled by its id before its answer began.",
     Quarantined: "The engine died or hung whenever it ran this request: it is refused for an hour.",
     TreadleError: "A fault of the server: its log says which.",
     Busy: "No room: every slot and every place in the queue is taken, or the wait was too long.",

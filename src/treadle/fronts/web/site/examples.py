@@ -30,6 +30,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "max_tokens": 8,
         "temperature": 0,
     },
+    "/tokenize": {"model": "demo", "prompt": "The capital of France is Paris."},
+    "/detokenize": {"model": "demo", "tokens": [2, 9, 7]},
 }
 
 FIELDS: dict[str, Any] = {
@@ -68,6 +70,13 @@ ANSWERS: dict[tuple[str, str], Any] = {
         ],
         "usage": _usage(13, 10, 12),
     },
+    ("post", "/tokenize"): {
+        "count": 8,
+        "max_model_len": 32768,
+        "tokens": [2, 818, 5279, 529, 7001, 563, 9079, 236761],
+        "token_strs": None,
+    },
+    ("post", "/detokenize"): {"prompt": "<bos><unused3><unused1>"},
     ("post", "/v1/completions"): {
         "id": "cmpl-a61640cc0f3385d111bf4a833e0d2286",
         "object": "text_completion",
