@@ -97,6 +97,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"messages": HI, "return_token_strs": "yes"}, "return_token_strs"),
     ("/tokenize", {"messages": HI, "temperature": 9}, "temperature"),
     ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"messages": HI, "guided_regex": "("}, "guided_regex"),
     ("/tokenize", {"messages": HI, "chat_template": "{{ x }}"}, "chat_template"),
     ("/detokenize", {}, "tokens"),
     ("/detokenize", {"tokens": "x"}, "tokens"),

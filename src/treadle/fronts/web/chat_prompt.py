@@ -39,12 +39,6 @@ class ChatPrompt:
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         """Return the prompt's ids and what is prepared of its answer, in a text worker. Raises as
         `ParsedRequest.tokenize` does."""
-        ids = self.ids(model, enter, most)
-        return PreparedPrompts([ids], prepared_chat(model, self.options, ids, enter))
-
-    def ids(self, model: TextModel, enter: Enter, most: int) -> Sequence[int]:
-        """Return the prompt's ids, in a text worker. Raises InvalidRequest for the template's refusals, and
-        ContextLengthExceeded as `TextModel.encode` does."""
         enter(RENDERING)
         prompt = model.chat_prompt(
             self.turns,
@@ -55,4 +49,4 @@ class ChatPrompt:
             rendered=lambda: enter(TOKENIZING),
             most=most,
         )
-        return prompt.ids
+        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.ids, enter))

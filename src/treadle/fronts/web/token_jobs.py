@@ -75,13 +75,14 @@ def _text(model: TextModel, value: dict[str, Any], limits: WorkerLimits, enter: 
 
 
 def _chat(model: TextModel, value: dict[str, Any], limits: WorkerLimits, enter: Enter) -> Tokens:
-    """Tokenize what would be a chat request without the fields of `/tokenize`, as that request does."""
+    """Tokenize what would be a chat request without the fields of `/tokenize`, as that request does. Its grammar is
+    compiled too, to refuse what the chat would."""
     own = read(TokenizeChatFields, {name: value[name] for name in OF_CHATS if name in value})
     refuse_beyond_neutral(value, CHAT_NEUTRAL)
     request = ParsedChat({name: given for name, given in value.items() if name not in OF_CHATS})
     request.check_against(limits.with_model(model))
     with about_param("messages"):
-        ids = request.prompt.ids(model, enter, limits.context)
+        (ids,) = request.tokenize(model, enter, limits.context).ids
     return request.model, ids, bool(own.return_token_strs)
 
 
