@@ -37,6 +37,13 @@ async def test_a_body_in_pieces_is_whole() -> None:
 
 
 @in_loop
+async def test_a_large_body_in_uneven_pieces_is_whole() -> None:
+    data = bytes(range(251)) * 12_000
+    parts = [data[:7], data[7:1_500_000], data[1_500_000:2_100_000], data[2_100_000:], b""]
+    assert await read(sends(*parts), Body(BodyBudget(1 << 30), "alice"), limit=len(data)) == data
+
+
+@in_loop
 async def test_a_body_that_stops_coming_is_not_waited_for() -> None:
     with pytest.raises(BodyTimeout, match="1 bytes"):
         await read(sends(b"a", ends=False), idle_s=0.01)

@@ -59,6 +59,7 @@ async def test_a_body_may_be_cut_anywhere(coding: str) -> None:
     packed = PACK[coding](data)
     assert await inflate(coding, *[packed[i : i + 1] for i in range(len(packed))]) == data
     assert await inflate(coding, packed[:5], b"", packed[5:], b"") == data
+    assert await inflate(coding, PACK[coding](data * 4), limit=4 << 20) == data * 4
 
 
 @each_coding
