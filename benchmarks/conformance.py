@@ -12,6 +12,10 @@ found a failure of any kind. Some choices avoid conditions that a schema can't e
 - The queue is long enough for `n` times the prompts of one request (a request for more is a documented 400), and waits
   there are long enough (a full queue is a documented 503).
 - A `timeout` is long enough for an answer to begin (a shorter one is a documented 503).
+- Tools have names of their own, and are chosen by "none" or "auto".
+- At most one field asks for a format of the answer, and grammars, patterns and JSON Schemas are from a list of valid
+  ones (any other may be a documented 400).
+- A refusal may be for a body that is too large (413), where a schema was broken by a very long list.
 
 Needs the Python that Treadle is installed in.
 """
@@ -29,7 +33,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -52,6 +58,29 @@ SETTINGS = {
 }
 START_S = 120
 LEAST_TIMEOUT_S = 60
+FORMATS = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "format"),
+)
+VALID_SCHEMAS: list[Any] = [{"type": "object"}, {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}}]
+VALID_FUNCTION = {"name": "find", "description": "x", "parameters": VALID_SCHEMAS[1]}
+VALID_FIELDS: dict[str, list[Any]] = {
+    "guided_regex": ["[a-z]{1,9}", None],
+    "guided_grammar": ['start: "a" | "b"', None],
+    "tools": [[], [{"type": "function", "function": VALID_FUNCTION}], None],
+    "functions": [[], None],
+    "continue_final_message": [False, None],
+    "tool_choice": ["none", "auto", None],
+    "function_call": ["none", "auto", None],
+}
+VALID_TEXTS = {
+    "regex": ["[a-z]{1,9}"],
+    "grammar": ['start: "a" | "b"'],
+    "structural_tag": [json.dumps({"type": "structural_tag", "structures": [], "triggers": []})],
+}
+NOT_NULL = {"not": {"type": "null"}}
+STATUSES = ["400", "401", "403", "404", "406", "413", "415", "422", "428", "5xx"]
+SCHEMATHESIS = f"[checks]\nnegative_data_rejection.expected-statuses = {json.dumps(STATUSES)}\n"
 
 
 @contextmanager
@@ -84,17 +113,47 @@ def wait_until_ready(url: str, server: subprocess.Popen[bytes], key: str | None)
     sys.exit("the server did not start: its log is above")
 
 
-def with_long_timeouts(url: str, key: str | None, folder: Path) -> Path:
-    """Write the server's OpenAPI document, in which each `timeout` is long enough, to a file of `folder`."""
+def checkable(url: str, key: str | None, folder: Path) -> Path:
+    """Write the server's OpenAPI document to a file of `folder`, without values that may be a documented refusal."""
     with urllib.request.urlopen(urllib.request.Request(f"{url}/openapi.json", headers=headers(key))) as answer:
         document = json.load(answer)
     for schema in document["components"]["schemas"].values():
-        for kind in schema.get("properties", {}).get("timeout", {}).get("anyOf", ()):
-            if kind.pop("exclusiveMinimum", None) is not None:
-                kind["minimum"] = LEAST_TIMEOUT_S
+        _restrict(schema)
     path = folder / "openapi.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
+
+
+def _restrict(schema: dict[str, Any]) -> None:
+    fields = schema.get("properties", {})
+    for kind in fields.get("timeout", {}).get("anyOf", ()):
+        if kind.pop("exclusiveMinimum", None) is not None:
+            kind["minimum"] = LEAST_TIMEOUT_S
+    formats = [name for name in FORMATS if name in fields]
+    for name in formats:
+        fields[name] = _with_valid_grammars(fields[name])
+    for name in fields.keys() & VALID_FIELDS.keys():
+        fields[name] = {"enum": VALID_FIELDS[name]}
+    pairs = [{"required": pair, "properties": dict.fromkeys(pair, NOT_NULL)} for pair in combinations(formats, 2)]
+    if pairs:  # in place of what "not" is about: schemathesis can't generate from both
+        schema["not"] = {"anyOf": pairs}
+
+
+def _with_valid_grammars(value: Any) -> Any:
+    """Return the schema of a field, in which the texts and schemas that describe an answer are valid ones."""
+    if isinstance(value, list):
+        return [_with_valid_grammars(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if str(value.get("description", "")).startswith("A JSON Schema"):
+        return {"enum": VALID_SCHEMAS}
+    found = {key: _with_valid_grammars(one) for key, one in value.items()}
+    if {"enum": VALID_SCHEMAS} in found.get("anyOf", ()):  # a schema may also be a text, if it is JSON
+        found["anyOf"] = [kind for kind in found["anyOf"] if kind != {"type": "string"}]
+    for key, texts in VALID_TEXTS.items():
+        if key in found.get("properties", {}):
+            found["properties"][key] = {"enum": texts}
+    return found
 
 
 def headers(key: str | None) -> dict[str, str]:
@@ -112,7 +171,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         folder = make_tiny(Path(work) / "tiny", context=CONTEXT, eos=False, chat_template=TEMPLATE)
         with serving(folder, options.port or free_port(), options.key) as url:
-            document = with_long_timeouts(url, options.key, Path(work))
+            document = checkable(url, options.key, Path(work))
+            Path(work, "schemathesis.toml").write_text(SCHEMATHESIS, encoding="utf-8")
             command = [
                 options.schemathesis,
                 "run",

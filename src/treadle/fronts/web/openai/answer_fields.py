@@ -50,7 +50,7 @@ _FORMAT = _or_null(
     _object({"type": {"const": "json_object"}}, schema=_or_null(_JSON_SCHEMA)),
     _object({"type": {"const": "json_schema"}, "json_schema": _OUTPUT_SCHEMA}),
 )
-_CHOICES: Schema = {"type": "array", "items": _TEXT, "minItems": 1}
+_CHOICES: Schema = {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}
 _STRUCTURED: Schema = {
     "type": "object",
     "properties": {
