@@ -19,12 +19,23 @@ from treadle.core.messages import (
     Finish,
     FinishReason,
     Output,
+    Pooling,
     Sharing,
     Submit,
     TokenLogprob,
     WaitReason,
 )
-from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowFailure, RowScores, RowTokens, StepPlan, StepResult
+from treadle.core.plan import (
+    Admit,
+    DecodeRow,
+    PrefillChunk,
+    RowFailure,
+    RowScores,
+    RowTokens,
+    RowVector,
+    StepPlan,
+    StepResult,
+)
 from treadle.core.scheduler import MIN_SHARED_TOKENS, Scheduler, SchedulerLimits
 from treadle.core.sequence import Sequence
 from treadle.core.states import State
@@ -40,6 +51,11 @@ class Boom(Exception):
 
 def next_token(sequence: Iterable[int]) -> int:
     return zlib.crc32(repr(tuple(sequence)).encode()) % VOCABULARY
+
+
+def vector_of(request: Submit) -> bytes:
+    """The vector of a request that is pooled."""
+    return repr((request.pooling, request.prompt)).encode()
 
 
 def alike(a: Submit, b: Submit) -> int:
@@ -60,6 +76,8 @@ def pop_head(scheduler: Scheduler) -> None:
 def expected(request: Submit) -> tuple[tuple[int, ...], Finish]:
     """What a request gains and how it ends when nothing disturbs it: the oracle, one sequence alone."""
     tokens: list[int] = []
+    if request.pooling is not None:
+        return (), Finish(reason=FinishReason.STOP, vector=vector_of(request))
     if request.max_tokens == 0:
         return (), Finish(reason=FinishReason.LENGTH)
     while True:
@@ -80,6 +98,7 @@ class _Held:
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     bound: int = 0
+    computed: int = 0  # by chunks
     settled: int = 0  # of those in the cache, what finished steps computed
     shared: int = 0  # blocks that it holds together with the prefix cache
     marks: set[int] = field(default_factory=set)  # where others were said to wait for it
@@ -219,6 +238,7 @@ class HashRunner:
         assert self.in_flight or not ids & self.failed, "a row that is known to have failed"
         self.failed |= evicted
         scores = [self._prefill(chunk) for chunk in plan.prefill if chunk.id not in self.failed]
+        vectors = tuple(vector for chunk in plan.prefill if (vector := self._pooled(chunk)) is not None)
         failed = tuple(RowFailure(id=i, message=self.failures.pop(i)) for i in sorted(ids) if i in self.failures)
         self.failed.update(failure.id for failure in failed)
         rows = tuple(self._decode(row) for row in plan.decode if row.id not in self.failed)
@@ -230,6 +250,7 @@ class HashRunner:
         result = StepResult(
             rows=rows,
             scores=told,
+            vectors=tuple(vector for vector in vectors if vector.id not in self.failed),
             failures=failed,
             evicted=tuple(sorted(evicted)),
             prefill_s=prefill_s,
@@ -274,18 +295,27 @@ class HashRunner:
         row = self.rows[chunk.id]
         assert chunk.count > 0, "an empty chunk"
         assert chunk.start == row.cached, f"chunk starts at {chunk.start}, the cache holds {row.cached}"
-        assert chunk.start + chunk.count < len(row.tokens), "the last token is left for a decode row"
+        fed = int(row.request.pooling is None)
+        assert chunk.start + chunk.count <= len(row.tokens) - fed, "the last token is left for a decode row"
         assert all(mark > chunk.start for mark in chunk.checkpoints), "what is there already can't be kept any more"
         assert self.shape.marked or not chunk.checkpoints, "nobody asked for that"
         row.marks |= set(chunk.checkpoints)
         row.cached += chunk.count
         row.bound += chunk.count
+        row.computed += chunk.count
         self.computed += chunk.count
         if row.request.prompt_logprobs is None:
             return None
         prompt = row.request.prompt
         scored = prompt[chunk.start + 1 : chunk.start + 1 + chunk.count]
         return RowScores(id=chunk.id, logprobs=tuple(TokenLogprob(logprob=-float(token)) for token in scored))
+
+    def _pooled(self, chunk: PrefillChunk) -> RowVector | None:
+        row = self.rows.get(chunk.id)
+        if row is None or row.request.pooling is None or row.cached < len(row.tokens) or chunk.id in self.failed:
+            return None
+        assert row.computed == len(row.tokens) or row.request.pooling is Pooling.LAST, "states of tokens were reused"
+        return RowVector(id=chunk.id, data=vector_of(row.request))
 
     def _decode(self, decode: DecodeRow) -> RowTokens:
         row = self.rows[decode.id]
@@ -410,7 +440,7 @@ class Bench:
         ids = [admit.request.id for admit in self.plan.admit]
         before = [row for row in running.values() if row.joined and row.id not in ids]
         for row in (running[id_] for id_ in ids):
-            if row.request.prompt_logprobs is None:
+            if not row.request.computes_whole_prompt:
                 assert not [lead.id for lead in before if self._worth(row, lead, before)], "it computes what others do"
             before.append(row)
         waiting = [
@@ -421,7 +451,7 @@ class Bench:
 
     def _worth(self, row: Sequence, lead: Sequence, joined: list[Sequence]) -> bool:
         """Whether `lead`, one of those who have `joined`, still computes enough that `row` begins with."""
-        if lead.state is not State.PREFILL or lead.request.prompt_logprobs is not None:
+        if lead.state is not State.PREFILL or lead.request.computes_whole_prompt:
             return False
         shared = alike(row.request, lead.request)
         others = [] if self.shape.marked else [other for other in joined if other is not lead]

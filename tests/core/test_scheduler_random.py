@@ -10,7 +10,7 @@ import pytest
 from tests.core.drive import Bench, expected
 from treadle.core import block_budget
 from treadle.core.grammar_state import PENDING
-from treadle.core.messages import CancelReason, Constraint, Finish, FinishReason, Submit
+from treadle.core.messages import CancelReason, Constraint, Finish, FinishReason, Pooling, Submit
 from treadle.core.plan import StepPlan
 
 
@@ -70,11 +70,14 @@ class Life:
         stops = tuple(chance.sample(range(1000), chance.choice((0, 0, 60))))
         length = chance.choice((1, 2, 15, 16, 17, 60, 90, 200))
         trunk, own = _trunk(number, chance.choice((2, 16, 90, 120, 200))), chance.choice((0, 0, 1, 9, 30))
+        pooling = chance.choice((None, None, None, *Pooling))
+        scored = None if pooling else chance.choice((None, None, None, 0))
         self.requests[id_] = self.bench.submit(
             id_,
             prompt=chance.choice((length, (*trunk, *chance.sample(range(900), own)))),
-            max_tokens=chance.choice((0, 1, 2, 5, 12, 30)),
-            prompt_logprobs=chance.choice((None, None, None, 0)),
+            max_tokens=0 if pooling else chance.choice((0, 1, 2, 5, 12, 30)),
+            prompt_logprobs=scored,
+            pooling=pooling,
             salt=chance.choice(("", "", "x")),
             stop_token_ids=stops,
             min_tokens=chance.choice((0, 0, 3)),

@@ -76,7 +76,7 @@ def test_a_backend_that_raises_or_asserts_is_refused() -> None:
 class Raising:
     """A backend that can't be built."""
 
-    name, fused, keep_prefixes = "contiguous", False, False
+    name, fused, selection, keep_prefixes = "contiguous", False, None, False
 
     def __init__(self, config: Any, error: Exception) -> None:
         self.least_memory = config.least_memory

@@ -6,14 +6,23 @@ gap; rows are released before they are admitted again; blocks never exceed their
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.cache.prefix_index import PrefixIndex
 from treadle.core.grammar_state import READY, GrammarStatus
-from treadle.core.messages import BlockEvent, Capabilities, Constraint, Submit, TokenLogprob
-from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowScores, RowTokens, StepPlan, StepResult
+from treadle.core.messages import (
+    BlockEvent,
+    Capabilities,
+    Constraint,
+    EmbeddingCapabilities,
+    Pooling,
+    Submit,
+    TokenLogprob,
+)
+from treadle.core.plan import Admit, DecodeRow, PrefillChunk, RowScores, RowTokens, RowVector, StepPlan, StepResult
 from treadle.core.statistics import RunnerStatistics
 from treadle.runner.base import Job
 
@@ -63,6 +72,7 @@ class ScriptedRunner:
             context=context,
             device="cpu",
             dtype="float32",
+            embedding=EmbeddingCapabilities(dimensions=4, poolings=tuple(Pooling)),
         )
 
     @property
@@ -125,9 +135,10 @@ class ScriptedRunner:
         for admit in plan.admit:
             self._admit(admit)
         scores = tuple(scores for chunk in plan.prefill if (scores := self._prefill(chunk)) is not None)
+        vectors = tuple(vector for chunk in plan.prefill if (vector := self._pooled(chunk)) is not None)
         rows = tuple(self._decode(row) for row in plan.decode)
         assert not self._can.kv.blocks or self.free_blocks() >= 0, "more blocks than there are"
-        return StepResult(rows=rows, scores=scores)
+        return StepResult(rows=rows, scores=scores, vectors=vectors)
 
     def _admit(self, admit: Admit) -> None:
         request, cached = admit.request, admit.cached_tokens
@@ -140,13 +151,20 @@ class ScriptedRunner:
         row = self.held[chunk.id]
         assert chunk.start == row.cached, "a chunk begins where the cache ends"
         row.cached += chunk.count
-        assert row.cached < len(row.tokens), "the last token is left for a decode row"
+        fed = int(row.request.pooling is None)
+        assert row.cached <= len(row.tokens) - fed, "the last token is left for a decode row"
         self.computed += chunk.count
         asked, prompt = row.request.prompt_logprobs, row.request.prompt
         if asked is None:
             return None
         new = prompt[chunk.start + 1 : chunk.start + 1 + chunk.count]
         return RowScores(id=chunk.id, logprobs=tuple(_logprob(token, asked) for token in new))
+
+    def _pooled(self, chunk: PrefillChunk) -> RowVector | None:
+        row = self.held[chunk.id]
+        if row.request.pooling is None or row.cached < len(row.tokens):
+            return None
+        return RowVector(id=chunk.id, data=array("f", vector_of(row.request)).tobytes())
 
     def _decode(self, decode: DecodeRow) -> RowTokens:
         row, position = self.held[decode.id], decode.position
@@ -194,6 +212,12 @@ class ScriptedRunner:
 
     def close(self) -> None:
         self.held.clear()
+
+
+def vector_of(request: Submit) -> list[float]:
+    """Return the vector of a request that is pooled: it tells prompts and poolings apart."""
+    kind = list(Pooling).index(request.pooling) if request.pooling else -1
+    return [float(len(request.prompt)), float(sum(request.prompt) % 1000), float(request.prompt[-1]), float(kind)]
 
 
 def _logprob(token: int, top: int) -> TokenLogprob:

@@ -7,7 +7,7 @@ another leader, and joins if there is none.
 
 - A leader has joined and a waiting sequence has not, so none waits in a circle, and a sequence that needs memory before
   it can join keeps no other waiting.
-- With `prompt_logprobs` a sequence computes its whole prompt, so it neither waits nor leads.
+- A sequence that computes its whole prompt, for results of each token, neither waits nor leads.
 - If a runner can share only checkpoints of running sequences (`Sharing.MARKED`), what others have committed is of no
   use, and the leader's chunks name the checkpoints to keep.
 - The last token of a prompt is never reused, so it is not part of the shared prefix.
@@ -61,7 +61,7 @@ def common_prefix(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
 
 
 def _find_leader(seq: Sequence, joined: Collection[Sequence], min_shared: int, *, marked: bool) -> Sequence | None:
-    if seq.request.prompt_logprobs is not None:
+    if seq.request.computes_whole_prompt:
         return None
     candidates = (other for other in joined if _can_lead(other) and _begins_alike(seq, other, min_shared))
     for leader in islice(candidates, MAX_LEADERS):
@@ -74,7 +74,7 @@ def _find_leader(seq: Sequence, joined: Collection[Sequence], min_shared: int, *
 
 
 def _can_lead(seq: Sequence) -> bool:
-    return seq.joined and seq.state is State.PREFILL and seq.request.prompt_logprobs is None
+    return seq.joined and seq.state is State.PREFILL and not seq.request.computes_whole_prompt
 
 
 def _begins_alike(seq: Sequence, leader: Sequence, min_shared: int) -> bool:

@@ -77,8 +77,16 @@ class Thinking(Message, frozen=True):
     reopens: bool = False
 
 
+class Pooling(StrEnum):
+    """Ways to make one vector of the hidden states of a prompt's tokens."""
+
+    LAST = "last"  # the last token's
+    MEAN = "mean"  # their mean
+    CLS = "cls"  # the first token's
+
+
 class Submit(Message, frozen=True, tag=True):
-    """One sequence to generate.
+    """One sequence to generate, or to pool.
 
     `id` is unique among everything the engine has not finished. `prompt` are token ids, at least one. `max_tokens`
     already fits the context; 0 only computes the prompt, for its log-probabilities. `stop_token_ids` end the sequence
@@ -90,7 +98,8 @@ class Submit(Message, frozen=True, tag=True):
     `tenant` with the fewest running rows does. `arrival` numbers sequences in the order in which they came, from 1, and
     stays when one is replayed: of one priority, the lower has the better claim to memory. 0 where there is no number:
     then they count in the order in which they are sent. `constraint` and `thinking` limit the tokens that can be
-    sampled; they count in `generated` ones too.
+    sampled; they count in `generated` ones too. With `pooling`, and `max_tokens` 0, it ends with a vector: the pooled
+    hidden states of its whole prompt (`Finish.vector`).
 
     A replayed sequence ran in an earlier life of the engine, or another one of its group did: `resumed` is true,
     `generated` are the tokens that it gained then, `scored` counts the prompt log-probabilities that were told. It goes
@@ -115,9 +124,15 @@ class Submit(Message, frozen=True, tag=True):
     arrival: int = 0
     constraint: Constraint | None = None
     thinking: Thinking | None = None
+    pooling: Pooling | None = None
     generated: tuple[int, ...] = ()
     scored: int = 0
     resumed: bool = False
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether results of each prompt token are needed, so that no cached ones are reused."""
+        return self.prompt_logprobs is not None or self.pooling in (Pooling.MEAN, Pooling.CLS)
 
 
 class CancelReason(StrEnum):
@@ -183,12 +198,14 @@ class FinishReason(StrEnum):
 
 
 class Finish(Message, frozen=True):
-    """End of a sequence. `code` and `message` belong to ERROR, `stop_token_id` to STOP by a token."""
+    """End of a sequence. `code` and `message` belong to ERROR, `stop_token_id` to STOP by a token. `vector` is the
+    result of one with `pooling`: float32 in the machine's byte order, not normalized."""
 
     reason: FinishReason
     stop_token_id: int | None = None
     code: str = ""
     message: str = ""
+    vector: bytes = b""
 
 
 class TokenLogprob(Message, frozen=True):
@@ -306,10 +323,21 @@ class StepCapabilities(Message, frozen=True):
     prompt_token_s: float = 0.0
 
 
+class EmbeddingCapabilities(Message, frozen=True):
+    """Embeddings of a model: vectors of `dimensions` numbers, by one of `poolings`, the model's own first. `only`: the
+    model generates no text. `unavailable` is the reason where there are none, else empty."""
+
+    dimensions: int = 0
+    poolings: tuple[Pooling, ...] = ()
+    only: bool = False
+    unavailable: str = ""
+
+
 class Capabilities(Message, frozen=True):
     """Description of a runner and its model, in plain values. `context` is the longest sequence in tokens;
     `compute` are the backend and kernels that run the model, with reasons against better ones. `grammars`: constraints
-    can be enforced. `fast_forward`: tokens that one leaves no choice about can be taken several a step."""
+    can be enforced. `fast_forward`: tokens that one leaves no choice about can be taken several a step. `embedding`:
+    what sequences with `pooling` give."""
 
     model: str
     architecture: str
@@ -326,6 +354,7 @@ class Capabilities(Message, frozen=True):
     grammars: bool = True
     fast_forward: bool = False
     compute: ComputePath = ComputePath()
+    embedding: EmbeddingCapabilities = EmbeddingCapabilities(unavailable="this engine makes no embeddings")
     details: dict[str, str] = {}  # for people: which BLAS answered, how many threads
 
 

@@ -53,7 +53,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     1. `admit`: sequences that join. One that was released may be admitted again, with `history`.
     2. `prefill`: at most one chunk of a sequence.
     3. `decode`: sequences whose prompt is complete, also by a last chunk in `prefill`. One that lacks memory may be
-       left out. A sequence with `max_tokens` 0 never decodes.
+       left out. A sequence with `max_tokens` 0 never decodes; with `pooling` its chunks compute the last token, too.
     """
 
     step: int
@@ -107,6 +107,14 @@ class RowScores(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...]
 
 
+class RowVector(msgspec.Struct, frozen=True):
+    """The pooled hidden states of sequence `id`, whose last chunk this step computed: float32 in the machine's byte
+    order."""
+
+    id: str
+    data: bytes
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """Result of a step. `prefill_s` and `decode_s` are wall seconds of prompts and of decoding, each where it was
     measured by itself; `mixed_s` are those of prompts and decoding rows together.
@@ -117,6 +125,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     rows: tuple[RowTokens, ...] = ()
     scores: tuple[RowScores, ...] = ()
+    vectors: tuple[RowVector, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     evicted: tuple[str, ...] = ()
     prefill_s: float = 0.0

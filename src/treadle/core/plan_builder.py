@@ -104,17 +104,17 @@ class PlanBuilder:
             if seq.joined:
                 continue
             shared = shared_blocks(seq, joined, budget.block_size) if self.shares_blocks and budget.limited else 0
-            if joined and budget.blocks(seq.num_tokens - 1) - shared > budget.free:
+            if joined and budget.blocks(seq.prefill_tokens) - shared > budget.free:
                 continue
             if not self._min_shared or not waits_for_prefix(seq, joined, self._min_shared, self._sharing):
                 joined.append(seq)
                 yield self._join(seq, budget, shared)
 
     def _join(self, seq: Sequence, budget: BlockBudget, shared: int) -> Admit:
-        """Let `seq` join with its cached prefix, of which running sequences hold `shared` blocks. A sequence with
-        `prompt_logprobs` computes its whole prompt."""
+        """Let `seq` join with its cached prefix, of which running sequences hold `shared` blocks. One that computes its
+        whole prompt may not reuse any."""
         admit = Admit(request=seq.request, history=tuple(seq.tokens))
-        cached = self._cached(admit) if seq.may_reuse and seq.request.prompt_logprobs is None else 0
+        cached = self._cached(admit) if seq.may_reuse else 0
         if not 0 <= cached < seq.num_tokens:
             raise AssertionError(f"of {seq.num_tokens} tokens all but the last may be reused, and {cached} were")
         if not seq.cached_reported:

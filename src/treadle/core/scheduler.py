@@ -95,6 +95,8 @@ class Scheduler:
             self._end(seq, cancelled(early))
         elif not request.prompt:
             self._end(seq, failed("invalid_request", "the prompt is empty: send at least one token"))
+        elif request.pooling is not None and request.max_tokens:
+            self._end(seq, failed("invalid_request", "a pooled sequence generates nothing: max_tokens must be 0"))
         elif 0 < self.limits.capacity < seq.max_num_tokens:
             self._end(seq, too_big(seq, self.limits.capacity))
         else:
@@ -160,6 +162,9 @@ class Scheduler:
         for scores in result.scores:
             if (seq := step.sequences[scores.id]).live:
                 self._outputs.of(seq).prompt_logprobs += seq.unreported_scores(scores.logprobs)
+        for vector in result.vectors:
+            if (seq := step.sequences[vector.id]).live:
+                self._end(seq, Finish(reason=FinishReason.STOP, vector=vector.data))
         for admit in plan.admit:
             self._commit_prefill(step.sequences.get(admit.request.id), admit.cached_tokens)
         for chunk in plan.prefill:
@@ -370,7 +375,8 @@ class Scheduler:
         seq.committed_tokens = count
         if seq.state is State.PREFILL:
             self._outputs.of(seq).prompt_done = min(count, len(seq.request.prompt))
-        if seq.request.max_tokens == 0 and count == seq.num_tokens - 1:
+        if seq.request.max_tokens == 0 and count == seq.prefill_tokens:
+            check(seq.request.pooling is None, "a sequence that is pooled gains its vector with its last chunk")
             self._end(seq, Finish(reason=FinishReason.LENGTH))
 
     def _gain(self, seq: Sequence, drafts: int, gained: RowTokens) -> None:

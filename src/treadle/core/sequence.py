@@ -37,6 +37,7 @@ class Sequence:
     reported_scores: int = 0
     joined: bool = False  # the runner has it
     may_reuse: bool = True  # cached tokens of others
+    fed_tokens: int = 1  # the last one, by a decode row; 0 where it is pooled
     suspect: bool = False  # was in a step that raised, and has gained nothing since
     prefix_leader: Sequence | None = None  # computes the prefix that it waits for, before it joins
     awaited_tokens: int = 0  # the length of this prefix
@@ -52,6 +53,8 @@ class Sequence:
             arrived=now,
             tokens=list(request.generated),
             reported_scores=request.scored,
+            may_reuse=not request.computes_whole_prompt,
+            fed_tokens=int(request.pooling is None),
         )
 
     @property
@@ -78,9 +81,15 @@ class Sequence:
         return len(self.request.prompt) + len(self.tokens)
 
     @property
+    def prefill_tokens(self) -> int:
+        """Tokens that chunks compute, as of the settled books: all but the last one, which a decode row feeds; all of a
+        sequence that is pooled."""
+        return self.num_tokens - self.fed_tokens
+
+    @property
     def prefill_left(self) -> int:
         """Tokens to compute before the last one can be fed as a decode row."""
-        return self.num_tokens + self.tokens_in_flight - 1 - self.num_computed_tokens
+        return self.num_tokens + self.tokens_in_flight - self.fed_tokens - self.num_computed_tokens
 
     @property
     def position(self) -> int:

@@ -18,7 +18,7 @@ MAX_PEERS = 4
 
 def shared_blocks(seq: Sequence, running: Collection[Sequence], block_size: int) -> int:
     """Return how many whole blocks at the start of `seq`, which has not joined, one of `running` holds."""
-    if seq.joined or seq.request.prompt_logprobs is not None:
+    if seq.joined or seq.request.computes_whole_prompt:
         return 0
     if seq.prefix_peer is None or not (seq.prefix_peer.live and seq.prefix_peer.joined):
         seq.prefix_peer = _closest_peer(seq, running, block_size)

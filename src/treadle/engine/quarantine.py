@@ -1,6 +1,6 @@
 """Quarantine of requests that killed the engine: equal requests are refused, by fingerprint.
 
-A fingerprint is a keyed hash of the computation's inputs: the prompt, sampling and scoring parameters, constraint and
+A fingerprint is a keyed hash of the computation's inputs: the prompt, sampling, scoring and pooling, constraint and
 reasoning, but not the seed, which differs in a retry. The key is random in each process, so fingerprints reveal nothing
 about prompts and collisions can't be constructed.
 
@@ -42,7 +42,8 @@ class Quarantine:
     def fingerprint(self, request: Submit) -> bytes:
         """Return a fingerprint, equal for requests with equal computations."""
         sampling = msgspec.structs.replace(request.sampling, seed=0)
-        scoring, limits = (request.logprobs, request.prompt_logprobs), (request.constraint, request.thinking)
+        scoring = (request.logprobs, request.prompt_logprobs, request.pooling)
+        limits = (request.constraint, request.thinking)
         parameters = msgspec.msgpack.encode((sampling, *scoring, *limits))
         digest = hashlib.blake2b(array("q", request.prompt).tobytes(), key=self._key, digest_size=16)
         digest.update(parameters)

@@ -52,7 +52,7 @@ class Runner(Protocol):
     def match_prefix(self, admit: Admit) -> int:
         """Return how many tokens of prompt and history, without the last one, the prefix cache holds. A query without
         side effects: the tokens are taken over when the plan that admits the sequence with this number is started. Not
-        called for sequences with `prompt_logprobs`."""
+        called for sequences that compute their whole prompt."""
         ...
 
     def grammar_state(self, constraint: Constraint) -> GrammarStatus:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.messages import Capabilities, KvCapabilities, StepCapabilities
+from ..core.messages import Capabilities, EmbeddingCapabilities, KvCapabilities, StepCapabilities
 from .kv.backend import KvBackend
 from .loading.model import LoadedModel
 from .loading.step_costs import StepCosts
+from .pooling import Embedding
 
 
 def capabilities_of(model: LoadedModel, backend: KvBackend, costs: StepCosts, *, grammars: bool) -> Capabilities:
@@ -28,7 +29,17 @@ def capabilities_of(model: LoadedModel, backend: KvBackend, costs: StepCosts, *,
         grammars=grammars,
         fast_forward=grammars and backend.least_forced(1) > 0,
         compute=msgspec.structs.replace(model.compute, lookahead=backend.lookahead),
+        embedding=_embedding_capabilities(model.embedding),
         details=model.details,
+    )
+
+
+def _embedding_capabilities(embedding: Embedding) -> EmbeddingCapabilities:
+    return EmbeddingCapabilities(
+        dimensions=embedding.dimensions,
+        poolings=embedding.poolings,
+        only=embedding.only,
+        unavailable=embedding.unavailable,
     )
 
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from ..core.grammar_state import NO_GRAMMARS, GrammarStatus
 from ..core.messages import BlockEvent, Capabilities, Constraint
@@ -27,6 +28,7 @@ from .capabilities import capabilities_of
 from .device import memory
 from .device.owner_thread import OutOfMemory, OwnerThread, leave_thread, mlx_runtime
 from .device.staging import Staging, direct
+from .forward.segments import RowSegment
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
@@ -245,17 +247,27 @@ class ModelRunner:
         if row is None:
             step.failed[id_] = "the runner holds no cache for this request"
             return
-        if chunk is not None and chunk.checkpoints:
-            self._backend.checkpoint(row, chunk.checkpoints)
         segment = segment_of(row, chunk, decode, before)
+        if chunk is not None:
+            segment = self._chunk(step, row, chunk, segment)
         row.cached = segment.end
         step.segments.append(segment)
         step.rows[id_] = row
 
+    def _chunk(self, step: Step, row: RunningRow, chunk: PrefillChunk, segment: RowSegment) -> RowSegment:
+        """Return the segment of a chunk, with the hidden states that its row needs."""
+        if chunk.checkpoints:
+            self._backend.checkpoint(row, chunk.checkpoints)
+        if row.pool is None:
+            return segment
+        segment = replace(segment, hidden=row.pool.needed(segment.start, segment.end))
+        step.pooled.append(segment)
+        return segment
+
     def _admit_all(self, admits: Sequence[Admit], step: Step) -> None:
         """Register new sequences, and take over their cached prefixes before anything is allocated."""
         rows = [row for admit in admits if (row := self._register(admit, step)) is not None]
-        step.evicted |= self._reuse([row for row in rows if row.request.prompt_logprobs is None])
+        step.evicted |= self._reuse([row for row in rows if not row.request.computes_whole_prompt])
         for row in rows:
             if row.id not in step.evicted:
                 self._backend.admit(row)
@@ -268,13 +280,14 @@ class ModelRunner:
             check_tokens(tokens, vocabulary)
             constraint = row_constraint(request, admit.history, vocabulary, self._grammars)
             sampling = SamplingRow(request, admit.history, vocabulary, constraint)
+            pool = self._model.embedding.pool(request.pooling, len(tokens))
         except GrammarGone:
             step.evicted.add(request.id)
             return None
         except (ValueError, TypeError, OverflowError) as error:
             step.failed[request.id] = str(error)
             return None
-        row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens)
+        row = RunningRow(request.id, request.salt, tokens, request, sampling, admit.cached_tokens, pool)
         self._rows[request.id] = row
         return row
 
@@ -304,12 +317,14 @@ class ModelRunner:
         """Build the step's graph and hand it to the device."""
         with mlx_runtime("computing a step"):
             sampled = None if before is None else before.sampled(self._put)
-            done = step.computed = self._backend.compute(step.segments, sampled)
+            done = step.computed = self._backend.compute(step.segments, sampled, hidden=bool(step.pooled))
             for id_, message in done.refused.items():
                 self.release(id_)
                 step.failed[id_] = message
             step.decodes = [decode for decode in step.decodes if decode.id not in step.failed]
             step.scores = step.prompt_scores(self._put)
+            if step.pooled:
+                step.pool()
             self._sampler.start(step, follows=before is not None)
 
     # Finishing -----------------------------------------------------------------------------------------------------
@@ -321,6 +336,7 @@ class ModelRunner:
             if not step.groups:
                 mx.eval(step.computed.arrays)
             scores = {id_: score.read() for id_, score in step.scores.items()}
+            vectors = tuple(step.read_vectors()) if step.vectors else ()
             broken = self._advance(step, tokens)
             lost = step.rows_with_nan(tokens) if broken or NAN_TOKEN in tokens else ()
             step.failed.update(dict.fromkeys(lost, NOT_FINITE))
@@ -334,6 +350,7 @@ class ModelRunner:
         return StepResult(
             rows=tuple(step.gained(tokens, found)),
             scores=tuple(RowScores(id=id_, logprobs=logprobs) for id_, logprobs in scores.items()),
+            vectors=vectors,
             failures=step.failures(),
             evicted=tuple(step.evicted),
             **step.times(seconds),

@@ -12,27 +12,31 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.messages import Submit, TokenLogprob
-from ..core.plan import DecodeRow, PrefillChunk, RowFailure, RowTokens
+from ..core.plan import DecodeRow, PrefillChunk, RowFailure, RowTokens, RowVector
 from ..errors import InvalidGrammar
 from .device.staging import Put, direct
 from .forward.segments import ForwardOutput, KvSequence, RowSegment
+from .pooling import RowPool
 from .sampling.logprobs import Logprobs, PromptScores
 from .sampling.sampler import Draw, SamplingRow
 
 _LONG = 64
+NOT_FINITE_VECTOR = "the model's hidden states for this input are not finite: its weights do not suit this prompt"
 
 
 @dataclass(slots=True, eq=False)
 class RunningRow(KvSequence):
     """A live sequence: the one object for it in the runner, from its admission to its release.
 
-    Its caches hold `cached` tokens, with those of steps that are not finished yet.
+    Its caches hold `cached` tokens, with those of steps that are not finished yet. `pool` collects its hidden states,
+    where it is pooled.
     """
 
     tokens: list[int]
     request: Submit
     sampling: SamplingRow
     cached: int
+    pool: RowPool | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +56,8 @@ class Step:
     Rows are sampled in `groups`, all together in most steps. Those at the places in `deferred` wait for the tokens of
     the step before: all, or those that are drawn again. A row that is in two groups was: the later one counts. Rows
     in `superseded` gain no token here, as the step before has forced it; if they are drawn, that is dropped. `forced`
-    are the tokens that constraints force behind those of this step, by id.
+    are the tokens that constraints force behind those of this step, by id. The rows of the segments in `pooled` are
+    pooled, and `vectors` are those of prompts that are complete.
     """
 
     began: float
@@ -68,6 +73,8 @@ class Step:
     superseded: set[str] = field(default_factory=set)
     forced: dict[str, list[int]] = field(default_factory=dict)
     scores: dict[str, PromptScores] = field(default_factory=dict)
+    pooled: list[RowSegment] = field(default_factory=list)
+    vectors: dict[str, Any] = field(default_factory=dict)
 
     def failures(self) -> tuple[RowFailure, ...]:
         """Return the rows that can't go on."""
@@ -91,6 +98,7 @@ class Step:
             self.segments = [segment for segment in self.segments if segment.id not in ids]
             self.decodes = [decode for decode in self.decodes if decode.id not in ids]
             self.rows = {id_: row for id_, row in self.rows.items() if id_ not in ids}
+            self.pooled = [segment for segment in self.pooled if segment.id not in ids]
 
     def supersede(self, rows: Collection[RunningRow]) -> None:
         """Sample nothing for `rows`, as far as they are in the step: their tokens are forced already."""
@@ -145,6 +153,26 @@ class Step:
                     logits = self.computed.logits[first : first + len(targets)]  # type: ignore[index]
                     scores[segment.id] = PromptScores(logits, targets, request.prompt_logprobs, put)
         return scores
+
+    def pool(self) -> None:
+        """Pool the hidden states that the pass gave. They are evaluated with it."""
+        for segment in self.pooled:
+            row = self.rows[segment.id]
+            if row.pool is not None and row.id not in self.failed:
+                states = self.computed.hidden.get(row.id)
+                vector, array = row.pool.add(segment.start, segment.end, states)
+                self.computed.arrays += [] if array is None else [array]
+                if vector is not None:
+                    self.vectors[row.id] = vector
+
+    def read_vectors(self) -> Iterator[RowVector]:
+        """Wait for the vectors, and yield them. A row whose vector is not finite fails."""
+        for id_, vector in self.vectors.items():
+            numbers = np.array(vector, np.float32)
+            if np.isfinite(numbers).all():
+                yield RowVector(id_, numbers.tobytes())
+            else:
+                self.failed[id_] = NOT_FINITE_VECTOR
 
     def rows_with_nan(self, tokens: Sequence[int]) -> list[str]:
         """Return the ids of rows whose token in `tokens` has NaN as its logit."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..device.staging import Put, direct
-from ..mlxlm import Selection
+from ..mlxlm import Selection, keeping
 from .batch_buckets import decode_bucket, head_bucket
 from .segments import ForwardOutput, RowSegment
 
@@ -63,9 +63,12 @@ class ForwardPass:
         self._selection = selection
         self._put = put
 
-    def run(self, batch: RaggedBatch, previous: Any | None) -> ForwardOutput:
+    def run(self, batch: RaggedBatch, previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         """Logits of all tokens that are wanted, not evaluated. `previous` (P,) are the tokens sampled in the step
-        before, where a segment needs them, and maybe zeros behind them."""
+        before, where a segment needs them, and maybe zeros behind them. With `hidden` also the hidden states that
+        segments need."""
+        if hidden:
+            return self._run_with_hidden(batch, previous)
         wants = np.array([segment.wants for segment in batch.segments], np.int32)
         wanted_ends = np.cumsum(wants, dtype=np.int32)
         rows = _ranges(batch.ends - wants, wants)
@@ -76,6 +79,20 @@ class ForwardPass:
             if segment.wants
         }
         return ForwardOutput(logits, places)
+
+    def _run_with_hidden(self, batch: RaggedBatch, previous: Any | None) -> ForwardOutput:
+        assert self._selection is not None, "the model's last norm is known"
+        counts = np.array([segment.hidden for segment in batch.segments], np.int32)
+        ends = np.cumsum(counts, dtype=np.int32)
+        with keeping(self._selection, self._put(_ranges(batch.ends - counts, counts))[0]):
+            done = self.run(batch, previous)
+        states = self._selection.take()
+        done.hidden = {
+            segment.id: states[end - segment.hidden : end]
+            for segment, end in zip(batch.segments, ends.tolist(), strict=True)
+            if segment.hidden
+        }
+        return done
 
     def _logits(self, tokens: Any, wanted: Any | None, count: int) -> Any | None:
         """The first `count` logits of the `wanted` tokens; None where none are."""

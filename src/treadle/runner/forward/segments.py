@@ -28,7 +28,8 @@ class RowSegment(msgspec.Struct, frozen=True):
 
     Where `previous` is not negative, the last token is the one sampled at that index of the step before, and its value
     here is ignored. `wants` is the number of last tokens whose logits are needed: 0, 1 or all. With `picks` the next
-    token is sampled from the last one's logits. A segment with `padding` fills a batch up to its bucket.
+    token is sampled from the last one's logits. `hidden` is the number of last tokens whose hidden states are
+    needed, where a pass is asked for any. A segment with `padding` fills a batch up to its bucket.
     """
 
     sequence: KvSequence
@@ -38,6 +39,7 @@ class RowSegment(msgspec.Struct, frozen=True):
     picks: bool = False
     previous: int = -1
     padding: bool = False
+    hidden: int = 0
 
     @property
     def id(self) -> str:
@@ -68,7 +70,8 @@ class ForwardOutput:
 
     `logits` are (N, V), of which sequence `id` has rows `places[id]` as (first, count). `arrays` must be evaluated with
     whatever is computed from the logits. `refused` sequences were not computed and cannot go on; the values are
-    reasons. `prefill_s` are seconds spent on prompts alone, where they had a pass of their own.
+    reasons. `prefill_s` are seconds spent on prompts alone, where they had a pass of their own. `hidden` are hidden
+    states (n, D) behind the model's last norm, by id, where they were asked for.
     """
 
     logits: Any | None = None
@@ -76,3 +79,4 @@ class ForwardOutput:
     arrays: list[Any] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     prefill_s: float | None = None
+    hidden: dict[str, Any] = field(default_factory=dict)

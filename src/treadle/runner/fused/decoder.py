@@ -78,11 +78,18 @@ class FusedDecoder:
         shapes, arrays = step.inputs(windows)
         quantized = cache[0].pool.scales is not None
         if quantized and step.decode_tokens < step.count:  # memory that grows can't be a part of a program
-            logits, cache[-1].written = self._pass(tokens, rows, step, cache)
-            return logits
+            logits, states = self._pass(tokens, rows, step, cache)
+            return self._kept(logits, states, cache[-1])
         key = (shapes, None if rows is None else rows.shape)
         program = step.compiled.get(key, lambda: step.kernels.compile(self._program(cache, step.template(windows))))
-        logits, cache[-1].written = program(tokens, rows, arrays)
+        logits, states = program(tokens, rows, arrays)
+        return self._kept(logits, states, cache[-1])
+
+    def _kept(self, logits: Any, states: Any, last: PagedLayer) -> Any:
+        """Return `logits`. The hidden `states` (T, D) of all tokens show when keys and values are written."""
+        last.written = states
+        if self._selection.keep is not None:
+            self._selection.states.append(states[self._selection.keep])
         return logits
 
     def _program(self, cache: Sequence[PagedLayer], template: PagedPass) -> Callable[..., Any]:
@@ -95,7 +102,8 @@ class FusedDecoder:
         return program
 
     def _pass(self, tokens: Any, rows: Any | None, step: PagedPass, cache: Sequence[PagedLayer]) -> tuple[Any, Any]:
-        """Logits of the tokens at `rows`, or of all, and a token that is there when all keys and values are written."""
+        """Logits of the tokens at `rows`, or of all, and the hidden states (T, D) of all tokens, computed from all keys
+        and values."""
         kernels, layers = self._layer_kernels, self._layers
         x = self._embed(tokens.reshape(-1))
         y = mx.fast.rms_norm(x, layers[0].norm, self._first_eps)

@@ -14,6 +14,7 @@ from ...cache.prefix_index import PrefixIndex
 from ...core.messages import Sharing
 from ...core.statistics import PrefixStatistics
 from ..forward.segments import ForwardOutput, KvSequence, RowSegment
+from ..mlxlm import Selection
 
 Live = Mapping[str, KvSequence]
 """The registry of live sequences, by id. The runner adds and removes them."""
@@ -115,9 +116,10 @@ class KvBackend(Protocol):
         """Make the sequence's first n tokens reusable for each n of `ends`: others wait for them."""
         ...
 
-    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         """Run a pass over `segments`, one a sequence. `previous` (int32) are the tokens sampled in the step before, and
-        maybe zeros behind them. Raises MemoryError where no block is left."""
+        maybe zeros behind them. With `hidden` some segments need hidden states, which `KvConfig.selection` keeps.
+        Raises MemoryError where no block is left."""
         ...
 
     def commit(self, segments: Iterable[RowSegment]) -> None:
@@ -149,13 +151,17 @@ class KvBackend(Protocol):
 
 
 class KvConfig(Protocol):
-    """A KV backend that was chosen for a model, not built yet. `fused` says whether its layers are (glossary)."""
+    """A KV backend that was chosen for a model, not built yet. `fused` says whether its layers are (glossary).
+    `selection` chooses what the model's head sees, and keeps hidden states; None where its last norm is not known."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def fused(self) -> bool: ...
+
+    @property
+    def selection(self) -> Selection | None: ...
 
     @property
     def keep_prefixes(self) -> bool: ...

@@ -118,6 +118,7 @@ class _Choosing:
             batched=not not_batched,
             shared_prefill=not not_batched and shares_prefill(reference, pad_to(request.device)),
             keep_prefixes=request.keep_prefixes,
+            selection=reference.library.selection(reference.module),
         )
         return BackendChoice(config, cost, self._budget)
 

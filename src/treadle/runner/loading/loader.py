@@ -32,6 +32,7 @@ from .backend_choice import BackendChoice, BackendRequest
 from .choose_backend import check_bits, choose
 from .compute_report import check_required, compute_path
 from .config_oddities import oddities
+from .embeddings import embedding_of
 from .model import LoadedModel
 from .probe import Probe, probe
 
@@ -148,6 +149,7 @@ def _loaded(
         choice=choice,
         kv_dtype="int8" if options.kv_bits and not options.padded else read.dtype,
         max_running=options.max_running,
+        embedding=embedding_of(name, library, read.module, choice.config.selection),
         details={**about, **options.details},
     )
 

@@ -22,7 +22,7 @@ from .caches import (
     states,
     trim,
 )
-from .hooks import SelectingNorm, Selection, Window
+from .hooks import SelectingNorm, Selection, Window, keeping
 from .library import MlxLm, connect
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "extend",
     "extract",
     "keep_rows",
+    "keeping",
     "kv_bytes",
     "merge",
     "shallow_copies",

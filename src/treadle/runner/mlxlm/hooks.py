@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.nn as nn
@@ -27,9 +27,27 @@ class Window:
 
 @dataclass
 class Selection:
-    """The tokens of a pass, (T, 1, D) or (1, T, D), that reach the model's head: those at `rows`, or all."""
+    """The tokens of a pass, (T, 1, D) or (1, T, D), that reach the model's head: those at `rows`, or all. With `keep`,
+    the hidden states (n, D) of n tokens are kept in `states`, one array for each time the norm was computed."""
 
     rows: Any | None = None
+    keep: Any | None = None
+    states: list[Any] = field(default_factory=list)
+
+    def take(self) -> Any:
+        """Return the kept hidden states, once. Raises ValueError where the norm was not computed exactly once."""
+        (states,), self.states = self.states, []
+        return states
+
+
+@contextmanager
+def keeping(selection: Selection, tokens: Any) -> Iterator[None]:
+    """Keep the hidden states of `tokens`, by their index, inside the block; `Selection.take` returns them."""
+    selection.keep, selection.states = tokens, []
+    try:
+        yield
+    finally:
+        selection.keep = None
 
 
 @contextmanager
@@ -56,6 +74,8 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: Any) -> Any:
         x, rows = self.norm(x), self._selection.rows
+        if self._selection.keep is not None:
+            self._selection.states.append(x.reshape(-1, x.shape[-1])[self._selection.keep])
         if rows is None:
             return x
         return x[rows] if x.shape[1] == 1 else x[:, rows]

@@ -172,12 +172,12 @@ class ContiguousBackend:
 
     # Passes ------------------------------------------------------------------------------------------------------
 
-    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         if not segments:
             return ForwardOutput()
         batch = RaggedBatch(self.order(segments))
         self.begin(batch)
-        done = self._forward.run(batch, previous)
+        done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [(b.keys, b.values) for segment in batch.segments for b in segment.sequence.kv.buffers]
         self._step.clear()
         return done

@@ -23,7 +23,7 @@ from ....core.statistics import PrefixStatistics
 from ... import mlxlm
 from ...device.owner_thread import mlx_runtime
 from ...forward.segments import ForwardOutput, KvSequence, RowSegment
-from ...mlxlm import Caches, MlxLm
+from ...mlxlm import Caches, MlxLm, Selection
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
 from ..planned_attention import pad_to, prefill_quantum, warm_passes
@@ -40,7 +40,8 @@ _NO_CACHE = "the runner holds no cache for this request"
 @dataclass(frozen=True)
 class PaddedConfig:
     """mlx-lm's caches on `device`, `batched` where they can be merged; `shared_prefill` where several prompts may share
-    a pass. `budget` bytes (0: unknown) hold sequences, each of which takes `cost`, and snapshots."""
+    a pass. `budget` bytes (0: unknown) hold sequences, each of which takes `cost`, and snapshots. `selection` keeps
+    hidden states."""
 
     library: MlxLm
     device: str
@@ -49,6 +50,7 @@ class PaddedConfig:
     batched: bool = True
     shared_prefill: bool = False
     keep_prefixes: bool = True
+    selection: Selection | None = None
 
     fused = False
 
@@ -78,7 +80,7 @@ class PaddedBackend:
         self._config = config
         self._live = live
         self._clock = clock
-        self._model = CachedModel(module, config.library, pad_to(config.device))
+        self._model = CachedModel(module, config.library, pad_to(config.device), config.selection)
         self._batch = DecodeBatch()
         self._snapshots = _snapshots(config.library, module) if config.keep_prefixes else None
         self.index = None  # snapshots are reused whole: routers that compare blocks could not tell what is
@@ -207,17 +209,18 @@ class PaddedBackend:
     def _parts(self, segment: RowSegment) -> list[RowSegment]:
         """The segment, split at its sequence's checkpoints."""
         state: PaddedState | None = segment.sequence.kv
-        if state is None or segment.wants:
+        if state is None or segment.wants or segment.hidden > 1:
             return [segment]
         inside = [end for end in state.checkpoints if segment.start < end < segment.end]
-        return [
-            replace(segment, tokens=segment.tokens[start - segment.start : end - segment.start], start=start)
+        parts = [
+            replace(segment, tokens=segment.tokens[start - segment.start : end - segment.start], start=start, hidden=0)
             for start, end in pairwise([segment.start, *inside, segment.end])
         ]
+        return [*parts[:-1], replace(parts[-1], hidden=segment.hidden)]
 
     # Passes ------------------------------------------------------------------------------------------------------
 
-    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         """Prompts are computed at once, up to the tokens whose logits are sampled from; those share a pass."""
         began = self._clock()
         done = ForwardOutput()
@@ -251,7 +254,7 @@ class PaddedBackend:
 
     def _read_some(self, heads: Sequence[RowSegment], scores: dict[str, Any], done: ForwardOutput) -> None:
         """Several short chunks in one pass where the model can, the others one by one."""
-        shared = [segment for segment in heads if not segment.wants] if self._config.shared_prefill else []
+        shared = [one for one in heads if not (one.wants or one.hidden)] if self._config.shared_prefill else []
         for group in passes(shared):
             if len(group) == 1 or not self._read_together(group):
                 for segment in group:
@@ -286,6 +289,8 @@ class PaddedBackend:
             with mlx_runtime("reading a prompt"):
                 if segment.wants:
                     scores[segment.id] = self._model.score(segment.known, state.caches)
+                elif segment.hidden:
+                    done.hidden[segment.id] = self._model.hidden(segment.known, state.caches, segment.hidden)
                 else:
                     self._model.prefill(segment.known, state.caches)
         except (ValueError, TypeError, IndexError, OverflowError) as error:

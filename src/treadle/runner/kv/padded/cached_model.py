@@ -9,16 +9,18 @@ from typing import Any
 import mlx.core as mx
 
 from ... import mlxlm
-from ...mlxlm import Caches, MlxLm
+from ...mlxlm import Caches, MlxLm, Selection
 
 
 @dataclass(frozen=True)
 class CachedModel:
-    """`module` with mlx-lm's caches. The lengths of prompts' passes are multiples of `pad_to`."""
+    """`module` with mlx-lm's caches. The lengths of prompts' passes are multiples of `pad_to`; `selection` keeps hidden
+    states."""
 
     module: Any
     library: MlxLm
     pad_to: int = 1
+    selection: Selection | None = None
 
     def new_caches(self) -> Caches:
         """Empty caches for one sequence."""
@@ -33,6 +35,15 @@ class CachedModel:
         if extra:
             mlxlm.trim(caches, extra)
         mx.eval(mlxlm.states(caches))
+
+    def hidden(self, tokens: Sequence[int], caches: Caches, count: int) -> Any:
+        """Append `tokens` to the caches of one sequence; hidden states (count, D) of the last ones, evaluated."""
+        assert self.selection is not None, "the model's last norm is known"
+        with mlxlm.keeping(self.selection, mx.arange(len(tokens) - count, len(tokens))):
+            self.prefill(tokens, caches)
+        states = self.selection.take()
+        mx.eval(states)
+        return states
 
     def score(self, tokens: Sequence[int], caches: Caches) -> Any:
         """Append `tokens` to the caches of one sequence; logits (n, V) of all of them, evaluated."""

@@ -175,12 +175,12 @@ class PagedBackend:
 
     # Passes ------------------------------------------------------------------------------------------------------
 
-    def compute(self, segments: Sequence[RowSegment], previous: Any | None) -> ForwardOutput:
+    def compute(self, segments: Sequence[RowSegment], previous: Any | None, *, hidden: bool = False) -> ForwardOutput:
         if not segments:
             return ForwardOutput()
         batch = RaggedBatch(self.order(segments), in_buckets=self.in_buckets)
         self.begin(batch)
-        done = self._forward.run(batch, previous)
+        done = self._forward.run(batch, previous, hidden=hidden)
         done.arrays = [self.layers[-1].written]  # computed from all other layers'
         return done
 
