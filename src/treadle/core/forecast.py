@@ -41,6 +41,8 @@ class Lease:
     - `began`: a row has started. `give_way`: takes the lease back before that, with the error for its client; None
       while it can't be taken back. `displaced`: it was called, and the rows only wait for their ends.
     - `interrupted`: the engine was lost meanwhile, so the times of its rows say nothing about others.
+    - `upcoming`: sequences of the request that come after its rows, each in the place of one that has ended; `vacant`:
+      places that were left for them.
     """
 
     rows: int
@@ -56,6 +58,8 @@ class Lease:
     asked: int = 1
     max_wait_s: float = 0.0
     interrupted: bool = False
+    upcoming: int = 0
+    vacant: int = 0
 
     @property
     def expected_s(self) -> float:
@@ -103,13 +107,19 @@ class Forecast:
         """Remove a row of `lease`: the one that started first, as rows are not told apart. `answered`: it held its slot
         for as long as it needed."""
         self._rows -= 1
-        if lease.started and answered:
-            took_s = now - lease.started.pop(0)
-            if not lease.interrupted:
-                self._learn(lease, took_s)
+        if answered:
+            self.vacate(lease, now)
         del lease.started[lease.rows :]
         if not lease.rows:
             del self._leases[lease]
+        self._made = float("-inf")
+
+    def vacate(self, lease: Lease, now: float) -> None:
+        """Record that a row of `lease` has left its slot, answered; it may go on with its request's next sequence."""
+        if lease.started:
+            took_s = now - lease.started.pop(0)
+            if not lease.interrupted:
+                self._learn(lease, took_s)
         self._made = float("-inf")
 
     def reset(self, slots: int) -> None:

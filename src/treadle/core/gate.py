@@ -198,6 +198,14 @@ class Gate:
         self._virtual_queue.moved(lease.arrival.tenant)
         self._capacity.forecast.leave(lease, now, answered=outcome not in UNANSWERED)
 
+    def pass_on(self, lease: Lease, outcome: str, now: float) -> None:
+        """Keep the place of a row of `lease`, which has ended, for the next sequence of its request."""
+        lease.upcoming -= 1
+        lease.vacant += 1
+        self._counters.accepted += 1
+        self._counters.ended[outcome] += 1
+        self._capacity.forecast.vacate(lease, now)
+
     def stepped(self, ratio: float) -> None:
         """Record that a step took `ratio` times the warm-up's full step. Only steps of a full server count."""
         if self.rows >= self.limits.running:

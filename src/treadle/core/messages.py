@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from .compute_path import ComputePath
+from .pooling import EmbeddingCapabilities as EmbeddingCapabilities
+from .pooling import Pooling as Pooling
 from .statistics import EngineStatistics
 
 
@@ -75,14 +77,6 @@ class Thinking(Message, frozen=True):
     opened: bool = False
     budget: int | None = None
     reopens: bool = False
-
-
-class Pooling(StrEnum):
-    """Ways to make one vector of the hidden states of a prompt's tokens."""
-
-    LAST = "last"  # the last token's
-    MEAN = "mean"  # their mean
-    CLS = "cls"  # the first token's
 
 
 class Submit(Message, frozen=True, tag=True):
@@ -321,16 +315,6 @@ class StepCapabilities(Message, frozen=True):
     sharing: Sharing = Sharing.COPIED
     decode_step_s: float = 0.0
     prompt_token_s: float = 0.0
-
-
-class EmbeddingCapabilities(Message, frozen=True):
-    """Embeddings of a model: vectors of `dimensions` numbers, by one of `poolings`, the model's own first. `only`: the
-    model generates no text. `unavailable` is the reason where there are none, else empty."""
-
-    dimensions: int = 0
-    poolings: tuple[Pooling, ...] = ()
-    only: bool = False
-    unavailable: str = ""
 
 
 class Capabilities(Message, frozen=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..core.finishes import over_capacity
 from ..core.forecast import Lease
 from ..core.gate import Gate, GateLimits
-from ..core.messages import Capabilities, Submit
+from ..core.messages import Capabilities, FinishReason, Submit
 from ..core.refusals import Refusal
 from ..core.virtual_queue import Arrival
 from ..errors import ContextLengthExceeded, EngineUnavailable, ServerStopping, TreadleError
@@ -143,6 +143,13 @@ class Admission:
         if can and can.kv.blocks:
             left = min(left, EXPECTED_COMPLETION)
         return left if limit is None else min(limit, left)
+
+    def end(self, lease: Lease, outcome: str) -> None:
+        """Free the place of one sequence of the lease, or keep it for the next one of its request."""
+        if lease.upcoming and outcome == FinishReason.STOP:
+            self.gate.pass_on(lease, outcome, self._clock())
+        else:
+            self.release(lease, outcome)
 
     # Measured times --------------------------------------------------------------------------------------------------
 

@@ -139,11 +139,13 @@ class EngineClient:
         tenant: str = "",
         arrival: Arrival | None = None,
         prompts: int = 1,
+        upcoming: int = 0,
     ) -> Reservation:
         """Admit a request for `rows` sequences with about `prompt_tokens` in all and up to `completion_tokens` each
         (None: what the context leaves), of which `least_tokens` are sure to come. It counts against the share of
         `tenant`; `arrival`, which has a tenant of its own, identifies a refused client that returns.
-        The sequences are those of `prompts` prompts. Decides at once.
+        The sequences are those of `prompts` prompts; `upcoming` more of the request come later, each in the place of
+        one that has ended (`Reservation.submit_next`). Decides at once.
 
         Raises Busy, or EngineUnavailable where an engine follows, with `retry_after_s` and `ticket`; ServerStopping
         with `retry_after_s`; InvalidRequest for a request that can never fit.
@@ -156,6 +158,7 @@ class EngineClient:
             arrival=arrival or Arrival(tenant),
             prompts=prompts,
         )
+        lease.upcoming = upcoming
         return Reservation(self.admission, self.dispatch, lease, kind=kind, tag=tag)
 
     # Events of the owner ---------------------------------------------------------------------------------------------

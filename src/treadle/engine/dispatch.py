@@ -85,7 +85,8 @@ class Dispatch:
         return max(0.0, lease.max_wait_s - (self._clock() - lease.entered))
 
     def group(self, requests: Sequence[Submit], lease: Lease, left_s: float) -> Iterator[Submit]:
-        """`requests` as one group of sequences, with ids and numbers of arrival."""
+        """`requests` as one group of sequences, with ids and numbers of arrival, which may wait for `left_s` seconds
+        each."""
         group = f"{next(self._groups):x}"
         for i, request in enumerate(requests):
             yield msgspec.structs.replace(
@@ -280,7 +281,7 @@ class Dispatch:
     def _end(self, generation: Generation, outcome: str) -> None:
         """Forget a sequence that has ended, and free its place."""
         _, lease = self._live.pop(generation.id)
-        self._admission.release(lease, outcome)
+        self._admission.end(lease, outcome)
         total_s = self._clock() - lease.entered
         self._observers.tell(lambda observer: observer.finished(generation.kind, outcome, total_s))
         self.replay.ended(generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -53,7 +54,21 @@ class Reservation:
             self._generations.append(self._dispatch.submit(request, self._lease, self._kind, self._tag))
             self._unused -= 1
         self._dispatch.enforce_queue_timeout(self._generations, left_s)
-        return self._generations
+        return list(self._generations)
+
+    def submit_next(self, request: Submit) -> Generation:
+        """Send one of the upcoming sequences in the place of one that has ended. It waits for its slot like any other,
+        but for as long as it takes: the request has begun. Raises like `submit`."""
+        if not self._lease.vacant:
+            raise InvalidRequest("no sequence has left a place for another one")
+        self._dispatch.check([request], self._lease)
+        self._admission.check_capacity([request])
+        (submit,) = self._dispatch.group([request], self._lease, math.inf)
+        self._lease.vacant -= 1
+        generation = self._dispatch.submit(submit, self._lease, self._kind, self._tag)
+        self._generations = [one for one in self._generations if not one.ended]
+        self._generations.append(generation)
+        return generation
 
     def cancel(self, reason: CancelReason = CancelReason.CLIENT) -> None:
         """Cancel all sequences that still live."""
@@ -70,7 +85,8 @@ class Reservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._lease.upcoming = 0
         self.cancel()
-        for _ in range(self._unused):
+        for _ in range(self._unused + self._lease.vacant):
             self._admission.release(self._lease, "unused")
-        self._unused = 0
+        self._unused = self._lease.vacant = 0

@@ -71,6 +71,11 @@ class Account:
         self._requests = _bucket(limits.requests_per_minute, now)
         self._tokens = _bucket(limits.tokens_per_minute, now)
 
+    @property
+    def most_running(self) -> int | None:
+        """Sequences that the key may run at once; None for no limit."""
+        return self._limits.max_running
+
     def limit(self, limits: KeyLimits, now: float) -> None:
         """Change the limits; the use so far stays counted."""
         if limits != self._limits:

@@ -70,6 +70,14 @@ class ServedModel:
             grammars=can is None or can.grammars,
         )
 
+    def check_generates(self) -> None:
+        """Raise InvalidRequest where the model makes embeddings alone."""
+        can = self.engine.capabilities
+        if can is not None and can.embedding.only:
+            raise InvalidRequest(
+                f"the model '{self.name}' generates no text: it is for embeddings (/v1/embeddings)", param="model"
+            )
+
     def health(self) -> Health:
         """The engine's health; not ready before the text side is, nor while no text worker takes work (C4)."""
         health = self.engine.health()

@@ -87,13 +87,15 @@ async def begin(
     """Admit `request` and give its choices, once the first of them runs. Leaving the block cancels what still lives
     and fills in the request's record.
 
-    Raises, in this order: EngineUnavailable while the model loads; InvalidRequest and InsufficientScope for parameters;
+    Raises, in this order: EngineUnavailable while the model loads; InvalidRequest for a model that generates no text;
+    InvalidRequest and InsufficientScope for parameters;
     RateLimited for the key's limits; Busy, EngineUnavailable or ServerStopping from the gate; InvalidRequest and Busy
     from the text workers; Busy for a size that no longer fits; RequestCancelled for an abort meanwhile; Quarantined;
     ContextLengthExceeded for a sequence that the cache can't hold; and the error that ended the wait for a slot. Busy
     also where the request's own timeout is over before.
     """
     text, limits = model.text(), model.limits()
+    model.check_generates()
     params = request.check(limits)
     request.caller.check_priority(params.priority)
     with rename_params(request.spellings):

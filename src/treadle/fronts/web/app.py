@@ -31,6 +31,7 @@ from .ollama.requests import OllamaChat, OllamaGenerate
 from .ollama.routes import OllamaAnswer
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
+from .openai.embeddings import EMBEDDINGS, EmbeddingsAnswer
 from .openai.schema_limits import ServerFacts
 from .openapi import openapi_schema, request_body
 from .parsed import Shape
@@ -85,7 +86,7 @@ def create_app(
         authenticator=authenticator,
         check_room=model.engine.check_room,
         arrival_of=server.arrival_of,
-        paths={*GENERATION, *OLLAMA},
+        paths={*GENERATION, *OLLAMA, EMBEDDINGS},
     )
     hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)
@@ -109,6 +110,15 @@ def _add_generation(app: FastAPI, server: RouteContext) -> None:
         )
     for path, shape in OLLAMA.items():
         app.add_api_route(path, _endpoint(OllamaAnswer(server, shape)), methods=["POST"], include_in_schema=False)
+    app.add_api_route(
+        EMBEDDINGS,
+        _endpoint(EmbeddingsAnswer(server)),
+        methods=["POST"],
+        summary="Make embeddings of texts",
+        tags=["embeddings"],
+        operation_id="EmbeddingRequest",
+        openapi_extra=request_body("EmbeddingFields"),
+    )
 
 
 def _add_token_routes(app: FastAPI, server: RouteContext) -> None:
@@ -127,7 +137,7 @@ def _add_token_routes(app: FastAPI, server: RouteContext) -> None:
             )
 
 
-def _endpoint(answer: Answer | TokenRoute) -> Callable[[], Any]:
+def _endpoint(answer: Answer | TokenRoute | EmbeddingsAnswer) -> Callable[[], Any]:
     async def endpoint() -> Response:
         return AsgiResponse(answer)
 
@@ -173,7 +183,8 @@ def _route_cure(path: str) -> str:
     while below.startswith("/v1/"):
         below = below.removeprefix("/v1")
     intended = f"/v1{below}"
-    if intended != path and (intended in GENERATION or intended == "/v1/models" or intended.startswith("/v1/models/")):
+    known = intended in (*GENERATION, EMBEDDINGS, "/v1/models") or intended.startswith("/v1/models/")
+    if intended != path and known:
         return f"the base URL ends in /v1, call {intended}"
     return "/docs lists what there is"
 
@@ -190,6 +201,7 @@ def _facts(models: Models, settings: Settings) -> ServerFacts:
         needs_model=models.require_name,
         vocabulary=None if can is None else can.vocabulary,
         context=None if can is None else can.context,
+        dimensions=None if can is None else can.embedding.dimensions,
     )
 
 

@@ -21,6 +21,7 @@ from ..text_jobs import (
     Echoed,
     Enter,
     TextJobRunner,
+    Tokenized,
     about_grammar,
     about_param,
     decode_tokenized,
@@ -35,14 +36,21 @@ from .ollama.requests import OllamaChat, OllamaGenerate
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.echo import Echo
+from .openai.embedding_fields import ParsedEmbedding
 from .parsed import ParsedRequest, Shape
 from .worker_limits import WorkerLimits
 
 if TYPE_CHECKING:
     from ...text import TextModel
 
-_SHAPES: tuple[Shape, ...] = (ParsedChat, ParsedCompletion, OllamaChat, OllamaGenerate)
-SHAPES: Mapping[str, Shape] = {shape.kind: shape for shape in _SHAPES}
+_SHAPES: tuple[Shape | type[ParsedEmbedding], ...] = (
+    ParsedChat,
+    ParsedCompletion,
+    ParsedEmbedding,
+    OllamaChat,
+    OllamaGenerate,
+)
+SHAPES: Mapping[str, Shape | type[ParsedEmbedding]] = {shape.kind: shape for shape in _SHAPES}
 
 
 # Messages
@@ -105,12 +113,24 @@ JOBS = {**text_jobs.JOBS, **token_jobs.JOBS, "read": read_job, "tokenize": token
 
 async def read_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> ParsedRequest:
     """Parse a large body in a text worker. The request comes without its content. Raises its first fault."""
-    params = ReadParams(kind, WorkerLimits.of(limits))
-    data = await pool.run("read", _encode(params), body, tenant=tenant, parsed=len(body))
-    outline = msgspec.msgpack.decode(data, type=Outline)
-    request: ParsedRequest = SHAPES[kind](outline.value)
+    outline = await outline_in_worker(pool, kind, body, limits, tenant)
+    request = SHAPES[kind](outline.value)
+    assert isinstance(request, ParsedRequest)
     request.outlined = outline.size
     return request
+
+
+async def outline_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> Outline:
+    """Parse a large body in a text worker. Return the request without its content. Raises its first fault."""
+    params = ReadParams(kind, WorkerLimits.of(limits))
+    data = await pool.run("read", _encode(params), body, tenant=tenant, parsed=len(body))
+    return msgspec.msgpack.decode(data, type=Outline)
+
+
+async def tokenize_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> Tokenized:
+    """Tokenize the prompts of a body that was checked before. Raises as `Prompts.tokenize` does."""
+    given, size = _encode(TokenizeParams(kind, limits.context)), len(body)
+    return decode_tokenized(await pool.run("tokenize", given, body, tenant=tenant, parsed=size, tokenized=size))
 
 
 @dataclass(frozen=True)
@@ -137,11 +157,8 @@ class BodyPrompts:
     ) -> PreparedPrompts:
         """Tokenize in a text worker; the request gets its echoes and what was prepared of it. Raises as
         `Prompts.tokenize` does."""
-        given = _encode(TokenizeParams(self.request.kind, limits.context))
-        size = len(self.body.data)
         with about_grammar(self.request.options if self.request.outlined is None else None):
-            data = await pool.run("tokenize", given, self.body.data, tenant=tenant, parsed=size, tokenized=size)
-        found = decode_tokenized(data)
+            found = await tokenize_in_worker(pool, self.request.kind, self.body.data, limits, tenant)
         prompts = prompts_of(found, params, limits, self.param)
         self.request.prepared = prompts.prepared
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]

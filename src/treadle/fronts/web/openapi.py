@@ -18,7 +18,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 PLAIN = "text/plain"
 HTML = "text/html"
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 FAILURES = {
     "400": "The request asks for something wrong: `error.param` names the field. Also: a prompt longer than the "
     "model's context, messages that the model's chat template refuses, more sequences than the server has places",
@@ -128,6 +128,7 @@ GOOD: dict[str, tuple[str, Schema]] = {
     "/tokenize": ("The tokens", {JSON: {"schema": ref("Tokens")}}),
     "/detokenize": ("The text", {JSON: {"schema": ref("TokenText")}}),
     "/v1/requests/{request_id}/cancel": ("It is cancelled", {JSON: {"schema": ref("Cancelled")}}),
+    EMBEDDINGS: ("One embedding for each input, in their order", {JSON: {"schema": ref("Embeddings")}}),
     "/v1/models": ("The model list", {JSON: {"schema": ref("ModelList")}}),
     "/v1/models/{model}": ("The model", {JSON: {"schema": ref("Model")}}),
     "/v1/status": ("The server's state", {JSON: {"schema": ref("Status")}}),
@@ -140,6 +141,7 @@ MORE_FAILURES: dict[str, tuple[str, ...]] = {
     CHAT: BODY_FAILURES,
     TEXT: BODY_FAILURES,
     **dict.fromkeys(("/tokenize", "/detokenize"), ("400", "404", "408", "413", "415", "503")),
+    EMBEDDINGS: BODY_FAILURES,
     "/v1/models/{model}": ("404",),
     "/v1/requests/{request_id}/cancel": ("404",),
     "/v1/prefix_cache/reset": ("503",),
@@ -184,12 +186,13 @@ TITLES = {"answer": "A whole answer", "stream": "The same as a stream"}
 
 def _add_examples(paths: Schema, facts: ServerFacts) -> None:
     shared = {"model": facts.names[0], "max_tokens": min(64, facts.max_tokens or 64)}
-    examples = {
+    examples: dict[str, Schema] = {
         CHAT: {
             "answer": {"messages": SHORT_POEM, **shared},
             "stream": {"messages": SHORT_POEM, **shared, "stream": True},
         },
         TEXT: {"answer": {"prompt": "The loom stood by the window, and", **shared}},
+        EMBEDDINGS: {"answer": {"input": ["The loom stood by the window.", "Weaving"], "model": facts.names[0]}},
     }
     for path, bodies in examples.items():
         content = paths[path]["post"]["requestBody"]["content"][JSON]

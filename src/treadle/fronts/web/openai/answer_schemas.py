@@ -260,6 +260,23 @@ ANSWERS: dict[str, Schema] = {
             "text_offset": listed(COUNT),
         },
     ),
+    "Embeddings": shape(
+        "Embeddings of all inputs.",
+        {
+            "object": {"type": "string", "const": "list"},
+            "data": listed(ref("Embedding")),
+            "model": STRING,
+            "usage": shape("Counts of tokens.", {"prompt_tokens": COUNT, "total_tokens": COUNT}),
+        },
+    ),
+    "Embedding": shape(
+        "One vector of length 1.",
+        {
+            "object": {"type": "string", "const": "embedding"},
+            "index": COUNT,
+            "embedding": either(listed({"type": "number"}), {**STRING, "description": "With `base64`."}),
+        },
+    ),
     "Usage": shape(
         "Counts of tokens over all choices; each prompt counts once.",
         {

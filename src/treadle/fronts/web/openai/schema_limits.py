@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pydantic.json_schema import models_json_schema
 
 from .answer_schemas import REF, Schema, ref
+from .embedding_fields import EmbeddingFields
 from .schema import ChatRequest, CompletionRequest, DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 
-FIRST_FIELDS = ("messages", "prompt")
+FIRST_FIELDS = ("messages", "prompt", "input")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "num_predict", "n_predict")
 TOKEN_SHAPES = (TokenizeTextFields, TokenizeChatFields, DetokenizeFields)
 BOTH: Schema = {
@@ -20,9 +21,9 @@ BOTH: Schema = {
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Facts of the running server for the document. `vocabulary` and `context` are None until the model is loaded;
-    `places` is the most sequences that one request may ask for, `max_tokens` the operator's cap. `needs_model`: each
-    request must name the model."""
+    """Facts of the running server for the document. `vocabulary`, `context` and `dimensions`, those of embeddings, are
+    None until the model is loaded; `places` is the most sequences that one request may ask for, `max_tokens` the
+    operator's cap. `needs_model`: each request must name the model."""
 
     names: tuple[str, ...]
     places: int
@@ -31,11 +32,12 @@ class ServerFacts:
     needs_model: bool = False
     vocabulary: int | None = None
     context: int | None = None
+    dimensions: int | None = None
 
 
 def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
     """Return the requests' schemas, and those of the objects in them except messages."""
-    shapes = [(shape, "validation") for shape in (ChatRequest, CompletionRequest, *TOKEN_SHAPES)]
+    shapes = [(shape, "validation") for shape in (ChatRequest, CompletionRequest, EmbeddingFields, *TOKEN_SHAPES)]
     _, defined = models_json_schema(shapes, ref_template=REF + "{model}")  # type: ignore[arg-type]
     requests: dict[str, Schema] = defined["$defs"]
     for schema in requests.values():
@@ -47,6 +49,7 @@ def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
             _require_model(requests[name])
     for schema in requests.values():
         _limit_lengths(schema["properties"], facts)
+    _limit_embeddings(requests["EmbeddingFields"], facts)
     requests["ChatRequest"]["properties"]["messages"]["items"] = ref("Message")
     requests["ChatRequest"]["not"] = BOTH
     return _with_token_requests(requests, facts)
@@ -88,6 +91,18 @@ def _limit(fields: Schema, facts: ServerFacts) -> None:
             kind["maxItems"] = min(kind["maxItems"], facts.places)
 
 
+def _limit_embeddings(schema: Schema, facts: ServerFacts) -> None:
+    fields = schema["properties"]
+    _kind(fields["model"], "string")["enum"] = list(facts.names)
+    if facts.needs_model:
+        _require_model(schema)
+    if facts.dimensions:
+        _kind(fields["dimensions"], "integer")["maximum"] = facts.dimensions
+    if facts.vocabulary is not None:
+        for one in _token_ids(fields["input"]):
+            one["maximum"] = facts.vocabulary - 1
+
+
 def _require_model(request: Schema) -> None:
     fields = request["properties"]
     fields["model"] = _kind(fields["model"], "string")
@@ -107,12 +122,17 @@ def _limit_lengths(fields: Schema, facts: ServerFacts) -> None:
 def _limit_tokens(fields: Schema, last: int) -> None:
     bias = _kind(fields["logit_bias"], "object")
     bias["propertyNames"] = {"pattern": f"^({at_most(last)})$"}
-    ids = [_kind(fields["stop_token_ids"], "array")["items"]]
-    for kind in fields.get("prompt", {}).get("anyOf", ()):
-        items = kind.get("items", {})
-        ids += [one for one in (items, items.get("items", {})) if one.get("type") == "integer"]
-    for one in ids:
+    for one in (_kind(fields["stop_token_ids"], "array")["items"], *_token_ids(fields.get("prompt", {}))):
         one["maximum"] = last
+
+
+def _token_ids(field: Schema) -> list[Schema]:
+    """Return the schemas of token ids among the forms of a field."""
+    found = []
+    for kind in field.get("anyOf", ()):
+        items = kind.get("items", {})
+        found += [one for one in (items, items.get("items", {})) if one.get("type") == "integer"]
+    return found
 
 
 def _kind(field: Schema, kind: str) -> Schema:

@@ -32,6 +32,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     },
     "/tokenize": {"model": "demo", "prompt": "The capital of France is Paris."},
     "/detokenize": {"model": "demo", "tokens": [2, 9, 7]},
+    "/v1/embeddings": {"model": "demo", "input": ["The capital of France is Paris.", "A loom weaves cloth."]},
 }
 
 FIELDS: dict[str, Any] = {
@@ -42,6 +43,7 @@ FIELDS: dict[str, Any] = {
         {"role": "user", "content": [{"type": "text", "text": "And of Italy?"}]},
     ],
     "prompt": ["The capital of France is", "The capital of Italy is"],
+    "input": ["The capital of France is Paris.", "A loom weaves cloth."],
 }
 
 MODEL_CARD = {
@@ -170,6 +172,17 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "treadle_running 1.0\n…"
     ),
 }
+
+ANSWERS["post", "/v1/embeddings"] = {
+    "object": "list",
+    "data": [
+        {"object": "embedding", "index": 0, "embedding": [0.0123, -0.0456, 0.0311]},
+        {"object": "embedding", "index": 1, "embedding": [0.0257, 0.0018, -0.0702]},
+    ],
+    "model": "demo",
+    "usage": {"prompt_tokens": 16, "total_tokens": 16},
+}
+"""Of 640 numbers each, abridged."""
 
 STREAM: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [

@@ -71,6 +71,7 @@ IDLE = "Accepted without effect"
 IDLE_FIELDS: Mapping[str, Collection[str]] = {
     "/v1/chat/completions": {*HARMLESS, *CHAT_NEUTRAL},
     "/v1/completions": {*HARMLESS, *COMPLETION_NEUTRAL},
+    "/v1/embeddings": {"user"},
 }
 """Fields without effect: they are ignored, or accepted only at their neutral value."""
 HEADS = '<thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">meaning</th></tr></thead>'

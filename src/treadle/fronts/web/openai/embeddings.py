@@ -1,0 +1,145 @@
+"""POST /v1/embeddings: from a request's body to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from ....core.refusals import Refusal
+from ....errors import ContextLengthExceeded, InsufficientScope, InvalidRequest, RateLimited
+from ....text import TextView
+from ...generation.embedding import EmbeddingRequest, Embeddings, check_embedding, embed
+from ...served_models import ServedModel
+from ...strict_json import is_small, parse_json
+from ...text_jobs import TextJobRunner, ids_of
+from ...validate import Limits, check_size
+from ..access_log import record_error, record_of
+from ..answer import RouteContext
+from ..body import Body, read_body
+from ..body_jobs import outline_in_worker, tokenize_in_worker
+from ..errors import send_error, send_json
+from ..guard import caller_of
+from ..sse import while_connected
+from .embedding_fields import ParsedEmbedding
+from .wire import encode
+
+EMBEDDINGS = "/v1/embeddings"
+WRITE_ASIDE_NUMBERS = 8192
+"""Numbers of an answer from which on it is written on a thread: the event loop has others to serve."""
+
+
+@dataclass(frozen=True)
+class BodyInputs:
+    """The inputs in a request's body (`generation.embedding.EmbeddingInputs`). The body is let go once they are
+    tokenized."""
+
+    request: ParsedEmbedding
+    body: Body
+
+    def __len__(self) -> int:
+        return self.request.prompts
+
+    def size(self, text: TextView, limits: Limits) -> int:
+        if self.request.outlined is None:
+            self.request.check_against(limits)
+        size = self.request.size(text)
+        check_size(size, len(self), limits, "input")
+        return size
+
+    async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> Sequence[Sequence[int]]:
+        found = await tokenize_in_worker(pool, self.request.kind, self.body.data, limits, tenant)
+        for place, count in enumerate(found.counts):
+            self._check(place, count, limits)
+        self.body.release()
+        return [ids_of(data) for data in found.ids]
+
+    def _check(self, place: int, count: int, limits: Limits) -> None:
+        param = self.request.param(place)
+        if not count:
+            raise InvalidRequest(f"{param} has no tokens: give text that has some", param=param)
+        if count > limits.context:
+            raise ContextLengthExceeded(
+                f"{param} has {count} tokens and the model's context is {limits.context}: shorten it", param=param
+            )
+
+
+class EmbeddingsAnswer:
+    """The ASGI application of the route."""
+
+    def __init__(self, server: RouteContext) -> None:
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server = self._server
+        try:
+            with Body(server.bodies, caller_of(scope).tenant) as body:
+                await read_body(receive, scope["headers"], body, limit=server.body_bytes())
+                await while_connected(receive, self._answer(body, scope, send))
+        except (RateLimited, InsufficientScope) as error:
+            server.authenticator.refused(Refusal(error.code))
+            record_error(scope, error.code)
+            await send_error(send, error, scope)
+
+    async def _answer(self, body: Body, scope: Scope, send: Send) -> None:
+        server, caller = self._server, caller_of(scope)
+        parsed = await self._parse(body.data, caller.tenant)
+        model = server.models.get(parsed.model)
+        request = EmbeddingRequest(
+            kind=parsed.kind,
+            id="embd-" + server.new_id(),
+            inputs=BodyInputs(parsed, body),
+            caller=caller,
+            arrival=server.arrival_of(scope),
+            salts=server.authenticator.salts,
+            record=record_of(scope),
+            dimensions=parsed.dimensions,
+            pooling=parsed.pooling,
+            priority=parsed.priority,
+            cache_salt=parsed.cache_salt,
+        )
+        found = await embed(model, request, clock=server.clock)
+        await send_json(send, 200, await _encoded(found, model, as_base64=parsed.base64))
+
+    async def _parse(self, body: bytes, tenant: str) -> ParsedEmbedding:
+        """Parse a small body here, a large one in a text worker, under the limits of the default model."""
+        if is_small(body):
+            return ParsedEmbedding(parse_json(body))
+        model = self._server.models.default
+        check_embedding(model, None, None)
+        outline = await outline_in_worker(model.texts.pool, ParsedEmbedding.kind, body, model.limits(), tenant)
+        parsed = ParsedEmbedding(outline.value)
+        parsed.outlined = outline.size
+        return parsed
+
+
+async def _encoded(found: Embeddings, model: ServedModel, *, as_base64: bool) -> bytes:
+    """Return the answer in JSON."""
+    numbers = sum(map(len, found.vectors)) // array("f").itemsize
+    if numbers < WRITE_ASIDE_NUMBERS:
+        return encode_embeddings(found, model.name, as_base64=as_base64)
+    return await asyncio.to_thread(encode_embeddings, found, model.name, as_base64=as_base64)
+
+
+def encode_embeddings(found: Embeddings, model: str, *, as_base64: bool) -> bytes:
+    """Return the answer in JSON. Each vector is encoded by itself: the encoder holds the GIL for as long as it runs."""
+    shown = _base64 if as_base64 else _numbers
+    data = [
+        encode({"object": "embedding", "index": index, "embedding": shown(vector)})
+        for index, vector in enumerate(found.vectors)
+    ]
+    usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
+    rest = encode({"model": model, "usage": usage})[1:]
+    return b'{"object":"list","data":[' + b",".join(data) + b"]," + rest
+
+
+def _numbers(vector: bytes) -> list[float]:
+    return array("f", vector).tolist()
+
+
+def _base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode()
