@@ -18,6 +18,7 @@ class Backend(StrEnum):
     CONTIGUOUS = "contiguous"
     PADDED = "padded"
     SERIAL = "serial"
+    ENCODER = "encoder"
 
 
 class KernelName(StrEnum):

@@ -18,7 +18,9 @@ from . import hub_checks, hub_errors
 
 # Files that match no pattern, such as code and pickles, are never downloaded.
 WEIGHTS = "model*.safetensors"
-PATTERNS = [WEIGHTS, "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+DENSE = "*_Dense/model.safetensors"
+"""Layers behind the pooling of an embedding model (sentence-transformers)."""
+PATTERNS = [WEIGHTS, DENSE, "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 TIMEOUT_S = 10.0
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 

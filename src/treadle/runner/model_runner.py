@@ -32,7 +32,7 @@ from .forward.segments import RowSegment
 from .kv.backend import WarmLimits
 from .loading.model import LoadedModel, build_backend
 from .loading.step_costs import StepCosts, measure
-from .loading.warmup import warm_up
+from .loading.warmup import warm_up, warm_up_pooling
 from .sampling.constraints import GrammarGone, row_constraint
 from .sampling.sampler import SamplingRow
 from .step import RunningRow, Step, check_tokens, segment_of
@@ -87,9 +87,11 @@ class ModelRunner:
         """Run every kind of step; leaves nothing behind (C2)."""
         self._owner.check()
         model = self._model
-        limits = WarmLimits(model.max_running, model.context, model.prefill_tokens)
-        warm_up(self, self._backend.warm_passes(limits))
-        self._costs = measure(self, model)
+        if model.embedding.whole:
+            warm_up_pooling(self, model.embedding.poolings[0])
+        else:
+            warm_up(self, self._backend.warm_passes(WarmLimits(model.max_running, model.context, model.prefill_tokens)))
+            self._costs = measure(self, model)
         self._backend.reset()
 
     def free_blocks(self) -> int:
@@ -323,8 +325,7 @@ class ModelRunner:
                 step.failed[id_] = message
             step.decodes = [decode for decode in step.decodes if decode.id not in step.failed]
             step.scores = step.prompt_scores(self._put)
-            if step.pooled:
-                step.pool()
+            step.pool()
             self._sampler.start(step, follows=before is not None)
 
     # Finishing -----------------------------------------------------------------------------------------------------

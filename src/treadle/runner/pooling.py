@@ -33,12 +33,14 @@ class Dense:
 @dataclass(frozen=True)
 class Embedding:
     """Vectors of a model: `dimensions` numbers each, by one of `poolings`, the model's own first, and through the
-    layers of `dense`. `only`: the model generates no text. `unavailable` is the reason where it gives no vectors."""
+    layers of `dense`. `only`: the model generates no text. `whole`: the last chunk of a prompt gives the states of all
+    its tokens, and those before it none. `unavailable` is the reason where it gives no vectors."""
 
     dimensions: int = 0
     poolings: tuple[Pooling, ...] = tuple(Pooling)
     dense: Sequence[Dense] = ()
     only: bool = False
+    whole: bool = False
     unavailable: str = ""
 
     def pool(self, pooling: Pooling | None, tokens: int) -> RowPool | None:
@@ -50,7 +52,7 @@ class Embedding:
             raise ValueError(f"this model gives no embeddings: {self.unavailable}")
         if pooling not in self.poolings:
             raise ValueError(f"this model's embeddings are pooled by {self.poolings[0].value}, not {pooling.value}")
-        return RowPool(pooling, tokens, self.dense)
+        return RowPool(pooling, tokens, self.dense, self.whole)
 
 
 @dataclass(slots=True)
@@ -58,18 +60,21 @@ class RowPool:
     """The pooled hidden states of one sequence with a prompt of `tokens` tokens, on the device.
 
     For a mean, `sums` has the sum of the first n tokens' states at n: for the last two chunks, as the last one may be
-    computed again.
+    computed again. `whole` is that of `Embedding`.
     """
 
     pooling: Pooling
     tokens: int
     dense: Sequence[Dense] = ()
+    whole: bool = False
     sums: dict[int, Any] = field(default_factory=dict)
 
     def needed(self, start: int, end: int) -> int:
         """Return how many hidden states, the last ones, are needed of the tokens from `start` to `end`."""
         if self.pooling is Pooling.LAST:
             return int(end == self.tokens)
+        if self.whole:
+            return self.tokens if end == self.tokens else 0
         return end - start if self.pooling is Pooling.MEAN or start == 0 else 0
 
     def add(self, start: int, end: int, states: Any | None) -> tuple[Any | None, Any | None]:
@@ -92,4 +97,4 @@ class RowPool:
         if self.pooling is Pooling.CLS:
             return states[0]
         total = states.sum(axis=0)
-        return total if start == 0 else self.sums[start] + total
+        return total if start == 0 or self.whole else self.sums[start] + total

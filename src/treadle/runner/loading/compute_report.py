@@ -14,6 +14,8 @@ from ...core.compute_path import (
 )
 from ...errors import ConfigError
 from ..device.self_test import not_applicable
+from ..kv.backend import KvConfig
+from ..kv.encoder.backend import EncoderConfig
 from ..kv.padded.backend import PaddedConfig
 from ..kv.paged.backend import PagedConfig
 from .backend_choice import BackendChoice
@@ -40,7 +42,7 @@ def compute_path(
         known |= {status.name: status for status in _of_backend(choice)}
     return ComputePath(
         backend=Backend(config.name),
-        best=Backend.PAGED if device == "cuda" else Backend.CONTIGUOUS,
+        best=_best(config, device),
         fused=config.fused,
         shared_prefill=not isinstance(config, PaddedConfig) or config.shared_prefill,
         kernels=tuple(known.get(name) or _missing(name, device, policy) for name in KernelName),
@@ -48,6 +50,12 @@ def compute_path(
         tested_tokens=reference.tested_tokens,
         deviation=round(reference.deviation, 2),
     )
+
+
+def _best(config: KvConfig, device: str) -> Backend:
+    if isinstance(config, EncoderConfig):
+        return Backend.ENCODER  # there is no other for it
+    return Backend.PAGED if device == "cuda" else Backend.CONTIGUOUS
 
 
 def check_required(path: ComputePath, name: str) -> None:

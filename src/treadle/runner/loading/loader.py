@@ -24,7 +24,9 @@ from ..device import memory as mem
 from ..device.cuda import lift_graph_byte_limit
 from ..device.readback import Readback, readback
 from ..device.staging import staging_status
+from ..kv.backend import Unsupported
 from ..mlxlm import MlxLm, connect
+from ..pooling import Embedding
 from ..sampling.bitmask import masking
 from ..sampling.mask_kernel import MaskKernel, mask_kernel
 from ..sampling.sampling_kernel import SamplingKernel, sampling_kernel
@@ -33,6 +35,8 @@ from .choose_backend import check_bits, choose
 from .compute_report import check_required, compute_path
 from .config_oddities import oddities
 from .embeddings import embedding_of
+from .encoders import choose_encoder, is_bidirectional
+from .headless import is_headless
 from .model import LoadedModel
 from .probe import Probe, probe
 
@@ -98,7 +102,7 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     progress("measuring the model")
     with _model_errors(folder):
         found = probe(library, read.module, length, folder)
-        choice = choose(found, wanted.request(device.kind))
+        choice = _choice(read, found, library, length, wanted, device.kind)
     mx.clear_cache()
     kernels = _step_kernels(found, device.kind, wanted.kernels)
     states = [*kernels.states, *(() if wanted.blas is None else (wanted.blas,))]
@@ -107,11 +111,37 @@ def load(folder: Path, *, progress: Progress = lambda stage: None, **options: An
     if wanted.kernels is KernelPolicy.REQUIRE:
         check_required(path, name)
     about = _about(device.name, library, read.config, assumed) | _backend_details(name, choice, wanted)
-    model = _loaded(read, library, device.kind, found, choice, wanted, name=name, context=length, about=about)
+    vectors = _embedding(folder, library, read, choice)
+    model = _loaded(
+        read, library, device.kind, found, choice, wanted, name=name, context=length, about=about, embedding=vectors
+    )
     masks = kernels.masks or masking(device.kind)
     return replace(
         model, draws=kernels.sampling, lands=kernels.readback, masks=masks, staged=kernels.staged, compute=path
     )
+
+
+def _choice(read: _Read, found: Probe, library: MlxLm, context: int, wanted: LoadOptions, device: str) -> BackendChoice:
+    """Return the KV backend; the encoder where tokens attend to those behind them. Raises ModelError where that can't
+    be had: vectors of a causal pass would be wrong."""
+    if not is_bidirectional(read.config):
+        return choose(found, wanted.request(device))
+    try:
+        return choose_encoder(library, read.module, read.config, context, library.selection(read.module))
+    except Unsupported as error:
+        raise ModelError(f"this embedding model can't be served: {error}; use another model") from error
+
+
+def _embedding(folder: Path, library: MlxLm, read: _Read, choice: BackendChoice) -> Embedding:
+    with _model_errors(folder):
+        return embedding_of(
+            folder,
+            library,
+            read.module,
+            choice.config.selection,
+            headless=read.headless,
+            bidirectional=is_bidirectional(read.config),
+        )
 
 
 def _prepared(device: str) -> MlxLm:
@@ -134,6 +164,7 @@ def _loaded(
     name: str,
     context: int,
     about: dict[str, str],
+    embedding: Embedding,
 ) -> LoadedModel:
     return LoadedModel(
         name=name,
@@ -149,7 +180,7 @@ def _loaded(
         choice=choice,
         kv_dtype="int8" if options.kv_bits and not options.padded else read.dtype,
         max_running=options.max_running,
-        embedding=embedding_of(name, library, read.module, choice.config.selection),
+        embedding=embedding,
         details={**about, **options.details},
     )
 
@@ -184,14 +215,16 @@ class _Read:
     parameters: int
     weight_bytes: int
     dtype: str
+    headless: bool = False
 
 
 def _read(library: MlxLm, folder: Path, kind: str) -> _Read:
-    module, config = library.load(folder)
+    headless = is_headless(folder)
+    module, config = library.load(folder, headless=headless)
     parameters = library.parameters(module)
     module = _for_device(module, library, parameters, kind)
     weight_bytes = _read_weights(module, folder, kind)
-    return _Read(module, config, parameters, weight_bytes, _dtype(module))
+    return _Read(module, config, parameters, weight_bytes, _dtype(module), headless)
 
 
 def _about(device: str, library: MlxLm, config: Mapping[str, Any], assumed: bool) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.messages import Sampling, Submit
+from ...core.messages import Pooling, Sampling, Submit
 from ...core.plan import Admit, DecodeRow, PrefillChunk, StepPlan
 from ..kv.backend import WarmPass
 from .synthetic_steps import SALT, Warmable, run_pass
@@ -34,3 +34,15 @@ def warm_up(runner: Warmable, passes: Sequence[WarmPass]) -> None:
     finally:
         for request in requests:
             runner.release(request.id)
+
+
+def warm_up_pooling(runner: Warmable, pooling: Pooling) -> None:
+    """Pool one short prompt, of a model that generates no text. Leaves nothing behind, also when it raises."""
+    request = Submit(id="warm-up", prompt=_PROMPT, max_tokens=0, pooling=pooling, salt=SALT)
+    try:
+        chunk = PrefillChunk(id=request.id, start=0, count=len(_PROMPT))
+        result = runner.execute(StepPlan(step=0, admit=(Admit(request=request),), prefill=(chunk,)))
+        if result.failures:
+            raise ValueError(result.failures[0].message)
+    finally:
+        runner.release(request.id)

@@ -14,7 +14,8 @@ from .caches import Caches, extend, extract, keep_rows, merge
 SUPPORTED = ((0, 32, 2), (0, 33))
 _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "mlx_lm.utils": {
-        "load_model": ("model_path", "lazy", "strict", "trust_remote_code"),
+        "load_model": ("model_path", "lazy", "strict", "trust_remote_code", "model_config", "get_model_classes"),
+        "_get_classes": ("config",),
         "get_total_parameters": ("model",),
         "dequantize_model": ("model",),
     },

@@ -85,6 +85,19 @@ class SelectingNorm(nn.Module):  # type: ignore[misc]
         return self._selection
 
 
+def headless(model: type) -> type:
+    """Return the class `model` of a decoder, for weights that are named without the decoder's prefix. It has the name
+    and the module of `model`, by which its kind is known."""
+
+    def sanitize(self: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        renamed = {name if name.startswith("model.") else f"model.{name}": value for name, value in weights.items()}
+        own = getattr(super(made, self), "sanitize", None)
+        return renamed if own is None else dict(own(renamed))
+
+    made = type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})
+    return made
+
+
 def select(model: Any) -> Selection | None:
     """Put a `SelectingNorm` before the model's head, unless it has one. None if the last norm is not known."""
     for path in _NORMS:

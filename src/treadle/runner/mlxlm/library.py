@@ -18,7 +18,7 @@ from ...errors import StartFailed
 from ...installation import pip_install, requirement
 from .caches import Caches
 from .compatibility import problems
-from .hooks import Selection, routed, select
+from .hooks import Selection, headless, routed, select
 
 MODULES = ("mlx_lm.utils", "mlx_lm.models.cache", "mlx_lm.models.base")
 
@@ -32,10 +32,18 @@ class MlxLm:
         self._cache = cache
         self._base = base
 
-    def load(self, folder: Path) -> tuple[Any, dict[str, Any]]:
-        """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder."""
-        model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False)
+    def load(self, folder: Path, *, headless: bool = False) -> tuple[Any, dict[str, Any]]:
+        """The model, its weights not yet read, and its config. Loads no tokenizer and runs no code of the folder. With
+        `headless` the weights are those of the decoder without its output head; its embeddings stand for the head."""
+        more = (
+            {} if not headless else {"model_config": {"tie_word_embeddings": True}, "get_model_classes": self._headless}
+        )
+        model, config = self._utils.load_model(folder, lazy=True, strict=True, trust_remote_code=False, **more)
         return model, dict(config)
+
+    def _headless(self, config: dict[str, Any]) -> tuple[type, type]:
+        model, arguments = self._utils._get_classes(config)
+        return headless(model), arguments
 
     def dequantize(self, model: Any) -> Any:
         """`model` with its quantized layers dequantized."""
