@@ -63,7 +63,7 @@ def _other_behaviour(patch: pytest.MonkeyPatch) -> None:
 
 CHANGES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     _without_function: r"mlx_lm\.utils\.dequantize_model\(model\) is missing",
-    _without_argument: r"mlx_lm\.utils\.load_model\(strict, trust_remote_code, model_config, get_model_classes\) is missing",
+    _without_argument: r"load_model\(strict, trust_remote_code, model_config, get_model_classes\) is missing",
     _without_class: "BatchRotatingKVCache has no state, nbytes",
     _without_method: "BatchKVCache has no extract",
     _other_behaviour: "does not give back the rows",

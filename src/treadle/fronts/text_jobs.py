@@ -199,6 +199,17 @@ async def tokenize_text(
     return prompts_of(decode_tokenized(data), params, limits, param)
 
 
+async def text_counted(
+    pool: TextJobRunner, text: str, limits: Limits, tenant: str, param: str
+) -> tuple[int, Sequence[int]]:
+    """Return one text's number of tokens, and their ids unless they are more than the context. Raises
+    ContextLengthExceeded for a text of which that is certain, and the tokenizer's own refusals."""
+    payload = text.encode("utf-8", "surrogatepass")
+    given = _encode(TextParams(limits.context, param))
+    found = decode_tokenized(await pool.run("text", given, payload, tenant=tenant, tokenized=len(payload)))
+    return found.counts[0], ids_of(found.ids[0])
+
+
 async def tokenize_messages(
     pool: TextJobRunner,
     turns: Sequence[dict[str, Any]],

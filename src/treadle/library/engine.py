@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -20,20 +21,24 @@ from ..engine.status import status_of
 from ..errors import InvalidRequest, spelled
 from ..fronts.accounts import Account
 from ..fronts.authentication import Caller
-from ..fronts.cache_salts import Salts
+from ..fronts.cache_salts import Salts, check_cache_salt
 from ..fronts.generation.choice import Choice
+from ..fronts.generation.embedding import EmbeddingRequest, embed
+from ..fronts.generation.embedding_inputs import ListedInputs
 from ..fronts.generation.life import begin
 from ..fronts.generation.pieces import STOP, Piece, WholeChoice
 from ..fronts.generation.prompts import IdsPrompt, MessagesPrompt, Prompts, TextPrompt
 from ..fronts.generation.request import GenerationRequest
 from ..fronts.served_models import ServedModel, model_names
 from ..fronts.validate import Limits, RawParams, ValidatedRequest, check
+from ..fronts.value_checks import check_whole
 from ..keys import ALL
 from ..models.resolve import resolve
 from ..telemetry.access_log import RequestRecord
 from ..text.events import Event, Text, ends_with_call
 from .arguments import Arguments, read_arguments
 from .completion import TOOL_CALLS, Completion, calls_of, reasoning_of
+from .inputs import read_inputs, read_pooling
 
 ONE_PROGRAM = 1
 """The fingerprint of all calls: a ticket of one of them is valid for any other."""
@@ -146,6 +151,34 @@ class Engine:
                 tool_calls=calls_of(whole.events),
                 parse=read.parse,
             )
+
+    async def embed(
+        self,
+        inputs: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        pooling: str | None = None,
+        cache_salt: str | None = None,
+    ) -> list[array[float]]:
+        """Return one vector of length 1, as an array of float32 numbers, for each input: texts or lists of token ids.
+
+        `dimensions` cuts vectors to their first numbers. `pooling` is "last", "mean" or "cls"; by default the model's
+        own. Raises InvalidRequest with the place, and Busy.
+        """
+        request = EmbeddingRequest(
+            kind="library",
+            id="library",
+            inputs=ListedInputs(read_inputs(inputs), "inputs"),
+            caller=self._caller,
+            arrival=Arrival(fingerprint=ONE_PROGRAM, repeat=True),
+            salts=self._salts,
+            record=RequestRecord(id="", method="", path="", started=time.monotonic()),
+            dimensions=check_whole("dimensions", dimensions, 1, 2**31 - 1),
+            pooling=read_pooling(pooling),
+            cache_salt=check_cache_salt(cache_salt),
+        )
+        found = await embed(self._served, request)
+        return [array("f", vector) for vector in found.vectors]
 
     async def stream(self, prompt: Prompt, **arguments: Any) -> AsyncGenerator[str, None]:
         """Text, as soon as it is certain, without reasoning and tool calls."""

@@ -174,9 +174,8 @@ async def test_the_tokenizer_comes_as_a_zip_with_its_digest_last(name: str, tmp_
 @in_loop
 async def test_what_is_not_there_yet_says_so() -> None:
     async with worker() as w:
-        pb, stub = w.vllm.pb, w.vllm.stub
+        stub = w.vllm.stub
         for call in (
-            stub.Embed(pb.EmbedRequest()),
             stub.StartProfile(common_pb2.StartProfileRequest()),
             stub.StopProfile(common_pb2.StopProfileRequest()),
         ):

@@ -13,6 +13,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from ...core.messages import EmbeddingCapabilities, Pooling, Submit
 from ...core.virtual_queue import Arrival
 from ...engine.generation import Generation
 from ...engine.reservation import Reservation
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, RequestCancelled
 from ...telemetry.access_log import RequestRecord
 from ...text import TextView
 from ..authentication import Caller
@@ -29,6 +30,7 @@ from ..served_models import ServedModel
 from ..text_jobs import TextJobRunner
 from ..validate import Limits
 from .choice import together
+from .request import Registration
 
 MAX_INPUTS = 2048
 
@@ -65,6 +67,7 @@ class EmbeddingRequest:
     pooling: Pooling | None = None
     priority: int = 0
     cache_salt: str | None = None
+    register: Callable[[], AbstractContextManager[Registration]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ async def embed(
     text, limits = model.text(), model.limits()
     pooling = check_embedding(model, request.pooling, request.dimensions)
     request.caller.check_priority(request.priority)
-    with _reserved(model, request, request.inputs.size(text, limits), clock) as reservation:
+    with _reserved(model, request, request.inputs.size(text, limits), clock) as (reservation, registration):
         ids = await request.inputs.tokenize(model.texts.pool, limits, request.caller.tenant)
         request.record.prompt_tokens = sum(map(len, ids))
         salt = request.salts.salt(request.caller.tenant_digest, request.cache_salt)
@@ -95,6 +98,10 @@ async def embed(
             Submit(id="", prompt=tuple(prompt), max_tokens=0, pooling=pooling, salt=salt, priority=request.priority)
             for prompt in ids
         ]
+        if registration is not None:
+            if registration.aborted:
+                raise RequestCancelled("the request was aborted")
+            registration.hold(reservation)
         run = _Run(reservation, submits, request.record)
         vectors = await run.vectors(_places(model, request))
     cut = request.dimensions
@@ -138,11 +145,15 @@ def _places(model: ServedModel, request: EmbeddingRequest) -> int:
 @contextlib.contextmanager
 def _reserved(
     model: ServedModel, request: EmbeddingRequest, size: int, clock: Callable[[], float]
-) -> Iterator[Reservation]:
-    """The request's charge and its places, for as long as the block runs."""
+) -> Iterator[tuple[Reservation, Registration | None]]:
+    """The request's registration, charge and places, for as long as the block runs."""
     record, inputs, places = request.record, len(request.inputs), _places(model, request)
     record.public_id, record.rows = request.id, inputs
+    register: AbstractContextManager[Registration | None] = (
+        contextlib.nullcontext() if request.register is None else request.register()
+    )
     with (
+        register as registration,
         request.caller.account.serve(record, rows=places, tokens=size, clock=clock, prompts=inputs),
         model.engine.reserve(
             rows=places,
@@ -155,7 +166,7 @@ def _reserved(
             upcoming=inputs - places,
         ) as reservation,
     ):
-        yield reservation
+        yield reservation, registration
 
 
 class _Run:
@@ -166,7 +177,7 @@ class _Run:
         self._submits = submits
         self._record = record
         self._vectors = [b""] * len(submits)
-        self._rest = iter(())  # type: Iterator[tuple[int, Submit]]
+        self._rest: Iterator[tuple[int, Submit]] = iter(())
 
     async def vectors(self, places: int) -> Sequence[bytes]:
         """Return all vectors; `places` sequences at a time."""

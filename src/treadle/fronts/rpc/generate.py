@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,8 @@ from ...telemetry.access_log import GRPC, AccessLogWriter, RequestRecord
 from ...telemetry.metrics import Metrics
 from ..authentication import Authenticator
 from ..generation.choice import Choice, together
+from ..generation.embedding import EmbeddingRequest, Embeddings, embed
+from ..generation.embedding_inputs import ListedInputs
 from ..generation.life import Choices, begin
 from ..generation.pieces import WholeChoice
 from ..generation.request import GenerationRequest
@@ -34,7 +36,7 @@ from ..tenants import call_arrival
 from ..validate import too_long
 from .context import Context, client_of, refuse
 from .guard import caller_of
-from .request import RpcRequest, check_answer_bytes
+from .request import RpcRequest, check_answer_bytes, check_request_id
 from .writer import MessageWriter
 
 log = logging.getLogger(__name__)
@@ -56,10 +58,49 @@ class ServiceContext:
         self, context: Context, service: str, message: Any, parse: Callable[[Any], RpcRequest], writer: MessageWriter
     ) -> None:
         """Answer one Generate call. `parse` reads its message, or raises the message's fault."""
+
+        async def answer(record: RequestRecord, arrival: Arrival) -> None:
+            await self._answer(context, record, parse(message), writer, arrival)
+
+        await self._serve(context, service, "Generate", message, _raw(message), answer)
+
+    async def embed(self, context: Context, service: str, message: Any) -> Embeddings:
+        """Answer one Embed call: the vector of its tokens."""
+        found: list[Embeddings] = []
+
+        async def answer(record: RequestRecord, arrival: Arrival) -> None:
+            check_request_id(message.request_id)
+            request = EmbeddingRequest(
+                kind="grpc",
+                id=message.request_id,
+                inputs=ListedInputs([tuple(message.tokenized.input_ids)]),
+                caller=caller_of(),
+                arrival=arrival,
+                salts=self.authenticator.salts,
+                record=record,
+                register=partial(self.calls.exclusive, message.request_id, caller_of().tenant_digest),
+            )
+            record.public_id = message.request_id
+            found.append(await embed(self.model, request, clock=self.clock))
+
+        await self._serve(context, service, "Embed", message, message.tokenized.SerializeToString(), answer)
+        return found[0]
+
+    async def _serve(
+        self,
+        context: Context,
+        service: str,
+        method: str,
+        message: Any,
+        raw: bytes,
+        answer: Callable[[RequestRecord, Arrival], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Answer one call by `answer`, and record it. A refusal ends the call. `raw` are the bytes of its prompt, by
+        which a request that is sent again is recognised."""
         record = RequestRecord(
             id=message.request_id[:MAX_REQUEST_ID_CHARS],
             method=GRPC,
-            path=f"/{service}/Generate",
+            path=f"/{service}/{method}",
             started=self.clock(),
             client=client_of(context),
             key=caller_of().name,
@@ -69,9 +110,9 @@ class ServiceContext:
         try:
             caller_of().account.check(self.clock())
             self._check_length(message)
-            arrival = call_arrival(caller_of().tenant, context.invocation_metadata(), message.request_id, _raw(message))
+            arrival = call_arrival(caller_of().tenant, context.invocation_metadata(), message.request_id, raw)
             self.model.engine.check_room(arrival)
-            await self._answer(context, record, parse(message), writer, arrival)
+            await answer(record, arrival)
             record.status = 200
         except TreadleError as failure:
             error = failure

@@ -74,6 +74,12 @@ class WorkerInfo:
         self._rate = _Rate()
 
     @property
+    def generates(self) -> bool:
+        """Whether the model generates text; it is for embeddings alone otherwise."""
+        can = self._served.engine.capabilities
+        return can is None or not can.embedding.only
+
+    @property
     def unavailable(self) -> EngineUnavailable | None:
         """The reason why the worker takes no requests now; None while it does."""
         health = self._served.health()

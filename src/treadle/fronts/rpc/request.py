@@ -34,13 +34,7 @@ class RpcRequest:
     grammar_from_first_token: bool = False
 
     def __post_init__(self) -> None:
-        if not self.request_id:
-            raise InvalidRequest("request_id is empty: give each request its own", param="request_id")
-        if len(self.request_id) > MAX_REQUEST_ID_CHARS:
-            raise InvalidRequest(
-                f"request_id has {len(self.request_id)} characters: give at most {MAX_REQUEST_ID_CHARS}",
-                param="request_id",
-            )
+        check_request_id(self.request_id)
         if not self.prompt:
             raise InvalidRequest("the prompt is empty: give at least one token", param="input")
         if self.max_tokens == 0:
@@ -89,6 +83,16 @@ class _RpcPrompt:
             )
         opening = () if self.grammar_from_first_token else prompt
         return PreparedPrompts([prompt], await prepare_options(pool, self.options, limits, tenant, opening))
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequest for an id that is empty or too long."""
+    if not request_id:
+        raise InvalidRequest("request_id is empty: give each request its own", param="request_id")
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        raise InvalidRequest(
+            f"request_id has {len(request_id)} characters: give at most {MAX_REQUEST_ID_CHARS}", param="request_id"
+        )
 
 
 def check_answer_bytes(tokens: Sequence[int], scores: Sequence[TokenLogprob], params: ValidatedRequest) -> None:

@@ -70,7 +70,7 @@ class EngineService:
         model = self._facts.model()
         return {
             "model_path": model.path,
-            "is_generation": True,
+            "is_generation": self._facts.generates,
             "max_context_length": model.context,
             "vocab_size": model.vocabulary,
             "served_model_name": model.name,

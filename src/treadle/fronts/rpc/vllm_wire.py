@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -93,7 +94,12 @@ class VllmEngine(EngineService, vllm_engine_pb2_grpc.VllmEngineServicer):  # typ
         )
 
     async def Embed(self, request: Any, context: Context) -> Any:
-        await _not_here(context, "embeddings are not supported by this worker yet: use another one for them")
+        """Return the embedding of token ids, pooled as the model is, of length 1."""
+        found = await self._worker.embed(context, self.name, request)
+        vector = array("f", found.vectors[0])
+        return vllm_engine_pb2.EmbedResponse(
+            embedding=vector, prompt_tokens=found.prompt_tokens, embedding_dim=len(vector)
+        )
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
         """Drop all cached prompts at once. Running requests keep theirs, so nothing has to be idle."""

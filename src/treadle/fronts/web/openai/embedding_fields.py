@@ -13,6 +13,7 @@ from ....text import TextView
 from ....text.work.stages import TOKENIZING
 from ...cache_salts import check_cache_salt
 from ...generation.embedding import MAX_INPUTS
+from ...generation.embedding_inputs import Input, place_of
 from ...prepared import PreparedPrompts
 from ...text_jobs import Enter
 from ...validate import MAX_PRIORITY, Limits, check_prompt_ids
@@ -54,9 +55,6 @@ class EmbeddingFields(Strict):
         "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
     )
     user: Any = optional("Accepted and not used.")
-
-
-Input = str | Sequence[int]
 
 
 class ParsedEmbedding:
@@ -108,7 +106,7 @@ class ParsedEmbedding:
 
     def param(self, place: int) -> str:
         """Return the name of an input in refusals."""
-        return self.prompt_param if len(self.inputs) == 1 else f"{self.prompt_param}[{place}]"
+        return place_of(self.prompt_param, place, len(self.inputs))
 
     def _ids(self, place: int, one: Input, model: TextModel, most: int) -> Sequence[int]:
         if not isinstance(one, str):
@@ -137,6 +135,6 @@ def _inputs(given: Any) -> list[Input]:
         raise InvalidRequest("input is empty: give at least one", param="input")
     for place, one in enumerate(inputs):
         if not one:
-            at = "input" if len(inputs) == 1 else f"input[{place}]"
+            at = place_of("input", place, len(inputs))
             raise InvalidRequest(f"{at} is empty: give at least one character or token", param=at)
     return inputs

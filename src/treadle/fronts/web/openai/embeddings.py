@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from ....core.refusals import Refusal
-from ....errors import ContextLengthExceeded, InsufficientScope, InvalidRequest, RateLimited
+from ....errors import InsufficientScope, RateLimited
 from ....text import TextView
 from ...generation.embedding import EmbeddingRequest, Embeddings, check_embedding, embed
+from ...generation.embedding_inputs import check_count
 from ...served_models import ServedModel
 from ...strict_json import is_small, parse_json
 from ...text_jobs import TextJobRunner, ids_of
@@ -54,18 +55,9 @@ class BodyInputs:
     async def tokenize(self, pool: TextJobRunner, limits: Limits, tenant: str) -> Sequence[Sequence[int]]:
         found = await tokenize_in_worker(pool, self.request.kind, self.body.data, limits, tenant)
         for place, count in enumerate(found.counts):
-            self._check(place, count, limits)
+            check_count(count, limits, self.request.param(place))
         self.body.release()
         return [ids_of(data) for data in found.ids]
-
-    def _check(self, place: int, count: int, limits: Limits) -> None:
-        param = self.request.param(place)
-        if not count:
-            raise InvalidRequest(f"{param} has no tokens: give text that has some", param=param)
-        if count > limits.context:
-            raise ContextLengthExceeded(
-                f"{param} has {count} tokens and the model's context is {limits.context}: shorten it", param=param
-            )
 
 
 class EmbeddingsAnswer:
