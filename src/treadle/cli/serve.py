@@ -139,11 +139,9 @@ class TerminalReporter:
             self._print(f"  [bold]{key:<9}[/]{escape(value)}")
         self._print_reach(reach)
         key = " -H 'Authorization: Bearer '\"$TREADLE_API_KEY\"" if settings.has_keys else ""
-        body = f'{{"model":"{name}","messages":[{{"role":"user","content":"Hello!"}}],"max_tokens":40}}'
+        path, body = first_call(name, embeds=capabilities.embedding.only)
         self._print("Try:")
-        self._print(
-            f"  curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", markup=False
-        )
+        self._print(f"  curl -s {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'", markup=False)
 
     def _print_reach(self, reach: Reach) -> None:
         """Print addresses beyond the API's own, then the access; access for strangers stands out."""
@@ -164,6 +162,14 @@ class TerminalReporter:
         with contextlib.suppress(OSError):
             self._transfers.close()
             self._console.print(text, markup=markup)
+
+
+def first_call(model: str, *, embeds: bool) -> tuple[str, str]:
+    """Return the path and the body of a call to try."""
+    if embeds:
+        return "/v1/embeddings", f'{{"model":"{model}","input":"Hello!"}}'
+    message = '"messages":[{"role":"user","content":"Hello!"}]'
+    return "/v1/chat/completions", f'{{"model":"{model}",{message},"max_tokens":40}}'
 
 
 def connections(limits: ConnectionLimits) -> str:
