@@ -121,3 +121,25 @@ def test_the_vector_of_one_that_has_ended_is_dropped() -> None:
     bench.cancel("pooled")
     outputs: Any = bench.scheduler.apply(plan, StepResult(vectors=(RowVector("pooled", vector_of(request)),)))
     assert [output.finish.reason for output in outputs] == [FinishReason.CANCELLED]
+
+
+def test_prompts_that_are_pooled_are_paid_from_the_credit_beside_others_that_decode() -> None:
+    """A list of texts comes to as many tokens as it likes: were each free that a step can end, streams would crawl."""
+
+    def rate(pooling: Pooling | None) -> float:
+        bench = Bench(max_running=16, prefill_tokens=512)
+        bench.runner.cost = lambda prefill, decode: (0.0005 * prefill, 0.01 if decode else 0.0)
+        for i in range(8):
+            bench.submit(f"stream {i}", prompt=20, max_tokens=2000)
+        for _ in range(80):
+            bench.step()
+        texts = 0
+        began, tokens = bench.now, len(bench.heard["stream 0"].tokens)
+        while bench.now < began + 4.0:
+            while sum(not heard.finish for heard in bench.heard.values()) < 16:
+                bench.submit(f"text {texts}", prompt=20, max_tokens=0 if pooling else 1, pooling=pooling)
+                texts += 1
+            bench.step()
+        return (len(bench.heard["stream 0"].tokens) - tokens) / (bench.now - began)
+
+    assert (rate(Pooling.LAST) > 60, rate(None) < 40) == (True, True), "of 100 tokens a second that it has alone"

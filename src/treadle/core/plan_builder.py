@@ -147,7 +147,7 @@ class PlanBuilder:
             [seq.prefill_left for seq in seqs],
             decoding=sum(seq.decodes for seq in active),
             awaiting=len(waiting),
-            forced=_forced(seqs, active),
+            forced=_on_credit(seqs, active),
         )
         chunks, scores_left = [], MAX_SCORED_TOKENS
         for seq, share in zip(seqs, shares.tokens, strict=True):
@@ -191,7 +191,8 @@ class PlanBuilder:
         return drafts
 
 
-def _forced(seqs: Iterable[Sequence], active: Iterable[Sequence]) -> Collection[int]:
-    """Return the places of those of `seqs` whose forced tokens delay sequences that will have none."""
-    forced = [i for i, seq in enumerate(seqs) if seq.state is State.DECODE]
-    return forced if forced and any(seq.decodes and seq.request.constraint is None for seq in active) else ()
+def _on_credit(seqs: Iterable[Sequence], active: Iterable[Sequence]) -> Collection[int]:
+    """Return the places of those of `seqs` whose chunks are paid from the credit even where they end: pooled ones, and
+    those whose forced tokens delay sequences that will have none."""
+    paid = [i for i, seq in enumerate(seqs) if seq.state is State.DECODE or not seq.fed_tokens]
+    return paid if paid and any(seq.decodes and seq.request.constraint is None for seq in active) else ()
