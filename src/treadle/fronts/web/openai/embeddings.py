@@ -7,6 +7,7 @@ import base64
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -81,18 +82,20 @@ class EmbeddingsAnswer:
         server, caller = self._server, caller_of(scope)
         parsed = await self._parse(body.data, caller.tenant)
         model = server.models.get(parsed.model)
+        public_id, record = "embd-" + server.new_id(), record_of(scope)
         request = EmbeddingRequest(
             kind=parsed.kind,
-            id="embd-" + server.new_id(),
+            id=public_id,
             inputs=BodyInputs(parsed, body),
             caller=caller,
             arrival=server.arrival_of(scope),
             salts=server.authenticator.salts,
-            record=record_of(scope),
+            record=record,
             dimensions=parsed.dimensions,
             pooling=parsed.pooling,
             priority=parsed.priority,
             cache_salt=parsed.cache_salt,
+            register=partial(server.live.shared, (public_id, record.id), caller.tenant_digest),
         )
         found = await embed(model, request, clock=server.clock)
         await send_json(send, 200, await _encoded(found, model, as_base64=parsed.base64))
