@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..config import Settings
+from ..core.compute_path import Backend
 from ..core.messages import Capabilities
 from ..engine.generation import Generation
 from ..errors import RequestCancelled, TreadleError, spell
@@ -214,9 +215,15 @@ class EngineChecks:
             return Outcome("stop", Mark.FAIL, f"the engine did not end within {STOP_GRACE_S:g} s and was killed")
         return Outcome("stop", Mark.OK, f"the engine's process is gone after {took_s:.1f} s")
 
+    async def untried(self) -> Outcome:
+        """Say that the other checks need a model that generates text."""
+        return Outcome("fidelity", Mark.WARN, "not checked, as are cancel, crash and burst: it generates no text")
+
     def steps(self) -> list[tuple[str, float, Callable[[], Awaitable[Outcome]]]]:
         """Return name, bound in seconds, and work of each check that needs a started engine."""
         bounds, start_s = self._bounds, self._trial.settings.start_timeout_s
+        if self._capabilities.compute.backend is Backend.ENCODER:
+            return [("fidelity", bounds.fidelity_s, self.untried)]
         return [
             ("fidelity", bounds.fidelity_s, self.fidelity),
             ("cancel", bounds.cancel_s, self.cancel),

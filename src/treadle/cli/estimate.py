@@ -27,6 +27,7 @@ _PATHS = {
     Backend.CONTIGUOUS: "batched, KV cache in buffers a row",
     Backend.PADDED: "batched on mlx-lm's caches, prefixes from snapshots",
     Backend.SERIAL: "one request at a time, as mlx-lm's caches for it can't be batched",
+    Backend.ENCODER: "embeddings of whole prompts, without a cache",
 }
 _PLAIN_CACHES = {"KVCache", "RotatingKVCache"}
 
@@ -56,12 +57,14 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     from ..runner import mlxlm
     from ..runner.device import memory
     from ..runner.kv.contiguous import buffer
+    from ..runner.loading.encoders import is_bidirectional
+    from ..runner.loading.headless import is_headless
 
     assert request.folder is not None
     folder = Path(request.folder)
     config = folder_checks.check(folder)
     library = mlxlm.connect()
-    module, _ = library.load(folder)
+    module, _ = library.load(folder, headless=is_headless(folder))
     parameters = library.parameters(module)
     dtype = "float32" if kind == "cpu" else _stored_dtype(folder)
     weight_bytes = parameters * _WIDTH[dtype] if kind == "cpu" else _weight_bytes(folder)
@@ -79,8 +82,12 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
     leaves = library.leaves(caches)
     cost = None if request.kv_bits else kv_cost(leaves, config, _WIDTH[dtype], context)
     token_bytes, row_bytes = cost or (None, None)
+    encodes = is_bidirectional(config)
+    if encodes:
+        token_bytes, row_bytes = 0, 0
     plain, pages = library.windows(module) is not None, kind == "cuda" and request.kernels != KernelPolicy.OFF
-    backend = expected_backend(plain, library.can_merge(caches), pages)
+    backend = Backend.ENCODER if encodes else expected_backend(plain, library.can_merge(caches), pages)
+    best = Backend.PAGED if kind == "cuda" else Backend.CONTIGUOUS
     return Estimate(
         architecture=str(config["model_type"]),
         parameters=parameters,
@@ -93,7 +100,7 @@ def estimate(request: ProbeRequest, kind: str, usable_bytes: int) -> Estimate:
         kv_least_tokens=buffer.STEP,
         path=_PATHS[backend],
         backend=backend.value,
-        best=(Backend.PAGED if kind == "cuda" else Backend.CONTIGUOUS).value,
+        best=(backend if encodes else best).value,
     )
 
 

@@ -267,3 +267,16 @@ async def test_they_are_recomputed_after_the_engine_was_lost() -> None:
             if client.status is not None:
                 break
         assert len(vectors(client)) == 5
+
+
+@in_loop
+async def test_a_list_is_cancelled_by_its_id() -> None:
+    async with front(running=2, pump=False) as f:
+        client = post(PATH, {"input": ["x" * 200] * 9}, headers={"x-request-id": "mine"}).start(f.app)
+        await f.step(2)
+        assert (await f.post("/v1/requests/mine/cancel", {})).status == 200
+        while client.status is None:
+            await f.step()
+        assert client.json["error"]["code"] == "request_cancelled"
+        await f.step(2)
+        assert f.idle()
