@@ -50,6 +50,7 @@ class Settings:
     `api_key` is one key for everything; `api_keys` a file of hashed keys with scopes and limits. `grpc_auth` asks every
     gRPC client for a key, also those of this machine and those with a certificate.
 
+    `alias` holds further names of the model for clients, as NAME or as NAME=MODEL with any of its other names.
     `tool_parser` and `reasoning_parser` name the formats of the model's tool calls and of its reasoning; "auto" takes
     them from its template, and the reasoning "none" leaves it in the text. `require_model` refuses HTTP requests that
     name no model.
@@ -65,6 +66,7 @@ class Settings:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     served_model_name: str | None = None
+    alias: tuple[str, ...] = ()
     require_model: bool = False
 
     host: str = "127.0.0.1"
@@ -249,6 +251,10 @@ def _key(name: str) -> str:
 
 
 def _check_names(settings: Settings) -> None:
+    for alias in settings.alias:
+        name, equals, model = alias.partition("=")
+        if not name.strip() or (equals and not model.strip()):
+            raise ConfigError(f"`alias` '{alias}' is not complete: give NAME, or NAME=MODEL", param="alias")
     for name in settings.allowed_host:
         if name != ANY and not is_pattern(name.lower()):
             raise ConfigError(f"`allowed_host` '{name}' {_name_cure(name)}", param="allowed_host")

@@ -49,9 +49,12 @@ class InvalidRequest(TreadleError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt, or prompt plus completion, is longer than the model's context."""
+    """Prompt, or prompt plus completion, is longer than the model's context. `prompt_tokens` and `context` are set
+    where the prompt alone leaves no token for an answer."""
 
     code = "context_length_exceeded"
+    prompt_tokens: int | None = None
+    context: int | None = None
 
 
 class UnsupportedParameter(InvalidRequest):

@@ -55,6 +55,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     _setting(str, "tool_parser", "Format of the model's tool calls; auto takes it from the template.", MODELS, "NAME"),
     _setting(str, "reasoning_parser", "Markers of the model's reasoning; none leaves it in the text.", MODELS, "NAME"),
     _setting(str, "served_model_name", "Its name for clients. Default: the model's.", MODELS, "NAME"),
+    _setting(list[str], "alias", "Another name for clients, as NAME or NAME=MODEL; may be repeated.", MODELS, "NAME"),
     _setting(bool, "require_model", "Refuse HTTP requests that name no model.", MODELS),
     _setting(str, "host", "Address to listen on.", NETWORK, "ADDRESS"),
     _setting(int, "port", "Port to listen on; 0 picks one.", NETWORK, "PORT"),

@@ -125,7 +125,7 @@ class Server:
 
     def _build(self, authenticator: Authenticator, telemetry: Telemetry) -> _Parts:
         """Make the engine, its text side and the HTTP front. Nothing is started."""
-        from ..fronts.served_models import Models, ServedModel, model_names
+        from ..fronts.served_models import Models, ServedModel, alias_names, model_names
         from ..fronts.web.access_log import MalformedLog
         from ..fronts.web.app import create_app
         from ..fronts.web.serving import WebServer
@@ -134,7 +134,7 @@ class Server:
         spare = DescriptorReserve()
         engine = self._engine = engine_for(settings, self._model_folder, [metrics], spare)
         texts = TextWorkers(settings, lambda: engine.gate.refuse(Refusal.TEXT_BUSY), metrics)
-        model = ServedModel(model_names(settings), engine, texts, settings.max_tokens)
+        model = ServedModel(model_names(settings), engine, texts, settings.max_tokens, alias_names(settings))
         metrics.watch(model)
         metrics.watch_compute(engine)
         authenticator.report_refusals_to(engine.gate.refuse)

@@ -21,13 +21,15 @@ class OutputGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options of one request. `tools` may be called as `choice` says, with `parallel` several in one answer;
-    `tools_param` is the field that refusals name. `output` is the grammar of an answer without calls. Reasoning is
+    `tools_param` is the field that refusals name; `tool_schemas` are the places of the tools' schemas, where those are
+    not OpenAI's. `output` is the grammar of an answer without calls. Reasoning is
     ended after `thinking_budget` tokens (None: no limit). `close_at_limit` is that of calls."""
 
     tools: tuple[ToolSpec, ...] = ()
     choice: ToolChoice = ToolChoice()
     parallel: bool = True
     tools_param: str = "tools"
+    tool_schemas: tuple[str, ...] = ()
     output: OutputGrammar | None = None
     thinking_budget: int | None = None
     close_at_limit: bool = False

@@ -89,6 +89,9 @@ class _Tools:
         self.param = options.tools_param
         self.choice = options.choice
         self.parallel = options.parallel and not options.choice.single
+        function = ".function" if self.param == "tools" else ""
+        openai = [f"{self.param}[{i}]{function}.parameters" for i in range(len(options.tools))]
+        self._places = options.tool_schemas or openai
         self.given = options.choice.allowed(options.tools)
         names = {tool.name for tool in self.given}
         self._index = {tool.name: i for i, tool in enumerate(options.tools) if tool.name in names}
@@ -119,8 +122,7 @@ class _Tools:
         return len(self.loose) > before
 
     def _held(self, tool: ToolSpec, index: int, *, check: bool = False) -> ToolSpec:
-        function = ".function" if self.param == "tools" else ""
-        place = f"{self.param}[{index}]{function}.parameters"
+        place = self._places[index]
         schema = {**tool.parameters, "type": "object"}
         try:
             json_rule(schema, param=place) if check else self._rule(schema, place)

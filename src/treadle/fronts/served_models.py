@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import Settings
 from ..engine.client import EngineClient, Health
-from ..errors import EngineUnavailable, InvalidRequest, ModelNotFound, ServerStopping
+from ..errors import ConfigError, EngineUnavailable, InvalidRequest, ModelNotFound, ServerStopping, spelled
 from ..text import TextView
 from .validate import Limits
 
@@ -42,12 +42,14 @@ class Texts(Protocol):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One model under its `names`, the served one first. `max_tokens` caps one completion."""
+    """One model under its `names`, the served one first. `max_tokens` caps one completion. `aliases` are the names that
+    lists of models have besides the served one."""
 
     names: tuple[str, ...]
     engine: EngineClient
     texts: Texts
     max_tokens: int | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -104,6 +106,9 @@ class Models:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._all)
 
+    def __contains__(self, name: str | None) -> bool:
+        return name in self._by_name
+
     def get(self, name: str | None) -> ServedModel:
         """The model of this name; the default one for None. Raises ModelNotFound, and InvalidRequest for None with
         `require_name`."""
@@ -123,10 +128,31 @@ class Models:
 
 def model_names(settings: Settings) -> tuple[str, ...]:
     """The names of the settings' model: the served name first, then others that requests may use."""
+    return tuple(dict.fromkeys((*_own_names(settings), *alias_names(settings))))
+
+
+def _own_names(settings: Settings) -> tuple[str, ...]:
+    """Return the names of the settings' model without its aliases."""
     model = settings.model
     is_path = model.startswith(("/", ".", "~"))
     short = PurePath(model).name if is_path else model
     return tuple(dict.fromkeys((settings.served_model_name or short, short, model)))
+
+
+def alias_names(settings: Settings) -> tuple[str, ...]:
+    """Return the names in the setting `alias`. Raises ConfigError for an alias of another model."""
+    own = _own_names(settings)
+    found = []
+    for alias in settings.alias:
+        name, equals, target = (part.strip() for part in alias.partition("="))
+        if equals and target not in own:
+            with spelled(settings.spelling):
+                raise ConfigError(
+                    f"`alias` '{alias}' names a model that is not served: this server has {' and '.join(own)}",
+                    param="alias",
+                )
+        found.append(name)
+    return tuple(dict.fromkeys(name for name in found if name != own[0]))
 
 
 def unready_error(health: Health) -> EngineUnavailable:

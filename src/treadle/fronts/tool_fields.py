@@ -20,13 +20,13 @@ _MODES = {NONE: NONE, AUTO: AUTO, REQUIRED: REQUIRED, "any": REQUIRED}
 def read_tools(value: Any, param: str = "tools") -> tuple[ToolSpec, ...]:
     """Return the tools of a list of `{"type": "function", "function": {...}}`. Raises InvalidRequest with the place."""
     items = _items(value, param)
-    return _distinct((_function_of(item, f"{param}[{i}]") for i, item in enumerate(items)), f"{param}[{{}}].function")
+    return distinct((_function_of(item, f"{param}[{i}]") for i, item in enumerate(items)), f"{param}[{{}}].function")
 
 
 def read_functions(value: Any, param: str = "functions") -> tuple[ToolSpec, ...]:
     """Return the tools of a list of functions, OpenAI's older form. Raises InvalidRequest with the place."""
     items = _items(value, param)
-    return _distinct((_spec(item, f"{param}[{i}]") for i, item in enumerate(items)), f"{param}[{{}}]")
+    return distinct((read_function(item, f"{param}[{i}]") for i, item in enumerate(items)), f"{param}[{{}}]")
 
 
 def read_choice(value: Any, tools: tuple[ToolSpec, ...], param: str = "tool_choice") -> ToolChoice:
@@ -70,7 +70,8 @@ def _items(value: Any, param: str) -> list[Any]:
     return value
 
 
-def _distinct(specs: Iterable[ToolSpec], place: str) -> tuple[ToolSpec, ...]:
+def distinct(specs: Iterable[ToolSpec], place: str) -> tuple[ToolSpec, ...]:
+    """Return the tools. Raises InvalidRequest for two of one name; `place` with a tool's index is its object."""
     found: dict[str, ToolSpec] = {}
     for i, spec in enumerate(specs):
         if spec.name in found:
@@ -89,10 +90,12 @@ def _function_of(item: Any, at: str) -> ToolSpec:
         raise UnsupportedParameter(message, param=f"{at}.type")
     if "function" not in item:
         raise InvalidRequest(f"{at}.function is missing: give an object with a name", param=f"{at}.function")
-    return _spec(item["function"], f"{at}.function")
+    return read_function(item["function"], f"{at}.function")
 
 
-def _spec(value: Any, at: str) -> ToolSpec:
+def read_function(value: Any, at: str, schema: str = "parameters") -> ToolSpec:
+    """Return the tool of a function's object at `at`, whose parameters are in the key `schema`. Raises InvalidRequest
+    with the place."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object with a name", param=at)
     name = value.get("name")
@@ -109,7 +112,7 @@ def _spec(value: Any, at: str) -> ToolSpec:
     return ToolSpec(
         name=name,
         description=description,
-        parameters=_parameters(value, at),
+        parameters=_parameters(value, schema, at),
         strict=bool(checked(value, "strict", bool, "true or false", at)),
     )
 
@@ -117,13 +120,13 @@ def _spec(value: Any, at: str) -> ToolSpec:
 _OTHER_TYPES = ("array", "string", "number", "integer", "boolean", "null")
 
 
-def _parameters(value: Mapping[str, Any], at: str) -> dict[str, Any]:
+def _parameters(value: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
     """Return the schema of a function's arguments, which are an object."""
-    found = dict(checked(value, "parameters", Mapping, "a JSON Schema, an object", at) or {})
+    found = dict(checked(value, key, Mapping, "a JSON Schema, an object", at) or {})
     kind = found.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     if kinds and all(one in _OTHER_TYPES for one in kinds):
-        place = f"{at}.parameters.type"
+        place = f"{at}.{key}.type"
         raise InvalidRequest(f"{place} is {_shown(kind)}: it must be 'object', as arguments have names", param=place)
     return found
 

@@ -156,11 +156,13 @@ def check_size(estimate: int, prompts: int, limits: Limits, param: str = "prompt
     Raises ContextLengthExceeded only beyond doubt: texts average a sixteenth of the usual tokens in no language.
     """
     if estimate > HOPELESS * limits.context * prompts:
-        raise ContextLengthExceeded(
+        error = ContextLengthExceeded(
             f"the prompt is about {estimate // prompts} tokens long and the model's context is {limits.context}: "
             "shorten the prompt",
             param=param,
         )
+        error.prompt_tokens, error.context = estimate // prompts, limits.context
+        raise error
 
 
 def completion_budget(validated: ValidatedRequest, prompt_tokens: int, limits: Limits, param: str = "prompt") -> int:
@@ -187,11 +189,13 @@ def completion_budget(validated: ValidatedRequest, prompt_tokens: int, limits: L
 
 def too_long(prompt_tokens: int, limits: Limits, param: str = "prompt") -> ContextLengthExceeded:
     """Return the refusal of a prompt that leaves no token for the answer."""
-    return ContextLengthExceeded(
+    error = ContextLengthExceeded(
         f"the prompt has {prompt_tokens} tokens and the model's context is {limits.context}, which must also hold "
         "at least one token of the answer: shorten the prompt",
         param=param,
     )
+    error.prompt_tokens, error.context = prompt_tokens, limits.context
+    return error
 
 
 def build_submits(

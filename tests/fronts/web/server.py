@@ -18,7 +18,7 @@ from treadle.engine.admission import AdmissionLimits
 from treadle.engine.client import EngineClient
 from treadle.engine.inline import InlineOwner
 from treadle.engine.owner import OwnerLimits
-from treadle.fronts.served_models import Models, ServedModel, model_names
+from treadle.fronts.served_models import Models, ServedModel, alias_names, model_names
 from treadle.fronts.web.app import create_app
 from treadle.fronts.web.serving import WebServer
 from treadle.telemetry import Telemetry
@@ -122,7 +122,7 @@ async def front(
     engine = EngineClient(lambda: owner, AdmissionLimits(running, waiting, max_wait_s), observers=[telemetry.metrics])
     texts = BytesTexts(text)
     configured = Settings(**{"served_model_name": "m", **settings})
-    model = ServedModel(model_names(configured), engine, texts, configured.max_tokens)
+    model = ServedModel(model_names(configured), engine, texts, configured.max_tokens, alias_names(configured))
     telemetry.metrics.watch(model)
     app = create_app(Models(model, require_name=configured.require_model), configured, telemetry)
     await engine.start()

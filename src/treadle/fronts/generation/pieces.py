@@ -57,6 +57,8 @@ class WholeChoice:
     events: list[Event] = field(default_factory=list)
     finish_reason: str | None = None
     timed_out: bool = False
+    stop_token_id: int | None = None
+    stop_string: str | None = None
 
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
@@ -68,6 +70,7 @@ class WholeChoice:
         self.events += piece.events
         self.finish_reason = piece.finish_reason
         self.timed_out = piece.timed_out
+        self.stop_token_id, self.stop_string = piece.stop_token_id, piece.stop_string
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...errors import ServerStopping
 from ...telemetry.access_log import UNPARSED, AccessLogWriter, RequestRecord, address
 from ...telemetry.metrics import Metrics
+from .dialects import is_anthropic
 
 RECORD = "treadle.record"
 PROTOCOL_ERROR = "treadle.protocol_error"
@@ -23,8 +24,10 @@ CLIENT_LEFT_STATUS = 499
 
 
 class AccessLog:
-    """Middleware that echoes `x-request-id`, or makes one. Handlers find the request's record in `scope[RECORD]`. The
-    protocol leaves the status and the code of its own answer to a running request in `scope[PROTOCOL_ERROR]`."""
+    """Middleware that echoes `x-request-id`, or makes one; Anthropic's clients get it as `request-id` too.
+
+    Handlers find the request's record in `scope[RECORD]`. The protocol leaves the status and the code of its own answer
+    to a running request in `scope[PROTOCOL_ERROR]`."""
 
     def __init__(
         self,
@@ -56,10 +59,12 @@ class AccessLog:
             client_request=ids.get(CLIENT_REQUEST_ID, ""),
         )
 
+        id_headers = (b"x-request-id", b"request-id") if is_anthropic(scope) else (b"x-request-id",)
+
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
+                message["headers"] = [*message.get("headers", ()), *((name, record.id.encode()) for name in id_headers)]
             await send(message)
 
         try:
@@ -103,6 +108,12 @@ def record_of(scope: Scope) -> RequestRecord:
     record = scope[RECORD]
     assert isinstance(record, RequestRecord)
     return record
+
+
+def request_id_of(scope: Scope) -> str | None:
+    """Return the id of a request; None before it has one."""
+    record = scope.get(RECORD)
+    return record.id if isinstance(record, RequestRecord) else None
 
 
 def record_error(scope: Scope, code: str) -> None:

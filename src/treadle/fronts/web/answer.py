@@ -104,14 +104,19 @@ class Answer:
     def models(self) -> Models:
         return self._server.models
 
+    def now(self) -> float:
+        """Return the time of the clock that limits of API keys are counted by."""
+        return self._server.authenticator.clock()
+
     async def respond(self, parsed: ParsedRequest, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         """Admit the request and write its answer. A dialect whose requests may need no generation overrides it."""
         server = self._server
-        model = server.models.get(parsed.model)
+        model = parsed.served_by(server.models)
         request, created = self._request(parsed, body, scope, record), int(server.now())
         async with begin(model, request, clock=server.clock) as choices:
             tier = None if parsed.service_tier is None else tier_of(choices.params.priority)
-            head = Head(request.id, created, model.name, server.fingerprint(model), record, tier)
+            cached = _caches_prompts(model)
+            head = Head(request.id, created, model.name, server.fingerprint(model), record, tier, cached)
             writer = _AnswerWriter(server, parsed, choices, head, model.text(), record)
             await writer.write(scope, send)
 
@@ -216,6 +221,13 @@ class _AnswerWriter:
             begun = True
             if events := first + writer.piece(index, piece):
                 await stream.write(events)
+
+
+def _caches_prompts(model: ServedModel) -> bool:
+    """Whether prompts are added to the prefix cache from their first token to their last. A backend that adds snapshots
+    of whole sequences instead reports no blocks."""
+    capabilities = model.engine.capabilities
+    return capabilities is not None and capabilities.steps.prefix_cache and capabilities.kv.prefix_block > 0
 
 
 async def _collect(choice: Choice, whole: WholeChoice) -> None:

@@ -21,8 +21,11 @@ from ..connections import Connections
 from ..served_models import Models, ServedModel
 from .access_log import AccessLog
 from .answer import Answer, RouteContext
+from .anthropic.count_tokens import CountTokens
+from .anthropic.messages import ParsedCount, ParsedMessages
 from .body import BODIES_BYTES, SHARES, BodyBudget
 from .cors import Cors, Origins
+from .dialects import ANTHROPIC_PATH
 from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
@@ -47,7 +50,9 @@ VERSION = version()
 GENERATION: dict[str, tuple[Shape, str, str]] = {
     "/v1/chat/completions": (ParsedChat, "ChatRequest", "Answer a conversation"),
     "/v1/completions": (ParsedCompletion, "CompletionRequest", "Continue a text"),
+    ANTHROPIC_PATH: (ParsedMessages, "MessagesRequest", "Answer a conversation, in Anthropic's dialect"),
 }
+COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
 OLLAMA: dict[str, Shape] = {"/api/chat": OllamaChat, "/api/generate": OllamaGenerate}
 """Ollama's routes that generate. The OpenAPI document leaves them out: it describes this server's own API."""
 
@@ -108,6 +113,15 @@ def _add_generation(app: FastAPI, server: RouteContext) -> None:
             operation_id=schema,
             openapi_extra=request_body(schema),
         )
+    app.add_api_route(
+        COUNT_TOKENS,
+        _endpoint(CountTokens(server, ParsedCount)),
+        methods=["POST"],
+        summary="Count the tokens of a conversation's prompt",
+        tags=["generation"],
+        operation_id="CountTokensRequest",
+        openapi_extra=request_body("CountTokensRequest"),
+    )
     for path, shape in OLLAMA.items():
         app.add_api_route(path, _endpoint(OllamaAnswer(server, shape)), methods=["POST"], include_in_schema=False)
     app.add_api_route(
@@ -183,6 +197,8 @@ def _route_cure(path: str) -> str:
     while below.startswith("/v1/"):
         below = below.removeprefix("/v1")
     intended = f"/v1{below}"
+    if intended in (ANTHROPIC_PATH, COUNT_TOKENS) and intended != path:
+        return f"call {intended}; Anthropic's clients append /v1 themselves, so their base URL ends before it"
     known = intended in (*GENERATION, EMBEDDINGS, "/v1/models") or intended.startswith("/v1/models/")
     if intended != path and known:
         return f"the base URL ends in /v1, call {intended}"

@@ -29,8 +29,9 @@ from ..text_jobs import (
     prompts_of,
     tokenized,
 )
-from ..validate import Limits, ValidatedRequest, check_size
+from ..validate import HOPELESS, Limits, ValidatedRequest, check_size
 from . import token_jobs
+from .anthropic.messages import ParsedCount, ParsedMessages
 from .body import Body
 from .ollama.requests import OllamaChat, OllamaGenerate
 from .openai.chat import ParsedChat
@@ -49,6 +50,8 @@ _SHAPES: tuple[Shape | type[ParsedEmbedding], ...] = (
     ParsedEmbedding,
     OllamaChat,
     OllamaGenerate,
+    ParsedMessages,
+    ParsedCount,
 )
 SHAPES: Mapping[str, Shape | type[ParsedEmbedding]] = {shape.kind: shape for shape in _SHAPES}
 
@@ -131,6 +134,14 @@ async def tokenize_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits
     """Tokenize the prompts of a body that was checked before. Raises as `Prompts.tokenize` does."""
     given, size = _encode(TokenizeParams(kind, limits.context)), len(body)
     return decode_tokenized(await pool.run("tokenize", given, body, tenant=tenant, parsed=size, tokenized=size))
+
+
+async def count_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> int:
+    """Return the number of tokens of a checked body's prompts, also of those that the context does not hold. Raises
+    InvalidRequest, and Busy where the text workers have too much to do for `tenant`."""
+    given = _encode(TokenizeParams(kind, HOPELESS * limits.context))
+    data = await pool.run("tokenize", given, body, tenant=tenant, parsed=len(body), tokenized=len(body))
+    return sum(decode_tokenized(data).counts)
 
 
 @dataclass(frozen=True)

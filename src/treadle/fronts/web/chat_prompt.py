@@ -39,8 +39,13 @@ class ChatPrompt:
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         """Return the prompt's ids and what is prepared of its answer, in a text worker. Raises as
         `ParsedRequest.tokenize` does."""
+        ids = self.ids(model, enter, most)
+        return PreparedPrompts([ids], prepared_chat(model, self.options, ids, enter))
+
+    def ids(self, model: TextModel, enter: Enter, most: int) -> Sequence[int]:
+        """Return the prompt's ids alone. Raises as `tokenize` does."""
         enter(RENDERING)
-        prompt = model.chat_prompt(
+        return model.chat_prompt(
             self.turns,
             tools=tool_definitions(self.options),
             add_generation_prompt=self.opens_answer,
@@ -48,5 +53,4 @@ class ChatPrompt:
             extra=self.variables,
             rendered=lambda: enter(TOKENIZING),
             most=most,
-        )
-        return PreparedPrompts([prompt.ids], prepared_chat(model, self.options, prompt.ids, enter))
+        ).ids

@@ -17,7 +17,10 @@ LIMITS = b", ".join(
     for of in (b"requests", b"tokens")
     for value in (b"limit", b"remaining", b"reset")
 )
-EXPOSE = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms, x-treadle-ticket, " + LIMITS)
+EXPOSE = (
+    b"access-control-expose-headers",
+    b"x-request-id, request-id, retry-after, retry-after-ms, x-treadle-ticket, " + LIMITS,
+)
 TOKENS = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 MAX_REQUESTED_CHARS = 4096
 VARY = (b"vary", b"Origin")

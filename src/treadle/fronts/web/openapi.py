@@ -7,10 +7,14 @@ A request that the document allows is answered, and one that it does not allow i
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ...errors import TreadleError
+from .anthropic.document import anthropic_schemas
+from .dialects import ANTHROPIC_PATH
 from .openai.answer_schemas import ANSWERS, COUNT, MESSAGES, STRING, Schema, either, listed, ref, shape
 from .openai.schema_limits import ServerFacts, request_schemas
 
@@ -19,6 +23,7 @@ EVENTS = "text/event-stream"
 PLAIN = "text/plain"
 HTML = "text/html"
 CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
 FAILURES = {
     "400": "The request asks for something wrong: `error.param` names the field. Also: a prompt longer than the "
     "model's context, messages that the model's chat template refuses, more sequences than the server has places",
@@ -60,7 +65,7 @@ def _document(app: FastAPI, facts: ServerFacts) -> Schema:
     components_kept = {
         name: definition for name, definition in components.get("schemas", {}).items() if name not in VALIDATION
     }
-    components["schemas"] = components_kept | request_schemas(facts) | MESSAGES | ANSWERS | SERVER
+    components["schemas"] = components_kept | request_schemas(facts) | anthropic_schemas() | MESSAGES | ANSWERS | SERVER
     paths = document["paths"]
     paths |= {path: _get_and_head(path, summary) for path, summary in (HOME | HEALTH).items()}
     for path in READABLE:
@@ -122,6 +127,11 @@ def _events(chunk: str) -> Schema:
     }
 
 
+EVENTS_ANSWER = "The whole answer, or with `stream: true` server-sent events from `message_start` to `message_stop`."
+MESSAGE_EVENTS: Schema = {
+    "schema": {"description": "Server-sent events."},
+    "x-itemSchema": shape("One event.", {"event": STRING, "data": {**STRING, "contentSchema": ref("AnthropicEvent")}}),
+}
 GOOD: dict[str, tuple[str, Schema]] = {
     CHAT: (ANSWER, {JSON: {"schema": ref("ChatCompletion")}, EVENTS: _events("ChatCompletionChunk")}),
     TEXT: (ANSWER, {JSON: {"schema": ref("Completion")}, EVENTS: _events("CompletionChunk")}),
@@ -129,6 +139,8 @@ GOOD: dict[str, tuple[str, Schema]] = {
     "/detokenize": ("The text", {JSON: {"schema": ref("TokenText")}}),
     "/v1/requests/{request_id}/cancel": ("It is cancelled", {JSON: {"schema": ref("Cancelled")}}),
     EMBEDDINGS: ("One embedding for each input, in their order", {JSON: {"schema": ref("Embeddings")}}),
+    ANTHROPIC_PATH: (EVENTS_ANSWER, {JSON: {"schema": ref("AnthropicAnswer")}, EVENTS: MESSAGE_EVENTS}),
+    COUNT_TOKENS: ("The tokens", {JSON: {"schema": ref("TokenCount")}}),
     "/v1/models": ("The model list", {JSON: {"schema": ref("ModelList")}}),
     "/v1/models/{model}": ("The model", {JSON: {"schema": ref("Model")}}),
     "/v1/status": ("The server's state", {JSON: {"schema": ref("Status")}}),
@@ -142,6 +154,8 @@ MORE_FAILURES: dict[str, tuple[str, ...]] = {
     TEXT: BODY_FAILURES,
     **dict.fromkeys(("/tokenize", "/detokenize"), ("400", "404", "408", "413", "415", "503")),
     EMBEDDINGS: BODY_FAILURES,
+    ANTHROPIC_PATH: BODY_FAILURES,
+    COUNT_TOKENS: BODY_FAILURES,
     "/v1/models/{model}": ("404",),
     "/v1/requests/{request_id}/cancel": ("404",),
     "/v1/prefix_cache/reset": ("503",),
@@ -166,12 +180,19 @@ def _complete(path: str, operation: Schema, *, bodies: bool) -> None:
         description, content = GOOD[path]
         responses["200"] = {"description": description, "content": content}
     for status in (*ALWAYS, *MORE_FAILURES.get(path, ())):
-        responses[status] = _failure(status, "Unhealthy" if path in HEALTH and status == "503" else "Error")
+        responses[status] = _failure(status, _error_name(path, status))
     for response in responses.values():
         response["headers"] = REQUEST_ID | response.get("headers", {})
         if not bodies:
             del response["content"]
     operation["responses"] = dict(sorted(responses.items()))
+
+
+def _error_name(path: str, status: str) -> str:
+    """Return the name of the schema of a failure."""
+    if path.startswith(ANTHROPIC_PATH):
+        return "AnthropicError"
+    return "Unhealthy" if path in HEALTH and status == "503" else "Error"
 
 
 def _failure(status: str, name: str) -> Schema:
@@ -186,13 +207,18 @@ TITLES = {"answer": "A whole answer", "stream": "The same as a stream"}
 
 def _add_examples(paths: Schema, facts: ServerFacts) -> None:
     shared = {"model": facts.names[0], "max_tokens": min(64, facts.max_tokens or 64)}
-    examples: dict[str, Schema] = {
+    examples: dict[str, dict[str, Any]] = {
         CHAT: {
             "answer": {"messages": SHORT_POEM, **shared},
             "stream": {"messages": SHORT_POEM, **shared, "stream": True},
         },
         TEXT: {"answer": {"prompt": "The loom stood by the window, and", **shared}},
         EMBEDDINGS: {"answer": {"input": ["The loom stood by the window.", "Weaving"], "model": facts.names[0]}},
+        ANTHROPIC_PATH: {
+            "answer": {"messages": SHORT_POEM, **shared},
+            "stream": {"messages": SHORT_POEM, **shared, "stream": True},
+        },
+        COUNT_TOKENS: {"answer": {"messages": SHORT_POEM, "model": facts.names[0]}},
     }
     for path, bodies in examples.items():
         content = paths[path]["post"]["requestBody"]["content"][JSON]

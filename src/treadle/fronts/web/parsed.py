@@ -19,6 +19,7 @@ from ..answer_options import AnswerOptions
 from ..authentication import Caller
 from ..generation.pieces import Piece, Usage, WholeChoice
 from ..prepared import NOTHING, Prepared, PreparedPrompts
+from ..served_models import Models, ServedModel
 from ..service_tiers import priority_of
 from ..text_jobs import Enter
 from ..validate import Limits, RawParams, ValidatedRequest
@@ -35,7 +36,7 @@ MAX_NAME_CHARS = 1024
 class Head:
     """Fields of the answer to one request. `created` is in seconds since 1970; `fingerprint` names the model's
     configuration. `record` has the request's times. `service_tier`: the tier that was used, where the request names
-    one."""
+    one. `caches_prompts`: all tokens of prompts that are computed are added to the prefix cache."""
 
     id: str
     created: int
@@ -43,6 +44,7 @@ class Head:
     fingerprint: str
     record: RequestRecord | None = None
     service_tier: str | None = None
+    caches_prompts: bool = False
 
 
 class StreamWriter(Protocol):
@@ -99,6 +101,10 @@ class ParsedRequest(ABC):
     @abstractmethod
     def __init__(self, value: dict[str, Any]) -> None:
         """Parse a body's JSON. Raises InvalidRequest."""
+
+    def served_by(self, models: Models) -> ServedModel:
+        """Return the model that answers. Raises as `Models.get` does."""
+        return models.get(self.model)
 
     @property
     def prompts(self) -> int:

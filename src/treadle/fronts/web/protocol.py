@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ...core.refusals import Refusal
 from ...errors import Busy, InvalidRequest, TreadleError
 from .access_log import PROTOCOL_ERROR, MalformedLog
-from .error_shapes import openai_error
+from .error_shapes import error_shape
 from .errors import headers_of, send_error
 from .listener import ConnectionSlot
 from .sse import ABORT
@@ -261,10 +261,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self, error: TreadleError, status: int | None = None, headers: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
         """Send an error without a request to answer."""
-        body = msgspec.json.encode(openai_error(error))
+        body = msgspec.json.encode(error_shape(self._partial_scope())(error))
         retry = b"".join(b"%s: %s\r\n" % line for line in (*headers_of(error), *headers))
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         self.transport.write(STATUS_LINE[status or error.http_status] + head + retry + b"\r\n" + body)
+
+    def _partial_scope(self) -> dict[str, Any]:
+        """Return what is known of the request, which may not be parsed to its end: its path and headers so far."""
+        url, headers = getattr(self, "url", None) or b"", getattr(self, "headers", None) or ()
+        return {"path": url.partition(b"?")[0].decode("latin-1"), "headers": headers}
 
     def close_late(self) -> None:
         """Close after the client has sent the body it began: closing earlier would make it lose the answer."""

@@ -24,7 +24,9 @@ from ..authentication import Authenticator, Caller
 from ..connections import Connections
 from ..prefixes import prefix_status, reset_prefixes
 from ..served_models import Models, ServedModel, unready_error
+from .anthropic.models import anthropic_card, anthropic_list, named_model
 from .body import BodyBudget
+from .dialects import is_anthropic
 from .error_shapes import openai_error
 from .errors import headers_of
 from .guard import caller_of
@@ -111,7 +113,8 @@ class StatusRoutes:
 
 
 class ModelRoutes:
-    """Routes of the model list: each model once, under its served name."""
+    """Routes of the model list: each model under its served name and its aliases, in OpenAI's shape, or in Anthropic's
+    for its clients."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -123,10 +126,15 @@ class ModelRoutes:
         _add_readable(router, "/v1/models/{model:path}", self.one, "One model")
         return router
 
-    async def list_all(self) -> Response:
-        return _json({"object": "list", "data": [self._card(model, model.name) for model in self._models]})
+    async def list_all(self, request: Request) -> Response:
+        listed = [(model, name) for model in self._models for name in (model.name, *model.aliases)]
+        if is_anthropic(request.scope):
+            return _json(anthropic_list(listed, self._created))
+        return _json({"object": "list", "data": [self._card(model, name) for model, name in listed]})
 
-    async def one(self, model: str) -> Response:
+    async def one(self, model: str, request: Request) -> Response:
+        if is_anthropic(request.scope):
+            return _json(anthropic_card(named_model(self._models, model), model, self._created))
         return _json(self._card(self._models.get(model), model))
 
     def _card(self, model: ServedModel, name: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def listed(items: Schema, **limits: Any) -> Schema:
     return {"type": "array", "items": items, **limits}
 
 
-def shape(description: str, needed: Schema, **optional: Any) -> Schema:
+def shape(description: str, needed: Schema, /, **optional: Any) -> Schema:
     """Return the schema of an object with the properties `needed`, and `optional` ones."""
     return {
         "type": "object",

@@ -9,9 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ....errors import InvalidRequest
-from .schema import Strict
 
-Body = TypeVar("Body", bound=Strict)
+Body = TypeVar("Body", bound=BaseModel)
 
 EXPECTED = {
     "string_type": "a string",

@@ -72,6 +72,8 @@ IDLE_FIELDS: Mapping[str, Collection[str]] = {
     "/v1/chat/completions": {*HARMLESS, *CHAT_NEUTRAL},
     "/v1/completions": {*HARMLESS, *COMPLETION_NEUTRAL},
     "/v1/embeddings": {"user"},
+    "/v1/messages": {"mcp_servers", "container"},
+    "/v1/messages/count_tokens": {"mcp_servers", "container"},
 }
 """Fields without effect: they are ignored, or accepted only at their neutral value."""
 HEADS = '<thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">meaning</th></tr></thead>'

@@ -1,0 +1,1 @@
+"""Anthropic's dialect: Messages, the counting of their tokens, and models in its shape."""

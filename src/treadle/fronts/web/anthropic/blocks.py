@@ -1,0 +1,147 @@
+"""Reader of content blocks: their places, their types, and the text of those that are text.
+
+`cache_control`, `citations` of earlier answers and unknown keys change nothing about a prompt and are ignored. A block
+that the model can't read is refused by its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ....errors import InvalidRequest, UnsupportedParameter
+from ...chat_messages import MAX_PARTS
+from ...field_checks import checked, kind_of
+
+TEXT, DOCUMENT, SEARCH_RESULT, TOOL_REFERENCE = "text", "document", "search_result", "tool_reference"
+
+
+class Block(NamedTuple):
+    """A content block and its place in the request. Blocks of unknown types have been refused."""
+
+    kind: str
+    value: Mapping[str, Any]
+    at: str
+
+
+def read_blocks(content: Any, at: str, *, may_be_empty: bool = False) -> list[Block]:
+    """Return the blocks of a message's or a result's content; a string is one block of text. Raises InvalidRequest."""
+    if isinstance(content, str):
+        return [Block(TEXT, {"text": content}, at)]
+    if content is None:
+        content = [] if may_be_empty else None
+    if not isinstance(content, (list, tuple)):
+        expected = "it must be a string or an array of content blocks"
+        raise InvalidRequest(f"{at} is {kind_of(content)}: {expected}", param=at)
+    if not content and not may_be_empty:
+        raise InvalidRequest(f"{at} is empty: give at least one block", param=at)
+    if len(content) > MAX_PARTS:
+        raise InvalidRequest(f"{at} has {len(content)} blocks: give at most {MAX_PARTS}", param=at)
+    return [_block(value, f"{at}[{i}]") for i, value in enumerate(content)]
+
+
+def _block(value: Any, at: str) -> Block:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object with a type", param=at)
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"{at}.type is {kind_of(kind)}: it must be a type of content block", param=f"{at}.type")
+    return Block(kind, value, at)
+
+
+def refused(block: Block) -> UnsupportedParameter:
+    """Return the refusal of a block that can't be at its place."""
+    place = f"{block.at}.type"
+    return UnsupportedParameter(
+        f"{place} '{block.kind[:64]}' is not supported here: this model reads text", param=place
+    )
+
+
+def required(block: Block, key: str) -> str:
+    """Return a string of the block. Raises InvalidRequest where it is missing or has another type."""
+    text = checked(block.value, key, str, "a string", block.at)
+    if text is None:
+        place = f"{block.at}.{key}"
+        raise InvalidRequest(f"{place} is missing: give a string", param=place)
+    return str(text)
+
+
+# Text ------------------------------------------------------------------------------------------------------------
+
+
+def text_of(block: Block) -> str:
+    """Return the text of a block that is text, or holds text. Raises UnsupportedParameter for others."""
+    reader = _READERS.get(block.kind)
+    if reader is None:
+        raise refused(block)
+    return reader(block)
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Return texts of several blocks as one. Blocks are apart by a line break, unless one is there."""
+    whole = ""
+    for text in texts:
+        apart = not whole or not text or whole.endswith("\n") or text.startswith("\n")
+        whole += text if apart else "\n" + text
+    return whole
+
+
+def _text(block: Block) -> str:
+    return required(block, "text")
+
+
+def _document(block: Block) -> str:
+    _refuse_citations(block)
+    source = checked(block.value, "source", Mapping, "an object with a type", block.at) or {}
+    at = f"{block.at}.source"
+    if source.get("type") == "text":
+        text = required(Block("source", source, at), "data")
+    elif source.get("type") == "content":
+        text = joined(_plain(part) for part in read_blocks(source.get("content"), f"{at}.content"))
+    else:
+        kind = source.get("type")
+        shown = f"'{kind[:64]}'" if isinstance(kind, str) else kind_of(kind)
+        raise UnsupportedParameter(
+            f"{at}.type {shown} is not supported here: send the document's text, as 'text' or 'content'",
+            param=f"{at}.type",
+        )
+    return _tagged("document", block, ("title", "context"), text)
+
+
+def _search_result(block: Block) -> str:
+    _refuse_citations(block)
+    required(block, "source")
+    text = joined(_plain(part) for part in read_blocks(block.value.get("content"), f"{block.at}.content"))
+    return _tagged("search_result", block, ("source", "title"), text)
+
+
+def _tool_reference(block: Block) -> str:
+    """Return the name of a tool that a client's own search has found. All tools are described in the prompt."""
+    return f"Tool: {required(block, 'tool_name')}"
+
+
+def _plain(block: Block) -> str:
+    if block.kind != TEXT:
+        raise refused(block)
+    return _text(block)
+
+
+def _tagged(tag: str, block: Block, keys: Sequence[str], text: str) -> str:
+    given = {key: checked(block.value, key, str, "a string", block.at) for key in keys}
+    attributes = "".join(f' {key}="{value}"' for key, value in given.items() if value)
+    return f"<{tag}{attributes}>\n{text}\n</{tag}>"
+
+
+def _refuse_citations(block: Block) -> None:
+    citations = checked(block.value, "citations", Mapping, "an object", block.at) or {}
+    if citations.get("enabled"):
+        place = f"{block.at}.citations.enabled"
+        raise UnsupportedParameter(f"{place} is not supported here: leave it out or send false", param=place)
+
+
+_READERS: Mapping[str, Callable[[Block], str]] = {
+    TEXT: _text,
+    DOCUMENT: _document,
+    SEARCH_RESULT: _search_result,
+    TOOL_REFERENCE: _tool_reference,
+}
