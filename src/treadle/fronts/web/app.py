@@ -29,6 +29,7 @@ from .dialects import ANTHROPIC_PATH
 from .early_reject import EarlyReject
 from .errors import ErrorEnvelope, MethodNotAllowed, RouteNotFound, send_error
 from .guard import Guard, HostNames
+from .ollama.embeddings import EMBED, OLDER, OlderEmbedAnswer, OllamaEmbedAnswer
 from .ollama.models import OllamaModels
 from .ollama.requests import OllamaChat, OllamaGenerate
 from .ollama.routes import OllamaAnswer
@@ -91,7 +92,7 @@ def create_app(
         authenticator=authenticator,
         check_room=model.engine.check_room,
         arrival_of=server.arrival_of,
-        paths={*GENERATION, *OLLAMA, EMBEDDINGS},
+        paths={*GENERATION, *OLLAMA, EMBEDDINGS, EMBED, OLDER},
     )
     hosts = HostNames(settings.allowed_host, host=settings.host, any_name=settings.has_keys)
     origins = Origins(settings.cors_origin)
@@ -124,6 +125,8 @@ def _add_generation(app: FastAPI, server: RouteContext) -> None:
     )
     for path, shape in OLLAMA.items():
         app.add_api_route(path, _endpoint(OllamaAnswer(server, shape)), methods=["POST"], include_in_schema=False)
+    for path, answer in ((EMBED, OllamaEmbedAnswer), (OLDER, OlderEmbedAnswer)):
+        app.add_api_route(path, _endpoint(answer(server)), methods=["POST"], include_in_schema=False)
     app.add_api_route(
         EMBEDDINGS,
         _endpoint(EmbeddingsAnswer(server)),

@@ -33,6 +33,7 @@ from ..validate import HOPELESS, Limits, ValidatedRequest, check_size
 from . import token_jobs
 from .anthropic.messages import ParsedCount, ParsedMessages
 from .body import Body
+from .ollama.embedding_fields import OlderEmbed, OllamaEmbed
 from .ollama.requests import OllamaChat, OllamaGenerate
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
@@ -48,6 +49,8 @@ _SHAPES: tuple[Shape | type[ParsedEmbedding], ...] = (
     ParsedChat,
     ParsedCompletion,
     ParsedEmbedding,
+    OllamaEmbed,
+    OlderEmbed,
     OllamaChat,
     OllamaGenerate,
     ParsedMessages,

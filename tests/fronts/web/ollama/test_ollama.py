@@ -160,6 +160,12 @@ async def test_models_have_the_tag_latest_or_none() -> None:
         ("/api/generate", {"prompt": 5}, "prompt"),
         ("/api/generate", {"format": 5}, "format"),
         ("/api/show", {}, "model"),
+        ("/api/embed", {}, "input"),
+        ("/api/embed", {"input": []}, "input"),
+        ("/api/embed", {"input": [[1]]}, "input"),
+        ("/api/embed", {"input": "a", "pooling": "cls"}, "pooling is not a field"),
+        ("/api/embeddings", {"prompt": ["a"]}, "prompt"),
+        ("/api/embeddings", {"prompt": ""}, "prompt"),
     ],
 )
 @in_loop
@@ -212,3 +218,18 @@ async def test_routes_about_models() -> None:
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] == 4096
     assert (missing.status, list(missing.json)) == (404, ["error"])
+
+
+@pytest.mark.parametrize("size", [5, 20_000], ids=["small", "in a text worker"])
+@in_loop
+async def test_embeddings_are_those_of_openais_route(size: int) -> None:
+    texts = ["a" * size, "b"]
+    async with front(context=100_000, cache_tokens=100_000) as f:
+        expected = [one["embedding"] for one in (await f.post("/v1/embeddings", {"input": texts})).json["data"]]
+        several = await f.post("/api/embed", {"model": "m:latest", "input": texts, "truncate": True})
+        one = await f.post("/api/embeddings", {"model": "m", "prompt": texts[0]})
+        short = await f.post("/api/embed", {"model": "m", "input": "b", "dimensions": 2})
+    assert several.json["embeddings"] == expected
+    assert (several.json["model"], several.json["prompt_eval_count"]) == ("m", size + 1)
+    assert one.json["embedding"] == expected[0]
+    assert [len(vector) for vector in short.json["embeddings"]] == [2]

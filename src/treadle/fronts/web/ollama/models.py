@@ -118,7 +118,11 @@ def _info(model: ServedModel, can: Capabilities | None) -> dict[str, Any]:
 
 
 def _abilities(model: ServedModel) -> list[str]:
-    found = ["completion"]
+    can = model.engine.capabilities
+    found = ["embedding"] if can is not None and not can.embedding.unavailable else []
+    if can is not None and can.embedding.only:
+        return found
+    found.insert(0, "completion")
     try:
         formats = model.text().formats
     except EngineUnavailable:

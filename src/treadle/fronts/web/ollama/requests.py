@@ -46,7 +46,7 @@ class ParsedOllama(ParsedRequest):
     unloads = False
 
     def _read(self, value: dict[str, Any]) -> None:
-        self.model = _model(value)
+        self.model = model_of(value)
         self.stream = checked(value, "stream", bool, "true or false", "") is not False
         self.unloads = value.get("keep_alive") in (0, "0")
 
@@ -88,7 +88,7 @@ class OllamaChat(ParsedOllama):
     prompt_param = "messages"
 
     def __init__(self, value: dict[str, Any]) -> None:
-        _refuse_unknown(value, CHAT)
+        refuse_unknown(value, CHAT)
         self._read(value)
         messages = value.get("messages")
         if messages is None or messages == []:
@@ -112,7 +112,7 @@ class OllamaGenerate(ParsedOllama):
     prompt_param = "prompt"
 
     def __init__(self, value: dict[str, Any]) -> None:
-        _refuse_unknown(value, (*GENERATE, *NEUTRAL))
+        refuse_unknown(value, (*GENERATE, *NEUTRAL))
         for name, neutral in NEUTRAL.items():
             if value.get(name) is not None and value[name] not in neutral:
                 raise UnsupportedParameter(f"{name} is not supported here: leave it out", param=name)
@@ -149,7 +149,7 @@ def _raw(given: dict[str, Any], prompt: str) -> ParsedCompletion:
     return ParsedCompletion(given | {"prompt": prompt})
 
 
-def _model(value: Mapping[str, Any]) -> str | None:
+def model_of(value: Mapping[str, Any]) -> str | None:
     """Return the model's name. Ollama's clients add the tag `:latest` to names without a tag."""
     name = checked(value, "model", str, "a string", "")
     return None if name is None else str(name).removesuffix(LATEST)
@@ -160,7 +160,8 @@ def _given(value: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value[name] for name in names if value.get(name) is not None and name != "model"}
 
 
-def _refuse_unknown(value: Mapping[str, Any], names: Collection[str]) -> None:
+def refuse_unknown(value: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise InvalidRequest for a field that is neither in `names` nor ignored."""
     for name in value:
         if name not in names and name not in IGNORED:
             known = ", ".join(names)

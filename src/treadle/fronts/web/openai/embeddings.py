@@ -62,7 +62,9 @@ class BodyInputs:
 
 
 class EmbeddingsAnswer:
-    """The ASGI application of the route."""
+    """The ASGI application of the route. `shape` parses its requests."""
+
+    shape: type[ParsedEmbedding] = ParsedEmbedding
 
     def __init__(self, server: RouteContext) -> None:
         self._server = server
@@ -98,31 +100,33 @@ class EmbeddingsAnswer:
             register=partial(server.live.shared, (public_id, record.id), caller.tenant_digest),
         )
         found = await embed(model, request, clock=server.clock)
-        await send_json(send, 200, await _encoded(found, model, as_base64=parsed.base64))
+        await send_json(send, 200, await self._encoded(found, model, parsed))
+
+    def encoded(self, found: Embeddings, model: ServedModel, parsed: ParsedEmbedding) -> bytes:
+        """Return the answer in JSON."""
+        return encode_embeddings(found, model.name, as_base64=parsed.base64)
+
+    async def _encoded(self, found: Embeddings, model: ServedModel, parsed: ParsedEmbedding) -> bytes:
+        numbers = sum(map(len, found.vectors)) // array("f").itemsize
+        if numbers < WRITE_ASIDE_NUMBERS:
+            return self.encoded(found, model, parsed)
+        return await asyncio.to_thread(self.encoded, found, model, parsed)
 
     async def _parse(self, body: bytes, tenant: str) -> ParsedEmbedding:
         """Parse a small body here, a large one in a text worker, under the limits of the default model."""
         if is_small(body):
-            return ParsedEmbedding(parse_json(body))
+            return self.shape(parse_json(body))
         model = self._server.models.default
         check_embedding(model, None, None)
-        outline = await outline_in_worker(model.texts.pool, ParsedEmbedding.kind, body, model.limits(), tenant)
-        parsed = ParsedEmbedding(outline.value)
+        outline = await outline_in_worker(model.texts.pool, self.shape.kind, body, model.limits(), tenant)
+        parsed = self.shape(outline.value)
         parsed.outlined = outline.size
         return parsed
 
 
-async def _encoded(found: Embeddings, model: ServedModel, *, as_base64: bool) -> bytes:
-    """Return the answer in JSON."""
-    numbers = sum(map(len, found.vectors)) // array("f").itemsize
-    if numbers < WRITE_ASIDE_NUMBERS:
-        return encode_embeddings(found, model.name, as_base64=as_base64)
-    return await asyncio.to_thread(encode_embeddings, found, model.name, as_base64=as_base64)
-
-
 def encode_embeddings(found: Embeddings, model: str, *, as_base64: bool) -> bytes:
     """Return the answer in JSON. Each vector is encoded by itself: the encoder holds the GIL for as long as it runs."""
-    shown = _base64 if as_base64 else _numbers
+    shown = _base64 if as_base64 else numbers_of
     data = [
         encode({"object": "embedding", "index": index, "embedding": shown(vector)})
         for index, vector in enumerate(found.vectors)
@@ -132,7 +136,8 @@ def encode_embeddings(found: Embeddings, model: str, *, as_base64: bool) -> byte
     return b'{"object":"list","data":[' + b",".join(data) + b"]," + rest
 
 
-def _numbers(vector: bytes) -> list[float]:
+def numbers_of(vector: bytes) -> list[float]:
+    """Return the numbers of a vector."""
     return array("f", vector).tolist()
 
 
