@@ -73,6 +73,15 @@ VALID_FIELDS: dict[str, list[Any]] = {
     "tool_choice": ["none", "auto", None],
     "function_call": ["none", "auto", None],
 }
+VALID_FORMAT = {"type": "json_schema", "schema": VALID_SCHEMAS[1]}
+VALID_TOOL = {"name": "find", "input_schema": VALID_SCHEMAS[1]}
+VALID_ANTHROPIC: dict[str, list[Any]] = {
+    "tools": [[], [VALID_TOOL], [VALID_TOOL, {"type": "bash_20250124"}], None],
+    "tool_choice": [{"type": "auto"}, {"type": "none"}, None],
+    "output_config": [{"effort": "low"}, {"format": VALID_FORMAT}, None],
+    "output_format": [None],
+}
+"""The same in Anthropic's dialect, whose fields have the same names."""
 VALID_TEXTS = {
     "regex": ["[a-z]{1,9}"],
     "grammar": ['start: "a" | "b"'],
@@ -118,13 +127,13 @@ def checkable(url: str, key: str | None, folder: Path) -> Path:
     with urllib.request.urlopen(urllib.request.Request(f"{url}/openapi.json", headers=headers(key))) as answer:
         document = json.load(answer)
     for schema in document["components"]["schemas"].values():
-        _restrict(schema)
+        _restrict(schema, VALID_ANTHROPIC if "output_config" in schema.get("properties", {}) else VALID_FIELDS)
     path = folder / "openapi.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
 
-def _restrict(schema: dict[str, Any]) -> None:
+def _restrict(schema: dict[str, Any], valid: dict[str, list[Any]]) -> None:
     fields = schema.get("properties", {})
     for kind in fields.get("timeout", {}).get("anyOf", ()):
         if kind.pop("exclusiveMinimum", None) is not None:
@@ -132,8 +141,8 @@ def _restrict(schema: dict[str, Any]) -> None:
     formats = [name for name in FORMATS if name in fields]
     for name in formats:
         fields[name] = _with_valid_grammars(fields[name])
-    for name in fields.keys() & VALID_FIELDS.keys():
-        fields[name] = {"enum": VALID_FIELDS[name]}
+    for name in fields.keys() & valid.keys():
+        fields[name] = {"enum": valid[name]}
     pairs = [{"required": pair, "properties": dict.fromkeys(pair, NOT_NULL)} for pair in combinations(formats, 2)]
     if pairs:  # in place of what "not" is about: schemathesis can't generate from both
         schema["not"] = {"anyOf": pairs}

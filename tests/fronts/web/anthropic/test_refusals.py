@@ -84,6 +84,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
     ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema.type"),
+    ({"tools": [{"name": "f", "input_schema": {}, "input_examples": [1]}]}, "tools[0].input_examples[0]"),
     ({"tools": [{"name": "f g", "input_schema": {}}]}, "tools[0].name"),
     ({"tools": [*TOOLS, TOOLS[0]]}, "tools[2].name"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type 'web_search_20250305'"),

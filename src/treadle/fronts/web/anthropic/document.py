@@ -116,7 +116,9 @@ OWN_TOOL = shape(
     "A tool of Anthropic's own that the client runs: shell, text editor, memory.",
     {"type": {**STRING, "pattern": f"^{VERSIONED}$"}},
     name={**STRING, "pattern": f"^{NAME_PATTERN}$"},
+    input_schema=_or_null(OBJECT),
     strict=FLAG,
+    input_examples=_or_null(listed(OBJECT)),
 )
 DISPLAYS: Schema = {"enum": [None, Display.SHOWN.value, Display.OMITTED.value]}
 OPTIONS: dict[str, Schema] = {

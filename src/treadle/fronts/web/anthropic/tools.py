@@ -71,15 +71,23 @@ def _tool(tool: Any, at: str) -> ToolSpec | None:
             param=f"{at}.type",
         )
     named = read_function({"name": found.name, **tool, "description": None}, at, "input_schema")
-    return msgspec.structs.replace(found, name=named.name, strict=named.strict)
+    return _with_examples(msgspec.structs.replace(found, name=named.name, strict=named.strict), tool, at)
 
 
 def _custom(tool: Mapping[str, Any], at: str) -> ToolSpec:
     if tool.get("input_schema") is None:
         place = f"{at}.input_schema"
         raise InvalidRequest(f"{place} is missing: give a JSON Schema, an object", param=place)
-    spec = read_function(tool, at, "input_schema")
-    examples = checked(tool, "input_examples", list, "an array of objects", at)
+    return _with_examples(read_function(tool, at, "input_schema"), tool, at)
+
+
+def _with_examples(spec: ToolSpec, tool: Mapping[str, Any], at: str) -> ToolSpec:
+    """Return the tool with its examples of arguments in its description."""
+    examples = checked(tool, "input_examples", list, "an array of objects", at) or []
+    for i, example in enumerate(examples):
+        if not isinstance(example, Mapping):
+            place = f"{at}.input_examples[{i}]"
+            raise InvalidRequest(f"{place} is {kind_of(example)}: it must be an object", param=place)
     if not examples:
         return spec
     listed = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
