@@ -60,6 +60,10 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
         user({"type": "document", "source": {"type": "text", "data": "x"}, "citations": {"enabled": True}}),
         "messages[0].content[0].citations.enabled",
     ),
+    (
+        user({"type": "document", "source": {"type": "text", "data": "x"}, "citations": {"enabled": 0}}),
+        "messages[0].content[0].citations.enabled is a number",
+    ),
     (user({"type": "web_search_tool_result", "tool_use_id": "t", "content": []}), "'web_search_tool_result'"),
     ({"messages": [{"role": "system", "content": [IMAGE]}]}, "messages[0].content[0].type"),
     ({"system": 5}, "system"),

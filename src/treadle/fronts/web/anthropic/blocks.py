@@ -134,7 +134,7 @@ def _tagged(tag: str, block: Block, keys: Sequence[str], text: str) -> str:
 
 def _refuse_citations(block: Block) -> None:
     citations = checked(block.value, "citations", Mapping, "an object", block.at) or {}
-    if citations.get("enabled"):
+    if checked(citations, "enabled", bool, "true or false", f"{block.at}.citations"):
         place = f"{block.at}.citations.enabled"
         raise UnsupportedParameter(f"{place} is not supported here: leave it out or send false", param=place)
 
