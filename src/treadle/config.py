@@ -25,7 +25,7 @@ KV_BITS = (8, 4)
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
-SIZES = ("memory", "max_body_bytes")  # bytes, or text such as 8GiB
+SIZES = ("memory", "max_body_bytes", "response_store")  # bytes, or text such as 8GiB
 LEAST_MEMORY = 1 << 20  # a smaller number is a size without its unit
 MAX_KEY_CHARS = 512
 API_KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")  # visible ASCII, the characters that a header can carry
@@ -77,6 +77,7 @@ class Settings:
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
     max_body_bytes: int | None = None
+    response_store: int = 256 << 20
     stall_s: float = 30.0
     keepalive_s: float = 5.0
     drain_s: float = 30.0
@@ -124,7 +125,7 @@ class Settings:
         _positive(self, "max_running", "prefill_tokens")
         _positive(self, "stall_s", "keepalive_s", "hang_after_s", "start_timeout_s")
         _positive_or_none(self, "max_tokens", "context", "memory", "threads", "max_body_bytes")
-        _not_negative(self, "max_wait_s", "drain_s")
+        _not_negative(self, "max_wait_s", "drain_s", "response_store")
         if self.memory is not None and self.memory < LEAST_MEMORY:
             raise ConfigError(f"`memory` is {self.memory} bytes: {_memory_cure(self.memory)}", param="memory")
         if self.max_waiting is not None:

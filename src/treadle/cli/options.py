@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ..config import Settings
+from ..units import size
 from .flags import FLAGS
 
 MODEL = "A folder, a hub id such as mlx-community/Qwen3-0.6B-bf16, or 'demo' (Gemma 3 270M)."
@@ -30,6 +31,8 @@ def _setting(
     flag = f"--{name.replace('_', '-')}"
     flag += f"/--no-{name.replace('_', '-')}" if default is True else ""
     text = f"{default:g}" if isinstance(default, float) else str(default)
+    if metavar == _SIZE and isinstance(default, int):
+        text = size(default)
     suffix = "" if default is None or default is False or default == () else f" Default: {text}."
     option = typer.Option(
         flag, help=help_ + suffix, rich_help_panel=panel, metavar=metavar, envvar=env, show_default=False
@@ -86,6 +89,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
         env="TREADLE_CORS_ORIGIN",
     ),
     _setting(str, "max_body_bytes", "Longest request body.", NETWORK, _SIZE),
+    _setting(str, "response_store", "Memory for stored responses (the Responses API); 0 stores none.", NETWORK, _SIZE),
     _setting(float, "stall", "How long a stream's reader may stall.", NETWORK, _SECONDS),
     _setting(float, "keepalive", "Between comments on a silent stream.", NETWORK, _SECONDS),
     _setting(float, "drain", "What running requests get at shutdown.", NETWORK, _SECONDS),

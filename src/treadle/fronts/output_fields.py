@@ -34,6 +34,13 @@ def read_output(given: Mapping[str, Any], *, close_at_limit: bool = False) -> Ou
     return OutputGrammar(*found[0], close_at_limit=close_at_limit) if found else None
 
 
+def read_format(value: Any, param: str, *, close_at_limit: bool = False) -> OutputGrammar | None:
+    """Return the grammar of a format object, `{"type": ...}`, with its schema beside the type or in `json_schema`; None
+    for text. Raises InvalidRequest with the place."""
+    found = None if value is None else _response_format(value, param)
+    return None if found is None else OutputGrammar(*found, close_at_limit=close_at_limit)
+
+
 Found = tuple[str, Any, str]
 """Kind, specification and place of a grammar."""
 

@@ -98,11 +98,7 @@ def read_function(value: Any, at: str, schema: str = "parameters") -> ToolSpec:
     with the place."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object with a name", param=at)
-    name = value.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{at}.name is {_shown(name)}: it must be 1 to 128 letters, digits, '_', '-' or '.'", param=f"{at}.name"
-        )
+    name = check_name(value.get("name"), f"{at}.name")
     description = checked(value, "description", str, "a string", at) or ""
     if len(description) > MAX_DESCRIPTION_CHARS:
         raise InvalidRequest(
@@ -129,6 +125,13 @@ def _parameters(value: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
         place = f"{at}.{key}.type"
         raise InvalidRequest(f"{place} is {_shown(kind)}: it must be 'object', as arguments have names", param=place)
     return found
+
+
+def check_name(name: Any, at: str) -> str:
+    """Return a tool's name. Raises InvalidRequest, with its place `at`, for another value."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{at} is {_shown(name)}: it must be 1 to 128 letters, digits, '_', '-' or '.'", param=at)
+    return name
 
 
 # The choice -----------------------------------------------------------------------------------------------------

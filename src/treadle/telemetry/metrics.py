@@ -17,6 +17,7 @@ from .connections import ConnectionsCollector, ConnectionsSource
 from .exposition import format_family
 from .key_metrics import KeyCollector, KeySource
 from .logs import log_statistics
+from .response_metrics import ResponsesCollector, ResponsesSource
 
 # Seconds. A model on a laptop may take minutes to its first token and a step of a large batch is milliseconds.
 LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -54,6 +55,7 @@ class Metrics:
         self.registry = _Registry()
         self._last = EngineStatistics()
         self._connections: ConnectionsCollector | None = None
+        self._responses: ResponsesCollector | None = None
         self._requests()
         self._engine()
         self._prefixes = _Prefixes(self.registry)
@@ -256,6 +258,13 @@ class Metrics:
     def watch_keys(self, source: KeySource) -> None:
         """Report each API key's usage at every scrape."""
         self.registry.register(KeyCollector(source))
+
+    def watch_responses(self, source: ResponsesSource) -> None:
+        """Report the stored responses at every scrape."""
+        if self._responses is None:
+            self._responses = ResponsesCollector(source)
+            self.registry.register(self._responses)
+        self._responses.source = source
 
     def watch_connections(self, front: str, source: ConnectionsSource) -> None:
         """Report the connections of `front` at every scrape."""

@@ -108,19 +108,37 @@ class Answer:
         """Return the time of the clock that limits of API keys are counted by."""
         return self._server.authenticator.clock()
 
+    @property
+    def settings(self) -> Settings:
+        return self._server.settings
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._server.clock
+
     async def respond(self, parsed: ParsedRequest, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         """Admit the request and write its answer. A dialect whose requests may need no generation overrides it."""
-        server = self._server
-        model = parsed.served_by(server.models)
-        request, created = self._request(parsed, body, scope, record), int(server.now())
-        async with begin(model, request, clock=server.clock) as choices:
-            tier = None if parsed.service_tier is None else tier_of(choices.params.priority)
-            cached = _caches_prompts(model)
-            head = Head(request.id, created, model.name, server.fingerprint(model), record, tier, cached)
-            writer = _AnswerWriter(server, parsed, choices, head, model.text(), record)
+        model = parsed.served_by(self.models)
+        await self.generate(parsed, model, self.request(parsed, body, scope, record), scope, send)
+
+    async def generate(
+        self, parsed: ParsedRequest, model: ServedModel, request: GenerationRequest, scope: Scope, send: Send
+    ) -> None:
+        """Admit a request and write its answer."""
+        head = self.head(parsed, request, model)
+        async with begin(model, request, clock=self.clock) as choices:
+            writer = _AnswerWriter(self._server, parsed, choices, head, model.text(), request.record)
             await writer.write(scope, send)
 
-    def _request(self, parsed: ParsedRequest, body: Body, scope: Scope, record: RequestRecord) -> GenerationRequest:
+    def head(self, parsed: ParsedRequest, request: GenerationRequest, model: ServedModel) -> Head:
+        """Return the fields of the answer to a request, which is created now."""
+        server = self._server
+        tier = None if parsed.service_tier is None else tier_of(parsed.params.priority or 0)
+        created, cached = int(server.now()), _caches_prompts(model)
+        return Head(request.id, created, model.name, server.fingerprint(model), request.record, tier, cached)
+
+    def request(self, parsed: ParsedRequest, body: Body, scope: Scope, record: RequestRecord) -> GenerationRequest:
+        """Return the request as `begin` takes it."""
         server, caller = self._server, caller_of(scope)
         public_id = parsed.id_prefix + server.new_id()
         parsed.apply_tier(caller)

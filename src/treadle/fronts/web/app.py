@@ -40,6 +40,11 @@ from .openai.schema_limits import ServerFacts
 from .openapi import openapi_schema, request_body
 from .parsed import Shape
 from .request_routes import RequestRoutes
+from .responses.compaction import ParsedCompaction
+from .responses.parsed import ParsedResponse
+from .responses.routes import ResponsesAnswer, StoredRoutes
+from .responses.sessions import Sessions
+from .responses.store import ResponseStore
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS
@@ -52,6 +57,8 @@ GENERATION: dict[str, tuple[Shape, str, str]] = {
     "/v1/chat/completions": (ParsedChat, "ChatRequest", "Answer a conversation"),
     "/v1/completions": (ParsedCompletion, "CompletionRequest", "Continue a text"),
     ANTHROPIC_PATH: (ParsedMessages, "MessagesRequest", "Answer a conversation, in Anthropic's dialect"),
+    "/v1/responses": (ParsedResponse, "ResponseRequest", "Answer a conversation of items"),
+    "/v1/responses/compact": (ParsedCompaction, "CompactRequest", "Summarize a conversation of items"),
 }
 COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
 OLLAMA: dict[str, Shape] = {"/api/chat": OllamaChat, "/api/generate": OllamaGenerate}
@@ -73,13 +80,19 @@ def create_app(
     bodies = BodyBudget(max(BODIES_BYTES, SHARES * (settings.max_body_bytes or 0)), refuse)
     server = RouteContext(models, settings, _fingerprint, authenticator, bodies=bodies)
     app = FastAPI(title="Treadle", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
-    _add_generation(app, server)
+    sessions = Sessions(ResponseStore(settings.response_store))
+    telemetry.metrics.watch_responses(sessions.store)
+    _add_generation(app, server, sessions)
     home = Home(model, VERSION, key_needed=settings.has_keys)
-    probes = StatusRoutes(model, telemetry, authenticator, connections or {}, bodies)
+    probes = StatusRoutes(model, telemetry, authenticator, connections or {}, bodies, sessions.store)
     ollama = OllamaModels(models, VERSION)
     _add_token_routes(app, server)
     requests = RequestRoutes(server.live)
-    routers = (requests.router(), ModelRoutes(models).router(), home.router(), probes.router(), ollama.router())
+    stored = StoredRoutes(sessions, settings)
+    routers = (
+        *(requests.router(), ModelRoutes(models).router(), home.router(), probes.router()),
+        *(ollama.router(), stored.router()),
+    )
     for router in routers:
         app.include_router(router)
     _add_docs(app, home, lambda: _facts(models, settings))
@@ -103,11 +116,11 @@ def create_app(
     return app
 
 
-def _add_generation(app: FastAPI, server: RouteContext) -> None:
+def _add_generation(app: FastAPI, server: RouteContext, sessions: Sessions) -> None:
     for path, (shape, schema, summary) in GENERATION.items():
         app.add_api_route(
             path,
-            _endpoint(Answer(server, shape)),
+            _endpoint(_answer(server, shape, sessions)),
             methods=["POST"],
             summary=summary,
             tags=["generation"],
@@ -136,6 +149,10 @@ def _add_generation(app: FastAPI, server: RouteContext) -> None:
         operation_id="EmbeddingRequest",
         openapi_extra=request_body("EmbeddingFields"),
     )
+
+
+def _answer(server: RouteContext, shape: Shape, sessions: Sessions) -> Answer:
+    return ResponsesAnswer(server, shape, sessions) if issubclass(shape, ParsedResponse) else Answer(server, shape)
 
 
 def _add_token_routes(app: FastAPI, server: RouteContext) -> None:

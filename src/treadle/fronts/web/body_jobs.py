@@ -40,6 +40,8 @@ from .openai.completions import ParsedCompletion
 from .openai.echo import Echo
 from .openai.embedding_fields import ParsedEmbedding
 from .parsed import ParsedRequest, Shape
+from .responses.compaction import ParsedCompaction
+from .responses.parsed import ParsedResponse
 from .worker_limits import WorkerLimits
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ _SHAPES: tuple[Shape | type[ParsedEmbedding], ...] = (
     OllamaGenerate,
     ParsedMessages,
     ParsedCount,
+    ParsedResponse,
+    ParsedCompaction,
 )
 SHAPES: Mapping[str, Shape | type[ParsedEmbedding]] = {shape.kind: shape for shape in _SHAPES}
 
@@ -78,10 +82,12 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class TokenizeParams(msgspec.Struct, frozen=True):
-    """Parameters of `tokenize`: prompts of over `context` tokens are counted, not sent back."""
+    """Parameters of `tokenize`: prompts of over `context` tokens are counted, not sent back. `carried` is that of the
+    request."""
 
     kind: str
     context: int
+    carried: bytes = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -105,6 +111,8 @@ def tokenize_job(model: TextModel, params: bytes, payload: bytes, enter: Enter) 
     enter(PARSING)
     given = msgspec.msgpack.decode(params, type=TokenizeParams)
     request = SHAPES[given.kind](parse_json(payload))
+    if isinstance(request, ParsedRequest):
+        request.carried = given.carried
     with about_param(request.prompt_param):
         prompts = request.tokenize(model, enter, given.context)
     echoes = [Echoed(echo.text, bool(echo.tokens), array("I", echo.offsets).tobytes()) for echo in request.echoes]
@@ -133,9 +141,12 @@ async def outline_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits:
     return msgspec.msgpack.decode(data, type=Outline)
 
 
-async def tokenize_in_worker(pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str) -> Tokenized:
-    """Tokenize the prompts of a body that was checked before. Raises as `Prompts.tokenize` does."""
-    given, size = _encode(TokenizeParams(kind, limits.context)), len(body)
+async def tokenize_in_worker(
+    pool: TextJobRunner, kind: str, body: bytes, limits: Limits, tenant: str, carried: bytes = b""
+) -> Tokenized:
+    """Tokenize the prompts of a body that was checked before, with what the request carries. Raises as
+    `Prompts.tokenize` does."""
+    given, size = _encode(TokenizeParams(kind, limits.context, carried)), len(body) + len(carried)
     return decode_tokenized(await pool.run("tokenize", given, body, tenant=tenant, parsed=size, tokenized=size))
 
 
@@ -171,8 +182,9 @@ class BodyPrompts:
     ) -> PreparedPrompts:
         """Tokenize in a text worker; the request gets its echoes and what was prepared of it. Raises as
         `Prompts.tokenize` does."""
+        carried = self.request.carried
         with about_grammar(self.request.options if self.request.outlined is None else None):
-            found = await tokenize_in_worker(pool, self.request.kind, self.body.data, limits, tenant)
+            found = await tokenize_in_worker(pool, self.request.kind, self.body.data, limits, tenant, carried)
         prompts = prompts_of(found, params, limits, self.param)
         self.request.prepared = prompts.prepared
         self.request.echoes = [_echo(*both) for both in zip(found.echoes, prompts.ids, strict=False)]

@@ -17,6 +17,8 @@ from .anthropic.document import anthropic_schemas
 from .dialects import ANTHROPIC_PATH
 from .openai.answer_schemas import ANSWERS, COUNT, MESSAGES, STRING, Schema, either, listed, ref, shape
 from .openai.schema_limits import ServerFacts, request_schemas
+from .responses.documents import EXAMPLES as RESPONSE_EXAMPLES
+from .responses.documents import RESPONSES
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -24,6 +26,7 @@ PLAIN = "text/plain"
 HTML = "text/html"
 CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 COUNT_TOKENS = f"{ANTHROPIC_PATH}/count_tokens"
+RESPONSE, COMPACT, STORED = "/v1/responses", "/v1/responses/compact", "/v1/responses/{response_id}"
 FAILURES = {
     "400": "The request asks for something wrong: `error.param` names the field. Also: a prompt longer than the "
     "model's context, messages that the model's chat template refuses, more sequences than the server has places",
@@ -65,7 +68,8 @@ def _document(app: FastAPI, facts: ServerFacts) -> Schema:
     components_kept = {
         name: definition for name, definition in components.get("schemas", {}).items() if name not in VALIDATION
     }
-    components["schemas"] = components_kept | request_schemas(facts) | anthropic_schemas() | MESSAGES | ANSWERS | SERVER
+    requests = request_schemas(facts) | anthropic_schemas()
+    components["schemas"] = components_kept | requests | MESSAGES | ANSWERS | RESPONSES | SERVER
     paths = document["paths"]
     paths |= {path: _get_and_head(path, summary) for path, summary in (HOME | HEALTH).items()}
     for path in READABLE:
@@ -113,6 +117,7 @@ HEALTH = {
 }
 READABLE = ("/v1/models", "/v1/models/{model}", "/v1/status", "/metrics")
 ANSWER = "The whole answer, or with `stream: true` server-sent events: chunks, then `data: [DONE]`, or one `error`."
+RESPONDED = "The whole response, or with `stream: true` server-sent events, the last with the whole response."
 SHORT_POEM = [{"role": "user", "content": "Write a short poem about weaving."}]
 
 
@@ -132,6 +137,17 @@ MESSAGE_EVENTS: Schema = {
     "schema": {"description": "Server-sent events."},
     "x-itemSchema": shape("One event.", {"event": STRING, "data": {**STRING, "contentSchema": ref("AnthropicEvent")}}),
 }
+
+
+def _named_events(name: str) -> Schema:
+    """Describe a stream's events that have a type each."""
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": ref(name)}
+    return {
+        "schema": {"description": "Server-sent events."},
+        "x-itemSchema": shape("One event.", {"event": STRING, "data": data}),
+    }
+
+
 GOOD: dict[str, tuple[str, Schema]] = {
     CHAT: (ANSWER, {JSON: {"schema": ref("ChatCompletion")}, EVENTS: _events("ChatCompletionChunk")}),
     TEXT: (ANSWER, {JSON: {"schema": ref("Completion")}, EVENTS: _events("CompletionChunk")}),
@@ -141,6 +157,11 @@ GOOD: dict[str, tuple[str, Schema]] = {
     EMBEDDINGS: ("One embedding for each input, in their order", {JSON: {"schema": ref("Embeddings")}}),
     ANTHROPIC_PATH: (EVENTS_ANSWER, {JSON: {"schema": ref("AnthropicAnswer")}, EVENTS: MESSAGE_EVENTS}),
     COUNT_TOKENS: ("The tokens", {JSON: {"schema": ref("TokenCount")}}),
+    RESPONSE: (RESPONDED, {JSON: {"schema": ref("Response")}, EVENTS: _named_events("ResponseEvent")}),
+    COMPACT: ("The summary", {JSON: {"schema": ref("Compaction")}}),
+    STORED: ("The response", {JSON: {"schema": either(ref("Response"), ref("DeletedResponse"))}}),
+    f"{STORED}/cancel": ("The response", {JSON: {"schema": ref("Response")}}),
+    f"{STORED}/input_items": ("A page of items", {JSON: {"schema": ref("InputItems")}}),
     "/v1/models": ("The model list", {JSON: {"schema": ref("ModelList")}}),
     "/v1/models/{model}": ("The model", {JSON: {"schema": ref("Model")}}),
     "/v1/status": ("The server's state", {JSON: {"schema": ref("Status")}}),
@@ -156,6 +177,11 @@ MORE_FAILURES: dict[str, tuple[str, ...]] = {
     EMBEDDINGS: BODY_FAILURES,
     ANTHROPIC_PATH: BODY_FAILURES,
     COUNT_TOKENS: BODY_FAILURES,
+    RESPONSE: BODY_FAILURES,
+    COMPACT: BODY_FAILURES,
+    STORED: ("400", "404"),
+    f"{STORED}/cancel": ("400", "404"),
+    f"{STORED}/input_items": ("400", "404"),
     "/v1/models/{model}": ("404",),
     "/v1/requests/{request_id}/cancel": ("404",),
     "/v1/prefix_cache/reset": ("503",),
@@ -220,6 +246,9 @@ def _add_examples(paths: Schema, facts: ServerFacts) -> None:
         },
         COUNT_TOKENS: {"answer": {"messages": SHORT_POEM, "model": facts.names[0]}},
     }
+    limit = {"model": facts.names[0], "max_output_tokens": shared["max_tokens"]}
+    for path, bodies in RESPONSE_EXAMPLES.items():
+        examples[path] = {name: {**body, **limit} for name, body in bodies.items()}
     for path, bodies in examples.items():
         content = paths[path]["post"]["requestBody"]["content"][JSON]
         content["examples"] = {name: {"summary": TITLES[name], "value": body} for name, body in bodies.items()}
@@ -300,6 +329,7 @@ SERVER: dict[str, Schema] = {
             "keys": listed(OBJECT),
             "connections": {"type": "object", "additionalProperties": OBJECT},
             "bodies": OBJECT,
+            "responses": OBJECT,
             "log": OBJECT,
         },
     ),

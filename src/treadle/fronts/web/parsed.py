@@ -77,7 +77,8 @@ class ParsedRequest(ABC):
     `params`: sampling parameters as the client sent them. `options`: tools, grammar and reasoning. `model`: the name it
     asks for; None for none. `service_tier`: the tier it asks for. `spellings`: the dialect's own names of the
     validator's fields. `least_tokens`: the smallest `max_tokens`. `outlined`: the size of a request whose content
-    stayed in a text worker. `prepared` and `echoes` are set when the prompts are tokenized.
+    stayed in a text worker. `carried`: what the prompts need of the server's state, for the text worker. `prepared` and
+    `echoes` are set when the prompts are tokenized.
     """
 
     kind: ClassVar[str]
@@ -94,6 +95,7 @@ class ParsedRequest(ABC):
     options: AnswerOptions
     least_tokens: int = 1
     outlined: int | None = None
+    carried: bytes = b""
     echoes: Sequence[Echo] = ()
     prepared: Prepared = NOTHING
     spellings: Mapping[str, str] = {}

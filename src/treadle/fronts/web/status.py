@@ -30,6 +30,7 @@ from .dialects import is_anthropic
 from .error_shapes import openai_error
 from .errors import headers_of
 from .guard import caller_of
+from .responses.store import ResponseStore
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GET_AND_HEAD = ["GET", "HEAD"]
@@ -45,8 +46,10 @@ class StatusRoutes:
         authenticator: Authenticator,
         connections: Mapping[str, Connections],
         bodies: BodyBudget,
+        responses: ResponseStore,
     ) -> None:
         """`connections` are those of each front."""
+        self._responses = responses
         self._bodies = bodies
         self._authenticator = authenticator
         self._connections = connections
@@ -85,6 +88,7 @@ class StatusRoutes:
         status["prefix_cache"] = prefix_status(self._model.engine)
         status["connections"] = {front: of.statistics() for front, of in self._connections.items()}
         status["bodies"] = self._bodies.statistics()
+        status["responses"] = self._responses.statistics()
         status["log"] = dataclasses.asdict(log_statistics())
         status["keys"] = [dataclasses.asdict(usage) for usage in self._authenticator.usage()]
         caller = caller_of(request.scope)
@@ -155,6 +159,7 @@ def _redacted(status: dict[str, Any], caller: Caller) -> dict[str, Any]:
         "engine": {**status["engine"], "pid": None, "statistics": None},
         "prefix_cache": {"enabled": status["prefix_cache"]["enabled"]},
         "bodies": {},
+        "responses": {},
         "keys": [usage for usage in status["keys"] if usage["key"] == caller.name],
     }
     return status | own

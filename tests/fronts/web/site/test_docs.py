@@ -68,7 +68,7 @@ async def test_the_page_links_only_to_itself_and_to_this_server() -> None:
 async def test_the_examples_name_the_served_model_and_work_as_they_stand() -> None:
     async with front() as f:
         for code in (await docs(f)).code:
-            if not code.startswith("curl "):
+            if not code.startswith("curl ") or "{response_id}" in code:
                 continue
             words = shlex.split(code)
             address = next(word for word in words if word.startswith("http://localhost"))

@@ -57,7 +57,7 @@ class ParsedChat(ParsedOpenAi):
         turns, continues = read_turns(body.messages), _continues(body)
         reasoning = read_reasoning(value, body.enable_thinking)
         self.shows_reasoning = reasoning.shown
-        variables = reasoning.template_variables() | _checked_kwargs(body.chat_template_kwargs or {})
+        variables = reasoning.template_variables() | checked_kwargs(body.chat_template_kwargs or {})
         self.options = _options(body, value, reasoning)
         opens_answer = body.add_generation_prompt is not False
         self.prompt = ChatPrompt(turns, self.options, variables, continues, opens_answer)
@@ -193,7 +193,8 @@ def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOpt
     )
 
 
-def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template's variables in `chat_template_kwargs`. Raises InvalidRequest."""
     if len(given) > MAX_TEMPLATE_KWARGS:
         raise InvalidRequest(
             f"chat_template_kwargs has {len(given)} keys: give at most {MAX_TEMPLATE_KWARGS}",

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from pydantic.json_schema import models_json_schema
 
+from ..responses.schema import CompactRequest, ResponseRequest
 from .answer_schemas import REF, Schema, ref
 from .embedding_fields import EmbeddingFields
 from .schema import ChatRequest, CompletionRequest, DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 
 FIRST_FIELDS = ("messages", "prompt", "input")
-LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "num_predict", "n_predict")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict", "n_predict")
 TOKEN_SHAPES = (TokenizeTextFields, TokenizeChatFields, DetokenizeFields)
 BOTH: Schema = {
     "required": ["continue_final_message", "add_generation_prompt"],
@@ -37,7 +38,8 @@ class ServerFacts:
 
 def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
     """Return the requests' schemas, and those of the objects in them except messages."""
-    shapes = [(shape, "validation") for shape in (ChatRequest, CompletionRequest, EmbeddingFields, *TOKEN_SHAPES)]
+    asked = (ChatRequest, CompletionRequest, EmbeddingFields, ResponseRequest, CompactRequest, *TOKEN_SHAPES)
+    shapes = [(shape, "validation") for shape in asked]
     _, defined = models_json_schema(shapes, ref_template=REF + "{model}")  # type: ignore[arg-type]
     requests: dict[str, Schema] = defined["$defs"]
     for schema in requests.values():
@@ -47,6 +49,8 @@ def request_schemas(facts: ServerFacts) -> dict[str, Schema]:
         _limit(requests[name]["properties"], facts)
         if facts.needs_model:
             _require_model(requests[name])
+    for name in ("ResponseRequest", "CompactRequest"):
+        _limit_response(requests[name]["properties"], facts)
     for schema in requests.values():
         _limit_lengths(schema["properties"], facts)
     _limit_embeddings(requests["EmbeddingFields"], facts)
@@ -103,6 +107,13 @@ def _limit_embeddings(schema: Schema, facts: ServerFacts) -> None:
             one["maximum"] = facts.vocabulary - 1
 
 
+def _limit_response(fields: Schema, facts: ServerFacts) -> None:
+    """Set the limits of this server and its model in a request for a response."""
+    fields["model"]["enum"] = list(facts.names)
+    if facts.vocabulary is not None:
+        _limit_bias(fields, facts.vocabulary - 1)
+
+
 def _require_model(request: Schema) -> None:
     fields = request["properties"]
     fields["model"] = _kind(fields["model"], "string")
@@ -119,9 +130,13 @@ def _limit_lengths(fields: Schema, facts: ServerFacts) -> None:
                 bounded["maximum"] = limit
 
 
-def _limit_tokens(fields: Schema, last: int) -> None:
+def _limit_bias(fields: Schema, last: int) -> None:
     bias = _kind(fields["logit_bias"], "object")
     bias["propertyNames"] = {"pattern": f"^({at_most(last)})$"}
+
+
+def _limit_tokens(fields: Schema, last: int) -> None:
+    _limit_bias(fields, last)
     for one in (_kind(fields["stop_token_ids"], "array")["items"], *_token_ids(fields.get("prompt", {}))):
         one["maximum"] = last
 

@@ -61,10 +61,11 @@ class ChunkWriter:
 
 def chat_logprobs(entries: Sequence[TokenEntry], model: TextView) -> dict[str, Any]:
     """Return the chat format: one object per token, with its bytes."""
-    return {"content": [_chat_entry(entry, model) for entry in entries], "refusal": None}
+    return {"content": [token_json(entry, model) for entry in entries], "refusal": None}
 
 
-def _chat_entry(entry: TokenEntry, model: TextView) -> dict[str, Any]:
+def token_json(entry: TokenEntry, model: TextView) -> dict[str, Any]:
+    """Return one token with its log-probability, its bytes, and the likeliest tokens in its place."""
     top = [_token(token, logprob, model) for token, logprob in entry.logprob.top]
     return {**_token(entry.token, entry.logprob.logprob, model), "top_logprobs": top}
 

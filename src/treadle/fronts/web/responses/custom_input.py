@@ -1,0 +1,62 @@
+"""Reader of a custom tool's input: models write it as the JSON arguments `{"input": "text"}`, clients get the text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+_START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_WHOLE = re.compile(
+    r'(?:[^"\\]'
+    r"|\\[^u]"
+    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))"
+    r")*"
+)
+"""Characters of a JSON string up to its end, or to an escape that is not whole: one of a surrogate pair has two
+halves."""
+
+
+class CustomInput:
+    """The text in a call's arguments, as they come."""
+
+    def __init__(self) -> None:
+        self._arguments = ""
+        self._place: int | None = None  # of what was not read yet, within the string
+        self.text = ""
+
+    def push(self, delta: str) -> str:
+        """Read a piece of the arguments. Return the text that it completes."""
+        self._arguments += delta
+        if self._place is None and (start := _START.match(self._arguments)) is not None:
+            self._place = start.end()
+        return self._read()
+
+    def finish(self) -> str:
+        """Return the rest of the text. Arguments of another form are its text as they stand, or their one string."""
+        if self._place is not None:
+            return ""
+        self.text = _other_form(self._arguments)
+        return self.text
+
+    def _read(self) -> str:
+        if self._place is None:
+            return ""
+        whole = _WHOLE.match(self._arguments, self._place)
+        assert whole is not None
+        new: str = json.loads(f'"{self._arguments[self._place : whole.end()]}"', strict=False)
+        new = new.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        self._place = whole.end()
+        self.text += new
+        return new
+
+
+def _other_form(arguments: str) -> str:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    if isinstance(value, str):
+        return value
+    values = list(value.values()) if isinstance(value, dict) else []
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else arguments

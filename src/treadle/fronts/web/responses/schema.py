@@ -1,0 +1,134 @@
+"""Shape of the requests: fields, their types, and their descriptions in the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, create_model
+
+from ...validate import MAX_TOP_LOGPROBS
+from ..openai.fields import (
+    CacheSalt,
+    LogitBias,
+    Penalty,
+    Priority,
+    RepetitionPenalty,
+    Seed,
+    ServiceTier,
+    StopString,
+    StopStrings,
+    Temperature,
+    TokenCount,
+    TopK,
+    TopP,
+    Unit,
+    Whole,
+    neutral_only,
+    optional,
+    span,
+)
+from ..openai.schema import Strict, TemplateKwargs
+from .field_types import (
+    Choice,
+    Include,
+    Input,
+    Metadata,
+    ReasoningField,
+    TextOptions,
+    ToolsField,
+    Truncation,
+)
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+    "moderation": (),
+}
+HARMLESS = ("prompt_cache_retention", "prompt_cache_options", "client_metadata")
+
+
+class StreamingOptions(Strict):
+    """Options of a stream."""
+
+    include_obfuscation: Any = neutral_only("Only false: this server adds no padding.", False)
+
+
+class ResponseFields(Strict):
+    """Body of a request for a response."""
+
+    model: str = Field(description="The served model's name.")
+    input: Input = optional("The conversation: a text of the user, or items, oldest first.")
+    instructions: str | None = optional("A system turn before everything else. Not carried over to the next response.")
+    previous_response_id: str | None = optional("A stored response: `input` goes on behind its input and output.")
+    prompt_cache_key: str | None = optional("Accepted, repeated in the answer and not used.")
+    stream: bool | None = optional("Answer with server-sent events while the text is generated.")
+    stream_options: StreamingOptions | None = optional("Options of the stream.")
+    store: bool | None = optional("False: the response is not kept. Default: true.")
+    background: bool | None = optional("True: answer at once; the response is generated without a connection.")
+    tools: ToolsField = optional("Functions, custom tools, and namespaces of both. Hosted tools are left out.")
+    tool_choice: Choice = optional(
+        '"auto" (the default), "none", "required", one tool, or allowed tools. All but "none" are enforced.'
+    )
+    parallel_tool_calls: bool | None = optional("False: at most one call in an answer.")
+    max_tool_calls: Annotated[Whole, span(1)] | None = optional(
+        "Limits calls of hosted tools, of which there are none."
+    )
+    text: TextOptions = optional("`format`: text, json_object or json_schema. `verbosity` is not used.")
+    reasoning: ReasoningField = optional(
+        "`effort`, and `summary`: with it the reasoning stands in the item's summary instead of its content."
+    )
+    include: Include = optional("What to add to the answer: encrypted reasoning, log-probabilities.")
+    top_logprobs: Annotated[Whole, span(0, MAX_TOP_LOGPROBS)] | None = optional(
+        "How many likely tokens to list with each token of the text."
+    )
+    temperature: Temperature | None = optional("0 (greedy) to 2. Default: the model's, else 1.")
+    top_p: TopP | None = optional("Sample from the likeliest tokens of this total probability.")
+    max_output_tokens: TokenCount | None = optional("The most tokens to generate, reasoning included.")
+    truncation: Truncation = optional(
+        '"auto" leaves out the oldest turns of an input that is too long; "disabled" (the default) refuses it.'
+    )
+    metadata: Metadata = optional("Up to 16 texts by name, repeated in the answer.")
+    user: str | None = optional("Accepted, repeated in the answer and not used.")
+    safety_identifier: str | None = optional("Accepted, repeated in the answer and not used.")
+    top_k: TopK | None = optional("Sample from the likeliest k tokens; 0 or -1 is off.")
+    min_p: Unit | None = optional("Sample from tokens at least this likely, relative to the likeliest; 0 is off.")
+    seed: Seed | None = optional("64 bits, signed. The same seed gives the same answer.")
+    stop: StopString | StopStrings | None = optional("Up to 16 strings that end the answer; they are not shown.")
+    presence_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
+    frequency_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
+    repetition_penalty: RepetitionPenalty | None = optional("Above 0, at most 10; 1 is off.")
+    logit_bias: LogitBias | None = optional("Token id to bias, -100 to 100.")
+    priority: Priority | None = optional("Lower goes first; 0 is normal.")
+    service_tier: ServiceTier | None = optional(
+        "A priority by OpenAI's names: flex goes behind others, priority before."
+    )
+    cache_salt: CacheSalt | None = optional("Only requests of the same key and salt reuse each other's cached prompts.")
+    close_at_limit: bool | None = optional(
+        "True: where the limit of tokens comes near, only tokens are allowed that complete the JSON or the calls."
+    )
+    chat_template_kwargs: TemplateKwargs | None = optional("Plain values for the model's template, by its names.")
+
+
+def _extended(name: str, base: type[Any], neutral: Mapping[str, tuple[Any, ...]], free: tuple[str, ...]) -> type[Any]:
+    """Return `base` with the fields that are known and not acted on."""
+    about = "Accepted only at a value that asks for nothing."
+    fields: dict[str, Any] = {key: (Any, neutral_only(about, *allowed)) for key, allowed in neutral.items()}
+    fields |= {key: (Any, optional("Accepted and not used.")) for key in free}
+    return create_model(name, __base__=base, __doc__=base.__doc__, **fields)
+
+
+ResponseRequest: type[ResponseFields] = _extended("ResponseRequest", ResponseFields, NEUTRAL, HARMLESS)
+NOT_COMPACTING = ("stream", "stream_options", "background", "truncation", "metadata")
+_COMPACT: dict[str, Any] = {
+    name: (field.annotation, field)
+    for name, field in ResponseRequest.model_fields.items()
+    if name not in NOT_COMPACTING
+}
+CompactRequest: type[Strict] = create_model(
+    "CompactRequest",
+    __base__=Strict,
+    __doc__="Body of a request for a summary. Tools are not called: with them the prompt begins as the responses' did.",
+    **_COMPACT,
+)

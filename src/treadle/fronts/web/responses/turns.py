@@ -1,0 +1,136 @@
+"""Conversation of a request: its items as the turns that a chat template renders.
+
+Consecutive items of the assistant are one turn, as the model wrote them: its reasoning, its text, and its calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .items import LOCAL_CALLS, Item
+from .opaque import REASONING, SUMMARY, unwrap
+from .tool_names import shown_name
+
+Turn = dict[str, Any]
+
+SUMMARY_TURN = "Summary of the conversation so far:\n\n"
+
+
+def turns_of(items: Iterable[Item]) -> list[Turn]:
+    """Return the turns of checked items, without those that the prompt leaves out."""
+    turns = _Turns()
+    for item in items:
+        if (add := _ADD.get(item["type"])) is not None:
+            add(turns, item)
+    return turns.found
+
+
+def joined(turns: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """Return the turns with neighbours of one role joined, for templates that refuse those: messages of the user, of
+    the system, and of the assistant."""
+    found: list[Turn] = []
+    for turn in map(dict, turns):
+        last = found[-1] if found else None
+        if last is not None and turn["role"] == last["role"] != "tool" and not last.get("tool_calls"):
+            found[-1] = _join(last, turn)
+        else:
+            found.append(turn)
+    return found
+
+
+def _join(first: Turn, second: Turn) -> Turn:
+    contents = [text for turn in (first, second) if (text := _plain(turn["content"]))]
+    reasoning = [turn["reasoning_content"] for turn in (first, second) if "reasoning_content" in turn]
+    joined_turn = {**first, **second, "content": "\n\n".join(contents)}
+    return joined_turn | ({"reasoning_content": "\n\n".join(reasoning)} if reasoning else {})
+
+
+def _plain(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+class _Turns:
+    """Turns under construction."""
+
+    def __init__(self) -> None:
+        self.found: list[Turn] = []
+
+    def message(self, item: Item) -> None:
+        role, content = item["role"], _texts(item["content"])
+        if role == "assistant":
+            turn = self._assistant(lambda turn: not turn["content"] and "tool_calls" not in turn)
+            turn["content"] = content
+        else:
+            self.found.append({"role": "system" if role == "developer" else role, "content": content})
+
+    def reasoning(self, item: Item) -> None:
+        if not (text := _reasoning_text(item)):
+            return
+        turn = self._assistant(lambda turn: not turn["content"] and "tool_calls" not in turn)
+        before = turn.get("reasoning_content")
+        turn["reasoning_content"] = text if before is None else f"{before}\n\n{text}"
+
+    def call(self, item: Item) -> None:
+        self._add_call(item, shown_name(item["name"], item.get("namespace")), item["arguments"])
+
+    def custom_call(self, item: Item) -> None:
+        arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
+        self._add_call(item, shown_name(item["name"], item.get("namespace")), arguments)
+
+    def local_call(self, item: Item) -> None:
+        kind = item["type"]
+        self._add_call(item, kind.removesuffix("_call"), json.dumps(item[LOCAL_CALLS[kind]], ensure_ascii=False))
+
+    def result(self, item: Item) -> None:
+        output = item["output"]
+        content = output if isinstance(output, str) else _texts(output)
+        self.found.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+
+    def compaction(self, item: Item) -> None:
+        """Put a summary in the place of the turns before it; instructions stay."""
+        summary = unwrap(SUMMARY, item["encrypted_content"]) or ""
+        self.found = [turn for turn in self.found if turn["role"] == "system"]
+        self.found.append({"role": "user", "content": SUMMARY_TURN + summary})
+
+    def _add_call(self, item: Item, name: str, arguments: str) -> None:
+        call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._assistant(lambda turn: True).setdefault("tool_calls", []).append(call)
+
+    def _assistant(self, fits: Callable[[Turn], bool]) -> Turn:
+        """Return the assistant's last turn, if it is the last of all and `fits`; else a new one."""
+        last = self.found[-1] if self.found else {"role": ""}
+        if last["role"] != "assistant" or not fits(last):
+            self.found.append({"role": "assistant", "content": ""})
+        return self.found[-1]
+
+
+def _texts(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, str]]:
+    """Return the text of one part, or text parts."""
+    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts]
+    if len(texts) < 2:
+        return "".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _reasoning_text(item: Item) -> str:
+    """Return the reasoning itself; its summary where there is nothing else."""
+    if content := item.get("content"):
+        return "\n\n".join(part["text"] for part in content)
+    if (text := unwrap(REASONING, item.get("encrypted_content", ""))) is not None:
+        return text
+    return "\n\n".join(part["text"] for part in item["summary"])
+
+
+_ADD: Mapping[str, Callable[[_Turns, Item], None]] = {
+    "message": _Turns.message,
+    "reasoning": _Turns.reasoning,
+    "function_call": _Turns.call,
+    "custom_tool_call": _Turns.custom_call,
+    "function_call_output": _Turns.result,
+    "custom_tool_call_output": _Turns.result,
+    "compaction": _Turns.compaction,
+    **dict.fromkeys(LOCAL_CALLS, _Turns.local_call),
+    **{f"{kind}_output": _Turns.result for kind in LOCAL_CALLS},
+}

@@ -1,0 +1,134 @@
+"""Writer of responses: as a stream of events, or whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from ....errors import TreadleError
+from ...generation.pieces import ABORT, LENGTH, Piece, Usage, WholeChoice
+from ..error_shapes import encodable
+from ..parsed import ParsedRequest
+from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Output, OutputForm, nothing
+from .response_object import CANCELLED, FAILED, QUEUED, ResponseObject
+
+MAX_OUTPUT_TOKENS = "max_output_tokens"
+_STATUS: Mapping[str | None, str] = {LENGTH: INCOMPLETE, ABORT: CANCELLED}
+encode = msgspec.json.encode
+
+
+class Ended(Protocol):
+    """Receiver of a response that has ended: its JSON, and its output items with their ids."""
+
+    def __call__(self, response: bytes, items: Sequence[bytes], ids: Sequence[str]) -> None: ...
+
+
+def unheard(response: bytes, items: Sequence[bytes], ids: Sequence[str]) -> None:
+    """Drop a response that is not stored."""
+
+
+class ResponseWriter:
+    """Writer of one response (`parsed.StreamWriter`). `ended` gets the response when it ends, before its client does.
+    `log` gets each event of a stream; the number of an event is its place there."""
+
+    def __init__(
+        self,
+        request: ParsedRequest,
+        response: ResponseObject,
+        form: OutputForm,
+        *,
+        ended: Ended = unheard,
+        log: Callable[[bytes], None] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._request = request
+        self._response = response
+        self._log = log
+        self._ended = ended
+        self._now = now
+        self._number = 0
+        self._new: list[bytes] = []
+        self._output = Output(form, self._emit)
+        self._reason: str | None = None
+
+    def queued(self) -> bytes:
+        """Return the beginning of a stream whose request waits."""
+        response = msgspec.Raw(self._response.json(QUEUED))
+        self._emit("created", response=response)
+        self._emit("queued", response=response)
+        return self._take()
+
+    def start(self, usage: Usage) -> bytes:
+        response = msgspec.Raw(self._response.json(IN_PROGRESS))
+        if not self._number:
+            self._emit("created", response=response)
+        self._emit("in_progress", response=response)
+        return self._take()
+
+    def first(self, index: int, piece: Piece) -> bytes:
+        return b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        self._output.add(self._request.events_of(piece), piece.entries)
+        self._reason = piece.finish_reason
+        return self._take()
+
+    def end(self, usage: Usage) -> bytes:
+        status = _STATUS.get(self._reason, COMPLETED)
+        self._output.finish(complete=status == COMPLETED)
+        self._terminal(COMPLETED if status == COMPLETED else INCOMPLETE, self._final(status, usage))
+        return self._take()
+
+    def error(self, error: TreadleError, usage: Usage) -> bytes:
+        self._output.finish(complete=False)
+        param = None if error.param is None else encodable(error.param)
+        self._send("error", code=error.code, message=encodable(error.message), param=param)
+        self._terminal(FAILED, self._final(FAILED, usage, error))
+        return self._take()
+
+    def cancel(self, usage: Usage | None) -> None:
+        """End a response that its client cancelled."""
+        self._output.finish(complete=False)
+        self._terminal(INCOMPLETE, self._final(CANCELLED, usage))
+
+    def whole(self, choice: WholeChoice, usage: Usage) -> bytes:
+        """Return a whole response."""
+        self._output.emit = nothing
+        self._output.add(self._request.events_of(choice), choice.entries)
+        status = _STATUS.get(choice.finish_reason, COMPLETED)
+        self._output.finish(complete=status == COMPLETED)
+        return self._final(status, usage)
+
+    def snapshot(self) -> bytes:
+        """Return the response as it is while it is generated."""
+        return self._response.json(QUEUED if self._number == 2 else IN_PROGRESS, self._output.items)
+
+    def _final(self, status: str, usage: Usage | None, error: TreadleError | None = None) -> bytes:
+        output, incomplete = self._output, MAX_OUTPUT_TOKENS if status == INCOMPLETE else None
+        completed = int(self._now())
+        response = self._response.json(
+            status, output.items, usage=usage, error=error, incomplete=incomplete, completed=completed
+        )
+        self._ended(response, output.items, output.ids)
+        return response
+
+    def _terminal(self, kind: str, response: bytes) -> None:
+        self._emit(kind, response=msgspec.Raw(response))
+
+    def _emit(self, kind: str, **members: Any) -> None:
+        self._send(f"response.{kind}", **members)
+
+    def _send(self, kind: str, **members: Any) -> None:
+        data = encode({"type": kind, "sequence_number": self._number, **members})
+        self._number += 1
+        event = b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+        self._new.append(event)
+        if self._log is not None:
+            self._log(event)
+
+    def _take(self) -> bytes:
+        events, self._new = b"".join(self._new), []
+        return events
