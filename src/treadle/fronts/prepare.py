@@ -16,6 +16,7 @@ from ..grammar.build import build, json_rule
 from ..grammar.validation import check_grammar
 from ..text.formats import lark
 from ..text.formats.base import AUTO, NONE, REQUIRED, ToolFormat, ToolSpec
+from ..text.formats.json_lark import in_json
 from ..text.formats.reader import ReaderSetup
 from ..text.formats.reasoning import MARKERS, ReasoningMarkers
 from ..text.formats.registry import find
@@ -51,8 +52,8 @@ def prepare_text(model: TextModel, options: AnswerOptions, prompts: Sequence[Seq
 
 def prepare_chat(model: TextModel, options: AnswerOptions, prompt: Sequence[int]) -> Prepared:
     """Return the values of a chat, rendered as `prompt`. Raises InvalidRequest with the place in a schema."""
-    tools = _Tools(options)
     tool_format = find(model.formats.tools)
+    tools = _Tools(options, tool_format)
     constraint = None
     if tools.active or options.output is not None:
         constraint = deep_stack.call(lambda: _constraint(model, options, tools, tool_format))
@@ -83,7 +84,8 @@ class _Tools:
     `loose` are those whose own schema it can't, with the reason: their arguments have any values. Strict ones are
     refused instead."""
 
-    def __init__(self, options: AnswerOptions) -> None:
+    def __init__(self, options: AnswerOptions, tool_format: ToolFormat) -> None:
+        self._format = tool_format
         self.loose: dict[str, str] = {}
         self._rules: dict[str, str] = {}
         self.param = options.tools_param
@@ -123,6 +125,8 @@ class _Tools:
 
     def _held(self, tool: ToolSpec, index: int, *, check: bool = False) -> ToolSpec:
         place = self._places[index]
+        if tool.text_grammar:
+            return self._held_text(tool, place)
         schema = {**tool.parameters, "type": "object"}
         try:
             json_rule(schema, param=place) if check else self._rule(schema, place)
@@ -132,6 +136,18 @@ class _Tools:
             self.loose[tool.name] = error.message
             return _with_any_values(tool)
         return tool
+
+    def _held_text(self, tool: ToolSpec, place: str) -> ToolSpec:
+        """Return a tool whose text has a grammar, if calls in the format can be held to it. Raises InvalidRequest for a
+        wrong grammar."""
+        build("lark", tool.text_grammar, param=place)
+        if not self._format.text_grammars:
+            self.loose[tool.name] = "calls in the model's format have texts that no grammar of another text describes"
+        elif not self._format.typed and in_json(tool.text_grammar) is None:
+            self.loose[tool.name] = "its Lark grammar has parts that have no form inside of JSON"
+        else:
+            return tool
+        return _with_any_values(tool)
 
     def _rule(self, schema: Mapping[str, Any], param: str) -> str:
         key = json.dumps(schema)
@@ -145,7 +161,7 @@ def _with_any_values(tool: ToolSpec) -> ToolSpec:
     properties = tool.parameters.get("properties")
     names = list(properties) if isinstance(properties, Mapping) else []
     parameters = {**_ANY_OBJECT, "properties": {name: {} for name in names}} if names else _ANY_OBJECT
-    return msgspec.structs.replace(tool, parameters=parameters)
+    return msgspec.structs.replace(tool, parameters=parameters, text_grammar="")
 
 
 # The constraint -------------------------------------------------------------------------------------------------

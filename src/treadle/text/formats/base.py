@@ -18,12 +18,14 @@ NONE, AUTO, REQUIRED = "none", "auto", "required"
 
 
 class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function that the model may call. `parameters` is the JSON schema of its arguments, an object."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, an object.
+    `text_grammar` is the Lark grammar of a text that is its one parameter, `input`; empty for others."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
     strict: bool = False
+    text_grammar: str = ""
 
 
 class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,7 +65,8 @@ class ToolFormat(ABC):
     needs the types of the parameters. `one_block`: all calls stand behind one starting text; otherwise each has its
     own, and text may stand between them. `own_reasoning`: the parser reads the format's own markers of reasoning, and
     every answer, also without tools; `reasoning` are those markers then, for a budget. `answer_start`: the text behind
-    which the visible answer begins; None where it begins at once, or behind the reasoning.
+    which the visible answer begins; None where it begins at once, or behind the reasoning. `text_grammars`: the
+    grammar holds a tool's text to its own grammar; otherwise it may be any text.
     """
 
     name: ClassVar[str]
@@ -75,6 +78,7 @@ class ToolFormat(ABC):
     own_reasoning: ClassVar[bool] = False
     reasoning: ClassVar[ReasoningMarkers | None] = None
     answer_start: ClassVar[str | None] = None
+    text_grammars: ClassVar[bool] = True
 
     @abstractmethod
     def detect(self, template: str) -> bool:

@@ -35,7 +35,7 @@ class CommandR(ToolFormat):
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         head, middle = lark.literal('{"tool_call_id": "'), lark.literal('", "tool_name": ')
         parameters = lark.literal(', "parameters": ')
-        bodies = (f"{lark.quoted(tool.name)} {parameters} {grammar.arguments(tool.parameters)}" for tool in tools)
+        bodies = (f"{lark.quoted(tool.name)} {parameters} {grammar.arguments(tool)}" for tool in tools)
         call = grammar.rule("call", f'{head} /[0-9]{{1,4}}/ {middle} {lark.any_of(bodies)} "}}"')
         begin, end = grammar.text(f"{CALLS}[\n    "), grammar.text(f"\n]{CALLS_END}")
         more = f'(",\\n    " {call})*' if several else ""

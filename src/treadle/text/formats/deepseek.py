@@ -45,7 +45,7 @@ class DeepSeekV31(SectionFormat):
 
     def _call(self, tool: ToolSpec, grammar: lark.Grammar) -> str:
         head = grammar.text(f"{CALL}{tool.name}{SEPARATOR}")
-        return f"{head} {grammar.arguments(tool.parameters)} {grammar.text(CALL_END)}"
+        return f"{head} {grammar.arguments(tool)} {grammar.text(CALL_END)}"
 
     def read_call(self, context: CallContext) -> Steps[None]:
         scan = context.scan
@@ -79,4 +79,4 @@ class DeepSeekV3(DeepSeekV31):
     def _call(self, tool: ToolSpec, grammar: lark.Grammar) -> str:
         head = grammar.text(f"{CALL}function{SEPARATOR}{tool.name}\n```json\n")
         end = grammar.text(f"\n{FENCE}{CALL_END}")
-        return f"{head} {grammar.arguments(tool.parameters)} {end}"
+        return f"{head} {grammar.arguments(tool)} {end}"

@@ -45,7 +45,7 @@ class Gemma3(ToolFormat):
         yield from scan.skip_closing(FENCE)
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
-        bodies = (f"{lark.literal(_head(tool))} {grammar.arguments(tool.parameters)}" for tool in tools)
+        bodies = (f"{lark.literal(_head(tool))} {grammar.arguments(tool)}" for tool in tools)
         call = grammar.rule("call", f'{lark.any_of(bodies)} "}}"')
         return f'{call} ("\\n" {call})*' if several else call
 
@@ -84,6 +84,7 @@ class Gemma3ToolCode(Gemma3):
     """Calls on lines of their own in a block of Markdown that begins with ```` ```tool_code ````."""
 
     name = "gemma3_tool_code"
+    text_grammars = False
     one_block = True
 
     def detect(self, template: str) -> bool:

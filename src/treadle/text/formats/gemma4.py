@@ -23,6 +23,7 @@ class Gemma4(ToolFormat):
     """`<|tool_call>call:NAME{key:<|"|>text<|"|>,other:3}<tool_call|>`, repeated."""
 
     name = "gemma4"
+    text_grammars = False
     starts = ("<|tool_call>",)
     special = ("<tool_call|>", '<|"|>')
     end: ClassVar[str] = "<tool_call|>"

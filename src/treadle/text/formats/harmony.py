@@ -46,7 +46,7 @@ class Harmony(ToolFormat):
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         """Return a Lark expression of one call: the model ends its turn behind each."""
         begin, middle = grammar.text(f"{CHANNEL}commentary to={FUNCTIONS}"), grammar.text(f" {CONSTRAIN}json{MESSAGE}")
-        bodies = (f"{lark.literal(tool.name)} {middle} {grammar.arguments(tool.parameters)}" for tool in tools)
+        bodies = (f"{lark.literal(tool.name)} {middle} {grammar.arguments(tool)}" for tool in tools)
         return f"{begin} {lark.any_of(bodies)}"
 
     def whole_answer(self, calls: str, grammar: lark.Grammar, *, reasons: bool) -> str:

@@ -28,7 +28,7 @@ class Hermes(ToolFormat):
         yield from context.scan.skip_closing("</tool_call>")
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
-        bodies = (f"{lark.quoted(tool.name)} {ARGUMENTS} {grammar.arguments(tool.parameters)}" for tool in tools)
+        bodies = (f"{lark.quoted(tool.name)} {ARGUMENTS} {grammar.arguments(tool)}" for tool in tools)
         begin, end = grammar.text('<tool_call>\n{"name": '), grammar.text("}\n</tool_call>")
         call = grammar.rule("call", f"{begin} {lark.any_of(bodies)} {end}")
         return f'{call} ("\\n" {call})*' if several else call

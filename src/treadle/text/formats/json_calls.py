@@ -41,7 +41,7 @@ def pass_calls(context: CallContext, *, opened: bool = False) -> Steps[None]:
 
 def call_objects(tools: Sequence[ToolSpec], grammar: Grammar, *, several: bool, more_keys: str = "") -> str:
     """Return the Lark expression of an array of calls. `more_keys` is that of keys behind the arguments."""
-    bodies = (f"{quoted(tool.name)} {ARGUMENTS} {grammar.arguments(tool.parameters)}" for tool in tools)
+    bodies = (f"{quoted(tool.name)} {ARGUMENTS} {grammar.arguments(tool)}" for tool in tools)
     call = grammar.rule("call", f'{NAME} {any_of(bodies)} {more_keys} "}}"')
     more = f'(", " {call})*' if several else ""
     return f'"[" {call} {more} "]"'

@@ -36,8 +36,7 @@ class KimiK2(SectionFormat):
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         begin, behind_id, end = grammar.text(f"{CALL}functions."), grammar.text(ARGUMENTS), grammar.text(CALL_END)
         bodies = (
-            f"{lark.literal(f'{tool.name}:')} /[0-9]{{1,4}}/ {behind_id} {grammar.arguments(tool.parameters)}"
-            for tool in tools
+            f"{lark.literal(f'{tool.name}:')} /[0-9]{{1,4}}/ {behind_id} {grammar.arguments(tool)}" for tool in tools
         )
         call = grammar.rule("call", f"{begin} {lark.any_of(bodies)} {end}")
         return f"{grammar.text(SECTION)} {call}{'+' if several else ''} {grammar.text(SECTION_END)}"

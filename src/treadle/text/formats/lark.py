@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+from .json_lark import in_json
 
 SchemaWriter = Callable[[Mapping[str, Any]], str]
 """Returns the text of a JSON schema behind Lark's `%json`."""
+
+
+class Parameters(Protocol):
+    """Parameters of a tool: their JSON schema, and the grammar of the one that is a text."""
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+    @property
+    def text_grammar(self) -> str: ...
 
 
 def plain_schema(schema: Mapping[str, Any]) -> str:
@@ -61,9 +72,16 @@ class Grammar:
         """Return the expression of JSON text of a schema."""
         return self.rule("json", f"%json {self._schema(schema)}")
 
-    def arguments(self, parameters: Mapping[str, Any]) -> str:
-        """Return the expression of a call's arguments: JSON text of an object with these parameters."""
-        return self.json({**parameters, "type": "object"})
+    def arguments(self, tool: Parameters) -> str:
+        """Return the expression of the arguments of a tool's calls: JSON text of an object."""
+        escaped = in_json(tool.text_grammar) if tool.text_grammar else None
+        if escaped is None:
+            return self.json({**tool.parameters, "type": "object"})
+        return " ".join((literal('{"input": "'), self.nested(escaped), literal('"}')))
+
+    def nested(self, grammar: str) -> str:
+        """Return the expression of a Lark grammar with names of its own."""
+        return self.rule("nested", f"%lark {{\n{grammar}\n}}")
 
     def rule(self, prefix: str, expression: str, options: str = "") -> str:
         """Add a rule and return its name. Equal rules are one. `options` stand behind the name, such as "[lazy]"."""

@@ -21,6 +21,7 @@ class Lfm2(ToolFormat):
     """`<|tool_call_start|>[NAME(key="text", other=3)]<|tool_call_end|>`."""
 
     name = "lfm2"
+    text_grammars = False
     starts = (CALLS,)
     special = (CALLS_END,)
     one_block = True

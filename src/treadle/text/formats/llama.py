@@ -48,9 +48,7 @@ class LlamaJson(Llama):
         begin, middle = lark.literal('{"name": '), lark.literal(', "parameters": ')
         call = grammar.rule(
             "call",
-            lark.any_of(
-                f'{begin} {lark.quoted(tool.name)} {middle} {grammar.arguments(tool.parameters)} "}}"' for tool in tools
-            ),
+            lark.any_of(f'{begin} {lark.quoted(tool.name)} {middle} {grammar.arguments(tool)} "}}"' for tool in tools),
         )
         return f'{call} ("; " {call})*' if several else call
 

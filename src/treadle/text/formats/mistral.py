@@ -53,8 +53,7 @@ class Mistral(ToolFormat):
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         call_id = f"({grammar.text(CALL_ID)} {_ID})?"
         bodies = (
-            f"{lark.literal(tool.name)} {call_id} {grammar.text(ARGUMENTS)} {grammar.arguments(tool.parameters)}"
-            for tool in tools
+            f"{lark.literal(tool.name)} {call_id} {grammar.text(ARGUMENTS)} {grammar.arguments(tool)}" for tool in tools
         )
         call = grammar.rule("call", f"{grammar.text(CALLS)} {lark.any_of(bodies)}")
         return call + "+" * several

@@ -20,6 +20,7 @@ class Olmo3(ToolFormat):
     """`<function_calls>`, a line `NAME(key="text", other=3)` for each call, `</function_calls>`."""
 
     name = "olmo3"
+    text_grammars = False
     starts = (CALLS,)
     special = (CALLS_END,)
     one_block = True

@@ -35,7 +35,7 @@ class Phi4Mini(ToolFormat):
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:
         array = call_objects(tools, grammar, several=several)
-        bodies = (f"{lark.quoted(tool.name)} {ARGUMENTS} {grammar.arguments(tool.parameters)}" for tool in tools)
+        bodies = (f"{lark.quoted(tool.name)} {ARGUMENTS} {grammar.arguments(tool)}" for tool in tools)
         single = f'{NAME} {lark.any_of(bodies)} "}}"'
         call = f"{grammar.text(CALL)} ({single} | {array}) {grammar.text(CALL_END)}"
         return grammar.rule("call", call) + "+" * several

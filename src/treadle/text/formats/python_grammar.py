@@ -22,6 +22,7 @@ def python_calls(tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: b
 class PythonList(ToolFormat):
     """Base of the formats that write all calls as one bare list, `[NAME(key="text", other=3)]`."""
 
+    text_grammars = False
     one_block = True
 
     def calls(self, tools: Sequence[ToolSpec], grammar: lark.Grammar, *, several: bool) -> str:

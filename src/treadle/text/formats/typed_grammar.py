@@ -27,6 +27,8 @@ class ValueGrammar:
         """Return the expression of a tool's parameters in the order of its schema, optional ones perhaps left out, or
         of any parameters. `write` joins a parameter's name and the expression of its value with `end`."""
         root = tool.parameters
+        if tool.text_grammar:
+            return write("input", f"{self._grammar.nested(tool.text_grammar)} {self._grammar.text(self._end)}")
         if takes_any(tool):
             return f"({with_any_key(write(ANY_KEY, self.value({}, root)), self._grammar)})*"
         required = [key for key in root.get("required", ()) if isinstance(key, str)]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fronts.web.responses.calls import (
     CALL,
+    PATH,
     WEATHER,
     answering,
     events,
@@ -26,6 +27,7 @@ from tests.fronts.web.responses.calls import (
 from tests.fronts.web.server import Front, front, on_port
 from tests.support.aio import in_loop
 from tests.support.answers import Answers
+from tests.support.asgi import post
 from tests.support.bytes_text import bytes_text
 
 CODEX = json.loads(Path(__file__).with_name("codex_request.json").read_text(encoding="utf-8"))
@@ -165,6 +167,24 @@ async def test_a_regex_of_a_custom_tool_is_enforced_and_a_wrong_one_refused() ->
 
 
 @in_loop
+async def test_a_lark_grammar_of_a_custom_tool_is_enforced_and_a_wrong_one_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shape = {"type": "grammar", "syntax": "lark", "definition": 'start: "say " /[^"]+/'}
+    async with answering(CALL) as f:
+        await respond(f, tools=[{**PATCH, "format": shape}], tool_choice="required")
+        assert "%lark" in grammar_of(f)
+        assert "The input follows this lark grammar" in prompt_of(f)
+        client = await send(f, tools=[{**PATCH, "format": {**shape, "definition": "start: other"}}])
+        assert (client.status, client.json["error"]["param"]) == (400, "tools[0].format.definition")
+        await respond(
+            f, tools=[{**PATCH, "format": {**shape, "definition": r"start: /\p{L}+/"}}], tool_choice="required"
+        )
+        assert "%lark" not in grammar_of(f)
+        assert "calls of the tool patch may have any arguments" in caplog.text
+
+
+@in_loop
 async def test_tools_of_a_namespace_are_called_with_its_name() -> None:
     space = {"type": "namespace", "name": "maps", "description": "Maps.", "tools": [WEATHER, PATCH]}
     call = CALL.replace("weather", "maps__weather")
@@ -290,3 +310,25 @@ async def test_the_official_sdk_streams_parses_and_raises() -> None:
             assert (await stream.get_final_response()).output_text == "Hello."
         with pytest.raises(openai.BadRequestError, match=r"input\[0\].content\[0\].type"):
             await client.responses.create(model="m", input=image)
+
+
+@in_loop
+async def test_a_request_that_is_cancelled_by_its_id_is_a_cancelled_response() -> None:
+    async with answering("x" * 400, pump=False) as f:
+        client = post(PATH, {"model": "m", "input": "hi", "stream": True}).start(f.app)
+        await f.step(4)
+        found = client.events[0]["response"]["id"]
+        assert (await f.post(f"/v1/requests/{found}/cancel", {})).status == 200
+        await f.step(4)
+        response = client.events[-1]["response"]
+        assert (client.events[-1]["type"], response["status"]) == ("response.incomplete", "cancelled")
+        assert (await f.get(f"{PATH}/{found}")).json == response
+        assert f.idle()
+
+
+@in_loop
+async def test_a_service_tier_is_a_priority_and_named_in_the_answer() -> None:
+    async with answering("Hello.") as f:
+        assert (await respond(f))["service_tier"] == "default"
+        assert (await respond(f, service_tier="flex"))["service_tier"] == "flex"
+        assert requests(f)[-1].priority == 1

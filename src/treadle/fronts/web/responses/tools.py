@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text.formats.base import AUTO, NONE, REQUIRED, ToolChoice, ToolSpec
 from ...field_checks import checked, kind_of
@@ -120,6 +122,7 @@ class Tools:
                 "additionalProperties": False,
             },
             strict="pattern" in schema,
+            text_grammar=definition if syntax == "lark" else "",
         )
         self._add(spec, f"{at}.{DEFINITION}", at, CallName(name, namespace, custom=True))
 
@@ -132,7 +135,7 @@ class Tools:
         if len(self.specs) == MAX_TOOLS:
             raise InvalidRequest(f"there are over {MAX_TOOLS} tools: give fewer", param="tools")
         self.names[shown] = name
-        self.specs.append(ToolSpec(shown, spec.description, spec.parameters, spec.strict))
+        self.specs.append(msgspec.structs.replace(spec, name=shown))
         self.places.append(place)
 
     # The choice --------------------------------------------------------------------------------------------------
