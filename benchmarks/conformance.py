@@ -15,6 +15,8 @@ found a failure of any kind. Some choices avoid conditions that a schema can't e
 - Tools have names of their own, and are chosen by "none" or "auto".
 - At most one field asks for a format of the answer, and grammars, patterns and JSON Schemas are from a list of valid
   ones (any other may be a documented 400).
+- Requests for responses continue no stored one, and so have an input. No response is cancelled or streamed again, as
+  only those in the background can be, nor is a conversation summarized in the few tokens that the server allows.
 - A refusal may be for a body that is too large (413), where a schema was broken by a very long list.
 
 Needs the Python that Treadle is installed in.
@@ -82,6 +84,15 @@ VALID_ANTHROPIC: dict[str, list[Any]] = {
     "output_format": [None],
 }
 """The same in Anthropic's dialect, whose fields have the same names."""
+RESPONSE_FIELDS: dict[str, list[Any]] = {
+    "tools": [[], [{"type": "function", **VALID_FUNCTION}], [{"type": "custom", "name": "patch"}], None],
+    "tool_choice": ["none", "auto", None],
+    "text": [None, {"format": {"type": "json_schema", "name": "a", "schema": VALID_SCHEMAS[1]}, "verbosity": "low"}],
+    "previous_response_id": [None],
+    "store": [True, None],
+}
+MOST_ITEMS = 256  # more are, as texts, longer than the context
+UNCHECKED = ("/v1/responses/compact", "/v1/responses/{response_id}/cancel")
 VALID_TEXTS = {
     "regex": ["[a-z]{1,9}"],
     "grammar": ['start: "a" | "b"'],
@@ -127,10 +138,28 @@ def checkable(url: str, key: str | None, folder: Path) -> Path:
     with urllib.request.urlopen(urllib.request.Request(f"{url}/openapi.json", headers=headers(key))) as answer:
         document = json.load(answer)
     for schema in document["components"]["schemas"].values():
-        _restrict(schema, VALID_ANTHROPIC if "output_config" in schema.get("properties", {}) else VALID_FIELDS)
+        _restrict(schema, _valid_fields(schema.get("properties", {})))
+    response = document["components"]["schemas"]["ResponseRequest"]
+    response["required"] = ["model", "input"]
+    items = response["properties"]["input"]["anyOf"][1]
+    items["maxItems"] = MOST_ITEMS
+    kinds = items["items"]["anyOf"]
+    kinds[:] = [kind for kind in kinds if kind["properties"]["type"] != {"const": "reasoning"}]  # alone it is no input
+    for unchecked in UNCHECKED:
+        del document["paths"][unchecked]
+    for query in document["paths"]["/v1/responses/{response_id}"]["get"]["parameters"]:
+        if query["name"] == "stream":
+            query["schema"] = {"const": "false"}
     path = folder / "openapi.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
+
+
+def _valid_fields(fields: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the valid values of the dialect that a request with `fields` belongs to."""
+    if "output_config" in fields:
+        return VALID_ANTHROPIC
+    return RESPONSE_FIELDS if "previous_response_id" in fields and "tools" in fields else VALID_FIELDS
 
 
 def _restrict(schema: dict[str, Any], valid: dict[str, list[Any]]) -> None:

@@ -67,6 +67,7 @@ CUSTOM = {"type": "custom", "name": "p"}
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "not supported"),
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),
+        ({"max_tool_calls": 0}, "max_tool_calls", "from 1"),
         ({"top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
         ({"temperature": 3}, "temperature", "temperature is 3"),
         ({"truncation": "middle"}, "truncation", "auto, disabled"),

@@ -17,7 +17,7 @@ from treadle.fronts.web.site.fields import GROUPS, Fields
 from treadle.fronts.web.site.snippets import Snippets
 
 LEADS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
-WITH_ERRORS = ("errors", "content_coding", "request_routes")
+WITH_ERRORS = ("errors", "content_coding", "request_routes", "responses.store")
 CALLER = Snippets("m", key_needed=False, chats=True, root="http://h")
 
 

@@ -65,7 +65,7 @@ _MESSAGES = [
     ),
 ]
 _CALL = _object(
-    {"type": {"const": "function_call"}, "call_id": _ID, "name": _ID, "arguments": _TEXT},
+    {"type": {"const": "function_call"}, "call_id": _ID, "name": _ID, "arguments": {"type": ["string", "object"]}},
     id=_NULLABLE,
     status=_NULLABLE,
     namespace=_NULLABLE,
@@ -132,7 +132,7 @@ _METADATA = _or_null(
 )
 _INCLUDE = _or_null({"type": "array", "items": {"enum": list(INCLUDABLE)}})
 
-Input = _typed(_or_null(*_INPUT["anyOf"]))
+Input = _typed(_INPUT)
 ToolsField = _typed(_TOOLS)
 Choice = _typed(_CHOICE)
 TextOptions = _typed(_TEXT_OPTIONS)

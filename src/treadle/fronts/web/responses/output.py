@@ -28,7 +28,7 @@ class Emit(Protocol):
     def __call__(self, kind: str, **members: Any) -> None: ...
 
 
-def nothing(kind: str, **members: Any) -> None:
+def drop_event(kind: str, **members: Any) -> None:
     """Drop an event, for answers that are sent whole."""
 
 
@@ -53,7 +53,7 @@ class Output:
     """Output of one answer. `items` are the JSON of those that have ended, `ids` their ids."""
 
     form: OutputForm
-    emit: Emit = nothing
+    emit: Emit = drop_event
     items: list[bytes] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     _open: _OpenItem | None = None

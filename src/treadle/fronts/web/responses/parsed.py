@@ -18,7 +18,8 @@ from ...prepared import PreparedPrompts
 from ...reasoning_fields import ReasoningOptions, read_reasoning
 from ...service_tiers import check_tier
 from ...text_jobs import Enter, prepared_chat
-from ...validate import Limits, RawParams, ValidatedRequest, check, rename_params
+from ...validate import MAX_TOKENS, Limits, RawParams, ValidatedRequest, check, rename_params
+from ...value_checks import check_whole
 from ..chat_prompt import ChatPrompt
 from ..openai.chat import checked_kwargs
 from ..openai.ignored_fields import refuse_beyond_neutral
@@ -43,7 +44,7 @@ from .schema import NEUTRAL, ResponseFields, ResponseRequest
 from .tool_names import CallName
 from .tools import Tools, about_definition
 from .turns import turns_of
-from .writer import Ended, ResponseWriter, unheard
+from .writer import Ended, ResponseWriter, drop_response
 
 if TYPE_CHECKING:
     from ....text import TextModel
@@ -100,7 +101,7 @@ class ParsedResponse(ParsedRequest):
     items: list[Item]
     carry: Callable[[], bytes] = staticmethod(lambda: b"")
     carried_bytes: int = 0
-    ended: Ended = staticmethod(unheard)
+    ended: Ended = staticmethod(drop_response)
     log: Callable[[bytes], None] | None = None
 
     def __init__(self, value: dict[str, Any]) -> None:
@@ -246,6 +247,7 @@ def _facts(body: ResponseFields, items: Sequence[Item], tools: Tools, reasoning:
     include = _include(body.include)
     summary = _one_of(_object(body.reasoning), "summary", SUMMARIES, "reasoning")
     store = body.store is not False
+    check_whole("max_tool_calls", body.max_tool_calls, 1, MAX_TOKENS)
     if body.background and not store:
         raise InvalidRequest("background needs store: leave out store, or send true", param="background")
     return Facts(

@@ -37,7 +37,7 @@ from ..sse import AsgiResponse, EventStream, while_connected
 from .documents import LIST_QUERY, MAX_LISTED, RETRIEVE_QUERY
 from .parsed import ParsedResponse
 from .sessions import BackgroundRun, Sessions
-from .store import StoredResponse
+from .store import ResponseNotFound, StoredResponse
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +175,7 @@ class StoredRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["responses"])
         add = router.add_api_route
+        add(PATH, self.retrieve_or_delete, methods=["GET", "DELETE"], include_in_schema=False)  # the others document it
         queries = {"parameters": RETRIEVE_QUERY}
         add(PATH, self.retrieve, methods=["GET"], summary="A stored response", openapi_extra=queries)
         add(PATH, self.delete, methods=["DELETE"], summary="Delete a stored response")
@@ -188,8 +189,13 @@ class StoredRoutes:
         )
         return router
 
+    async def retrieve_or_delete(self, request: Request, response_id: str) -> Response:
+        of_method = self.delete if request.method == "DELETE" else self.retrieve
+        return await of_method(request, response_id)
+
     async def retrieve(self, request: Request, response_id: str) -> Response:
         stored = self._stored(request, response_id)
+        start = _number(request, "starting_after", -1, 0, 2**53) + 1
         if not _flag(request, "stream"):
             return _json(stored.json())
         if not stored.events:
@@ -197,7 +203,6 @@ class StoredRoutes:
                 "stream is true, and only responses in the background can be streamed again: leave it out",
                 param="stream",
             )
-        start = _number(request, "starting_after", -1, 0, 2**53) + 1
         run = self._sessions.runs.get(stored.id)
         events = _ended(stored, start) if run is None else run.events(start)
 
@@ -231,7 +236,7 @@ class StoredRoutes:
         if (after := request.query_params.get("after")) is not None:
             place = next((i for i, (item_id, _) in enumerate(items) if item_id == after), None)
             if place is None:
-                raise InvalidRequest(f"after names no item of this response: '{after[:80]}'", param="after")
+                raise ResponseNotFound(f"after names no item of this response: '{after[:80]}'", param="after")
             items = items[place + 1 :]
         page = items[: _number(request, "limit", LISTED, 1, MAX_LISTED)]
         listed = {

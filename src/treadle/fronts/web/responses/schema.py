@@ -72,9 +72,7 @@ class ResponseFields(Strict):
         '"auto" (the default), "none", "required", one tool, or allowed tools. All but "none" are enforced.'
     )
     parallel_tool_calls: bool | None = optional("False: at most one call in an answer.")
-    max_tool_calls: Annotated[Whole, span(1)] | None = optional(
-        "Limits calls of hosted tools, of which there are none."
-    )
+    max_tool_calls: TokenCount | None = optional("Limits calls of hosted tools, of which there are none.")
     text: TextOptions = optional("`format`: text, json_object or json_schema. `verbosity` is not used.")
     reasoning: ReasoningField = optional(
         "`effort`, and `summary`: with it the reasoning stands in the item's summary instead of its content."

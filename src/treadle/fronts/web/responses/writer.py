@@ -12,7 +12,7 @@ from ....errors import TreadleError
 from ...generation.pieces import ABORT, LENGTH, Piece, Usage, WholeChoice
 from ..error_shapes import encodable
 from ..parsed import ParsedRequest
-from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Output, OutputForm, nothing
+from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Output, OutputForm, drop_event
 from .response_object import CANCELLED, FAILED, QUEUED, ResponseObject
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
@@ -26,7 +26,7 @@ class Ended(Protocol):
     def __call__(self, response: bytes, items: Sequence[bytes], ids: Sequence[str]) -> None: ...
 
 
-def unheard(response: bytes, items: Sequence[bytes], ids: Sequence[str]) -> None:
+def drop_response(response: bytes, items: Sequence[bytes], ids: Sequence[str]) -> None:
     """Drop a response that is not stored."""
 
 
@@ -40,7 +40,7 @@ class ResponseWriter:
         response: ResponseObject,
         form: OutputForm,
         *,
-        ended: Ended = unheard,
+        ended: Ended = drop_response,
         log: Callable[[bytes], None] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -96,7 +96,7 @@ class ResponseWriter:
 
     def whole(self, choice: WholeChoice, usage: Usage) -> bytes:
         """Return a whole response."""
-        self._output.emit = nothing
+        self._output.emit = drop_event
         self._output.add(self._request.events_of(choice), choice.entries)
         status = _STATUS.get(choice.finish_reason, COMPLETED)
         self._output.finish(complete=status == COMPLETED)

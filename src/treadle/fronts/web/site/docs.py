@@ -33,6 +33,7 @@ from ..content_coding import UnsupportedCoding
 from ..error_shapes import openai_error
 from ..errors import BodyTimeout, ForeignSite, MethodNotAllowed, RouteNotFound, headers_of
 from ..request_routes import RequestNotFound
+from ..responses.store import ResponseNotFound
 from .examples import ANSWERS, FIELDS, REQUESTS, STREAM
 from .fields import Fields, prose, row, slug
 from .shapes import REF, Schema
@@ -54,6 +55,7 @@ ERRORS: dict[type[TreadleError], str] = {
     ForeignSite: "A web site that `--cors-origin` does not name, or a host that `--allowed-host` does not name.",
     RequestNotFound: "No running request has the id.",
     ModelNotFound: "The request names a model that is not served here.",
+    ResponseNotFound: "No such response or item is stored for this API key.",
     RouteNotFound: "There is no such path.",
     MethodNotAllowed: "The path does not take this method: `Allow` says which it takes.",
     BodyTimeout: "The request's body did not arrive in time.",
