@@ -1,4 +1,4 @@
-"""Command line: serve, doctor, pull, models, rm, bench, fleet, keys."""
+"""Command line: serve, doctor, pull, models, rm, bench, fleet, keys, connect."""
 
 from __future__ import annotations
 

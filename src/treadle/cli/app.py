@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .bench import app as bench_app
+from .connect import connect_command
 from .fleet import fleet_command
 from .keys import app as keys_app
 from .options import DOCTOR, SERVE, settings_from, takes
@@ -22,6 +23,7 @@ app = typer.Typer(
 
 app.add_typer(bench_app)
 app.add_typer(keys_app)
+app.command("connect")(connect_command)
 app.command("fleet", context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(fleet_command)
 
 

@@ -1,0 +1,110 @@
+"""Model name, context and need of a key, asked of a running server."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...environment import KEY_VARIABLE
+from ...errors import ConfigError
+from ...installation import command
+from .errors import ConnectError
+
+_TIMEOUT_S = 5
+_MAX_BYTES = 1 << 20
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class KeyRefused(ConnectError):
+    """The server needs an API key, or another one."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server for a client to use: its root URL without a path, its model, the model's context in tokens where it is
+    known, and the API key that it needs, if any."""
+
+    url: str
+    model: str
+    context: int | None = None
+    needs_key: bool = False
+    written_key: str | None = None
+    """The key, where it may be written to a file."""
+
+    def key_as(self, reference: str) -> str:
+        """Return the text for a client's setting of the key: `reference` names the environment's variable in the
+        client's form. Most clients demand a key, also for servers without one."""
+        if self.written_key is not None:
+            return self.written_key
+        return reference if self.needs_key else "none"
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def output(self) -> int | None:
+        """Tokens of an answer for which clients should leave space in the context."""
+        return None if self.context is None else max(1, self.context // 4)
+
+
+def root_of(url: str) -> str:
+    """Return the server's root for a URL with or without /v1. Raises ConfigError."""
+    given = url if "://" in url else f"http://{url}"
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"--url '{url}' is no address of a server: give one such as http://127.0.0.1:8000")
+    return given.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def ask(url: str, model: str | None, key: str | None) -> Server:
+    """Return the server at `url`, with `model` in place of the one that it lists. A server that does not answer is no
+    error where `model` is given. Raises ConnectError and ConfigError."""
+    root = root_of(url)
+    try:
+        cards = _models(root, key)
+    except ConnectError as error:
+        if model is None:
+            raise
+        return Server(root, model, needs_key=key is not None or isinstance(error, KeyRefused))
+    listed = {str(card["id"]): card for card in cards if isinstance(card, dict) and "id" in card}
+    if not listed:
+        raise ConnectError(f"{root}/v1/models lists no model: name one with --model")
+    name = next(iter(listed)) if model is None else model
+    if name not in listed:
+        raise ConnectError(f"{root} does not serve '{name}': it serves {', '.join(listed)}")
+    context = listed[name].get("max_model_len")
+    return Server(root, name, context if isinstance(context, int) else None, needs_key=key is not None)
+
+
+def _models(root: str, key: str | None) -> list[Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{root}/v1/models", headers=headers)
+    try:
+        with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
+            data = json.loads(answer.read(_MAX_BYTES))["data"]
+    except urllib.error.HTTPError as error:
+        raise _refusal(root, error.code, key) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _no_answer(root, error) from None
+    return data if isinstance(data, list) else []
+
+
+def _refusal(root: str, status: int, key: str | None) -> ConnectError:
+    if status not in (401, 403):
+        return ConnectError(f"{root}/v1/models answered with status {status}: is this the address of the server?")
+    if key is None:
+        return KeyRefused(f"{root} needs an API key: set {KEY_VARIABLE}, or give --api-key")
+    return KeyRefused(f"{root} refuses this API key: give one that it knows in {KEY_VARIABLE} or --api-key")
+
+
+def _no_answer(root: str, error: Exception) -> ConnectError:
+    reason = getattr(error, "reason", None) or error
+    return ConnectError(
+        f"no server answers at {root} ({reason}): start one with '{command()} serve MODEL', give its address with "
+        "--url, or name the model with --model"
+    )
