@@ -1,37 +1,20 @@
-"""Structured output and tool calls through popular clients, against one server: a table of their outcomes.
-
-    python benchmarks/structured_clients.py --url http://127.0.0.1:8000/v1 [--model NAME] [--key KEY] [--only WORD]
+"""Structured output and tool calls through SDKs and libraries.
 
 A case is one client with one helper of its own, such as `parse` of OpenAI's SDK or `with_structured_output` of
 LangChain. It passes when the helper returns a value of the declared type, or the error that it should raise. Calls are
-forced and schemas bounded: a model that follows no instructions passes too. Clients that are not installed are named
-and count as skipped. llm-comply, like OpenAI's API, demands that every request names the model: start the server with
-`--require-model` for its suite. Exit code 1 if a case failed. To install them (instructor needs an older openai: its
-own environment):
-
-    python -m venv clients && clients/bin/pip install openai langchain-openai litellm pydantic-ai-slim llm-comply
-    python -m venv instructor && instructor/bin/pip install instructor
+forced and schemas bounded: a model that follows no instructions passes too.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import shutil
-import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from benchmarks.clients.chats import Server
 from pydantic import BaseModel, ConfigDict, Field
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.clients import Server, installed, served_model, version
 
 Check = Callable[[Server], None]
 """Calls the server with one helper and raises where its result is not as it should be."""
@@ -441,75 +424,13 @@ def pydantic_ai_cases() -> Iterator[tuple[str, Check]]:
         yield way, pydantic_ai_case(way)
 
 
-# llm-comply ---------------------------------------------------------------------------------------------------------
-
-
-def comply_tests(server: Server) -> list[dict[str, Any]]:
-    """Run llm-comply's suite for OpenAI's chat route and return its results, one per test."""
-    program = shutil.which("llm-comply", path=str(Path(sys.executable).parent)) or "llm-comply"
-    command = [program, "--format", "openai-chat", "-u", server.url, "-k", server.key, "-m", server.model, "--json"]
-    done = subprocess.run([*command, "--timeout", "300"], capture_output=True, text=True, check=False)
-    return list(json.loads(done.stdout)["results"])
-
-
-# The table ----------------------------------------------------------------------------------------------------------
+# The cases ----------------------------------------------------------------------------------------------------------
 
 CLIENTS: tuple[tuple[str, str, Callable[[], Iterator[tuple[str, Check]]]], ...] = (
     ("openai (Python)", "openai", openai_cases),
-    ("langchain ChatOpenAI", "langchain_openai", langchain_cases),
+    ("LangChain ChatOpenAI", "langchain_openai", langchain_cases),
     ("litellm", "litellm", litellm_cases),
     ("instructor", "instructor", instructor_cases),
     ("Pydantic AI", "pydantic_ai", pydantic_ai_cases),
 )
-
-
-def outcome(check: Check, server: Server) -> str:
-    """Return the error of a case; "" where it passed."""
-    try:
-        check(server)
-    except Exception as error:  # any error of a client is its result
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return ""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", help="default: the first one that the server lists")
-    parser.add_argument("--key", default="none", help="the API key, where the server has one")
-    parser.add_argument("--max-tokens", type=int, default=300)
-    parser.add_argument("--only", default="", metavar="WORD", help="clients with this in their name")
-    parser.add_argument("--no-comply", action="store_true", help="leave llm-comply out")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    model = options.model or served_model(options.url, options.key)
-    server = Server(options.url, model, options.key, options.max_tokens)
-    missing, failed, passed = [], 0, 0
-    print("| client | version | case | result |\n|---|---|---|---|")
-    for client, need, cases in CLIENTS:
-        if options.only not in client:
-            continue
-        if not installed(need):
-            missing.append(client)
-            continue
-        for name, check in cases():
-            error = outcome(check, server)
-            passed, failed = passed + (not error), failed + bool(error)
-            print(
-                f"| {client} | {_version(need)} | {name} | {f'**failed**: {error}' if error else 'passed'} |",
-                flush=True,
-            )
-    if not options.no_comply and options.only in "llm-comply" and installed("llm_comply"):
-        for test in comply_tests(server):
-            reason = f": {test['errors'][0][:200]}" if test.get("errors") else ""
-            print(f"| llm-comply | {version('llm_comply')} | {test['name']} | {test['status']}{reason} |")
-    print(f"\n{passed} passed, {failed} failed.{f' Not installed: {chr(44).join(missing)}.' if missing else ''}")
-    sys.exit(bool(failed) or not passed)
-
-
-def _version(need: str) -> str:
-    return version("pydantic_ai_slim" if need == "pydantic_ai" else need)
-
-
-if __name__ == "__main__":
-    main()
+"""Clients with the package that each needs, and its cases."""

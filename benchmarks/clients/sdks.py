@@ -1,0 +1,93 @@
+"""Chats, structured output and tool calls through the SDKs of this Python and of a folder of JavaScript packages.
+
+    python -m benchmarks.clients.sdks --url http://127.0.0.1:8000/v1 [--only WORD] [--json FILE]
+
+Runs against any server. Needs the SDKs, and nothing of Treadle: an environment of their own. Packages that are missing
+are named. Exit code 1 if a case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from benchmarks.clients import chats, structured
+from benchmarks.clients.chats import Server
+from benchmarks.clients.results import Row
+
+Job = tuple[str, str, str, str | Path, str, Callable[[Server], None]]
+"""Client, API, case, needed package, distribution whose version counts, and the case itself."""
+STRUCTURED_TOKENS = 3000
+DISTRIBUTIONS = {"pydantic_ai": "pydantic_ai_slim"}
+
+
+def jobs(modules: Path) -> Iterator[Job]:
+    """Yield all cases."""
+    for case in chats.cases(modules):
+        yield case.client, case.api, f"chat: {case.way}", case.need, str(case.need), partial(chats.check, case)
+    for client, need, cases in structured.CLIENTS:
+        if chats.installed(need):
+            for name, check in cases():
+                yield client, "chat", name, need, DISTRIBUTIONS.get(need, need), check
+        else:
+            yield client, "chat", "all", need, need, lambda server: None
+
+
+def row(job: Job, server: Server) -> Row:
+    """Run a case."""
+    client, api, case, need, distribution, check = job
+    began, error = time.perf_counter(), ""
+    try:
+        check(server)
+    except Exception as failure:  # any error of a client is its result
+        error = " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
+    version = chats.version(need if isinstance(need, Path) else distribution)
+    return Row("sdk", client, version, api, case, not error, error, round(time.perf_counter() - began, 2))
+
+
+def served_model(url: str, key: str) -> str:
+    """Return the first model that a server lists."""
+    request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", help="default: the first one that the server lists")
+    parser.add_argument("--key", default="none", help="the API key, where the server has one")
+    parser.add_argument("--only", default="", metavar="WORD", help="clients with this in their name")
+    parser.add_argument("--node-modules", type=Path, default=Path("node_modules"), metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    model = options.model or served_model(options.url, options.key)
+    rows, missing = [], set()
+    for job in jobs(options.node_modules):
+        if options.only not in job[0]:
+            continue
+        if not chats.installed(job[3]):
+            missing.add(job[0])
+            continue
+        tokens = 16 if job[2].startswith("chat: ") else STRUCTURED_TOKENS
+        rows.append(row(job, Server(options.url, model, options.key, tokens)))
+        print(rows[-1].line(), flush=True)
+    if missing:
+        print(f"Not installed: {', '.join(sorted(missing))}")
+    if options.json:
+        found = {"rows": [asdict(one) for one in rows], "missing": sorted(missing)}
+        options.json.write_text(json.dumps(found), encoding="utf-8")
+    sys.exit(not rows or any(not one.passed for one in rows))
+
+
+if __name__ == "__main__":
+    main()
