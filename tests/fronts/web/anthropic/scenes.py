@@ -131,4 +131,4 @@ def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def said(words: str) -> dict[str, Any]:
     """Return an answer's block of text."""
-    return {"type": "text", "text": words, "citations": None}
+    return {"type": "text", "text": words, "citations": []}

@@ -116,8 +116,8 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def text_block() -> dict[str, Any]:
-    """Return the beginning of a block of text."""
-    return {"type": "text", "text": "", "citations": None}
+    """Return the beginning of a block of text. Its citations are an empty array: Vercel's AI SDK takes no null."""
+    return {"type": "text", "text": "", "citations": []}
 
 
 def tool_use(start: CallStart) -> dict[str, Any]:
