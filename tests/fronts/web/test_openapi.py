@@ -187,8 +187,8 @@ async def test_messages_are_documented_by_role() -> None:
     assert set(mapping) == {"system", "developer", "user", "assistant", "tool", "function"}
     assert schemas["UserMessage"]["required"] == ["role", "content"]
     assert schemas["AssistantMessage"]["required"] == ["role"]
-    assert "tool_calls" not in schemas["UserMessage"]["properties"]
-    assert "tool_calls" in schemas["AssistantMessage"]["properties"]
+    assert schemas["UserMessage"]["properties"]["function_call"] == {"type": "null"}
+    assert schemas["AssistantMessage"]["properties"]["function_call"] != {"type": "null"}
     assert "additionalProperties" not in schemas["UserMessage"]
 
 

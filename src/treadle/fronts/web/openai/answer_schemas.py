@@ -70,9 +70,16 @@ TURN_KEYS: Schema = {
 }
 
 
+NO_CALLS: Schema = {
+    "tool_calls": {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]},
+    "function_call": {"type": "null"},
+}
+"""Keys of the assistant's messages, in others."""
+
+
 def _turn(roles: tuple[str, ...], content: Schema, needed: tuple[str, ...], description: str) -> Schema:
     content = {**content, "description": "Text, or text parts."}
-    properties = {"role": {"type": "string", "enum": list(roles)}, "content": content, **TURN_KEYS}
+    properties = {"role": {"type": "string", "enum": list(roles)}, "content": content, **NO_CALLS, **TURN_KEYS}
     about = f"{description} Unknown keys are ignored."
     return {"type": "object", "description": about, "properties": properties, "required": ["role", *needed]}
 
