@@ -15,7 +15,8 @@ import pytest
 from tests.cli.forked import ForkedCommand
 from treadle.cli import app
 from treadle.cli.foreign_options import CURES
-from treadle.config import Settings
+from treadle.config import SIZES, Settings
+from treadle.units import size
 
 NOT_SETTINGS = {"config", "check", "brief", "as_json"}
 
@@ -57,6 +58,8 @@ def test_help_shows_the_defaults_that_settings_have() -> None:
     for field in Settings.fields().values():
         if field.default is not None and field.default is not False and field.default != ():
             value = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+            if field.name in SIZES and isinstance(field.default, int):
+                value = size(field.default)
             assert f"Default: {value}." in shown, field.name
 
 
