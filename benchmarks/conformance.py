@@ -11,7 +11,7 @@ found a failure of any kind. Some choices avoid conditions that a schema can't e
   of the context (a prompt longer than the context is a documented 400).
 - The queue is long enough for `n` times the prompts of one request (a request for more is a documented 400), and waits
   there are long enough (a full queue is a documented 503).
-- A `timeout` is long enough for an answer to begin (a shorter one is a documented 503).
+- A 503 is no failure: a `timeout` may be too short for an answer to begin.
 - Tools have names of their own, and are chosen by "none" or "auto".
 - At most one field asks for a format of the answer, and grammars, patterns and JSON Schemas are from a list of valid
   ones (any other may be a documented 400).
@@ -59,7 +59,6 @@ SETTINGS = {
     "--log-level": "warning",
 }
 START_S = 120
-LEAST_TIMEOUT_S = 60
 FORMATS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("json_schema", "format"),
@@ -93,14 +92,19 @@ RESPONSE_FIELDS: dict[str, list[Any]] = {
 }
 MOST_ITEMS = 256  # more are, as texts, longer than the context
 UNCHECKED = ("/v1/responses/compact", "/v1/responses/{response_id}/cancel")
+VALID_TAG = {"structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}], "triggers": ["<a>"]}
 VALID_TEXTS = {
     "regex": ["[a-z]{1,9}"],
     "grammar": ['start: "a" | "b"'],
-    "structural_tag": [json.dumps({"type": "structural_tag", "structures": [], "triggers": []})],
+    "structural_tag": [json.dumps({"type": "structural_tag", **VALID_TAG})],
 }
+ABSENT = {"enum": [None, False]}
 NOT_NULL = {"not": {"type": "null"}}
 STATUSES = ["400", "401", "403", "404", "406", "413", "415", "422", "428", "5xx"]
-SCHEMATHESIS = f"[checks]\nnegative_data_rejection.expected-statuses = {json.dumps(STATUSES)}\n"
+SCHEMATHESIS = f"""[checks]
+negative_data_rejection.expected-statuses = {json.dumps(STATUSES)}
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]
+"""
 
 
 @contextmanager
@@ -164,13 +168,10 @@ def _valid_fields(fields: dict[str, Any]) -> dict[str, list[Any]]:
 
 def _restrict(schema: dict[str, Any], valid: dict[str, list[Any]]) -> None:
     fields = schema.get("properties", {})
-    for kind in fields.get("timeout", {}).get("anyOf", ()):
-        if kind.pop("exclusiveMinimum", None) is not None:
-            kind["minimum"] = LEAST_TIMEOUT_S
     formats = [name for name in FORMATS if name in fields]
     for name in formats:
         fields[name] = _with_valid_grammars(fields[name])
-    for name in fields.keys() & valid.keys():
+    for name in fields.keys() & valid.keys() if "model" in fields else ():
         fields[name] = {"enum": valid[name]}
     pairs = [{"required": pair, "properties": dict.fromkeys(pair, NOT_NULL)} for pair in combinations(formats, 2)]
     if pairs:  # in place of what "not" is about: schemathesis can't generate from both
@@ -189,7 +190,7 @@ def _with_valid_grammars(value: Any) -> Any:
     if {"enum": VALID_SCHEMAS} in found.get("anyOf", ()):  # a schema may also be a text, if it is JSON
         found["anyOf"] = [kind for kind in found["anyOf"] if kind != {"type": "string"}]
     for key, texts in VALID_TEXTS.items():
-        if key in found.get("properties", {}):
+        if found.get("properties", {}).get(key, ABSENT) != ABSENT:
             found["properties"][key] = {"enum": texts}
     return found
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -78,6 +78,25 @@ class RouteContext:
             return UNKNOWN_MESSAGE_BYTES  # the request will be refused
 
 
+async def with_body(
+    server: RouteContext,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    answer: Callable[[Body], Coroutine[Any, Any, None]],
+) -> None:
+    """Read a request's body, and run `answer` with it until it ends or the client leaves. A refusal by a limit or the
+    scope of the API key is counted and sent; other errors are raised."""
+    try:
+        with Body(server.bodies, caller_of(scope).tenant) as body:
+            await read_body(receive, scope["headers"], body, limit=server.body_bytes())
+            await while_connected(receive, answer(body))
+    except (RateLimited, InsufficientScope) as error:
+        server.authenticator.refused(Refusal(error.code))
+        record_error(scope, error.code)
+        await send_error(send, error, scope)
+
+
 class Answer:
     """The ASGI application of one route. `shape` parses its requests."""
 
@@ -86,15 +105,9 @@ class Answer:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self._server
-        try:
-            with Body(server.bodies, caller_of(scope).tenant) as body:
-                await read_body(receive, scope["headers"], body, limit=server.body_bytes())
-                await while_connected(receive, self._answer(body, scope, send, record_of(scope)))
-        except (RateLimited, InsufficientScope) as error:
-            server.authenticator.refused(Refusal(error.code))
-            record_error(scope, error.code)
-            await send_error(send, error, scope)
+        await with_body(
+            self._server, scope, receive, send, lambda body: self._answer(body, scope, send, record_of(scope))
+        )
 
     async def _answer(self, body: Body, scope: Scope, send: Send, record: RequestRecord) -> None:
         parsed = await self._parse(body.data, caller_of(scope).tenant)

@@ -6,14 +6,11 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from ...core.refusals import Refusal
-from ...errors import RateLimited
-from .access_log import record_error, record_of
-from .answer import RouteContext
-from .body import Body, read_body
-from .errors import send_error, send_json
+from .access_log import record_of
+from .answer import RouteContext, with_body
+from .body import Body
+from .errors import send_json
 from .guard import caller_of
-from .sse import while_connected
 from .token_jobs import TokenAnswer
 from .worker_limits import WorkerLimits
 
@@ -32,15 +29,7 @@ class TokenRoute:
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self._server
-        try:
-            with Body(server.bodies, caller_of(scope).tenant) as body:
-                await read_body(receive, scope["headers"], body, limit=server.body_bytes())
-                await while_connected(receive, self._answer(body, scope, send))
-        except RateLimited as error:
-            server.authenticator.refused(Refusal(error.code))
-            record_error(scope, error.code)
-            await send_error(send, error, scope)
+        await with_body(self._server, scope, receive, send, lambda body: self._answer(body, scope, send))
 
     async def _answer(self, body: Body, scope: Scope, send: Send) -> None:
         """Answer under the limits of the default model. The request counts as one of its key's, without tokens."""

@@ -51,20 +51,29 @@ _FORMAT = _or_null(
     _object({"type": {"const": "json_schema"}, "json_schema": _OUTPUT_SCHEMA}),
 )
 _CHOICES: Schema = {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}
-_STRUCTURED: Schema = {
-    "type": "object",
-    "properties": {
-        "json": {"anyOf": [_JSON_SCHEMA, _TEXT]},
-        "regex": _TEXT,
-        "choice": _CHOICES,
-        "grammar": _TEXT,
-        "json_object": {"const": True},
-        "structural_tag": _TEXT,
-    },
-    "minProperties": 1,
-    "maxProperties": 1,
-    "additionalProperties": False,
+_STRUCTURED_KINDS: Schema = {
+    "json": {"anyOf": [_JSON_SCHEMA, _TEXT]},
+    "regex": _TEXT,
+    "choice": _CHOICES,
+    "grammar": _TEXT,
+    "json_object": {"const": True},
+    "structural_tag": _TEXT,
 }
+_ABSENT: Schema = {"enum": [None, False]}
+
+
+def _one_of(kinds: Schema) -> Schema:
+    """Return the schema of an object with exactly one of the members `kinds`; the others may be null or false."""
+    shapes = [dict.fromkeys(kinds, _ABSENT) | {name: schema} for name, schema in kinds.items()]
+    return {
+        "oneOf": [
+            {"type": "object", "properties": shape, "required": [name], "additionalProperties": False}
+            for name, shape in zip(kinds, shapes, strict=True)
+        ]
+    }
+
+
+_STRUCTURED = _one_of(_STRUCTURED_KINDS)
 
 Tools = _typed(
     _or_null(

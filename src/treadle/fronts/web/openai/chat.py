@@ -173,10 +173,11 @@ def _continues(body: ChatFields) -> bool:
 
 def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOptions) -> AnswerOptions:
     """Tools in either form, the output's grammar, and the budget of reasoning."""
-    if body.functions and body.tools:
+    functions = read_functions(body.functions)
+    if functions and body.tools:
         raise InvalidRequest("tools and functions are both given: leave out functions", param="functions")
-    if body.functions:
-        tools = read_functions(body.functions)
+    if functions:
+        tools = functions
         choice, parallel = read_function_call(body.function_call, tools), False
     else:
         tools, parallel = read_tools(body.tools), body.parallel_tool_calls is not False

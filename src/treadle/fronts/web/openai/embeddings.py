@@ -11,8 +11,6 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from ....core.refusals import Refusal
-from ....errors import InsufficientScope, RateLimited
 from ....text import TextView
 from ...generation.embedding import EmbeddingRequest, Embeddings, check_embedding, embed
 from ...generation.embedding_inputs import check_count
@@ -20,13 +18,12 @@ from ...served_models import ServedModel
 from ...strict_json import is_small, parse_json
 from ...text_jobs import TextJobRunner, ids_of
 from ...validate import Limits, check_size
-from ..access_log import record_error, record_of
-from ..answer import RouteContext
-from ..body import Body, read_body
+from ..access_log import record_of
+from ..answer import RouteContext, with_body
+from ..body import Body
 from ..body_jobs import outline_in_worker, tokenize_in_worker
-from ..errors import send_error, send_json
+from ..errors import send_json
 from ..guard import caller_of
-from ..sse import while_connected
 from .embedding_fields import ParsedEmbedding
 from .wire import encode
 
@@ -70,15 +67,7 @@ class EmbeddingsAnswer:
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self._server
-        try:
-            with Body(server.bodies, caller_of(scope).tenant) as body:
-                await read_body(receive, scope["headers"], body, limit=server.body_bytes())
-                await while_connected(receive, self._answer(body, scope, send))
-        except (RateLimited, InsufficientScope) as error:
-            server.authenticator.refused(Refusal(error.code))
-            record_error(scope, error.code)
-            await send_error(send, error, scope)
+        await with_body(self._server, scope, receive, send, lambda body: self._answer(body, scope, send))
 
     async def _answer(self, body: Body, scope: Scope, send: Send) -> None:
         server, caller = self._server, caller_of(scope)
