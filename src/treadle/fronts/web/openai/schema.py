@@ -262,7 +262,7 @@ class DetokenizeFields(Strict):
     model: str | None = optional("The served model's name; left out, it is the served model.")
 
 
-def _extended(
+def extended(
     name: str, base: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]], free: tuple[str, ...], **more: Any
 ) -> type[Any]:
     """Return `base` with the fields that are known and not acted on, and with `more`."""
@@ -277,9 +277,9 @@ def _accepted(allowed: tuple[Any, ...]) -> str:
     return "Accepted only at a value that asks for nothing." if allowed else "Accepted only at null."
 
 
-Options: type[OptionFields] = _extended("Options", OptionFields, SAMPLERS_OFF, OPTIONS_HARMLESS)
+Options: type[OptionFields] = extended("Options", OptionFields, SAMPLERS_OFF, OPTIONS_HARMLESS)
 OPTIONS: Any = (Options | None, optional("Ollama's `options`: sampling by its names."))
-ChatRequest: type[ChatFields] = _extended("ChatRequest", ChatFields, CHAT_NEUTRAL, HARMLESS, options=OPTIONS)
-CompletionRequest: type[CompletionFields] = _extended(
+ChatRequest: type[ChatFields] = extended("ChatRequest", ChatFields, CHAT_NEUTRAL, HARMLESS, options=OPTIONS)
+CompletionRequest: type[CompletionFields] = extended(
     "CompletionRequest", CompletionFields, COMPLETION_NEUTRAL, HARMLESS, options=OPTIONS
 )

@@ -28,7 +28,7 @@ from ..openai.fields import (
     optional,
     span,
 )
-from ..openai.schema import Strict, TemplateKwargs
+from ..openai.schema import Strict, TemplateKwargs, extended
 from .field_types import (
     Choice,
     Include,
@@ -109,15 +109,7 @@ class ResponseFields(Strict):
     chat_template_kwargs: TemplateKwargs | None = optional("Plain values for the model's template, by its names.")
 
 
-def _extended(name: str, base: type[Any], neutral: Mapping[str, tuple[Any, ...]], free: tuple[str, ...]) -> type[Any]:
-    """Return `base` with the fields that are known and not acted on."""
-    about = "Accepted only at a value that asks for nothing."
-    fields: dict[str, Any] = {key: (Any, neutral_only(about, *allowed)) for key, allowed in neutral.items()}
-    fields |= {key: (Any, optional("Accepted and not used.")) for key in free}
-    return create_model(name, __base__=base, __doc__=base.__doc__, **fields)
-
-
-ResponseRequest: type[ResponseFields] = _extended("ResponseRequest", ResponseFields, NEUTRAL, HARMLESS)
+ResponseRequest: type[ResponseFields] = extended("ResponseRequest", ResponseFields, NEUTRAL, HARMLESS)
 NOT_COMPACTING = ("stream", "stream_options", "background", "truncation", "metadata")
 _COMPACT: dict[str, Any] = {
     name: (field.annotation, field)
