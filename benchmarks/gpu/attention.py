@@ -39,7 +39,6 @@ from treadle.runner.kv.paged.tiling import (  # noqa: E402
     POSITION,
     Tiles,
     decode_tiles,
-    is_short,
     prefill_tiles,
 )
 
@@ -87,7 +86,7 @@ class Case:
         return float(self.kernels.dim**-0.5)
 
     def tiles(self, window: int) -> Tiles:
-        for_decode = is_short(int(self.segments[:, COUNT].max()), self.kernels.rep)
+        for_decode = int(self.segments[:, COUNT].max()) <= self.kernels.short
         heads = {"rep": self.kernels.rep, "heads": self.kernels.heads, "window": window}
         dim = self.kernels.dim
         made = decode_tiles(self.segments, **heads) if for_decode else prefill_tiles(self.segments, **heads, dim=dim)

@@ -14,7 +14,7 @@ from tests.support.cuda import ReferenceKernel, ReferenceKernels
 from tests.support.emulated import EmulatedKernel, EmulatedKernels, host, shuffled
 from treadle.runner.device.properties import DeviceProperties
 from treadle.runner.forward.segments import RowSegment
-from treadle.runner.kv.paged.backend import PAGE, PagedConfig
+from treadle.runner.kv.paged.backend import PAGE, PagedConfig, uniform
 from treadle.runner.kv.paged.kernels import Kernels
 
 PEAKED, STEEP = 3.0, 100.0
@@ -54,7 +54,7 @@ class Attention:
     def layout(self, kernels: type[Kernels], dtype: Any, chip: DeviceProperties) -> Driven:
         made = kernels(self.heads, self.dim, PAGE, dtype, self.bits, rep=self.rep, chip=chip)
         made.check_memory()
-        return Driven(PagedConfig([self.window], made, None, pages=_PAGES, keep_prefixes=False))
+        return Driven(PagedConfig(uniform([self.window], made), None, pages=_PAGES, keep_prefixes=False))
 
 
 class _Roomy(ReferenceKernel):

@@ -11,7 +11,7 @@ import pytest
 from tests.runner.backends import Driven, Placed, placed, segment
 from tests.runner.paged.models import PAGE
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.kv.paged.backend import PagedConfig
+from treadle.runner.kv.paged.backend import PagedConfig, uniform
 from treadle.runner.mlxlm import Window
 
 DIM = 64
@@ -25,7 +25,9 @@ class Rows:
         self.bits = bits
         self.heads, self.rep = dice.choice([(1, 1), (2, 2), (2, 5), (1, 16), (4, 3)])
         kernels = ReferenceKernels(self.heads, DIM, PAGE, mx.float32, bits, rep=self.rep)
-        self.rows = Driven(PagedConfig([0 if model else window], kernels, None, pages=400, keep_prefixes=False))
+        self.rows = Driven(
+            PagedConfig(uniform([0 if model else window], kernels), None, pages=400, keep_prefixes=False)
+        )
         self.window = window
         self.asks = window if model else 0
         self.keys: dict[str, mx.array] = {}
@@ -94,7 +96,7 @@ def test_each_token_sees_its_own_row_up_to_itself(seed: int, window: int, bits: 
 
 def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
     kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
-    (layer,) = Driven(PagedConfig([0], kernels, None, pages=4, keep_prefixes=False)).backend.layers
+    (layer,) = Driven(PagedConfig(uniform([0], kernels), None, pages=4, keep_prefixes=False)).backend.layers
     assert layer.make_mask(1) is None
     assert layer.make_mask(1, window_size=5) == Window(5)
 
@@ -102,6 +104,6 @@ def test_a_window_that_only_the_model_knows_of_is_kept_to() -> None:
 def test_attention_sinks_are_refused() -> None:
     """The kernels would leave them out, and the answer would be another one."""
     kernels = ReferenceKernels(1, DIM, PAGE, mx.float32)
-    (layer,) = Driven(PagedConfig([0], kernels, None, pages=4, keep_prefixes=False)).backend.layers
+    (layer,) = Driven(PagedConfig(uniform([0], kernels), None, pages=4, keep_prefixes=False)).backend.layers
     with pytest.raises(NotImplementedError, match="sinks"):
         layer.attend(mx.zeros((1, 1, 1, DIM)), None, None, 1.0, 0, mx.zeros(1))

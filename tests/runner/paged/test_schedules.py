@@ -44,7 +44,7 @@ class Watched(Looped):
     def _watch(self, batch: RaggedBatch) -> None:
         self._begin(batch)
         tables = {id_: sequence.kv.table for id_, sequence in self.runner._rows.items() if sequence.kv is not None}
-        slots = self.backend._step.slots.tolist()
+        slots = self.backend._step.tables[0].slots.tolist()
         for segment, piece in zip(batch.segments, placed(batch), strict=True):
             if segment.padding:
                 assert set(slots[piece.first : piece.first + piece.count]) == {NOWHERE}

@@ -22,7 +22,6 @@ from treadle.runner.kv.paged.tiling import (
     TILE,
     Tiles,
     decode_tiles,
-    is_short,
     prefill_tiles,
 )
 
@@ -119,11 +118,6 @@ def test_few_rows_are_covered_once(data: st.DataObject, rep: int, window: int, h
 def test_many_rows_are_covered_once(data: st.DataObject, rep: int, window: int, heads: int, dim: int) -> None:
     some = segments(data.draw(st.lists(st.tuples(st.integers(1, 700), POSITIONS), min_size=1, max_size=5)))
     check(some, prefill_tiles(some, rep=rep, heads=heads, window=window, dim=dim), rep, window, heads)
-
-
-@given(tokens=st.integers(1, 40), rep=REP)
-def test_what_is_few_fits_the_kernel_for_few(tokens: int, rep: int) -> None:
-    assert is_short(tokens, rep) == (tokens * rep <= DECODE_ROWS[-1])
 
 
 @pytest.mark.parametrize("length", [100, 1000, 40_000])

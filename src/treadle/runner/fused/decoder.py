@@ -16,7 +16,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..kv.paged.kernels import Kernels
-from ..kv.paged.layer import PagedLayer, PagedPass
+from ..kv.paged.layer import PagedLayer
+from ..kv.paged.paged_pass import PagedPass
 from ..mlxlm import Selection
 from .kernels import Heads, LayerKernels, Table
 from .merged_linear import MergedLinear, Tools, merge_linears
@@ -58,6 +59,7 @@ class FusedDecoder:
         if selection is None:
             raise NotImplementedError("its last norm is not known")
         inner = module.model
+        self._compile = kernels.compile
         self._layer_kernels = LayerKernels(kernels.kernel)
         self._embed = _embedding(inner.embed_tokens, self._layer_kernels)
         self._selection = selection
@@ -74,14 +76,14 @@ class FusedDecoder:
     def __call__(self, tokens: Any, cache: Sequence[PagedLayer]) -> Any:
         """Logits (N, 1, V) of the selected `tokens` (T, 1)."""
         step, rows = cache[0].step, self._selection.rows
-        windows = sorted({layer.window for layer in cache})
-        shapes, arrays = step.inputs(windows)
+        kinds = {layer.kind for layer in cache}
+        shapes, arrays = step.inputs(kinds)
         quantized = cache[0].pool.scales is not None
         if quantized and step.decode_tokens < step.count:  # memory that grows can't be a part of a program
             logits, states = self._pass(tokens, rows, step, cache)
             return self._kept(logits, states, cache[-1])
         key = (shapes, None if rows is None else rows.shape)
-        program = step.compiled.get(key, lambda: step.kernels.compile(self._program(cache, step.template(windows))))
+        program = step.compiled.get(key, lambda: self._compile(self._program(cache, step.template(kinds))))
         logits, states = program(tokens, rows, arrays)
         return self._kept(logits, states, cache[-1])
 
@@ -110,11 +112,11 @@ class FusedDecoder:
         cos_sin = {key: kernels.cos_sin(step.positions, inv_freq) for key, inv_freq in self._inv_freq.items()}
         norms = [*(layer.norm for layer in layers[1:]), self._norm]
         for layer, pages, norm in zip(layers, cache, norms, strict=True):
-            turned = cos_sin[id(layer.inv_freq)]
+            turned, slots = cos_sin[id(layer.inv_freq)], step.tables[pages.kind.table].slots
             queries = kernels.rotate(
-                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, step.slots, pages.pool, layer.heads
+                layer.qkv(y), layer.q_norm, layer.k_norm, layer.qk_eps, turned, slots, pages.pool, layer.heads
             )
-            attended = step.attend(queries, pages.pool, step.slots, window=pages.window, scale=layer.scale)
+            attended = pages.attention(step, queries, slots, layer.scale)
             x, y = kernels.add_norm(x, layer.out(attended.reshape(x.shape[0], -1)), layer.second_norm, layer.eps)
             y = kernels.swiglu(layer.gate_up(y))
             x, y = kernels.add_norm(x, layer.down(y), norm, layer.eps)

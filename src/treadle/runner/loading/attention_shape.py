@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..kv.backend import Unsupported
 from ..kv.paged.kernels import AttentionShape
 
 
@@ -16,14 +15,10 @@ def check_attention(module: Any, layers: int) -> None:
     _recorded(module, layers)
 
 
-def attention_shape(module: Any, layers: int) -> AttentionShape:
-    """The shape that all of the module's `layers` layers have. Raises Unsupported where they differ, or where a layer's
-    attention is not plain attention over its own keys and values; whatever the module's code raises comes through."""
-    shapes = {recorder.shape for recorder in _recorded(module, layers)}
-    if len(shapes) > 1:
-        raise Unsupported("its layers have different heads")
-    (shape,) = shapes
-    return shape
+def attention_shapes(module: Any, layers: int) -> list[AttentionShape]:
+    """The shape of each of the module's `layers` layers. Raises NotImplementedError where a layer's attention is not
+    attention over its own keys and values; whatever the module's code raises comes through."""
+    return [recorder.shape for recorder in _recorded(module, layers)]
 
 
 def _recorded(module: Any, layers: int) -> list[_Recorder]:

@@ -17,10 +17,10 @@ from ..kv.backend import Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
 from ..kv.contiguous.buffer import STEP
 from ..kv.cost import KvCost
-from ..kv.paged.backend import PAGE, PagedConfig
+from ..kv.paged.backend import PAGE, LayerConfig, PagedConfig
 from ..kv.paged.kernels import AttentionShape, Kernels
 from ..mlxlm import MlxLm
-from .attention_shape import attention_shape, check_attention
+from .attention_shape import attention_shapes, check_attention
 from .backend_choice import BackendRequest, Rejection
 from .backend_self_test import SelfTestFailed, pages_for, self_test
 from .reference import Reference
@@ -60,7 +60,7 @@ def paged(
     """As many pages as `budget` bytes hold, tested with the reference's module. Its layers are fused; where that can't
     be, the reason is added to `rejected`. With 8 `bits` keys and values are stored as int8."""
     config = _pages(reference.library, reference.module, budget, bits, kernels)
-    if config.kernels.int8:
+    if config.int8:
         reference = reference.for_int8()
     try:
         fused = _with_fused_layers(reference.module, config)
@@ -79,14 +79,16 @@ def _pages(library: MlxLm, module: Any, budget: int, bits: int, kernels: type[Ke
     if not budget:
         raise Unsupported("nothing says how much memory there is for pages")
     windows = routed_windows(library, module)
-    made = _kernels(_shape(module, len(windows)), bits, kernels)
-    config = PagedConfig(windows, made, library.selection(module), pages=0, keep_prefixes=False)
+    shapes = _shapes(module, len(windows))
+    made = {shape: _kernels(shape, bits, kernels) for shape in dict.fromkeys(shapes)}
+    layers = [LayerConfig(window, made[shape]) for window, shape in zip(windows, shapes, strict=True)]
+    config = PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False)
     return replace(config, pages=budget // config.page_bytes)
 
 
 def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
     try:
-        return replace(config, decoder=FusedDecoder(module, config.kernels, config.selection))
+        return replace(config, decoder=FusedDecoder(module, config.layers[0].kernels, config.selection))
     except (NotImplementedError, AttributeError) as error:
         raise Unsupported(str(error)) from error
 
@@ -106,9 +108,9 @@ def routed_windows(library: MlxLm, module: Any) -> list[int]:
     return windows
 
 
-def _shape(module: Any, layers: int) -> AttentionShape:
+def _shapes(module: Any, layers: int) -> list[AttentionShape]:
     with _known_attention():
-        return attention_shape(module, layers)
+        return attention_shapes(module, layers)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -27,9 +27,11 @@ from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
 from ..prefix_view import PrefixView
 from .kernels import Kernels
-from .layer import PagedLayer, PagedPass
+from .layer import PagedLayer
 from .page_allocator import PageAllocator, PageTable
-from .tiling import COUNT, DECODE_ROWS, FIRST, PAGES, POSITION
+from .paged_pass import LayerKind, PagedPass, TableRows
+from .pool import Pool
+from .tiling import COUNT, FIRST, POSITION
 from .warm_passes import compiled_passes, kernel_passes
 
 PAGE = 32
@@ -49,13 +51,24 @@ class _State:
     full: int = PAGE
 
 
+class LayerConfig(NamedTuple):
+    """One layer's `window` (0: none), and the `kernels` that read its heads; layers of one shape have the same."""
+
+    window: int
+    kernels: Kernels
+
+
+def uniform(windows: Iterable[int], kernels: Kernels) -> list[LayerConfig]:
+    """Layers of one shape."""
+    return [LayerConfig(window, kernels) for window in windows]
+
+
 @dataclass(frozen=True)
 class PagedConfig:
-    """`pages` pages for layers with `windows` (0: none), whose heads `kernels` read. `selection` chooses what the
-    model's head sees. `decoder`, if any, computes passes with fused layers in place of the model."""
+    """`pages` pages for `layers`. `selection` chooses what the model's head sees. `decoder`, if any, computes passes
+    with fused layers in place of the model."""
 
-    windows: Sequence[int]
-    kernels: Kernels
+    layers: Sequence[LayerConfig]
     selection: Selection | None
     pages: int
     keep_prefixes: bool = True
@@ -68,9 +81,14 @@ class PagedConfig:
         return self.decoder is not None
 
     @property
+    def int8(self) -> bool:
+        """Whether keys and values are stored as int8."""
+        return self.layers[0].kernels.int8
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of a page in all layers."""
-        return len(self.windows) * self.kernels.page_bytes
+        return sum(layer.kernels.page_bytes for layer in self.layers)
 
     @property
     def cost(self) -> KvCost:
@@ -95,17 +113,21 @@ class PagedBackend:
     prefill_quantum = 0
 
     def __init__(self, config: PagedConfig, module: Any, live: Live) -> None:
-        kernels = config.kernels
+        self._shapes = list({id(layer.kernels): layer.kernels for layer in config.layers}.values())
         self.blocks = config.pages
         self.in_buckets = config.fused
         self._live = live
-        self._kernels = kernels
         self._page_bytes = config.page_bytes
-        self._step = PagedPass(kernels)
-        self.layers = [PagedLayer(kernels.new_pool(config.pages), window, self._step) for window in config.windows]
+        self._step = PagedPass(self._shapes)
+        self.layers = [self._new_layer(layer) for layer in config.layers]
         self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
         self._pages = PageAllocator(config.pages, PAGE, self._copy, keep_prefixes=config.keep_prefixes)
         self._copies: dict[int, int] = {}
+
+    def _new_layer(self, config: LayerConfig) -> PagedLayer:
+        kernels = config.kernels
+        shape = next(i for i, one in enumerate(self._shapes) if one is kernels)
+        return PagedLayer(LayerKind(0, shape, config.window), kernels, kernels.new_pool(self.blocks), self._step)
 
     @property
     def index(self) -> PrefixIndex | None:
@@ -113,7 +135,7 @@ class PagedBackend:
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
-        return PROMPT_SIZES if self.in_buckets and not self._kernels.int8 else ()
+        return PROMPT_SIZES if self.in_buckets and not self._step.int8 else ()
 
     def warm_passes(self, limits: WarmLimits) -> list[WarmPass]:
         passes = kernel_passes(self.chunk_sizes, self.blocks * PAGE, limits)
@@ -186,10 +208,10 @@ class PagedBackend:
 
     def order(self, segments: Sequence[RowSegment]) -> list[RowSegment]:
         """Short segments first, as they go to another kernel than long ones; both are padded to a bucket."""
-        short = DECODE_ROWS[-1] // self._kernels.rep
+        short = self._step.short
         many = [segment for segment in segments if len(segment.tokens) > short]
         few = [segment for segment in segments if len(segment.tokens) <= short] if many else list(segments)
-        if not self.in_buckets or (many and self._kernels.int8):
+        if not self.in_buckets or (many and self._step.int8):
             return [*few, *many]
         return [*few, *_missing(few, mixed_bucket if many else decode_bucket), *many, *_missing(many, prompt_bucket)]
 
@@ -200,17 +222,16 @@ class PagedBackend:
         owned: Any = slice(None) if batch.owned is None else batch.owned
         ends = (batch.starts + batch.counts)[owned].tolist()
         tables = [grow(segment.sequence.kv.table, end) for segment, end in zip(segments, ends, strict=True)]
-        pages = np.concatenate(tables)
-        lines = np.empty((len(segments), 4), np.int32)
+        lengths, pages = np.array([len(table) for table in tables], np.int32), np.concatenate(tables)
+        lines = np.zeros((len(segments), 4), np.int32)
         lines[:, FIRST] = batch.firsts[owned]
         lines[:, COUNT] = batch.counts[owned]
         lines[:, POSITION] = batch.starts[owned]
-        lines[:, PAGES] = np.cumsum([0, *map(len, tables[:-1])])
-        first_page = np.repeat(lines[:, PAGES], lines[:, COUNT])
+        first_page = np.repeat(np.cumsum(lengths) - lengths, lines[:, COUNT])
         tokens = owned if batch.owned is None else _tokens_of(batch)
         at, slots = positions[tokens], np.full(batch.count, NOWHERE, np.int32)
         slots[tokens] = pages[first_page + at // PAGE] * PAGE + at % PAGE
-        self._step.begin(lines, positions, slots, pages)
+        self._step.begin(lines, positions, [TableRows(pages, lengths, 0, slots)])
 
     # Copies of pages ---------------------------------------------------------------------------------------------
 
@@ -233,10 +254,13 @@ class PagedBackend:
         """Launch the copies at once: whatever is computed later comes after them."""
         if not self._copies:
             return
-        pairs = np.array([(source, target) for target, source in self._copies.items()], np.int32)
-        pools = [layer.pool for layer in self.layers]
-        mx.async_eval(self._kernels.copy_pages(pools, *self._step.put(pairs)))  # type: ignore[no-untyped-call]
+        (pairs,) = self._step.put(np.array([(source, target) for target, source in self._copies.items()], np.int32))
+        copied = [kernels.copy_pages(self._pools_of(kernels), pairs) for kernels in self._shapes]
+        mx.async_eval(copied)  # type: ignore[no-untyped-call]
         self._copies.clear()  # not where that failed: other sequences go on with their copies
+
+    def _pools_of(self, kernels: Kernels) -> list[Pool]:
+        return [layer.pool for layer in self.layers if layer.kernels is kernels]
 
     # The whole ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +269,8 @@ class PagedBackend:
         del self._forward
         self._copies.clear()
         self._step.close()
-        self._kernels.close()
+        for kernels in self._shapes:
+            kernels.close()
         for layer in self.layers:
             layer.pool.free()
             layer.written = None

@@ -56,6 +56,11 @@ class Kernels(PoolKernels):
     chip: DeviceProperties = field(default_factory=DeviceProperties)
     _partial: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, repr=False, kw_only=True)
 
+    @property
+    def short(self) -> int:
+        """The most tokens of a segment that the decode kernel takes; longer ones go to the prefill kernel."""
+        return DECODE_ROWS[-1] // self.rep
+
     @classmethod
     def check(cls, shape: AttentionShape) -> None:
         """Raise Unsupported where these kernels can't compute such attention."""

@@ -56,11 +56,6 @@ class Tiles:
     parts: int
 
 
-def is_short(tokens: Any, rep: int) -> Any:
-    """Whether segments of so many tokens go to the decode kernel."""
-    return tokens * rep <= DECODE_ROWS[-1]
-
-
 def decode_tiles(segments: Segments, *, rep: int, heads: int, window: int) -> Tiles:
     """One tile for each segment, all of which are short, split so that every block reads as many cached tokens."""
     most = int(segments[:, COUNT].max()) * rep

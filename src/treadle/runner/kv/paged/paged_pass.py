@@ -1,0 +1,188 @@
+"""Data of a step that the layers of the paged backend share: positions, page tables, and the work of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ...device.staging import Staging
+from ...forward.compiled import CompiledPasses
+from .kernels import Kernels
+from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, decode_tiles, prefill_tiles
+
+_LEAST_PAGES = 4096
+"""The least length of a step's page table: each length is another compiled pass."""
+_LEAST_DEQUANTIZED = 64
+"""The same where pages are dequantized for prompts, and nothing is compiled."""
+_BLOCKS = 512
+"""The least blocks of a prefill launch. Those without work cost nearly nothing, as they all run at once."""
+
+
+class LayerKind(NamedTuple):
+    """Layers whose attention has the same work: the index of their page table, that of their kernels, and their window
+    (0: none)."""
+
+    table: int
+    shape: int
+    window: int
+
+
+class TableRows(NamedTuple):
+    """One table's pages of a step: `pages` (P,) of all segments, one sequence after the other, `lengths` (N,) of them
+    for each segment, the first of which has index `skipped` (N,) in its sequence; and the `slots` (T,) that tokens are
+    written to."""
+
+    pages: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+    skipped: npt.NDArray[np.int32] | int
+    slots: npt.NDArray[np.int32]
+
+
+@dataclass
+class StepTable:
+    """One table in a step, on the device: the `slots` (T,) in the pools that tokens are written to, and the page tables
+    for prefill and decode. `segments` are those of each kernel, on the host."""
+
+    slots: Any = None
+    pages: tuple[Any, Any] = (None, None)
+    segments: dict[bool, Segments] = field(default_factory=dict)
+
+
+@dataclass
+class PagedPass:
+    """A step's data that all layers share.
+
+    Tokens [0, decode_tokens) of `count` belong to the decode kernel, the rest to the prefill kernel; padding belongs to
+    neither. Layers have one of `shapes`. There is one of `tables` for each group of layers whose sequences hold the
+    same pages. `tiles` are the attention kernels' work, by (decode, kind of layers). `compiled` caches passes over
+    these layers.
+    """
+
+    shapes: Sequence[Kernels]
+    positions: Any = None
+    tables: Sequence[StepTable] = ()
+    counters: tuple[Any, Any] = (None, None)
+    compiled: CompiledPasses = field(default_factory=CompiledPasses)
+    count: int = 0
+    decode_tokens: int = 0
+    tiles: dict[tuple[bool, LayerKind], Tiles] = field(default_factory=dict)
+    kinds: set[LayerKind] = field(default_factory=set)
+    _staging: Staging = field(default_factory=Staging)
+
+    @property
+    def short(self) -> int:
+        """The most tokens of a segment for the decode kernels of all shapes."""
+        return min(kernels.short for kernels in self.shapes)
+
+    @property
+    def int8(self) -> bool:
+        return self.shapes[0].int8
+
+    def begin(self, segments: Segments, positions: npt.NDArray[np.int32], rows: Sequence[TableRows]) -> None:
+        """Start the next step; `segments` begin with the short ones, and `rows` are the pages of each table."""
+        if self.counters[0] is None:  # one for each kernel: they may run at the same time
+            self.counters = (mx.zeros(COUNTERS, mx.int32), mx.zeros(COUNTERS, mx.int32))
+            mx.eval(self.counters)
+        short = int(np.count_nonzero(segments[:, COUNT] <= self.short))
+        self.count = len(positions)
+        self.decode_tokens = int(segments[short, FIRST]) if short < len(segments) else self.count
+        self.tables = tables = [StepTable(segments=self._split(segments, of, short)) for of in rows]
+        arrays = [positions]
+        for of in rows:
+            arrays += [of.slots, *self._pages(of, short)]
+        made = {key: self._plan(*key) for key in self._keys(self.kinds)}
+        staged = iter(self._staging.put(*arrays, *(tiles.items for tiles in made.values())))
+        self.positions = next(staged)
+        for table in tables:
+            table.slots, table.pages = next(staged), (next(staged), next(staged))
+        self.tiles = {key: replace(tiles, items=next(staged)) for key, tiles in made.items()}
+
+    def _split(self, segments: Segments, rows: TableRows, short: int) -> dict[bool, Segments]:
+        """The segments of each kernel, with the place at which the page of position 0 of each one is, or would be."""
+        lines, starts = segments.copy(), np.cumsum(rows.lengths) - rows.lengths
+        lines[:, PAGES] = starts - rows.skipped
+        few, many = lines[:short], lines[short:]
+        if len(many):
+            many[:, PAGES] -= starts[short]
+            many[:, FIRST] -= self.decode_tokens
+        return {decode: of for decode, of in ((True, few), (False, many)) if len(of)}
+
+    def _pages(self, rows: TableRows, short: int) -> list[npt.NDArray[np.int32]]:
+        """The padded page tables of the prefill and the decode kernel."""
+        border = int(rows.lengths[:short].sum())
+        least = _LEAST_DEQUANTIZED if self.int8 else _LEAST_PAGES
+        return [_padded(rows.pages[border:], least), _padded(rows.pages[:border], _LEAST_PAGES)]
+
+    def put(self, *arrays: npt.NDArray[Any]) -> list[Any]:
+        """Arrays of a step, on the device."""
+        return self._staging.put(*arrays)
+
+    def close(self) -> None:
+        """Drop everything: compiled passes hold the pools."""
+        self.compiled.clear()
+        self.positions = None
+        self.tables = ()
+        self.counters = (None, None)
+        self.tiles = {}
+        self._staging = Staging()
+
+    def tiles_of(self, kind: LayerKind, *, decode: bool) -> Tiles:
+        """The step's tiles, made once; tokens are counted from the first of their kernel. Those of a kind that an
+        earlier step asked for are made when a step begins, and staged with its other arrays."""
+        if (decode, kind) not in self.tiles:
+            self.kinds.add(kind)
+            made = self._plan(decode, kind)
+            self.tiles[decode, kind] = replace(made, items=self._staging.put(made.items)[0])
+        return self.tiles[decode, kind]
+
+    def _plan(self, decode: bool, kind: LayerKind) -> Tiles:
+        kernels, some = self.shapes[kind.shape], self.tables[kind.table].segments[decode]
+        if decode:
+            made = decode_tiles(some, rep=kernels.rep, heads=kernels.heads, window=kind.window)
+            most = (made.blocks + 8) // 8 + made.blocks + self.decode_tokens  # however the segments are split
+            return replace(made, items=_padded(made.items, 1 << (most - 1).bit_length()))
+        made = prefill_tiles(some, rep=kernels.rep, heads=kernels.heads, window=kind.window, dim=kernels.dim)
+        items = _padded(made.items, _BLOCKS // kernels.heads)
+        blocks, room = len(items), 2 * _BLOCKS // kernels.heads  # for partial results, also where no tile is split
+        return replace(made, items=items, blocks=blocks, parts=room if blocks <= room else blocks if made.parts else 0)
+
+    def _keys(self, kinds: set[LayerKind]) -> list[tuple[bool, LayerKind]]:
+        return [(decode, kind) for kind in sorted(kinds) for decode in self.tables[kind.table].segments]
+
+    # Compiled passes -----------------------------------------------------------------------------------------------
+
+    def inputs(self, kinds: set[LayerKind]) -> tuple[Hashable, list[Any]]:
+        """The constants of a compiled pass for layers of such `kinds`, and the arrays that it takes each time."""
+        keys = self._keys(kinds)
+        tiles = [self.tiles_of(kind, decode=decode) for decode, kind in keys]
+        shapes = [(of.rows, of.blocks, of.parts, of.items.shape) for of in tiles]
+        pages = [array for table in self.tables for array in table.pages]
+        constants = (self.count, self.decode_tokens, *(array.shape for array in pages), *keys, *shapes)
+        slots = [table.slots for table in self.tables]
+        return constants, [self.positions, *slots, *pages, *(of.items for of in tiles)]
+
+    def template(self, kinds: set[LayerKind]) -> PagedPass:
+        """The step without its arrays: with other arrays, it is a step with the same constants."""
+        bare = {key: replace(self.tiles[key], items=None) for key in self._keys(kinds)}
+        return replace(self, positions=None, tables=[StepTable() for _ in self.tables], tiles=bare)
+
+    def filled(self, arrays: Sequence[Any]) -> PagedPass:
+        """The template with `arrays` as `inputs` returns them."""
+        rest = iter(arrays)
+        positions, slots = next(rest), [next(rest) for _ in self.tables]
+        tables = [StepTable(one, (next(rest), next(rest))) for one in slots]
+        tiles = {key: replace(of, items=next(rest)) for key, of in self.tiles.items()}
+        return replace(self, positions=positions, tables=tables, tiles=tiles)
+
+
+def _padded(array: npt.NDArray[np.int32], least: int) -> npt.NDArray[np.int32]:
+    """`array` (n, ...), padded with zeros to a power of two from `least` on. A tile of zeros has no rows."""
+    size = max(least, 1 << (len(array) - 1).bit_length())
+    padded = np.zeros((size, *array.shape[1:]), np.int32)
+    padded[: len(array)] = array
+    return padded
