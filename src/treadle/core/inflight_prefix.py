@@ -8,7 +8,7 @@ another leader, and joins if there is none.
 - A leader has joined and a waiting sequence has not, so none waits in a circle, and a sequence that needs memory before
   it can join keeps no other waiting.
 - A sequence that computes its whole prompt, for results of each token, neither waits nor leads.
-- If a runner can share only checkpoints of running sequences (`Sharing.MARKED`), what others have committed is of no
+- If a runner can share only checkpoints of running sequences (`Sharing.marks`), what others have committed is of no
   use, and the leader's chunks name the checkpoints to keep.
 - The last token of a prompt is never reused, so it is not part of the shared prefix.
 - Most pairs of prompts differ in one token that is compared first, at most MAX_LEADERS leaders are compared further,
@@ -34,7 +34,7 @@ def waits_for_prefix(
     """Whether `seq`, which could join, waits for one of the `joined` sequences instead."""
     leader = seq.prefix_leader
     if leader is None or not _can_lead(leader) or leader.committed_tokens >= seq.awaited_tokens:
-        seq.prefix_leader = _find_leader(seq, joined, min_shared, marked=sharing is Sharing.MARKED)
+        seq.prefix_leader = _find_leader(seq, joined, min_shared, marked=sharing.marks)
     return seq.prefix_leader is not None
 
 

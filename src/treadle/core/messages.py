@@ -273,6 +273,17 @@ class Sharing(StrEnum):
     MARKED = "marked"  # a copy, where a plan asked for one to be kept
     COPIED = "copied"  # a copy of all that it has computed
     HELD = "held"  # the same blocks: those count once
+    HELD_MARKED = "held-marked"  # the same blocks, up to positions that a plan asked to keep
+
+    @property
+    def holds(self) -> bool:
+        """Whether sequences with a common prefix hold the same blocks."""
+        return self in (Sharing.HELD, Sharing.HELD_MARKED)
+
+    @property
+    def marks(self) -> bool:
+        """Whether only the positions that plans ask to keep can be reused."""
+        return self in (Sharing.MARKED, Sharing.HELD_MARKED)
 
 
 class KvCapabilities(Message, frozen=True):

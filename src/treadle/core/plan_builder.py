@@ -64,7 +64,7 @@ class PlanBuilder:
     @property
     def shares_blocks(self) -> bool:
         """Whether sequences with a common prefix hold the same blocks."""
-        return self._sharing is Sharing.HELD and self._min_shared > 0
+        return self._sharing.holds and self._min_shared > 0
 
     def build(
         self, step: int, running: Collection[Sequence], demand: DecodeDemand, budget: BlockBudget
@@ -160,7 +160,7 @@ class PlanBuilder:
         return chunks, shares.on_credit
 
     def _chunk(self, seq: Sequence, count: int, step: int, waiting: Collection[Sequence]) -> PrefillChunk:
-        marks = checkpoints(seq, waiting) if self._sharing is Sharing.MARKED else ()
+        marks = checkpoints(seq, waiting) if self._sharing.marks else ()
         chunk = PrefillChunk(id=seq.id, start=seq.num_computed_tokens, count=count, checkpoints=marks)
         seq.num_computed_tokens += count
         seq.last_prefill_step = step

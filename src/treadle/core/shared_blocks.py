@@ -1,4 +1,4 @@
-"""Blocks that a sequence will share with a running one once it joins (`Sharing.HELD`). They cost no memory.
+"""Blocks that a sequence will share with a running one once it joins (`Sharing.holds`). They cost no memory.
 
 Only blocks of applied steps count: until a leader has computed a prompt, every sequence that waits for it is counted in
 full. If the running sequence ends first, its blocks are only cached, and sequences admitted because of them may be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from treadle.cache.prefix_index import _descendants
 from treadle.cache.prefix_node import Node
 from treadle.runner.kv.paged.page_allocator import PageAllocator, PageTable
+from treadle.runner.kv.paged.window_pages import WindowPages, WindowTable
 
 
 class NamedPages(PageAllocator):
@@ -26,7 +28,7 @@ class NamedPages(PageAllocator):
     def begin(self, name: str, salt: str = "") -> PageTable:
         """A new sequence's table; one of that name goes first."""
         self.drop(name)
-        self.tables[name] = PageTable(name, salt)
+        self.tables[name] = self.new_table(name, salt)
         return self.tables[name]
 
     def reuse_for(self, name: str, salt: str, tokens: Sequence[int]) -> int:
@@ -63,10 +65,26 @@ def check(pages: PageAllocator, rows: Iterable[PageTable]) -> None:
         assert len(free) + len(own) + pages.index.size == pages.count
         assert pages.free == len(free) + pages.index.evictable
     assert pages.held == len(set(own) | {above.handle for node in held for above in path(node)})
+    for i in range(len(pages.windows)):
+        check_windows(pages.windows[i], [row.windows[i] for row in rows], kept)
     for row in rows:
         assert row.pages[: row.shared].tolist() == [node.handle for node in row.nodes]
         assert [node.parent for node in row.nodes[1:]] == row.nodes[:-1]
         assert all(node.salt == row.salt and node.tokens == pages.size for node in row.nodes)
+
+
+def check_windows(pages: WindowPages, tables: Sequence[WindowTable], kept: set[int]) -> None:
+    """Every page is free, one row's own, or a block's of the index; rows hold as many as are counted."""
+    held = Counter(page for table in tables for page in table.pages.tolist())
+    attached = {int(page): handle for handle, page in enumerate(pages._page_of) if page >= 0}
+    own = [page for page in held if page not in attached]
+    assert sorted([*pages._free, *own, *attached]) == list(range(pages.count))
+    assert all(pages._handle_of[page] == attached.get(page, -1) for page in range(pages.count))
+    assert set(attached.values()) <= kept
+    assert all(pages._holders[page] == held[page] for page in attached)
+    assert set(pages._idle) == {page for page in attached if not held[page]}
+    assert all(held[page] == 1 for page in own)
+    assert pages.held == len(held)
 
 
 def path(node: Node) -> Iterable[Node]:

@@ -8,8 +8,9 @@ from typing import Any
 import mlx.core as mx
 
 from tests.support.cuda import ReferenceKernels
-from treadle.runner.kv.paged.backend import PAGE, PagedConfig
+from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.kernels import Kernels
+from treadle.runner.kv.paged.paged_pass import PAGE
 from treadle.runner.loading import candidates
 from treadle.runner.loading.backend_choice import BackendChoice, Rejection
 from treadle.runner.loading.model import LoadedModel

@@ -201,7 +201,7 @@ def test_pages_are_copied_together_before_the_next_pass(monkeypatch: pytest.Monk
         assert rows.reuse(row, "", (i,) * 15) == 15
         rows.admit(row, "", (i,) * 16)
     assert Counting.copies == 0
-    rows.backend._copy_now()
+    rows.backend._copies.launch()
     assert Counting.copies == 1
     assert contents(rows, "a") == contents(rows, "c") == [[1.0]] * LAYERS
     assert contents(rows, "b") == [[2.0]] * LAYERS
@@ -221,7 +221,7 @@ def test_a_page_that_a_copy_is_made_of_is_not_written_over_before(
     rows.release("b")
     assert rows.reuse("c", "", (2,) * 15) == 15  # where `b` was
     assert Counting.copies == 2
-    rows.backend._copy_now()
+    rows.backend._copies.launch()
     assert contents(rows, "a") == [[1.0]] * LAYERS
     assert contents(rows, "c") == [[2.0]] * LAYERS
 

@@ -20,8 +20,9 @@ from treadle.errors import ConfigError
 from treadle.runner import build
 from treadle.runner.kv.backend import Unsupported
 from treadle.runner.kv.cost import KvCost
-from treadle.runner.kv.paged.backend import PAGE, PagedConfig
+from treadle.runner.kv.paged.backend import PagedConfig
 from treadle.runner.kv.paged.kernels import AttentionShape, Kernels
+from treadle.runner.kv.paged.paged_pass import PAGE
 from treadle.runner.loading import candidates, choose_backend, loader
 from treadle.runner.loading.backend_choice import BackendChoice, BackendRequest, Rejection
 from treadle.runner.loading.model import LoadedModel

@@ -15,7 +15,7 @@ class Copies:
         self.done: list[tuple[int, int]] = []
         self.broken = False
 
-    def __call__(self, source: int, target: int) -> None:
+    def __call__(self, table: int, source: int, target: int) -> None:
         if self.broken:
             raise ArithmeticError("no copy today")
         self.done.append((source, target))

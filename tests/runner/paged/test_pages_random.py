@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
 from tests.runner.paged.checks import NamedPages, check
+from treadle.runner.kv.paged.window_pages import WindowPages
 
 SIZE = 4
+SLACK = 3
 Content = list[int | None]
 
 
@@ -23,24 +26,33 @@ class Living:
     computed: int
     settled: int
     in_flight: tuple[int, ...] = ()
+    seen: dict[int, int] = field(default_factory=dict)
+    """By window, the first place that its first token of its own sees."""
 
 
 class World:
     """Rows over pages that hold tokens instead of keys and values. A step that computes a token writes it."""
 
-    def __init__(self, seed: int, count: int, *, keep_prefixes: bool = True) -> None:
+    def __init__(self, seed: int, count: int, *, keep_prefixes: bool = True, windows: Sequence[int] = ()) -> None:
         self.dice = random.Random(seed)
-        self.memory: list[Content] = [[None] * SIZE for _ in range(count)]
-        self.pages = NamedPages(count, SIZE, self._copy, keep_prefixes=keep_prefixes)
+        self.windows = windows
+        self.memory: list[list[Content]] = [[[None] * SIZE for _ in range(count)] for _ in range(1 + len(windows))]
+        self.pages = NamedPages(
+            count,
+            SIZE,
+            self._copy,
+            keep_prefixes=keep_prefixes,
+            windows=[WindowPages(count, SIZE, window, count, SLACK) for window in windows],
+        )
         self.rows: dict[str, Living] = {}
         self.said: list[tuple[str, list[int]]] = []
         self.born = self.refused = self.reused = self.failing = 0
 
-    def _copy(self, source: int, target: int) -> None:
+    def _copy(self, table: int, source: int, target: int) -> None:
         if self.failing:
             self.failing -= 1
             raise ArithmeticError("no copy today")
-        self.memory[target] = list(self.memory[source])
+        self.memory[table][target] = list(self.memory[table][source])
 
     def prompt(self) -> tuple[str, list[int]]:
         """Some are another's beginning, or go on from it."""
@@ -59,14 +71,21 @@ class World:
         assert 0 <= reused < len(tokens)
         assert gone is not None or room - self.pages.free <= -(-reused // SIZE), "more than there is room for it"
         self.rows[id_] = Living(salt, tokens, reused, reused)
+        self.rows[id_].seen = {window: max(0, reused - window + 1) for window in self.windows}
         self.reused += reused
         self.see(id_, reused)
 
     def see(self, id_: str, count: int) -> None:
         """Its pages hold its first `count` tokens, in order."""
         row, table = self.rows[id_], self.pages[id_].tolist()
-        found = [token for page in table for token in self.memory[page]][:count]
+        found = [token for page in table for token in self.memory[0][page]][:count]
         assert found == row.tokens[:count]
+        for memory, window, own in zip(self.memory[1:], self.windows, self.pages.tables[id_].windows, strict=True):
+            first = max(row.seen[window], row.settled - SLACK - window + 1)
+            for place in range(first, count):
+                assert own.first <= place // SIZE < own.count
+                assert memory[own.table[place // SIZE]][place % SIZE] == row.tokens[place]
+            assert len(own.pages) * SIZE <= window + SLACK + row.computed - row.settled + 3 * SIZE
 
     def start(self, id_: str) -> None:
         """Compute some tokens, those before the last first; a row at its end gains one first."""
@@ -74,8 +93,11 @@ class World:
         if row.computed == len(row.tokens):
             row.tokens.append(self.dice.randrange(3))
         target = min(len(row.tokens), row.computed + self.dice.choice([1, 1, 3, 9]))
+        mine = self.pages.tables[id_]
         try:
-            self.pages.grow(self.pages.tables[id_], target)
+            self.pages.grow(mine, target)
+            for pages, own in zip(self.pages.windows, mine.windows, strict=True):
+                pages.grow(own, target)
         except MemoryError:
             assert self.pages.free == 0
             self.refused += 1
@@ -86,15 +108,29 @@ class World:
             page = table[place // SIZE]
             assert place // SIZE >= self.pages.tables[id_].shared, "a row writes to a page of the index"
             assert page not in others, "a row writes to another's page"
-            self.memory[page][place % SIZE] = row.tokens[place]
+            self.memory[0][page][place % SIZE] = row.tokens[place]
+            self.write_windows(id_, place)
         row.computed = target
         self.see(id_, target)
+
+    def write_windows(self, id_: str, place: int) -> None:
+        """No page that others hold, or that the index has, is written."""
+        for i, (memory, own) in enumerate(zip(self.memory[1:], self.pages.tables[id_].windows, strict=True)):
+            page = int(own.table[place // SIZE])
+            others = [table.windows[i] for other, table in self.pages.tables.items() if other != id_]
+            assert page not in [held for other in others for held in other.pages.tolist()]
+            assert page not in self.pages.windows[i]._page_of
+            memory[page][place % SIZE] = self.rows[id_].tokens[place]
 
     def settle(self, id_: str) -> None:
         """Steps are finished: all or some of what was computed is known."""
         row = self.rows[id_]
         row.settled = self.dice.randint(row.settled, row.computed)
-        self.pages.commit(self.pages.tables[id_], row.tokens[: row.settled])
+        mine = self.pages.tables[id_]
+        if self.dice.random() < 0.2:
+            mine.marks.append(self.dice.randint(0, len(row.tokens)))
+        self.pages.commit(mine, row.tokens[: row.settled])
+        self.pages.leave_behind(mine, row.settled)
         self.see(id_, row.computed)
 
     def leave(self, id_: str) -> None:
@@ -107,7 +143,12 @@ class World:
         """A step failed: what it wrote is anything."""
         own = self.pages[id_][self.pages.tables[id_].shared :].tolist()
         for page in own:
-            self.memory[page] = [9] * SIZE
+            self.memory[0][page] = [9] * SIZE
+        tables = self.pages.tables[id_].windows
+        for memory, pages, mine in zip(self.memory[1:], self.pages.windows, tables, strict=True):
+            for page in mine.pages.tolist():
+                if pages._handle_of[page] < 0:
+                    memory[page] = [9] * SIZE
         del self.rows[id_]
         self.pages.drop(id_)
 
@@ -131,9 +172,10 @@ class World:
             self.see(id_, row.computed)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_rows_find_their_own_tokens_whatever_others_do(seed: int) -> None:
-    world = World(seed, count=random.Random(seed).choice([6, 12, 40]))
+@pytest.mark.parametrize("windows", [(), (1,), (7, 16)], ids=str)
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_find_their_own_tokens_whatever_others_do(seed: int, windows: Sequence[int]) -> None:
+    world = World(seed, count=random.Random(seed).choice([6, 12, 40]), windows=windows)
     for _ in range(600):
         world.step()
     assert world.reused > 0
@@ -142,6 +184,7 @@ def test_rows_find_their_own_tokens_whatever_others_do(seed: int) -> None:
         check(world.pages, world.pages.tables.values())
     assert world.pages.held == 0
     assert world.pages.free == world.pages.count
+    assert all(pages.held == 0 for pages in world.pages.windows)
 
 
 @pytest.mark.parametrize("seed", range(3))

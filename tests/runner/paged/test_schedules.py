@@ -24,7 +24,8 @@ from treadle.core import block_budget
 from treadle.core.messages import FinishReason, Sampling, Submit
 from treadle.runner.forward.ragged import RaggedBatch
 from treadle.runner.kv.contiguous.backend import ContiguousConfig
-from treadle.runner.kv.paged.backend import NOWHERE, PAGE, PagedBackend
+from treadle.runner.kv.paged.backend import PagedBackend
+from treadle.runner.kv.paged.paged_pass import NOWHERE, PAGE
 from treadle.runner.loading.model import LoadedModel
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.sampling import sampler

@@ -14,7 +14,8 @@ from ..device.owner_thread import mlx_runtime
 from ..device.self_test import FAULTS
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import KvBackend, KvConfig, Unsupported
-from ..kv.paged.backend import PAGE, PagedBackend, PagedConfig
+from ..kv.paged.backend import PagedBackend, PagedConfig
+from ..kv.paged.paged_pass import PAGE
 from .reference import Filling, Found, Reference, Trial
 
 

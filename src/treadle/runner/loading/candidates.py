@@ -17,8 +17,9 @@ from ..kv.backend import Unsupported
 from ..kv.contiguous.backend import ContiguousConfig
 from ..kv.contiguous.buffer import STEP
 from ..kv.cost import KvCost
-from ..kv.paged.backend import PAGE, LayerConfig, PagedConfig
+from ..kv.paged.backend import LayerConfig, PagedConfig
 from ..kv.paged.kernels import AttentionShape, Kernels
+from ..kv.paged.paged_pass import PAGE
 from ..mlxlm import MlxLm
 from .attention_shape import attention_shapes, check_attention
 from .backend_choice import BackendRequest, Rejection
@@ -56,10 +57,16 @@ def paged(
     keep_prefixes: bool,
     bits: int = 16,
     kernels: type[Kernels] = Kernels,
+    max_running: int = 0,
+    step_tokens: int = 0,
 ) -> PagedConfig:
     """As many pages as `budget` bytes hold, tested with the reference's module. Its layers are fused; where that can't
-    be, the reason is added to `rejected`. With 8 `bits` keys and values are stored as int8."""
-    config = _pages(reference.library, reference.module, budget, bits, kernels)
+    be, the reason is added to `rejected`. With 8 `bits` keys and values are stored as int8. Steps compute at most
+    `step_tokens` tokens of `max_running` sequences (0: not known)."""
+    if not budget:
+        raise Unsupported("nothing says how much memory there is for pages")
+    config = _pages(reference.library, reference.module, bits, kernels)
+    config = replace(config, max_running=max_running, step_tokens=step_tokens).with_memory(budget)
     if config.int8:
         reference = reference.for_int8()
     try:
@@ -75,15 +82,12 @@ def paged(
     return replace(config, keep_prefixes=keep_prefixes)
 
 
-def _pages(library: MlxLm, module: Any, budget: int, bits: int, kernels: type[Kernels]) -> PagedConfig:
-    if not budget:
-        raise Unsupported("nothing says how much memory there is for pages")
+def _pages(library: MlxLm, module: Any, bits: int, kernels: type[Kernels]) -> PagedConfig:
     windows = routed_windows(library, module)
     shapes = _shapes(module, len(windows))
     made = {shape: _kernels(shape, bits, kernels) for shape in dict.fromkeys(shapes)}
     layers = [LayerConfig(window, made[shape]) for window, shape in zip(windows, shapes, strict=True)]
-    config = PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False)
-    return replace(config, pages=budget // config.page_bytes)
+    return PagedConfig(layers, library.selection(module), pages=0, keep_prefixes=False)
 
 
 def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
@@ -95,7 +99,7 @@ def _with_fused_layers(module: Any, config: PagedConfig) -> PagedConfig:
 
 def _test_pages(reference: Reference, config: PagedConfig) -> None:
     trials = reference.trials(config.pages * PAGE // 2)
-    self_test(reference, replace(config, pages=pages_for(trials)), trials)
+    self_test(reference, replace(config, pages=pages_for(trials), max_running=0), trials)
 
 
 def routed_windows(library: MlxLm, module: Any) -> list[int]:

@@ -77,7 +77,14 @@ class _Choosing:
             self._off()
             return None
         budget = mem.kv_budget(request.memory, request.device, mem.PAGES_SHARE)
-        make = partial(candidates.paged, self._found.reference, budget, self.rejected)
+        make = partial(
+            candidates.paged,
+            self._found.reference,
+            budget,
+            self.rejected,
+            max_running=request.max_running,
+            step_tokens=request.prefill_tokens,
+        )
         bits, keep_prefixes = request.kv_bits or 16, request.keep_prefixes
         config = self._tried("paged", partial(make, keep_prefixes=keep_prefixes, bits=bits, kernels=self._kernels))
         if config is not None:
@@ -168,7 +175,7 @@ def _sized(config: PagedConfig, module: Any, budget: int, request: BackendReques
             request.prefill_tokens,
         )
     budget = min(budget, left)
-    return BackendChoice(replace(config, pages=budget // config.page_bytes), cost, budget, tokens)
+    return BackendChoice(replace(config, step_tokens=tokens).with_memory(budget), cost, budget, tokens)
 
 
 def _left(config: PagedConfig, module: Any, tokens: int, device: str) -> int:

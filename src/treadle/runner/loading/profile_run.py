@@ -12,7 +12,8 @@ from ...core.plan import MAX_SCORED_TOKENS
 from ..device.owner_thread import mlx_runtime
 from ..forward.segments import KvSequence, RowSegment
 from ..kv.backend import KvBackend
-from ..kv.paged.backend import PAGE, PagedConfig
+from ..kv.paged.backend import PagedConfig
+from ..kv.paged.paged_pass import PAGE
 
 
 def step_bytes(config: PagedConfig, module: Any, tokens: int) -> int:
@@ -22,7 +23,7 @@ def step_bytes(config: PagedConfig, module: Any, tokens: int) -> int:
     What a pass computes on its way is not freed before it has ended: MLX hands it to the device as a whole. Memory that
     the first pass leaves to all others is counted once. Raises OutOfMemory where not even this fits.
     """
-    small = replace(config, pages=-(-(tokens + 1) // PAGE), keep_prefixes=False)
+    small = replace(config, pages=-(-(tokens + 1) // PAGE), max_running=0, keep_prefixes=False)
     with mlx_runtime("measuring a step"):
         backend = small.build(module, {}, time.monotonic)
     try:

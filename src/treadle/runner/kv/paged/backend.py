@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -26,17 +26,17 @@ from ...mlxlm import Selection
 from ..backend import Clock, LeastMemory, Live, WarmLimits, WarmPass
 from ..cost import KvCost
 from ..prefix_view import PrefixView
+from .copies import PageCopies
 from .kernels import Kernels
 from .layer import PagedLayer
 from .page_allocator import PageAllocator, PageTable
-from .paged_pass import LayerKind, PagedPass, TableRows
-from .pool import Pool
+from .paged_pass import PAGE, LayerKind, PagedPass, table_rows
 from .tiling import COUNT, FIRST, POSITION
 from .warm_passes import compiled_passes, kernel_passes
+from .window_pages import WindowPages
 
-PAGE = 32
-NOWHERE = -1
-"""The slot of a padding token."""
+SLACK = PAGE
+"""Tokens behind a window that are kept: a sequence may go back by so many."""
 _LEAST_PAGES = 2
 """Pages that the smallest warm-up steps take: one for each of two sequences."""
 
@@ -66,13 +66,19 @@ def uniform(windows: Iterable[int], kernels: Kernels) -> list[LayerConfig]:
 @dataclass(frozen=True)
 class PagedConfig:
     """`pages` pages for `layers`. `selection` chooses what the model's head sees. `decoder`, if any, computes passes
-    with fused layers in place of the model."""
+    with fused layers in place of the model.
+
+    Steps compute at most `step_tokens` tokens of `max_running` sequences (0: not known). Where some layers see all
+    tokens, those with a window have pages of their own, for the tokens that such sequences can see.
+    """
 
     layers: Sequence[LayerConfig]
     selection: Selection | None
     pages: int
     keep_prefixes: bool = True
     decoder: Any | None = None
+    max_running: int = 0
+    step_tokens: int = 0
 
     name = "paged"
 
@@ -86,17 +92,56 @@ class PagedConfig:
         return self.layers[0].kernels.int8
 
     @property
+    def windows(self) -> list[int]:
+        """The windows of groups of layers with pages of their own, ascending."""
+        windows = {layer.window for layer in self.layers}
+        return sorted(windows - {0}) if 0 in windows else []
+
+    @property
     def page_bytes(self) -> int:
-        """Bytes of a page in all layers."""
-        return sum(layer.kernels.page_bytes for layer in self.layers)
+        """Bytes of a page in all layers without pages of their own."""
+        return self.page_bytes_of(0) if self.windows else sum(layer.kernels.page_bytes for layer in self.layers)
 
     @property
     def cost(self) -> KvCost:
-        """Memory of a sequence, by the token."""
-        return KvCost(self.page_bytes // PAGE, 0)
+        """Memory of a sequence, by the token and at most for its windows."""
+        row_bytes = sum(self._seen_pages(window) * self.page_bytes_of(window) for window in self.windows)
+        return KvCost(self.page_bytes // PAGE, row_bytes)
+
+    def window_pages(self, window: int) -> int:
+        """Pages of the layers with `window`: for all tokens where these are fewer than what sequences see, which is
+        enough then, as each token has a page in the other layers."""
+        if not self.max_running or not self.step_tokens:
+            return self.pages
+        return min(self.pages, self._most_pages(window))
+
+    def with_memory(self, budget: int) -> PagedConfig:
+        """This backend with as many pages as `budget` bytes hold."""
+        each = self.page_bytes + sum(map(self.page_bytes_of, self.windows))
+        if self.max_running and self.step_tokens:
+            for window in sorted(self.windows, key=self._most_pages):
+                most = self._most_pages(window)
+                if budget // each > most:
+                    budget -= most * self.page_bytes_of(window)
+                    each -= self.page_bytes_of(window)
+        return replace(self, pages=budget // each)
+
+    def page_bytes_of(self, window: int) -> int:
+        """Bytes of a page in all layers with this window."""
+        return sum(layer.kernels.page_bytes for layer in self.layers if layer.window == window)
+
+    def _seen_pages(self, window: int) -> int:
+        """The most pages that a sequence holds of a window, whatever of its tokens is in flight."""
+        return -(-(window + SLACK) // PAGE) + 2
+
+    def _most_pages(self, window: int) -> int:
+        """Pages with which sequences never lack one, and as many again to keep the windows of cached prefixes."""
+        in_flight = 2 * -(-self.step_tokens // PAGE)
+        return 2 * self.max_running * self._seen_pages(window) + in_flight
 
     def least_memory(self, max_running: int) -> LeastMemory:
-        return LeastMemory(_LEAST_PAGES * self.page_bytes, f"{_LEAST_PAGES} pages", "give more `memory`")
+        each = self.page_bytes + sum(map(self.page_bytes_of, self.windows))
+        return LeastMemory(_LEAST_PAGES * each, f"{_LEAST_PAGES} pages", "give more `memory`")
 
     def build(self, module: Any, live: Live, clock: Clock = time.monotonic) -> PagedBackend:
         return PagedBackend(self, module, live)
@@ -109,7 +154,6 @@ class PagedBackend:
     name = "paged"
     block = PAGE
     lookahead = 1
-    sharing = Sharing.HELD
     prefill_quantum = 0
 
     def __init__(self, config: PagedConfig, module: Any, live: Live) -> None:
@@ -118,16 +162,29 @@ class PagedBackend:
         self.in_buckets = config.fused
         self._live = live
         self._page_bytes = config.page_bytes
+        self._window_bytes = [config.page_bytes_of(window) for window in config.windows]
         self._step = PagedPass(self._shapes)
-        self.layers = [self._new_layer(layer) for layer in config.layers]
+        self.layers = [self._new_layer(layer, config) for layer in config.layers]
         self._forward = ForwardPass(config.decoder or module, self.layers, config.selection, self._step.put)
-        self._pages = PageAllocator(config.pages, PAGE, self._copy, keep_prefixes=config.keep_prefixes)
-        self._copies: dict[int, int] = {}
+        windows = [
+            WindowPages(config.window_pages(window), PAGE, window, config.pages, SLACK) for window in config.windows
+        ]
+        self._copies = PageCopies(self.layers, self._step.put)
+        self._pages = PageAllocator(
+            config.pages, PAGE, self._copies.add, keep_prefixes=config.keep_prefixes, windows=windows
+        )
 
-    def _new_layer(self, config: LayerConfig) -> PagedLayer:
-        kernels = config.kernels
+    def _new_layer(self, layer: LayerConfig, config: PagedConfig) -> PagedLayer:
+        kernels, windows = layer.kernels, config.windows
         shape = next(i for i, one in enumerate(self._shapes) if one is kernels)
-        return PagedLayer(LayerKind(0, shape, config.window), kernels, kernels.new_pool(self.blocks), self._step)
+        own = layer.window in windows
+        kind = LayerKind(1 + windows.index(layer.window) if own else 0, shape, layer.window)
+        pool = kernels.new_pool(config.window_pages(layer.window) if own else config.pages)
+        return PagedLayer(kind, kernels, pool, self._step)
+
+    @property
+    def sharing(self) -> Sharing:
+        return Sharing.HELD_MARKED if self._pages.windows else Sharing.HELD
 
     @property
     def index(self) -> PrefixIndex | None:
@@ -148,7 +205,8 @@ class PagedBackend:
         return self._pages.free
 
     def kv_bytes(self) -> int:
-        return self._pages.held * self._page_bytes
+        own = zip(self._pages.windows, self._window_bytes, strict=True)
+        return self._pages.held * self._page_bytes + sum(pages.held * size for pages, size in own)
 
     # Sequences ---------------------------------------------------------------------------------------------------
 
@@ -163,14 +221,21 @@ class PagedBackend:
             self._pages.reuse(table, sequence.tokens, count)
             for table, (sequence, count) in zip(tables, wanted, strict=True)
         ]
-        return [self._pages.reuse_partial(table, last) for table, last in zip(tables, partial, strict=True)]
+        found = [self._pages.reuse_partial(table, last) for table, last in zip(tables, partial, strict=True)]
+        for table, (sequence, _) in zip(tables, wanted, strict=True):
+            self._pages.mark_parting(table, sequence.tokens)
+        return found
 
     def admit(self, sequence: KvSequence) -> None:
         if sequence.kv is None:
-            sequence.kv = _State(PageTable(sequence.id, sequence.salt))
+            sequence.kv = _State(self._pages.new_table(sequence.id, sequence.salt))
 
     def checkpoint(self, sequence: KvSequence, ends: Sequence[int]) -> None:
-        """Nothing to do: committed tokens can be reused wherever prompts part."""
+        """Mark positions whose windows are kept. In other layers, committed tokens can be reused wherever prompts
+        part."""
+        state: _State | None = sequence.kv
+        if state is not None:
+            state.table.marks.extend(ends)
 
     def commit(self, segments: Iterable[RowSegment]) -> None:
         for segment in segments:
@@ -180,6 +245,7 @@ class PagedBackend:
                 if count >= state.full:
                     state.full = count // PAGE * PAGE + PAGE
                     self._pages.commit(state.table, PrefixView(segment.sequence.tokens, count))
+                    self._pages.leave_behind(state.table, count)
 
     def release(self, sequence: KvSequence) -> None:
         state: _State | None = sequence.kv
@@ -217,50 +283,28 @@ class PagedBackend:
 
     def begin(self, batch: RaggedBatch) -> None:
         """Take the pages that the batch needs, and plan its attention. Raises MemoryError where none are left."""
-        self._copy_now()
+        self._copies.launch()
         segments, positions, grow = batch.real, batch.positions, self._pages.grow
         owned: Any = slice(None) if batch.owned is None else batch.owned
         ends = (batch.starts + batch.counts)[owned].tolist()
-        tables = [grow(segment.sequence.kv.table, end) for segment, end in zip(segments, ends, strict=True)]
-        lengths, pages = np.array([len(table) for table in tables], np.int32), np.concatenate(tables)
+        tables = [segment.sequence.kv.table for segment in segments]
+        pages = [grow(table, end) for table, end in zip(tables, ends, strict=True)]
         lines = np.zeros((len(segments), 4), np.int32)
         lines[:, FIRST] = batch.firsts[owned]
         lines[:, COUNT] = batch.counts[owned]
         lines[:, POSITION] = batch.starts[owned]
-        first_page = np.repeat(np.cumsum(lengths) - lengths, lines[:, COUNT])
         tokens = owned if batch.owned is None else _tokens_of(batch)
-        at, slots = positions[tokens], np.full(batch.count, NOWHERE, np.int32)
-        slots[tokens] = pages[first_page + at // PAGE] * PAGE + at % PAGE
-        self._step.begin(lines, positions, [TableRows(pages, lengths, 0, slots)])
-
-    # Copies of pages ---------------------------------------------------------------------------------------------
+        rows = [table_rows(pages, 0, batch, tokens)]
+        for i, window in enumerate(self._pages.windows):
+            own = [table.windows[i] for table in tables]
+            pages = [window.grow(table, end) for table, end in zip(own, ends, strict=True)]
+            skipped = np.array([table.first for table in own], np.int32)
+            rows.append(table_rows(pages, skipped, batch, tokens))
+        self._step.begin(lines, positions, rows)
 
     def copies_pages(self) -> bool:
-        """Whether a copy of the first page over the last one equals it; destroys what they hold."""
-        self._copy(0, self.blocks - 1)
-        self._copy_now()
-        pools = [(layer.pool.data, layer.pool.scales) for layer in self.layers]
-        arrays = [array for pair in pools for array in pair if array is not None]
-        return all(mx.array_equal(array[0], array[-1]).item() for array in arrays)
-
-    def _copy(self, source: int, target: int) -> None:
-        """Copy a page before the next pass, in one launch with others, unless it is written by one of them."""
-        copies = self._copies
-        if target in copies or source in copies or target in copies.values():
-            self._copy_now()
-        copies[target] = source
-
-    def _copy_now(self) -> None:
-        """Launch the copies at once: whatever is computed later comes after them."""
-        if not self._copies:
-            return
-        (pairs,) = self._step.put(np.array([(source, target) for target, source in self._copies.items()], np.int32))
-        copied = [kernels.copy_pages(self._pools_of(kernels), pairs) for kernels in self._shapes]
-        mx.async_eval(copied)  # type: ignore[no-untyped-call]
-        self._copies.clear()  # not where that failed: other sequences go on with their copies
-
-    def _pools_of(self, kernels: Kernels) -> list[Pool]:
-        return [layer.pool for layer in self.layers if layer.kernels is kernels]
+        """Whether copies of first pages over last ones equal them; destroys what they hold."""
+        return self._copies.work()
 
     # The whole ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 A page is free, one sequence's own, or the index's. A full page is offered to the prefix index, and from then on every
 sequence that begins with the same tokens holds it there, in place. A page that only the index holds is evicted when
-one is needed.
+one is needed. Layers with a sliding window have tables and pages of their own beside these (`window_pages`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ....cache.prefix_index import Freed, Match, PrefixIndex
 from ....cache.prefix_node import Node
+from .window_pages import WindowPages, WindowTable
 
 WORTH_COPYING = 4
 """A partly matching page is copied where a prompt shares at least one in so many of its tokens: all prompts of one
@@ -26,7 +27,7 @@ _FIRST_PAGES = 64
 class PageTable:
     """A sequence's `count` pages in order, in `table`; the first `shared` of them are the index's, held through
     `nodes`. `request` names the sequence's uses of the index. What it computes is offered to the index while
-    `shares`."""
+    `shares`. `windows` are its tables for layers with a window; others may go on from the positions `marks`."""
 
     request: str
     salt: str
@@ -34,6 +35,8 @@ class PageTable:
     count: int = 0
     nodes: list[Node] = field(default_factory=list)
     shares: bool = True
+    windows: list[WindowTable] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
 
     @property
     def shared(self) -> int:
@@ -51,12 +54,24 @@ class PageTable:
 
 
 class PageAllocator:
-    """`count` pages of `size` tokens. `copy(source, target)` copies a page's contents. Without `keep_prefixes` there is
-    no index."""
+    """`count` pages of `size` tokens, and those of layers with `windows`.
 
-    def __init__(self, count: int, size: int, copy: Callable[[int, int], None], *, keep_prefixes: bool) -> None:
+    `copy(table, source, target)` copies a page's contents: table 0 is that of layers without a window, i + 1 that of
+    `windows[i]`. Without `keep_prefixes` there is no index.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        copy: Callable[[int, int, int], None],
+        *,
+        keep_prefixes: bool,
+        windows: Sequence[WindowPages] = (),
+    ) -> None:
         self.count = count
         self.size = size
+        self.windows = windows
         self.index = PrefixIndex(size) if keep_prefixes else None
         self.looked_up = self.reused = self.copied_pages = 0
         self._copy = copy
@@ -72,12 +87,16 @@ class PageAllocator:
         """Pages that sequences hold."""
         return self.count - self.free
 
+    def new_table(self, request: str, salt: str) -> PageTable:
+        """An empty table for a new sequence."""
+        return PageTable(request, salt, windows=[WindowTable() for _ in self.windows])
+
     def match(self, salt: str, tokens: Sequence[int]) -> int:
         """Return the length in tokens of the longest prefix of `tokens` that a sequence could reuse now. The copy of a
         partly matching page needs a free one."""
         if self.index is None:
             return 0
-        found = self.index.find(salt, tokens)
+        found = self._in_windows(self.index.find(salt, tokens))
         if found.last is not None and found.agree >= self.size // WORTH_COPYING:
             held_next = sum(not node.pins for node in found.path)
             if self.free > held_next:
@@ -91,11 +110,34 @@ class PageAllocator:
         if self.index is None:
             return Match()
         self.looked_up += len(tokens) - 1
-        found = self.index.match(mine.salt, tokens[:count], mine.request)
+        cached = self.index.match(mine.salt, tokens[:count], mine.request)
+        found = self._in_windows(cached)
         self.index.acquire(found.path)
         mine.nodes = list(found.nodes)
         for node in found.nodes:
             mine.append(node.handle)
+        for pages, table in zip(self.windows, mine.windows, strict=True):
+            pages.reuse(table, [node.handle for node in found.nodes])
+        return found
+
+    def mark_parting(self, mine: PageTable, tokens: Sequence[int]) -> None:
+        """Mark the end of the cached blocks that `tokens` begin with, where these can't be reused up to there: more
+        prompts may part from them at that place."""
+        if self.index is not None and self.windows:
+            parting = len(self.index.find(mine.salt, tokens).nodes) * self.size
+            if parting > mine.count * self.size:
+                mine.marks.append(parting)
+
+    def _in_windows(self, found: Match) -> Match:
+        """The part of a match that layers with windows can reuse, too."""
+        if not self.windows:
+            return found
+        handles = [node.handle for node in found.nodes]
+        depth = min(pages.covered(handles) for pages in self.windows)
+        if depth < len(handles):
+            return Match(found.nodes[:depth], tokens=depth * self.size)
+        if found.last is not None and not all(pages.has(found.last.handle) for pages in self.windows):
+            return Match(found.nodes, tokens=depth * self.size)
         return found
 
     def reuse_partial(self, mine: PageTable, found: Match) -> int:
@@ -113,11 +155,13 @@ class PageAllocator:
 
     def _copy_partial(self, mine: PageTable, last: Node) -> bool:
         """Copy-on-write of a partly matching page: append a copy of `last`'s, if a page is left for it."""
-        if not self.free:
+        if not self.free or not all(pages.has(last.handle) for pages in self.windows):
             return False
         page = self._take()
         mine.append(page)  # before anything can raise: a table's pages are freed with it
-        self._copy(last.handle, page)
+        self._copy(0, last.handle, page)
+        for i, (pages, table) in enumerate(zip(self.windows, mine.windows, strict=True), 1):
+            self._copy(i, *pages.copy_of(table, last.handle))
         self.copied_pages += 1
         return True
 
@@ -126,6 +170,11 @@ class PageAllocator:
         while mine.count * self.size < tokens:
             mine.append(self._take())
         return mine.table[: mine.count]
+
+    def leave_behind(self, mine: PageTable, tokens: int) -> None:
+        """Let go of pages behind the windows: the first `tokens` tokens are computed."""
+        for pages, table in zip(self.windows, mine.windows, strict=True):
+            pages.drop_behind(table, tokens, mine.marks)
 
     def commit(self, mine: PageTable, tokens: Sequence[int]) -> None:
         """Offer the pages that `tokens`, all that are committed of the sequence, fill."""
@@ -148,7 +197,12 @@ class PageAllocator:
             if not done.stored:  # another sequence's page is there already: use it, and free this one
                 self._free.append(int(mine.table[at]))
                 mine.table[at] = done.node.handle
+            self._attach(mine, at, done.node.handle)
         self._give(done.freed)
+
+    def _attach(self, mine: PageTable, block: int, handle: int) -> None:
+        for pages, table in zip(self.windows, mine.windows, strict=True):
+            pages.attach(table, block, handle)
 
     def release(self, mine: PageTable, tokens: Sequence[int] = ()) -> None:
         """Free the table's pages. Of `tokens`, all that are committed, those in the last page are cached as well."""
@@ -158,8 +212,13 @@ class PageAllocator:
             if tail and mine.shares and own:
                 parent = mine.nodes[-1] if mine.nodes else None
                 done = self.index.insert(parent, mine.salt, tail, own[0], 1, mine.request)
-                own = own[1:] if done.stored else own
+                if done.stored:
+                    self._attach(mine, mine.shared, own[0])
+                    own = own[1:]
                 self._give(done.freed)
+        for pages, table in zip(self.windows, mine.windows, strict=True):
+            pages.release(table)
+        if self.index is not None:
             self._give(self.index.release(mine.nodes))
         self._free.extend(own)
         mine.count, mine.nodes = 0, []
@@ -182,3 +241,5 @@ class PageAllocator:
     def _give(self, freed: Sequence[Freed]) -> None:
         if freed:
             self._free.extend(handle for handle, _ in freed)
+            for pages in self.windows:
+                pages.detach(handle for handle, _ in freed)

@@ -12,9 +12,13 @@ import numpy.typing as npt
 
 from ...device.staging import Staging
 from ...forward.compiled import CompiledPasses
+from ...forward.ragged import RaggedBatch
 from .kernels import Kernels
 from .tiling import COUNT, COUNTERS, FIRST, PAGES, Segments, Tiles, decode_tiles, prefill_tiles
 
+PAGE = 32
+NOWHERE = -1
+"""The slot of a padding token."""
 _LEAST_PAGES = 4096
 """The least length of a step's page table: each length is another compiled pass."""
 _LEAST_DEQUANTIZED = 64
@@ -41,6 +45,19 @@ class TableRows(NamedTuple):
     lengths: npt.NDArray[np.int32]
     skipped: npt.NDArray[np.int32] | int
     slots: npt.NDArray[np.int32]
+
+
+def table_rows(
+    pages: Sequence[npt.NDArray[np.int32]], skipped: npt.NDArray[np.int32] | int, batch: RaggedBatch, tokens: Any
+) -> TableRows:
+    """One table's pages of `batch`: those of each segment that is no padding, the first of which has index `skipped` in
+    its sequence. `tokens` selects the tokens that are no padding."""
+    lengths, every = np.array([len(one) for one in pages], np.int32), np.concatenate(pages)
+    starts = np.cumsum(lengths) - lengths - skipped
+    counts = batch.counts if batch.owned is None else batch.counts[batch.owned]
+    at, slots = batch.positions[tokens], np.full(batch.count, NOWHERE, np.int32)
+    slots[tokens] = every[np.repeat(starts, counts) + at // PAGE] * PAGE + at % PAGE
+    return TableRows(every, lengths, skipped, slots)
 
 
 @dataclass
