@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from treadle.cache.prefix_index import _descendants
 from treadle.cache.prefix_node import Node
+from treadle.runner.kv.paged.block_resources import BlockResources
 from treadle.runner.kv.paged.page_allocator import PageAllocator, PageTable
-from treadle.runner.kv.paged.window_pages import WindowPages, WindowTable
 
 
 class NamedPages(PageAllocator):
@@ -66,25 +66,26 @@ def check(pages: PageAllocator, rows: Iterable[PageTable]) -> None:
         assert pages.free == len(free) + pages.index.evictable
     assert pages.held == len(set(own) | {above.handle for node in held for above in path(node)})
     for i in range(len(pages.windows)):
-        check_windows(pages.windows[i], [row.windows[i] for row in rows], kept)
+        check_units(pages.windows[i], [row.windows[i].pages.tolist() for row in rows], kept)
+    if pages.slots is not None:
+        check_units(pages.slots, [list(row.slots.states.values()) for row in rows], kept)
     for row in rows:
         assert row.pages[: row.shared].tolist() == [node.handle for node in row.nodes]
         assert [node.parent for node in row.nodes[1:]] == row.nodes[:-1]
         assert all(node.salt == row.salt and node.tokens == pages.size for node in row.nodes)
 
 
-def check_windows(pages: WindowPages, tables: Sequence[WindowTable], kept: set[int]) -> None:
-    """Every page is free, one row's own, or a block's of the index; rows hold as many as are counted."""
-    held = Counter(page for table in tables for page in table.pages.tolist())
-    attached = {int(page): handle for handle, page in enumerate(pages._page_of) if page >= 0}
-    own = [page for page in held if page not in attached]
-    assert sorted([*pages._free, *own, *attached]) == list(range(pages.count))
-    assert all(pages._handle_of[page] == attached.get(page, -1) for page in range(pages.count))
+def check_units(units: BlockResources, rows: Sequence[Sequence[int]], kept: set[int]) -> None:
+    """Every unit is free, held by rows, or a block's of the index; rows hold as many as are counted."""
+    held = Counter(unit for row in rows for unit in row)
+    attached = {int(unit): handle for handle, unit in enumerate(units._unit_of) if unit >= 0}
+    assert sorted([*units._free, *(held.keys() | attached.keys())]) == list(range(units.count))
+    assert all(units._handle_of[unit] == attached.get(unit, -1) for unit in range(units.count))
     assert set(attached.values()) <= kept
-    assert all(pages._holders[page] == held[page] for page in attached)
-    assert set(pages._idle) == {page for page in attached if not held[page]}
-    assert all(held[page] == 1 for page in own)
-    assert pages.held == len(held)
+    assert all(units._holders[unit] == held[unit] for unit in range(units.count))
+    assert set(units._idle) == {unit for unit in attached if not held[unit]}
+    assert units.held == len(held)
+    assert units.available == units.count - len(held)
 
 
 def path(node: Node) -> Iterable[Node]:

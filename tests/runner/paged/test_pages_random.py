@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
 from tests.runner.paged.checks import NamedPages, check
+from treadle.runner.kv.paged.state_slots import NO_SLOT, StateSlots
 from treadle.runner.kv.paged.window_pages import WindowPages
 
 SIZE = 4
@@ -33,7 +35,9 @@ class Living:
 class World:
     """Rows over pages that hold tokens instead of keys and values. A step that computes a token writes it."""
 
-    def __init__(self, seed: int, count: int, *, keep_prefixes: bool = True, windows: Sequence[int] = ()) -> None:
+    def __init__(
+        self, seed: int, count: int, *, keep_prefixes: bool = True, windows: Sequence[int] = (), slots: int = 0
+    ) -> None:
         self.dice = random.Random(seed)
         self.windows = windows
         self.memory: list[list[Content]] = [[[None] * SIZE for _ in range(count)] for _ in range(1 + len(windows))]
@@ -43,7 +47,9 @@ class World:
             self._copy,
             keep_prefixes=keep_prefixes,
             windows=[WindowPages(count, SIZE, window, count, SLACK) for window in windows],
+            slots=StateSlots(slots, count) if slots else None,
         )
+        self.states: list[tuple[int, ...]] = [(-1,)] * slots
         self.rows: dict[str, Living] = {}
         self.said: list[tuple[str, list[int]]] = []
         self.born = self.refused = self.reused = self.failing = 0
@@ -80,6 +86,8 @@ class World:
         row, table = self.rows[id_], self.pages[id_].tolist()
         found = [token for page in table for token in self.memory[0][page]][:count]
         assert found == row.tokens[:count]
+        if self.pages.slots is not None and row.computed:
+            assert self.states[self.pages.tables[id_].slots.states[row.computed]] == tuple(row.tokens[: row.computed])
         for memory, window, own in zip(self.memory[1:], self.windows, self.pages.tables[id_].windows, strict=True):
             first = max(row.seen[window], row.settled - SLACK - window + 1)
             for place in range(first, count):
@@ -110,6 +118,7 @@ class World:
             assert page not in others, "a row writes to another's page"
             self.memory[0][page][place % SIZE] = row.tokens[place]
             self.write_windows(id_, place)
+        self.write_state(id_, target)
         row.computed = target
         self.see(id_, target)
 
@@ -119,8 +128,25 @@ class World:
             page = int(own.table[place // SIZE])
             others = [table.windows[i] for other, table in self.pages.tables.items() if other != id_]
             assert page not in [held for other in others for held in other.pages.tolist()]
-            assert page not in self.pages.windows[i]._page_of
+            assert page not in self.pages.windows[i]._unit_of
             memory[page][place % SIZE] = self.rows[id_].tokens[place]
+
+    def write_state(self, id_: str, target: int) -> None:
+        """Compute the state after `target` tokens from the one before, maybe a second time, and by way of a mark."""
+        slots, row, mine = self.pages.slots, self.rows[id_], self.pages.tables[id_]
+        if slots is None:
+            return
+        for _ in range(self.dice.choice([1, 1, 2])):
+            slots.leave_behind(mine.slots, row.computed, row.settled, mine.marks)
+            ends = [mark for mark in mine.marks if row.computed < mark < target][:1]
+            for start, end in pairwise([row.computed, *ends, target]):
+                source, written = slots.advance(mine.slots, start, end)
+                assert (source == NO_SLOT) == (start == 0)
+                assert source == NO_SLOT or self.states[source] == tuple(row.tokens[:start])
+                others = [table.slots.states.values() for other, table in self.pages.tables.items() if other != id_]
+                assert written not in slots._unit_of
+                assert not any(written in other for other in others)
+                self.states[written] = tuple(row.tokens[:end])
 
     def settle(self, id_: str) -> None:
         """Steps are finished: all or some of what was computed is known."""
@@ -172,10 +198,10 @@ class World:
             self.see(id_, row.computed)
 
 
-@pytest.mark.parametrize("windows", [(), (1,), (7, 16)], ids=str)
+@pytest.mark.parametrize(("windows", "slots"), [((), 0), ((1,), 0), ((7, 16), 0), ((), 60), ((9,), 60)], ids=str)
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_find_their_own_tokens_whatever_others_do(seed: int, windows: Sequence[int]) -> None:
-    world = World(seed, count=random.Random(seed).choice([6, 12, 40]), windows=windows)
+def test_rows_find_their_own_tokens_whatever_others_do(seed: int, windows: Sequence[int], slots: int) -> None:
+    world = World(seed, count=random.Random(seed).choice([6, 12, 40]), windows=windows, slots=slots)
     for _ in range(600):
         world.step()
     assert world.reused > 0
@@ -185,6 +211,7 @@ def test_rows_find_their_own_tokens_whatever_others_do(seed: int, windows: Seque
     assert world.pages.held == 0
     assert world.pages.free == world.pages.count
     assert all(pages.held == 0 for pages in world.pages.windows)
+    assert world.pages.slots is None or world.pages.slots.held == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -90,8 +90,8 @@ def test_the_place_where_prompts_part_is_marked_by_the_second_one() -> None:
     second = [*shared, *range(200, 220)]
     assert pages.match("", second) < 20
     table = pages.begin("b")
-    pages.mark_parting(table, second)
-    assert table.marks == [20]
+    pages.mark_places(table, second)
+    assert table.marks == [20, 36]
 
 
 def test_a_block_that_two_rows_computed_has_one_page() -> None:

@@ -223,7 +223,7 @@ class PagedBackend:
         ]
         found = [self._pages.reuse_partial(table, last) for table, last in zip(tables, partial, strict=True)]
         for table, (sequence, _) in zip(tables, wanted, strict=True):
-            self._pages.mark_parting(table, sequence.tokens)
+            self._pages.mark_places(table, sequence.tokens)
         return found
 
     def admit(self, sequence: KvSequence) -> None:

@@ -2,7 +2,8 @@
 
 A page is free, one sequence's own, or the index's. A full page is offered to the prefix index, and from then on every
 sequence that begins with the same tokens holds it there, in place. A page that only the index holds is evicted when
-one is needed. Layers with a sliding window have tables and pages of their own beside these (`window_pages`).
+one is needed. Layers with a sliding window have tables and pages of their own beside these (`window_pages`), recurrent
+layers have slots (`state_slots`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from ....cache.prefix_index import Freed, Match, PrefixIndex
 from ....cache.prefix_node import Node
+from .state_slots import SlotTable, StateSlots
 from .window_pages import WindowPages, WindowTable
 
 WORTH_COPYING = 4
@@ -27,7 +29,8 @@ _FIRST_PAGES = 64
 class PageTable:
     """A sequence's `count` pages in order, in `table`; the first `shared` of them are the index's, held through
     `nodes`. `request` names the sequence's uses of the index. What it computes is offered to the index while
-    `shares`. `windows` are its tables for layers with a window; others may go on from the positions `marks`."""
+    `shares`. `windows` are its tables for layers with a window, `slots` those of recurrent layers. Other sequences may
+    go on from the positions `marks`."""
 
     request: str
     salt: str
@@ -36,6 +39,7 @@ class PageTable:
     nodes: list[Node] = field(default_factory=list)
     shares: bool = True
     windows: list[WindowTable] = field(default_factory=list)
+    slots: SlotTable = field(default_factory=SlotTable)
     marks: list[int] = field(default_factory=list)
 
     @property
@@ -54,7 +58,7 @@ class PageTable:
 
 
 class PageAllocator:
-    """`count` pages of `size` tokens, and those of layers with `windows`.
+    """`count` pages of `size` tokens, those of layers with `windows`, and `slots` of recurrent layers.
 
     `copy(table, source, target)` copies a page's contents: table 0 is that of layers without a window, i + 1 that of
     `windows[i]`. Without `keep_prefixes` there is no index.
@@ -68,10 +72,13 @@ class PageAllocator:
         *,
         keep_prefixes: bool,
         windows: Sequence[WindowPages] = (),
+        slots: StateSlots | None = None,
     ) -> None:
         self.count = count
         self.size = size
         self.windows = windows
+        self.slots = slots
+        self._others: list[WindowPages | StateSlots] = [*windows, *([] if slots is None else [slots])]
         self.index = PrefixIndex(size) if keep_prefixes else None
         self.looked_up = self.reused = self.copied_pages = 0
         self._copy = copy
@@ -96,12 +103,13 @@ class PageAllocator:
         partly matching page needs a free one."""
         if self.index is None:
             return 0
-        found = self._in_windows(self.index.find(salt, tokens))
-        if found.last is not None and found.agree >= self.size // WORTH_COPYING:
+        cached = self.index.find(salt, tokens)
+        found = self._reusable(cached)
+        if found.last is not None and (self.slots is not None or found.agree >= self.size // WORTH_COPYING):
             held_next = sum(not node.pins for node in found.path)
             if self.free > held_next:
                 return found.tokens
-        return len(found.nodes) * self.size
+        return self._whole(cached).tokens
 
     def reuse(self, mine: PageTable, tokens: Sequence[int], count: int) -> Match:
         """Give an empty table the whole pages of the first `count` tokens that are cached, and hold a page that begins
@@ -110,35 +118,43 @@ class PageAllocator:
         if self.index is None:
             return Match()
         self.looked_up += len(tokens) - 1
-        cached = self.index.match(mine.salt, tokens[:count], mine.request)
-        found = self._in_windows(cached)
+        found = self._reusable(self.index.match(mine.salt, tokens[:count], mine.request))
         self.index.acquire(found.path)
         mine.nodes = list(found.nodes)
         for node in found.nodes:
             mine.append(node.handle)
         for pages, table in zip(self.windows, mine.windows, strict=True):
             pages.reuse(table, [node.handle for node in found.nodes])
+        if self.slots is not None and found.path:
+            self.slots.reuse(mine.slots, found.path[-1].handle, found.tokens)
         return found
 
-    def mark_parting(self, mine: PageTable, tokens: Sequence[int]) -> None:
-        """Mark the end of the cached blocks that `tokens` begin with, where these can't be reused up to there: more
-        prompts may part from them at that place."""
-        if self.index is not None and self.windows:
-            parting = len(self.index.find(mine.salt, tokens).nodes) * self.size
-            if parting > mine.count * self.size:
-                mine.marks.append(parting)
+    def mark_places(self, mine: PageTable, tokens: Sequence[int]) -> None:
+        """Mark the places of a new sequence that other prompts may go on from, as blocks end there: that at which its
+        own parts from cached blocks, if these can't be reused up to there, and the last one before its end."""
+        if self.index is not None and self._others:
+            parting = len(self.index.find(mine.salt, tokens).nodes)
+            mine.marks += [end * self.size for end in (parting, (len(tokens) - 1) // self.size) if end > mine.count]
 
-    def _in_windows(self, found: Match) -> Match:
-        """The part of a match that layers with windows can reuse, too."""
-        if not self.windows:
+    def _reusable(self, found: Match) -> Match:
+        """The part of a match that layers with windows and recurrent layers can reuse, too."""
+        if not self._others:
             return found
+        last = found.last
+        if last is None or not all(units.has(last.handle) for units in self._others):
+            return self._whole(found)
+        if self.slots is not None and found.agree < last.tokens:
+            return self._whole(found)
         handles = [node.handle for node in found.nodes]
-        depth = min(pages.covered(handles) for pages in self.windows)
-        if depth < len(handles):
-            return Match(found.nodes[:depth], tokens=depth * self.size)
-        if found.last is not None and not all(pages.has(found.last.handle) for pages in self.windows):
-            return Match(found.nodes, tokens=depth * self.size)
-        return found
+        return found if all(pages.usable(handles)[-1] for pages in self.windows) else self._whole(found)
+
+    def _whole(self, found: Match) -> Match:
+        """The whole blocks of a match that all layers can reuse."""
+        handles, depth = [node.handle for node in found.nodes], len(found.nodes)
+        if self._others:
+            usable = np.logical_and.reduce([units.usable(handles) for units in self._others])
+            depth = int(np.flatnonzero(usable)[-1])
+        return Match(found.nodes[:depth], tokens=depth * self.size)
 
     def reuse_partial(self, mine: PageTable, found: Match) -> int:
         """Append a copy of the page that matches in part, if one is left for it; return how many tokens are reused in
@@ -155,7 +171,7 @@ class PageAllocator:
 
     def _copy_partial(self, mine: PageTable, last: Node) -> bool:
         """Copy-on-write of a partly matching page: append a copy of `last`'s, if a page is left for it."""
-        if not self.free or not all(pages.has(last.handle) for pages in self.windows):
+        if not self.free or not all(units.has(last.handle) for units in self._others):
             return False
         page = self._take()
         mine.append(page)  # before anything can raise: a table's pages are freed with it
@@ -183,6 +199,10 @@ class PageAllocator:
         while mine.shares and (mine.shared + 1) * self.size <= len(tokens):
             at = mine.shared
             self._offer(mine, tokens[at * self.size : (at + 1) * self.size])
+        if self.slots is not None:
+            for seen in list(mine.slots.states):
+                if 0 < seen <= mine.shared * self.size and seen % self.size == 0:
+                    self.slots.attach(mine.slots, seen, mine.nodes[seen // self.size - 1].handle)
 
     def _offer(self, mine: PageTable, tokens: Sequence[int]) -> None:
         assert self.index is not None
@@ -214,10 +234,14 @@ class PageAllocator:
                 done = self.index.insert(parent, mine.salt, tail, own[0], 1, mine.request)
                 if done.stored:
                     self._attach(mine, mine.shared, own[0])
+                    if self.slots is not None:
+                        self.slots.attach(mine.slots, len(tokens), own[0])
                     own = own[1:]
                 self._give(done.freed)
         for pages, table in zip(self.windows, mine.windows, strict=True):
             pages.release(table)
+        if self.slots is not None:
+            self.slots.release(mine.slots)
         if self.index is not None:
             self._give(self.index.release(mine.nodes))
         self._free.extend(own)
@@ -241,5 +265,5 @@ class PageAllocator:
     def _give(self, freed: Sequence[Freed]) -> None:
         if freed:
             self._free.extend(handle for handle, _ in freed)
-            for pages in self.windows:
-                pages.detach(handle for handle, _ in freed)
+            for units in self._others:
+                units.detach(handle for handle, _ in freed)

@@ -1,0 +1,70 @@
+"""Slots for the states of recurrent layers: two or more a sequence, and those of cached blocks. Pure numbers.
+
+A slot holds the states of all recurrent layers after some number of a sequence's tokens. A step reads one and writes
+another, so it can be computed again, and a state that is worth keeping is kept by keeping its slot. A state serves only
+prompts that begin with exactly its tokens: it is attached to the block of the prefix index that ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .block_resources import BlockResources
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class SlotTable:
+    """A sequence's slots, by the number of tokens that their states have seen."""
+
+    states: dict[int, int] = field(default_factory=dict)
+
+
+class StateSlots(BlockResources):
+    """`count` slots, beside `handles` pages of layers with keys and values."""
+
+    def __init__(self, count: int, handles: int) -> None:
+        super().__init__(count, handles, "slots for recurrent states")
+
+    def usable(self, handles: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Return whether the first n of the blocks with `handles` can be reused, for each n from 0 on: the last one has
+        a state."""
+        usable = np.ones(len(handles) + 1, np.bool_)
+        usable[1:] = self._unit_of[np.fromiter(handles, np.int64, len(handles))] >= 0
+        return usable
+
+    def reuse(self, mine: SlotTable, handle: int, tokens: int) -> None:
+        """Begin an empty table with the state of a block, which has seen `tokens` tokens."""
+        slot = int(self._unit_of[handle])
+        self._hold(slot)
+        mine.states[tokens] = slot
+
+    def leave_behind(self, mine: SlotTable, start: int, committed: int, marks: Collection[int]) -> None:
+        """Let go of all states but the one that a step from `start` on reads, and those at one of `marks` that are not
+        committed yet. These are kept for others as long as states of sequences that end."""
+        for seen in list(mine.states):
+            if seen != start and (seen > start or seen <= committed or seen not in marks):
+                self._let_go(mine.states.pop(seen), last=seen in marks)
+
+    def advance(self, mine: SlotTable, start: int, end: int) -> tuple[int, int]:
+        """Return the slot of the state after `start` tokens (NO_SLOT at the beginning), and one for that after `end`.
+        Raises MemoryError where none is left."""
+        mine.states[end] = self._take()
+        return (mine.states[start] if start else NO_SLOT), mine.states[end]
+
+    def attach(self, mine: SlotTable, tokens: int, handle: int) -> None:
+        """Attach the state after `tokens` tokens, if the sequence has it, to the block that ends there."""
+        slot = mine.states.get(tokens)
+        if slot is not None:
+            mine.states[tokens] = self._attach(slot, handle)
+
+    def release(self, mine: SlotTable) -> None:
+        """Let go of all states."""
+        for slot in mine.states.values():
+            self._let_go(slot)
+        mine.states.clear()
