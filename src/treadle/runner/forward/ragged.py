@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..device.staging import Put, direct
-from ..mlxlm import Selection, keeping
+from ..mlxlm import FETCHED, Selection, keeping
 from .batch_buckets import decode_bucket, head_bucket
 from .segments import ForwardOutput, RowSegment
 
@@ -101,6 +101,7 @@ class ForwardPass:
                 self._selection.rows = wanted
             logits = self._module(tokens[:, None], cache=self._layers)
         finally:
+            FETCHED.clear()
             if self._selection is not None:
                 self._selection.rows = None
         if not count:

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..kv.paged.kernels import AttentionShape
+from ..mlxlm import FETCHED
 
 
 def check_attention(module: Any, layers: int) -> None:
@@ -23,7 +24,10 @@ def attention_shapes(module: Any, layers: int) -> list[AttentionShape]:
 
 def _recorded(module: Any, layers: int) -> list[_Recorder]:
     recorders = [_Recorder() for _ in range(layers)]
-    module(mx.array([[1]], mx.int32), cache=recorders)
+    try:
+        module(mx.array([[1]], mx.int32), cache=recorders)
+    finally:
+        FETCHED.clear()
     return recorders
 
 
@@ -43,7 +47,10 @@ class _Recorder:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         self.keys, self.values = keys, values
-        return keys, values
+        return FETCHED.put(self, keys, values)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        return FETCHED.of(self)
 
     def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
         if keys is not self.keys or values is not self.values:

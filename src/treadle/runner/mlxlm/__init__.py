@@ -22,10 +22,12 @@ from .caches import (
     states,
     trim,
 )
+from .fetched import FETCHED
 from .hooks import SelectingNorm, Selection, Window, keeping
 from .library import MlxLm, connect
 
 __all__ = [
+    "FETCHED",
     "Caches",
     "MlxLm",
     "SelectingNorm",

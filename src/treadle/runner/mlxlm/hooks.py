@@ -9,6 +9,8 @@ from typing import Any
 
 import mlx.nn as nn
 
+from .fetched import FETCHED
+
 _NORMS = (
     "model.norm",
     "language_model.model.norm",
@@ -116,12 +118,13 @@ def select(model: Any) -> Selection | None:
 
 
 def routed(shared: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap mlx-lm's attention function: a cache with `attend` computes attention itself."""
+    """Wrap mlx-lm's attention function: a cache with `attend` computes attention itself, also for a layer without a
+    cache that is given its keys and values."""
 
     def attention(
         queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any | None = None
     ) -> Any:
-        attend = getattr(cache, "attend", None)
+        attend = getattr(FETCHED.cache_of(keys) if cache is None else cache, "attend", None)
         if attend is None:
             return shared(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if mask is not None and not isinstance(mask, Window):

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...mlxlm import Window
+from ...mlxlm import FETCHED, Window
 from .buffer import Buffer
 
 
@@ -64,7 +64,11 @@ class ContiguousLayer:
             self._buffer(segment).append(own_keys, own_values)
         for segment in self._step.longer:
             self._buffer(segment).append(_part_of(keys, segment), _part_of(values, segment))
-        return keys, values
+        return FETCHED.put(self, keys, values)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return the pass's keys and values, for a layer that shares them."""
+        return FETCHED.of(self)
 
     def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
         """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence. `keys`

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...mlxlm import Window
+from ...mlxlm import FETCHED, Window
 from .kernels import Kernels
 from .paged_pass import LayerKind, PagedPass
 from .pool import Pool
@@ -35,7 +35,11 @@ class PagedLayer:
         """Write `keys` and `values` (T, kv heads, 1, D) to the pool."""
         slots = self.step.tables[self.kind.table].slots
         self.written = self.kernels.write(self.pool, keys, values, slots)
-        return keys, values
+        return FETCHED.put(self, keys, values)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return the pass's keys and values, for a layer that shares them."""
+        return FETCHED.of(self)
 
     def attend(self, queries: Any, keys: Any, values: Any, scale: float, window: int, sinks: Any | None) -> Any:
         """Causal attention (T, query heads, 1, D) of `queries` of that shape, each token over its own sequence. `keys`
