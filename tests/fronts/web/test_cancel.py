@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,32 @@ async def test_a_request_that_is_cancelled_before_it_runs_is_a_499(phase: str) -
             await f.step(1)
             await ended(other)
         assert f.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@in_loop
+async def test_each_dialect_says_that_its_answer_was_cancelled(stream: bool) -> None:
+    async with front(forever, pump=False) as f:
+        mine, fields = {"x-request-id": "mine"}, {"model": "m", "max_tokens": 4000, "stream": stream}
+        messages, response, ollama = (
+            post("/v1/messages", LONG | fields, headers=mine).start(f.app),
+            post("/v1/responses", {"model": "m", "input": "hi", "stream": stream}, headers=mine).start(f.app),
+            post("/api/chat", {"messages": LONG["messages"], "stream": stream}, headers=mine).start(f.app),
+        )
+        await f.step(70)
+        assert (await cancelled(f, "mine")).status == 200
+        await f.step(1)
+        for client in (messages, response, ollama):
+            await ended(client)
+        assert f.idle()
+        error = messages.events[-1] if stream else messages.json
+        assert (messages.status, error["type"]) == (200 if stream else 499, "error")
+        assert error["error"]["type"] == "api_error"
+        assert "cancelled by its id" in error["error"]["message"]
+        assert b'stop_reason":"' not in messages.body
+        answer = response.events[-1]["response"] if stream else response.json
+        assert (answer["status"], answer["incomplete_details"]) == ("cancelled", None)
+        assert json.loads(ollama.body.splitlines()[-1])["done_reason"] == "abort"
 
 
 @in_loop

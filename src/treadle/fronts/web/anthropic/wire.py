@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from ....errors import RequestCancelled
 from ....text import TextView
-from ...generation.pieces import LENGTH, Piece, Usage, WholeChoice
+from ...generation.pieces import ABORT, LENGTH, Piece, Usage, WholeChoice
 from ..parsed import Head
 
 encode = msgspec.json.encode
@@ -55,7 +56,10 @@ def usage_json(usage: Usage, limits: AnswerLimits, head: Head) -> dict[str, Any]
 def end_of(
     last: Piece | WholeChoice, usage: Usage, limits: AnswerLimits, text: TextView, *, called: bool
 ) -> Mapping[str, str | None]:
-    """Return the reason of an answer's end, and the stop sequence that ended it."""
+    """Return the reason of an answer's end, and the stop sequence that ended it. Raises RequestCancelled for an answer
+    that was cancelled by its id: none of Anthropic's reasons says that, and clients take each as a whole answer."""
+    if last.finish_reason == ABORT:
+        raise RequestCancelled("the request was cancelled by its id before its answer was complete")
     stop = _stop_sequence(last, limits, text)
     if stop is not None:
         return {"stop_reason": STOP_SEQUENCE, "stop_sequence": stop}
