@@ -172,17 +172,14 @@ def _local_call(item: Mapping[str, Any], at: str) -> Item:
         raise InvalidRequest(f"{at}.{key} is missing: give an object", param=f"{at}.{key}")
     item_id = _id(item, "lsc", at)
     call_id = checked(item, "call_id", str, "a string", at) or item_id
-    return {"id": item_id, "type": item["type"], "status": "completed", "call_id": call_id, key: dict(given)}
+    return {"status": "completed", **item, "id": item_id, "call_id": call_id, key: dict(given)}
 
 
 def _local_result(item: Mapping[str, Any], at: str) -> Item:
     """Return the result of a local call, whose `id` is that of its call where it has no `call_id`."""
     item_id = _id(item, "lsco", at)
-    output = item.get("output")
-    if not isinstance(output, str):
-        output = json.dumps(output, ensure_ascii=False)
     call_id = checked(item, "call_id", str, "a string", at) or item_id
-    return {"id": item_id, "type": item["type"], "status": "completed", "call_id": call_id, "output": output}
+    return {"status": "completed", **item, "id": item_id, "call_id": call_id}
 
 
 # Reasoning, references, compaction ------------------------------------------------------------------------------

@@ -66,14 +66,17 @@ class Output:
         for event in events:
             self._add(event)
 
-    def finish(self, *, complete: bool) -> None:
-        """End the output; without `complete` its last item was cut off. An output of nothing is an empty message."""
+    def finish(self, status: str) -> None:
+        """End the output of a response with this status. Its last item is incomplete if the response is, and a call
+        also where the model ended its answer within it. An answer of nothing is an empty message; a response that was
+        cancelled or failed before its first item has none."""
+        complete = status == COMPLETED
         if self.form.compacts and not complete:
             self._open = None  # half a summary is none
             return
-        if self._open is None and not self.items:
+        if self._open is None and not self.items and status in (COMPLETED, INCOMPLETE):
             self._in(self._text_kind)
-        self._end(COMPLETED if complete else INCOMPLETE)
+        self._end(COMPLETED if complete and not isinstance(self._open, _Call) else INCOMPLETE)
 
     def text_entries(self, text: str) -> list[dict[str, Any]]:
         """Return the log-probabilities of the next characters of the text, `text`."""
@@ -92,7 +95,7 @@ class Output:
             name = self.form.names.get(event.name, CallName(event.name))
             self._end(COMPLETED)
             self._start((_CustomCall if name.custom else _Call)(self, name, event.id or new_id("call")))
-        elif isinstance(event, CallArguments) and isinstance(self._open, (_Call, _CustomCall)):
+        elif isinstance(event, CallArguments) and isinstance(self._open, _Call):
             self._open.add(event.delta)
         elif isinstance(event, CallEnd):
             self._end(COMPLETED)

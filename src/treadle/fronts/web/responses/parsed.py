@@ -10,6 +10,7 @@ import msgspec
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text import TextView
+from ....text.formats.base import AUTO
 from ...answer_options import AnswerOptions
 from ...field_checks import checked, kind_of
 from ...generation.pieces import Usage, WholeChoice
@@ -42,7 +43,7 @@ from .prompt import ItemsPrompt
 from .response_object import ResponseObject
 from .schema import NEUTRAL, ResponseFields, ResponseRequest
 from .tool_names import CallName
-from .tools import Tools, about_definition
+from .tools import ALLOWED, Tools, about_definition
 from .turns import turns_of
 from .writer import Ended, ResponseWriter, drop_response
 
@@ -149,7 +150,10 @@ class ParsedResponse(ParsedRequest):
         history = [_stored(item) for item in carried.history]
         known = {name: _stored(item) for name, item in carried.references.items()}
         own = [known.get(item["id"], item) if item["type"] == REFERENCE else item for item in self.items]
-        prompt = ItemsPrompt(self._chat([*history, *own]), self.facts.cuts, self.params.max_tokens)
+        chat = self._chat([*history, *own])
+        if not chat.turns:
+            raise InvalidRequest("input is empty: give a text, or at least one item", param="input")
+        prompt = ItemsPrompt(chat, self.facts.cuts, self.params.max_tokens)
         with about_definition():
             found = prompt.tokenize(model, enter, most)
         if not self.facts.compacts:
@@ -163,8 +167,6 @@ class ParsedResponse(ParsedRequest):
             turns.insert(0, {"role": "system", "content": self.instructions})
         if self.facts.compacts:
             turns.append({"role": "user", "content": COMPACT_PROMPT})
-        if not turns:
-            raise InvalidRequest("input is empty: give a text, or at least one item", param="input")
         return ChatPrompt(turns, self.options, self.variables)
 
     def outline(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _facts(body: ResponseFields, items: Sequence[Item], tools: Tools, reasoning:
     if body.stream_options is not None:
         refuse_beyond_neutral(body.stream_options.model_dump(), {"include_obfuscation": (False,)}, "stream_options.")
     include = _include(body.include)
-    summary = _one_of(_object(body.reasoning), "summary", SUMMARIES, "reasoning")
+    summary = _summary(_object(body.reasoning))
     store = body.store is not False
     check_whole("max_tool_calls", body.max_tool_calls, 1, MAX_TOKENS)
     if body.background and not store:
@@ -310,13 +312,26 @@ def _repeated(body: ResponseFields, tools: Tools, reasoning: ReasoningOptions, s
         "safety_identifier": body.safety_identifier,
         "store": body.store is not False,
         "text": {"format": _format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
-        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tool_choice": _choice(body.tool_choice),
         "tools": tools.definitions,
         "top_logprobs": body.top_logprobs or 0,
         "truncation": _truncation(body.truncation),
         "user": body.user,
     }
     return encode(shown)[1:-1]
+
+
+def _summary(reasoning: Mapping[str, Any]) -> str | None:
+    """Return the form of summary that is asked for; `generate_summary` is its older name."""
+    newer, older = (_one_of(reasoning, key, SUMMARIES, "reasoning") for key in ("summary", "generate_summary"))
+    return newer or older
+
+
+def _choice(value: Any) -> Any:
+    """Return the choice among tools as the answer repeats it."""
+    if value is None:
+        return AUTO
+    return {"mode": AUTO, **value} if isinstance(value, Mapping) and value.get("type") == ALLOWED else value
 
 
 def _effort(reasoning: ReasoningOptions) -> str | None:

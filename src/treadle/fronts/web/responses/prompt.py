@@ -22,21 +22,23 @@ LEFT_FOR_ANSWER = 4
 
 @dataclass(frozen=True)
 class ItemsPrompt:
-    """A chat whose oldest turns may be left out where `cut` is set. `room` is the most tokens of the answer; None for
-    no limit."""
+    """A chat whose oldest turns may be left out where `cut` is set. `answer_tokens` are the most tokens of the answer;
+    None for no limit."""
 
     chat: ChatPrompt
     cut: bool = False
-    room: int | None = None
+    answer_tokens: int | None = None
 
     def tokenize(self, model: TextModel, enter: Enter, most: int) -> PreparedPrompts:
         """Return the prompt's ids and what is prepared of its answer. Raises as `ParsedRequest.tokenize` does."""
         if not self.cut:
             return _tokenized(self.chat, model, enter, most)
-        found = self._fitting(0, model, enter, most, most - 1 if self.room is None else most - self.room)
+        limited = self.answer_tokens is not None and self.answer_tokens < most  # the context can't hold a longer answer
+        limit = self.answer_tokens if limited else None
+        found = self._fitting(0, model, enter, most, most - (limit or 1))
         if found is not None:
             return found
-        target = most - most // LEFT_FOR_ANSWER if self.room is None else most - self.room
+        target = most - (limit or most // LEFT_FOR_ANSWER)
         starts = _starts(self.chat.turns)
         low, high = 1, len(starts) - 1
         while low <= high:  # the fewest turns to leave out

@@ -153,10 +153,11 @@ class BackgroundRun:
         self, admitted: Callable[[], contextlib.AbstractAsyncContextManager[Choices]], writer: ResponseWriter
     ) -> None:
         """Generate the response, from admission to its end; never raises after `queued`."""
-        usage = Usage()
+        usage: Usage | None = None
         try:
             async with admitted() as choices:
-                writer.start(choices.usage)
+                usage = choices.usage
+                writer.start(usage)
                 for choice in choices:
                     async for piece in choice.pieces():
                         usage = choices.usage
@@ -172,7 +173,7 @@ class BackgroundRun:
             log.exception("%s failed in the background", self.stored.id)
             self._fail(internal_error(), writer, usage)
 
-    def _fail(self, error: TreadleError, writer: ResponseWriter, usage: Usage) -> None:
+    def _fail(self, error: TreadleError, writer: ResponseWriter, usage: Usage | None) -> None:
         if not self.queued.done():
             self.queued.set_exception(error)
         else:

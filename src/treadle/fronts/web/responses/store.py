@@ -79,11 +79,12 @@ class StoredResponse:
 
 @dataclass(eq=False)
 class _Shelf:
-    """Responses of one tenant, the one used last at the end, and its items by id."""
+    """Responses of one tenant, the one used last at the end, and the chunks that have an item, by its id: clients send
+    items again with their ids."""
 
     size: int = 0
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
-    chunks: dict[str, Chunk] = field(default_factory=dict)
+    chunks: dict[str, list[Chunk]] = field(default_factory=dict)
 
 
 class ResponseStore:
@@ -123,13 +124,13 @@ class ResponseStore:
         shelf = self._shelves.get(tenant, _Shelf())
         found = {}
         for item_id in ids:
-            if (chunk := shelf.chunks.get(item_id)) is None:
+            if not (chunks := shelf.chunks.get(item_id)):
                 raise ResponseNotFound(
                     f"there is no item '{item_id[:80]}', which item_reference names: its response was not stored, or "
                     "is no longer; send the item itself",
                     param="input",
                 )
-            found[item_id] = chunk.items[chunk.ids.index(item_id)]
+            found[item_id] = chunks[-1].items[chunks[-1].ids.index(item_id)]
         return found
 
     def add(
@@ -174,7 +175,8 @@ class ResponseStore:
         if chunk.holders == 1:
             shelf.size += chunk.size
             self.size += chunk.size
-            shelf.chunks.update(dict.fromkeys(chunk.ids, chunk))
+            for item_id in chunk.ids:
+                shelf.chunks.setdefault(item_id, []).append(chunk)
 
     def _let_go(self, shelf: _Shelf, chunk: Chunk) -> None:
         chunk.holders -= 1
@@ -183,7 +185,8 @@ class ResponseStore:
         shelf.size -= chunk.size
         self.size -= chunk.size
         for item_id in chunk.ids:
-            if shelf.chunks.get(item_id) is chunk:
+            shelf.chunks[item_id].remove(chunk)
+            if not shelf.chunks[item_id]:
                 del shelf.chunks[item_id]
 
     def _grow(self, shelf: _Shelf, stored: StoredResponse, size: int) -> None:

@@ -55,9 +55,9 @@ class Tools:
     def read_more(self, value: Any, param: str) -> None:
         """Add the tools of a list in the input, without those that are there already."""
         for i, tool in enumerate(_list(value, param)):
-            known = isinstance(tool, Mapping) and shown_name(str(tool.get("name")), None) in self.names
-            if not known:
-                self._read(tool, f"{param}[{i}]")
+            new = self._without_known(tool)
+            if new is not None:
+                self._read(new, f"{param}[{i}]")
 
     def choice(self, value: Any, param: str = "tool_choice") -> ToolChoice:
         """Return the choice among the tools. Raises InvalidRequest."""
@@ -73,6 +73,21 @@ class Tools:
 
     # Tools -------------------------------------------------------------------------------------------------------
 
+    def _without_known(self, tool: Any) -> Any:
+        """Return a tool, or a namespace with those of its tools that are new; None where nothing is new."""
+        if not isinstance(tool, Mapping):
+            return tool
+        inner = tool.get("tools")
+        if tool.get("type") != NAMESPACE or not isinstance(inner, list):
+            return None if self._knows(tool, None) else tool
+        new = [one for one in inner if not self._knows(one, tool.get("name"))]
+        return {**tool, "tools": new} if new else None
+
+    def _knows(self, tool: Any, namespace: Any) -> bool:
+        named = isinstance(tool, Mapping) and isinstance(tool.get("name"), str)
+        namespaced = isinstance(namespace, (str, type(None)))
+        return named and namespaced and shown_name(tool["name"], namespace) in self.names
+
     def _read(self, tool: Any, at: str) -> None:
         kind = _kind(tool, at)
         if kind == FUNCTION:
@@ -81,7 +96,7 @@ class Tools:
             self._add_custom(tool, at)
         elif kind == NAMESPACE:
             self._add_namespace(tool, at)
-        elif kind in HOSTED or kind.rstrip("_0123456789") in HOSTED:
+        elif _is_hosted(kind):
             self.hosted.append(kind)
             _report_hosted(kind)
             return
@@ -156,8 +171,8 @@ class Tools:
                 f"{at}.type '{kind[:40]}' is not supported here: this server runs no tools of its own, name a function",
                 param=f"{at}.type",
             )
-        name = value.get("name")
-        shown = shown_name(name, value.get("namespace")) if isinstance(name, str) else ""
+        name, namespace = value.get("name"), checked(value, "namespace", str, "a string", at)
+        shown = shown_name(name, namespace) if isinstance(name, str) else ""
         if shown not in self.names or self.names[shown].custom != (kind == CUSTOM):
             given = f"'{name[:64]}'" if isinstance(name, str) else kind_of(name)
             raise InvalidRequest(
@@ -171,7 +186,7 @@ class Tools:
             raise InvalidRequest(f"{at}.mode must be 'auto' or 'required'", param=f"{at}.mode")
         given = _list(value.get("tools"), f"{at}.tools")
         places = [f"{at}.tools[{i}]" for i in range(len(given))]
-        served = [(tool, place) for tool, place in zip(given, places, strict=True) if _kind(tool, place) not in HOSTED]
+        served = [pair for pair in zip(given, places, strict=True) if not _is_hosted(_kind(*pair))]
         if not served:
             raise InvalidRequest(f"{at}.tools names no function: name at least one", param=f"{at}.tools")
         return ToolChoice(mode, tuple(self._chosen(tool, place) for tool, place in served))
@@ -212,6 +227,11 @@ def _kind(tool: Any, at: str) -> str:
     if not isinstance(kind, str):
         raise InvalidRequest(f"{at}.type is {kind_of(kind)}: it must be 'function', for example", param=f"{at}.type")
     return kind
+
+
+def _is_hosted(kind: str) -> bool:
+    """Whether OpenAI runs the tools of this type, which may end with a date (`web_search_preview_2025_03_11`)."""
+    return kind in HOSTED or kind.rstrip("_0123456789") in HOSTED
 
 
 def _format(value: Mapping[str, Any], at: str) -> tuple[str, str]:

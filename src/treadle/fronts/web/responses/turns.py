@@ -85,14 +85,20 @@ class _Turns:
 
     def result(self, item: Item) -> None:
         output = item["output"]
-        content = output if isinstance(output, str) else _texts(output)
-        self.found.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        self._add_result(item, output if isinstance(output, str) else _texts(output))
+
+    def local_result(self, item: Item) -> None:
+        output = item.get("output")
+        self._add_result(item, output if isinstance(output, str) else json.dumps(output, ensure_ascii=False))
 
     def compaction(self, item: Item) -> None:
         """Put a summary in the place of the turns before it; instructions stay."""
         summary = unwrap(SUMMARY, item["encrypted_content"]) or ""
         self.found = [turn for turn in self.found if turn["role"] == "system"]
         self.found.append({"role": "user", "content": SUMMARY_TURN + summary})
+
+    def _add_result(self, item: Item, content: str | list[dict[str, str]]) -> None:
+        self.found.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
     def _add_call(self, item: Item, name: str, arguments: str) -> None:
         call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -132,5 +138,5 @@ _ADD: Mapping[str, Callable[[_Turns, Item], None]] = {
     "custom_tool_call_output": _Turns.result,
     "compaction": _Turns.compaction,
     **dict.fromkeys(LOCAL_CALLS, _Turns.local_call),
-    **{f"{kind}_output": _Turns.result for kind in LOCAL_CALLS},
+    **{f"{kind}_output": _Turns.local_result for kind in LOCAL_CALLS},
 }

@@ -78,20 +78,20 @@ class ResponseWriter:
 
     def end(self, usage: Usage) -> bytes:
         status = _STATUS.get(self._reason, COMPLETED)
-        self._output.finish(complete=status == COMPLETED)
+        self._output.finish(status)
         self._terminal(COMPLETED if status == COMPLETED else INCOMPLETE, self._final(status, usage))
         return self._take()
 
-    def error(self, error: TreadleError, usage: Usage) -> bytes:
-        self._output.finish(complete=False)
+    def error(self, error: TreadleError, usage: Usage | None) -> bytes:
+        self._output.finish(FAILED)
         param = None if error.param is None else encodable(error.param)
         self._send("error", code=error.code, message=encodable(error.message), param=param)
         self._terminal(FAILED, self._final(FAILED, usage, error))
         return self._take()
 
     def cancel(self, usage: Usage | None) -> None:
-        """End a response that its client cancelled."""
-        self._output.finish(complete=False)
+        """End a response that its client cancelled; `usage` is None before it was admitted."""
+        self._output.finish(CANCELLED)
         self._terminal(INCOMPLETE, self._final(CANCELLED, usage))
 
     def whole(self, choice: WholeChoice, usage: Usage) -> bytes:
@@ -99,7 +99,7 @@ class ResponseWriter:
         self._output.emit = drop_event
         self._output.add(self._request.events_of(choice), choice.entries)
         status = _STATUS.get(choice.finish_reason, COMPLETED)
-        self._output.finish(complete=status == COMPLETED)
+        self._output.finish(status)
         return self._final(status, usage)
 
     def snapshot(self) -> bytes:
