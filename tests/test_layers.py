@@ -161,6 +161,22 @@ def test_no_arrow_but_those_of_the_table() -> None:
     assert wrong == []
 
 
+DIALECTS = ("openai", "anthropic", "responses", "ollama")
+READ_AS_ANOTHER = (("ollama", "openai"),)
+"""Dialects whose requests are read as those of another one."""
+
+
+def dialect(module: str) -> str | None:
+    return next((name for name in DIALECTS if within(module, f"fronts.web.{name}")), None)
+
+
+def test_dialects_share_what_is_beside_them() -> None:
+    pairs = [(dialect(found.module), dialect(found.target), str(found)) for found in imports() if found.ours]
+    crossing = [(of, to, where) for of, to, where in pairs if of and to and of != to]
+    assert [where for of, to, where in crossing if (of, to) not in READ_AS_ANOTHER] == []
+    assert {(of, to) for of, to, _ in crossing} == {*READ_AS_ANOTHER}
+
+
 def test_only_the_owners_modules_import_mlx() -> None:
     wrong = [
         str(found)

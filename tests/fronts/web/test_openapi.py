@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fronts.web.server import front
 from tests.support.aio import in_loop
 from tests.support.asgi import Client
-from treadle.fronts.web.openai.schema_limits import at_most
+from treadle.fronts.web.schema_limits import at_most
 from treadle.fronts.web.site.docs import ERRORS
 
 CHAT = "/v1/chat/completions"

@@ -15,7 +15,7 @@ from tests.support.asgi import Client
 from tests.support.bytes_text import EOS, bytes_text
 from tests.support.tiny import BOS, IM_START
 from treadle.core.messages import TokenLogprob
-from treadle.fronts.web.openai.echo import echo_ids, echo_text
+from treadle.fronts.web.openai.echo import echo_ids, echo_logprobs, echo_text
 
 NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
@@ -183,5 +183,5 @@ def test_offsets_stay_within_a_text_that_the_tokenizer_changed() -> None:
 
 def test_an_impossible_token_is_no_infinity() -> None:
     echo = echo_ids(list(b"ab"), bytes_text(), skip_special_tokens=True)
-    logprobs = echo.logprobs([TokenLogprob(logprob=float("-inf"))], bytes_text(), top=False)
+    logprobs = echo_logprobs(echo, [TokenLogprob(logprob=float("-inf"))], bytes_text(), top=False)
     assert logprobs["token_logprobs"] == [None, -9999.0]

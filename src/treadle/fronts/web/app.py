@@ -36,7 +36,6 @@ from .ollama.routes import OllamaAnswer
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
 from .openai.embeddings import EMBEDDINGS, EmbeddingsAnswer
-from .openai.schema_limits import ServerFacts
 from .openapi import openapi_schema, request_body
 from .parsed import Shape
 from .request_routes import RequestRoutes
@@ -45,6 +44,7 @@ from .responses.parsed import ParsedResponse
 from .responses.routes import ResponsesAnswer, StoredRoutes
 from .responses.sessions import Sessions
 from .responses.store import ResponseStore
+from .schema_limits import ServerFacts
 from .site.docs import Docs
 from .site.home import Home, root_of
 from .site.shell import HEADERS

@@ -33,11 +33,11 @@ from ..validate import HOPELESS, Limits, ValidatedRequest, check_size
 from . import token_jobs
 from .anthropic.messages import ParsedCount, ParsedMessages
 from .body import Body
+from .echo import Echo
 from .ollama.embedding_fields import OlderEmbed, OllamaEmbed
 from .ollama.requests import OllamaChat, OllamaGenerate
 from .openai.chat import ParsedChat
 from .openai.completions import ParsedCompletion
-from .openai.echo import Echo
 from .openai.embedding_fields import ParsedEmbedding
 from .parsed import ParsedRequest, Shape
 from .responses.compaction import ParsedCompaction

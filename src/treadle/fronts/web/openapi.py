@@ -15,10 +15,11 @@ from fastapi.openapi.utils import get_openapi
 from ...errors import TreadleError
 from .anthropic.document import anthropic_schemas
 from .dialects import ANTHROPIC_PATH
-from .openai.answer_schemas import ANSWERS, COUNT, MESSAGES, STRING, Schema, either, listed, ref, shape
-from .openai.schema_limits import ServerFacts, request_schemas
+from .json_schemas import COUNT, STRING, Schema, either, listed, ref, shape
+from .openai.answer_schemas import ANSWERS, MESSAGES
 from .responses.documents import EXAMPLES as RESPONSE_EXAMPLES
 from .responses.documents import RESPONSES
+from .schema_limits import ServerFacts, request_schemas
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

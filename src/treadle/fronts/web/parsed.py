@@ -23,11 +23,11 @@ from ..served_models import Models, ServedModel
 from ..service_tiers import priority_of
 from ..text_jobs import Enter
 from ..validate import Limits, RawParams, ValidatedRequest
+from .echo import Echo
 from .sse import SERVER_SENT_EVENTS, Framing
 
 if TYPE_CHECKING:
     from ...text import TextModel
-    from .openai.echo import Echo
 
 MAX_NAME_CHARS = 1024
 

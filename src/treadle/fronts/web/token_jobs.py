@@ -13,10 +13,10 @@ from ...text.work.stages import PARSING, TOKENIZING
 from ..strict_json import parse_json
 from ..text_jobs import Enter, about_param
 from ..validate import check_prompt_ids
+from .neutral_fields import refuse_beyond_neutral
 from .openai.chat import ParsedChat
-from .openai.ignored_fields import refuse_beyond_neutral
-from .openai.parsing import read
 from .openai.schema import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from .parsing import read
 from .worker_limits import WorkerLimits
 
 if TYPE_CHECKING:

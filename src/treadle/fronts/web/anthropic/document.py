@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 from ...chat_messages import MAX_MESSAGES, MAX_PARTS
 from ...tool_fields import MAX_TOOLS, NAME_PATTERN
 from ..error_shapes import ANTHROPIC_TYPES
-from ..openai.answer_schemas import COUNT, REF, STRING, TEXT_OR_NULL, Schema, either, listed, ref, shape
+from ..json_schemas import COUNT, FLAG, NULL, REF, STRING, TEXT_OR_NULL, Schema, either, listed, or_null, ref, shape
 from .client_tools import VERSIONED
 from .options import EFFORTS, TYPES, Display
 from .schema import Conversation, Messages
@@ -17,18 +17,12 @@ from .tools import MODES
 from .turns import ROLES
 from .wire import END_TURN, MAX_TOKENS, STOP_SEQUENCE, TOOL_USE, WINDOW_EXCEEDED
 
-NULL: Schema = {"type": "null"}
-FLAG: Schema = {"type": ["boolean", "null"]}
 OBJECT: Schema = {"type": "object"}
 MARK: Schema = {"description": "Accepted: prompts are always cached."}
 
 
 def _kind(name: str) -> Schema:
     return {"type": "string", "const": name}
-
-
-def _or_null(*schemas: Schema) -> Schema:
-    return either(*schemas, NULL)
 
 
 def _block(name: str, about: str, needed: Schema, **optional: Schema) -> Schema:
@@ -54,7 +48,7 @@ SOURCE: Schema = either(
     shape("A text.", {"type": _kind("text"), "data": STRING}),
     shape("Blocks of text.", {"type": _kind("content"), "content": either(STRING, PLAIN_TEXTS)}),
 )
-CITATIONS = _or_null({"type": "object", "properties": {"enabled": {"enum": [None, False]}}})
+CITATIONS = or_null({"type": "object", "properties": {"enabled": {"enum": [None, False]}}})
 FORMAT = shape("JSON of a schema.", {"type": _kind("json_schema"), "schema": OBJECT})
 
 BLOCKS: dict[str, Schema] = {
@@ -78,13 +72,13 @@ BLOCKS: dict[str, Schema] = {
         "tool_result",
         "The result of a call.",
         {"tool_use_id": STRING},
-        content=_or_null(_blocks(TEXT_LIKE)),
+        content=or_null(_blocks(TEXT_LIKE)),
         is_error=FLAG,
     ),
     "AnthropicThinkingBlock": _block("thinking", "Earlier reasoning.", {"thinking": STRING}, signature=TEXT_OR_NULL),
     "AnthropicRedactedThinkingBlock": _block("redacted_thinking", "Not used.", {}),
     "AnthropicToolUseBlock": _block(
-        "tool_use", "A call.", {"id": STRING, "name": {**STRING, "minLength": 1}}, input=_or_null(OBJECT)
+        "tool_use", "A call.", {"id": STRING, "name": {**STRING, "minLength": 1}}, input=or_null(OBJECT)
     ),
 }
 
@@ -96,7 +90,7 @@ def _message(roles: tuple[str, ...], content: Schema, about: str, *needed: str) 
 
 MESSAGE: Schema = either(
     _message(("user",), _blocks(USER_BLOCKS, minItems=1), "A turn of the user.", "content"),
-    _message(("assistant",), _or_null(_blocks(ASSISTANT_BLOCKS)), "A turn of the assistant."),
+    _message(("assistant",), or_null(_blocks(ASSISTANT_BLOCKS)), "A turn of the assistant."),
     _message(
         tuple(role for role in ROLES if role not in ("user", "assistant")),
         either(STRING, PLAIN_TEXTS),
@@ -110,15 +104,15 @@ CUSTOM_TOOL = shape(
     type={"enum": [None, "custom"]},
     description=TEXT_OR_NULL,
     strict=FLAG,
-    input_examples=_or_null(listed(OBJECT)),
+    input_examples=or_null(listed(OBJECT)),
 )
 OWN_TOOL = shape(
     "A tool of Anthropic's own that the client runs: shell, text editor, memory.",
     {"type": {**STRING, "pattern": f"^{VERSIONED}$"}},
     name={**STRING, "pattern": f"^{NAME_PATTERN}$"},
-    input_schema=_or_null(OBJECT),
+    input_schema=or_null(OBJECT),
     strict=FLAG,
-    input_examples=_or_null(listed(OBJECT)),
+    input_examples=or_null(listed(OBJECT)),
 )
 DISPLAYS: Schema = {"enum": [None, Display.SHOWN.value, Display.OMITTED.value]}
 OPTIONS: dict[str, Schema] = {
@@ -139,7 +133,7 @@ OPTIONS: dict[str, Schema] = {
     "AnthropicFormat": FORMAT,
     "AnthropicOutputConfig": {
         "type": "object",
-        "properties": {"format": _or_null(ref("AnthropicFormat")), "effort": {"enum": [None, *EFFORTS]}},
+        "properties": {"format": or_null(ref("AnthropicFormat")), "effort": {"enum": [None, *EFFORTS]}},
     },
 }
 

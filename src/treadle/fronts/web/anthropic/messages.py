@@ -18,8 +18,8 @@ from ...text_jobs import Enter
 from ...validate import MAX_TOKENS, Limits, RawParams, ValidatedRequest, check, rename_params
 from ...value_checks import check_number, check_whole
 from ..chat_prompt import ChatPrompt
-from ..openai.parsing import read
 from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest, StreamWriter
+from ..parsing import read
 from ..sse import Framing
 from .content import content_of
 from .models import named_model

@@ -7,33 +7,19 @@ Types are strict, and unknown fields are accepted: Anthropic's clients send new 
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from ...validate import MAX_TOKENS
-from ..openai.fields import StopStrings, TopK, TopP, Whole, optional, size, span
+from ..fields import StopStrings, TopK, TopP, Whole, optional, size, span
+from ..json_schemas import or_null, ref, typed
 
-Schema = dict[str, Any]
-
-REF = "#/components/schemas/"
 MAX_REPORTED = 32
 MAX_REPORTED_CHARS = 64
 
 MaxTokens = Annotated[Whole, span(0, MAX_TOKENS)]
 Temperature = Annotated[float, span(0, 1)]
-
-
-def _typed(schema: Schema) -> Any:
-    return Annotated[Any, WithJsonSchema(schema)]
-
-
-def _or_null(*schemas: Schema) -> Schema:
-    return {"anyOf": [*schemas, {"type": "null"}]}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": REF + name}
 
 
 UNUSED = (
@@ -49,32 +35,32 @@ class Conversation(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
 
-    messages: _typed({"type": "array", "items": _ref("AnthropicMessage"), "minItems": 1}) = Field(  # type: ignore[valid-type]
+    messages: typed({"type": "array", "items": ref("AnthropicMessage"), "minItems": 1}) = Field(  # type: ignore[valid-type]
         description="The conversation, oldest message first. An assistant's message at the end is continued."
     )
     model: Annotated[str, size(minLength=1)] | None = optional(
         "The served model's name, an alias, or any name that begins with `claude-`."
     )
-    system: _typed(_or_null({"type": "string"}, {"type": "array", "items": _ref("AnthropicTextBlock")})) = optional(  # type: ignore[valid-type]
+    system: typed(or_null({"type": "string"}, {"type": "array", "items": ref("AnthropicTextBlock")})) = optional(  # type: ignore[valid-type]
         "The system prompt: a string, or blocks of text."
     )
-    tools: _typed(_or_null({"type": "array", "items": _ref("AnthropicTool")})) = optional(  # type: ignore[valid-type]
+    tools: typed(or_null({"type": "array", "items": ref("AnthropicTool")})) = optional(  # type: ignore[valid-type]
         "Tools that the model may call."
     )
-    tool_choice: _typed(_or_null(_ref("AnthropicToolChoice"))) = optional(  # type: ignore[valid-type]
+    tool_choice: typed(or_null(ref("AnthropicToolChoice"))) = optional(  # type: ignore[valid-type]
         "auto (the default), any, tool, or none. All but auto are enforced."
     )
-    thinking: _typed(_or_null(_ref("AnthropicThinking"))) = optional(  # type: ignore[valid-type]
+    thinking: typed(or_null(ref("AnthropicThinking"))) = optional(  # type: ignore[valid-type]
         "Reasoning: enabled, adaptive or disabled (the default)."
     )
-    output_config: _typed(_or_null(_ref("AnthropicOutputConfig"))) = optional(  # type: ignore[valid-type]
+    output_config: typed(or_null(ref("AnthropicOutputConfig"))) = optional(  # type: ignore[valid-type]
         "`format`: JSON of a schema, which is enforced; `effort` is handed to the model's template."
     )
-    output_format: _typed(_or_null(_ref("AnthropicFormat"))) = optional("The older name of `output_config.format`.")  # type: ignore[valid-type]
-    mcp_servers: _typed(_or_null({"type": "array", "maxItems": 0})) = optional(  # type: ignore[valid-type]
+    output_format: typed(or_null(ref("AnthropicFormat"))) = optional("The older name of `output_config.format`.")  # type: ignore[valid-type]
+    mcp_servers: typed(or_null({"type": "array", "maxItems": 0})) = optional(  # type: ignore[valid-type]
         "Not served: only null or empty."
     )
-    container: _typed({"type": "null"}) = optional("Not served: only null.")  # type: ignore[valid-type]
+    container: typed({"type": "null"}) = optional("Not served: only null.")  # type: ignore[valid-type]
 
 
 class Messages(Conversation):

@@ -15,8 +15,8 @@ from ....text import TextView, TokenEntry
 from ....text.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from ...generation.pieces import Piece, Usage
 from ..error_shapes import ollama_error
-from ..openai.wire import chat_logprobs
 from ..parsed import Head
+from ..token_logprobs import token_json
 
 NS = 1_000_000_000
 
@@ -70,7 +70,7 @@ class Calls:
 
 def logprobs_of(entries: Sequence[TokenEntry], text: TextView) -> dict[str, Any]:
     """Return the member `logprobs` of a line; no member for no entries."""
-    return {"logprobs": chat_logprobs(entries, text)["content"]} if entries else {}
+    return {"logprobs": [token_json(entry, text) for entry in entries]} if entries else {}
 
 
 def last_line(head: Head, reason: str | None, usage: Usage) -> dict[str, Any]:

@@ -5,59 +5,42 @@ The schemas are documentation: `tool_fields`, `output_fields` and `reasoning_fie
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from pydantic import WithJsonSchema
-
 from ...reasoning_fields import EFFORTS, THINKING_TYPES
 from ...tool_fields import MAX_DESCRIPTION_CHARS, MAX_TOOLS, NAME_PATTERN
+from ..json_schemas import FLAG, STRING, Schema, object_of, or_null, typed
 
-Schema = dict[str, Any]
-
-_TEXT: Schema = {"type": "string"}
-_FLAG: Schema = {"type": ["boolean", "null"]}
 _JSON_SCHEMA: Schema = {"type": "object", "description": "A JSON Schema; see docs/structured-output.md for keywords."}
 _NAME: Schema = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
 _BUDGET: Schema = {"type": ["integer", "null"], "minimum": -1, "maximum": 2**31 - 1}
 _EFFORT: Schema = {"enum": [None, *EFFORTS]}
 
 
-def _object(needed: Schema, **optional: Schema) -> Schema:
-    return {"type": "object", "properties": {**needed, **optional}, "required": list(needed)}
-
-
-def _or_null(*schemas: Schema) -> Schema:
-    return {"anyOf": [*schemas, {"type": "null"}]}
-
-
-def _typed(schema: Schema) -> Any:
-    return Annotated[Any, WithJsonSchema(schema)]
-
-
-_FUNCTION = _object(
+_FUNCTION = object_of(
     {"name": _NAME},
     description={"type": ["string", "null"], "maxLength": MAX_DESCRIPTION_CHARS},
-    parameters=_or_null(_JSON_SCHEMA),
-    strict={**_FLAG, "description": "True: a schema that a grammar can't hold is refused."},
+    parameters=or_null(_JSON_SCHEMA),
+    strict={**FLAG, "description": "True: a schema that a grammar can't hold is refused."},
 )
-_NAMED = _object({"type": {"const": "function"}, "function": _object({"name": _NAME})})
-_ALLOWED = _object({"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _NAMED, "minItems": 1}})
+_NAMED = object_of({"type": {"const": "function"}, "function": object_of({"name": _NAME})})
+_ALLOWED = object_of(
+    {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _NAMED, "minItems": 1}}
+)
 _MODES: Schema = {"enum": ["none", "auto", "required"]}
-_CHOICE = _or_null(_MODES, _NAMED, _object({"type": {"const": "allowed_tools"}, "allowed_tools": _ALLOWED}))
-_OUTPUT_SCHEMA = _object({"schema": _JSON_SCHEMA}, name=_TEXT, description=_TEXT, strict=_FLAG)
-_FORMAT = _or_null(
-    _object({"type": {"const": "text"}}),
-    _object({"type": {"const": "json_object"}}, schema=_or_null(_JSON_SCHEMA)),
-    _object({"type": {"const": "json_schema"}, "json_schema": _OUTPUT_SCHEMA}),
+_CHOICE = or_null(_MODES, _NAMED, object_of({"type": {"const": "allowed_tools"}, "allowed_tools": _ALLOWED}))
+_OUTPUT_SCHEMA = object_of({"schema": _JSON_SCHEMA}, name=STRING, description=STRING, strict=FLAG)
+_FORMAT = or_null(
+    object_of({"type": {"const": "text"}}),
+    object_of({"type": {"const": "json_object"}}, schema=or_null(_JSON_SCHEMA)),
+    object_of({"type": {"const": "json_schema"}, "json_schema": _OUTPUT_SCHEMA}),
 )
-_CHOICES: Schema = {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}
+_CHOICES: Schema = {"type": "array", "items": {**STRING, "minLength": 1}, "minItems": 1}
 _STRUCTURED_KINDS: Schema = {
-    "json": {"anyOf": [_JSON_SCHEMA, _TEXT]},
-    "regex": _TEXT,
+    "json": {"anyOf": [_JSON_SCHEMA, STRING]},
+    "regex": STRING,
     "choice": _CHOICES,
-    "grammar": _TEXT,
+    "grammar": STRING,
     "json_object": {"const": True},
-    "structural_tag": _TEXT,
+    "structural_tag": STRING,
 }
 _ABSENT: Schema = {"enum": [None, False]}
 
@@ -75,28 +58,28 @@ def _one_of(kinds: Schema) -> Schema:
 
 _STRUCTURED = _one_of(_STRUCTURED_KINDS)
 
-Tools = _typed(
-    _or_null(
+Tools = typed(
+    or_null(
         {
             "type": "array",
-            "items": _object({"type": {"const": "function"}, "function": _FUNCTION}),
+            "items": object_of({"type": {"const": "function"}, "function": _FUNCTION}),
             "maxItems": MAX_TOOLS,
         }
     )
 )
-Functions = _typed(_or_null({"type": "array", "items": _FUNCTION, "maxItems": MAX_TOOLS}))
-ToolChoiceField = _typed(_CHOICE)
-FunctionCall = _typed(_or_null({"enum": ["none", "auto"]}, _object({"name": _NAME})))
-ResponseFormat = _typed(_FORMAT)
-StructuredOutputs = _typed(_or_null(_STRUCTURED))
-JsonSchema = _typed(_or_null(_JSON_SCHEMA, _TEXT))
-Pattern = _typed(_or_null(_TEXT))
-Choices = _typed(_or_null(_CHOICES))
-OllamaFormat = _typed(_or_null({"enum": ["", "json"]}, _JSON_SCHEMA))
-Effort = _typed(_EFFORT)
-Reasoning = _typed(_or_null(_object({}, effort=_EFFORT, max_tokens=_BUDGET, enabled=_FLAG, exclude=_FLAG)))
+Functions = typed(or_null({"type": "array", "items": _FUNCTION, "maxItems": MAX_TOOLS}))
+ToolChoiceField = typed(_CHOICE)
+FunctionCall = typed(or_null({"enum": ["none", "auto"]}, object_of({"name": _NAME})))
+ResponseFormat = typed(_FORMAT)
+StructuredOutputs = typed(or_null(_STRUCTURED))
+JsonSchema = typed(or_null(_JSON_SCHEMA, STRING))
+Pattern = typed(or_null(STRING))
+Choices = typed(or_null(_CHOICES))
+OllamaFormat = typed(or_null({"enum": ["", "json"]}, _JSON_SCHEMA))
+Effort = typed(_EFFORT)
+Reasoning = typed(or_null(object_of({}, effort=_EFFORT, max_tokens=_BUDGET, enabled=FLAG, exclude=FLAG)))
 _TYPES: Schema = {"enum": list(THINKING_TYPES)}
-Thinking = _typed(_or_null(_object({"type": _TYPES}, budget_tokens=_BUDGET), {"type": "boolean"}))
-Think = _typed(_or_null({"type": "boolean"}, {"enum": list(EFFORTS)}))
-Budget = _typed(_BUDGET)
-Shown = _typed(_FLAG)
+Thinking = typed(or_null(object_of({"type": _TYPES}, budget_tokens=_BUDGET), {"type": "boolean"}))
+Think = typed(or_null({"type": "boolean"}, {"enum": list(EFFORTS)}))
+Budget = typed(_BUDGET)
+Shown = typed(FLAG)

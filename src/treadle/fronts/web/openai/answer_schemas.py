@@ -16,39 +16,9 @@ from ...chat_messages import (
     TEXT_PARTS,
 )
 from ...service_tiers import TIERS
+from ..json_schemas import COUNT, NULL, REF, STRING, TEXT_OR_NULL, Schema, either, listed, or_null, ref, shape
 
-Schema = dict[str, Any]
-
-REF = "#/components/schemas/"
-STRING: Schema = {"type": "string"}
-TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-COUNT: Schema = {"type": "integer", "minimum": 0}
 LOGPROB: Schema = {"type": "number", "maximum": 0}
-
-
-def ref(name: str) -> Schema:
-    """Return a reference to a named schema of the document."""
-    return {"$ref": REF + name}
-
-
-def listed(items: Schema, **limits: Any) -> Schema:
-    """Return the schema of an array of `items`."""
-    return {"type": "array", "items": items, **limits}
-
-
-def shape(description: str, needed: Schema, /, **optional: Any) -> Schema:
-    """Return the schema of an object with the properties `needed`, and `optional` ones."""
-    return {
-        "type": "object",
-        "description": description,
-        "properties": {**needed, **optional},
-        "required": list(needed),
-    }
-
-
-def either(*schemas: Schema) -> Schema:
-    """Return the schema of a value that fits any of `schemas`."""
-    return {"anyOf": list(schemas)}
 
 
 # Messages -------------------------------------------------------------------------------------------------------
@@ -71,8 +41,8 @@ TURN_KEYS: Schema = {
 
 
 NO_CALLS: Schema = {
-    "tool_calls": {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]},
-    "function_call": {"type": "null"},
+    "tool_calls": {"anyOf": [{"type": "array", "maxItems": 0}, NULL]},
+    "function_call": NULL,
 }
 """Keys of the assistant's messages, in others."""
 
@@ -90,7 +60,7 @@ def _content(part: str, **limits: Any) -> list[Schema]:
 
 def _message(role: str, part: str, about: str, **properties: Schema) -> Schema:
     """Return the schema of a message that may be empty, with `properties` besides those of all messages."""
-    found = _turn((role,), either(*_content(part), {"type": "null"}), (), about)
+    found = _turn((role,), either(*_content(part), NULL), (), about)
     found["properties"] |= properties
     return found
 
@@ -103,7 +73,7 @@ ROLE_SHAPES = {
     "tool": "ToolMessage",
     "function": "FunctionMessage",
 }
-ARGUMENTS: Schema = {"anyOf": [STRING, {"type": "object"}, {"type": "null"}], "description": "JSON as a string."}
+ARGUMENTS: Schema = {"anyOf": [STRING, {"type": "object"}, NULL], "description": "JSON as a string."}
 PAST_FUNCTION: Schema = {
     "type": "object",
     "properties": {"name": {**STRING, "minLength": 1}, "arguments": ARGUMENTS},
@@ -131,8 +101,8 @@ MESSAGES: dict[str, Schema] = {
         "assistant",
         "AssistantPart",
         "An earlier answer, as it was received; without content it is an empty turn.",
-        tool_calls=either(listed(PAST_CALL, maxItems=MAX_CALLS), {"type": "null"}),
-        function_call=either(PAST_FUNCTION, {"type": "null"}),
+        tool_calls=or_null(listed(PAST_CALL, maxItems=MAX_CALLS)),
+        function_call=or_null(PAST_FUNCTION),
     ),
     "ToolMessage": _message(
         "tool",
@@ -162,7 +132,7 @@ FINISH: Schema = {
     "description": "The model or a stop ended it; a limit did; it ended with calls, in the form that was asked for; it "
     "was cancelled by its id.",
 }
-NOT_YET: Schema = either(FINISH, {"type": "null"})
+NOT_YET: Schema = or_null(FINISH)
 STOP_REASON: Schema = {"const": "timeout", "description": "Where the request's `timeout` ended the choice."}
 TIER: Schema = {"enum": list(TIERS[1:]), "description": "The tier that was used, where the request names one."}
 TOKEN_IDS = listed(COUNT, description="With `return_token_ids`.")
@@ -177,9 +147,9 @@ TOKEN: Schema = {
     "logprob": LOGPROB,
     "bytes": listed({"type": "integer", "minimum": 0, "maximum": 255}),
 }
-CHAT_LOGPROBS = either(ref("ChatLogprobs"), {"type": "null"})
-TEXT_LOGPROBS = either(ref("TextLogprobs"), {"type": "null"})
-NUMBERS_OR_NULLS = listed(either(LOGPROB, {"type": "null"}))
+CHAT_LOGPROBS = or_null(ref("ChatLogprobs"))
+TEXT_LOGPROBS = or_null(ref("TextLogprobs"))
+NUMBERS_OR_NULLS = listed(or_null(LOGPROB))
 
 
 def _answer(kind: str, choice: str, description: str, **more: Any) -> Schema:
@@ -200,7 +170,7 @@ ANSWERS: dict[str, Schema] = {
     ),
     "AnswerMessage": shape(
         "The assistant's turn; send it back as it is.",
-        {"role": {"type": "string", "const": "assistant"}, "content": TEXT_OR_NULL, "refusal": {"type": "null"}},
+        {"role": {"type": "string", "const": "assistant"}, "content": TEXT_OR_NULL, "refusal": NULL},
         reasoning_content={**STRING, "description": "Where the model reasoned."},
         tool_calls={**listed(ref("ToolCall")), "description": "Where the model called tools."},
         function_call=ref("CalledFunction"),
@@ -218,9 +188,7 @@ ANSWERS: dict[str, Schema] = {
         id=STRING,
         type={"type": "string", "const": "function"},
     ),
-    "ChatLogprobs": shape(
-        "One entry for each shown token.", {"content": listed(ref("ChatToken")), "refusal": {"type": "null"}}
-    ),
+    "ChatLogprobs": shape("One entry for each shown token.", {"content": listed(ref("ChatToken")), "refusal": NULL}),
     "ChatToken": shape(
         "A token and the likeliest in its place.", {**TOKEN, "top_logprobs": listed(shape("One.", TOKEN))}
     ),
@@ -261,9 +229,7 @@ ANSWERS: dict[str, Schema] = {
         {
             "tokens": listed(STRING),
             "token_logprobs": NUMBERS_OR_NULLS,
-            "top_logprobs": either(
-                listed(either({"type": "object", "additionalProperties": LOGPROB}, {"type": "null"})), {"type": "null"}
-            ),
+            "top_logprobs": either(listed(either({"type": "object", "additionalProperties": LOGPROB}, NULL)), NULL),
             "text_offset": listed(COUNT),
         },
     ),
@@ -300,6 +266,6 @@ ANSWERS: dict[str, Schema] = {
 }
 for _chunk in ("ChatCompletionChunk", "CompletionChunk"):
     ANSWERS[_chunk]["properties"]["usage"] = {
-        **either(ref("Usage"), {"type": "null"}),
+        **or_null(ref("Usage")),
         "description": "With `include_usage`: null, and the counts in the last chunk.",
     }

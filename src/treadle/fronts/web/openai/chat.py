@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,15 @@ from ...reasoning_fields import ReasoningOptions, read_reasoning
 from ...text_jobs import Enter
 from ...tool_fields import read_choice, read_function_call, read_functions, read_tools
 from ..chat_prompt import ChatPrompt
+from ..neutral_fields import refuse_beyond_neutral
 from ..parsed import Head
+from ..parsing import read
+from ..template_kwargs import checked_kwargs
 from .event_deltas import delta_of, message_of, older_delta_of
 from .field_aliases import Renamed
-from .ignored_fields import CHAT_NEUTRAL, refuse_beyond_neutral
+from .ignored_fields import CHAT_NEUTRAL
 from .parsed import ParsedOpenAi, outline_of, raw_params_of
-from .parsing import read
-from .schema import KWARG_NAME, MAX_KWARG_CHARS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS, ChatFields, ChatRequest
+from .schema import ChatFields, ChatRequest
 from .wire import ChunkWriter, chat_logprobs, encode, head_fields, stop_reason, usage_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ CONTENT = (
 )
 ACTED_ON = frozenset(ChatFields.model_fields) - {*CONTENT}
 OLDER_FORM: dict[str, Any] = {"functions": [{"name": "f"}]}
-KWARG = re.compile(KWARG_NAME)
 
 
 class ParsedChat(ParsedOpenAi):
@@ -192,21 +192,3 @@ def _options(body: ChatFields, value: Mapping[str, Any], reasoning: ReasoningOpt
         thinking_budget=reasoning.budget,
         close_at_limit=bool(body.close_at_limit) and bool(tools),
     )
-
-
-def checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template's variables in `chat_template_kwargs`. Raises InvalidRequest."""
-    if len(given) > MAX_TEMPLATE_KWARGS:
-        raise InvalidRequest(
-            f"chat_template_kwargs has {len(given)} keys: give at most {MAX_TEMPLATE_KWARGS}",
-            param="chat_template_kwargs",
-        )
-    for key, value in given.items():
-        where = f"chat_template_kwargs.{key[:64]}"
-        if not KWARG.fullmatch(key) or key in RESERVED_KWARGS:
-            raise InvalidRequest(f"chat_template_kwargs may not set '{key[:64]}'", param=where)
-        if not isinstance(value, (str, int, float, bool, type(None))):
-            raise InvalidRequest(f"{where} must be a string, a number, true, false or null", param=where)
-        if isinstance(value, str) and len(value) > MAX_KWARG_CHARS:
-            raise InvalidRequest(f"{where} has {len(value)} characters: give at most {MAX_KWARG_CHARS}", param=where)
-    return dict(given)

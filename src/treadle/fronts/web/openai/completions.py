@@ -15,12 +15,14 @@ from ...output_fields import read_output
 from ...prepared import PreparedPrompts
 from ...text_jobs import Enter, prepared_text
 from ...validate import Limits, ValidatedRequest, check_prompt_ids
+from ..echo import Echo
+from ..neutral_fields import refuse_beyond_neutral
 from ..parsed import Head
-from .echo import Echo, echo_ids, echo_text, joined
+from ..parsing import read
+from .echo import echo_ids, echo_logprobs, echo_text, joined
 from .field_aliases import Renamed
-from .ignored_fields import COMPLETION_NEUTRAL, refuse_beyond_neutral
+from .ignored_fields import COMPLETION_NEUTRAL
 from .parsed import ParsedOpenAi, outline_of, raw_params_of
-from .parsing import read
 from .schema import MAX_PROMPT_IDS, MAX_PROMPTS, CompletionFields, CompletionRequest
 from .wire import ChunkWriter, encode, head_fields, legacy_logprobs, stop_reason, usage_json
 
@@ -137,7 +139,7 @@ class ParsedCompletion(ParsedOpenAi):
 
     def _echoed_logprobs(self, echo: Echo, part: Piece | WholeChoice, model: TextView) -> dict[str, Any] | None:
         top = self.params.prompt_logprobs
-        return None if top is None else echo.logprobs(part.prompt_logprobs, model, top=top > 0)
+        return None if top is None else echo_logprobs(echo, part.prompt_logprobs, model, top=top > 0)
 
 
 def _check_counts(prompt: Any) -> None:

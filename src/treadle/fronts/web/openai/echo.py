@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
 from ....core.messages import TokenLogprob
 from ....text import Detokenizer, TextView, TokenEntry
+from ..echo import Echo
 from .wire import legacy_logprobs
 
 
-@dataclass(frozen=True)
-class Echo:
-    """One prompt for display: `text`, and the offsets in it of each of `tokens`, if it is scored."""
-
-    text: str
-    tokens: Sequence[int] = ()
-    offsets: Sequence[int] = ()
-
-    def logprobs(self, scores: Sequence[TokenLogprob], model: TextView, *, top: bool) -> dict[str, Any]:
-        """Return the completions format. `scores` begin at the second token: the first has no predecessor and gets
-        nulls. A request that was cut short has fewer."""
-        scored = zip(self.tokens[1:], scores, self.offsets[1:], strict=False)
-        rest = legacy_logprobs([TokenEntry(*one) for one in scored], model, top=top)
-        first = {
-            "tokens": [model.token_text(self.tokens[0])],
-            "token_logprobs": [None],
-            "top_logprobs": [None] if top else None,
-            "text_offset": [0],
-        }
-        return joined(first, rest)
+def echo_logprobs(echo: Echo, scores: Sequence[TokenLogprob], model: TextView, *, top: bool) -> dict[str, Any]:
+    """Return the prompt's log-probabilities in the completions format. `scores` begin at the second token: the first
+    has no predecessor and gets nulls. A request that was cut short has fewer."""
+    scored = zip(echo.tokens[1:], scores, echo.offsets[1:], strict=False)
+    rest = legacy_logprobs([TokenEntry(*one) for one in scored], model, top=top)
+    first = {
+        "tokens": [model.token_text(echo.tokens[0])],
+        "token_logprobs": [None],
+        "top_logprobs": [None] if top else None,
+        "text_offset": [0],
+    }
+    return joined(first, rest)
 
 
 def echo_text(text: str, tokens: Sequence[int], model: TextView, *, special: bool) -> Echo:

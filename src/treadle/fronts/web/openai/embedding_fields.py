@@ -18,9 +18,10 @@ from ...prepared import PreparedPrompts
 from ...text_jobs import Enter
 from ...validate import MAX_PRIORITY, Limits, check_prompt_ids
 from ...value_checks import check_whole
-from .fields import CacheSalt, Priority, Text, TokenIds, Whole, optional, size, span
-from .parsing import read
-from .schema import MAX_PROMPT_IDS, Strict
+from ..fields import CacheSalt, Priority, Text, TokenIds, Whole, optional, size, span
+from ..parsing import read
+from ..request_shapes import Strict
+from .schema import MAX_PROMPT_IDS
 
 if TYPE_CHECKING:
     from ....text import TextModel

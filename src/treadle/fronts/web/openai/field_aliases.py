@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ....errors import InvalidRequest
-from .ignored_fields import SAMPLERS_OFF, refuse_beyond_neutral
+from ..neutral_fields import refuse_beyond_neutral
+from .ignored_fields import SAMPLERS_OFF
 from .schema import UNLIMITED, Generate
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {

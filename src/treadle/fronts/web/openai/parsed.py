@@ -13,24 +13,15 @@ from ...generation.pieces import Piece, Usage
 from ...service_tiers import check_tier
 from ...validate import Limits, RawParams, ValidatedRequest, check, rename_params
 from ..error_shapes import openai_error
+from ..neutral_fields import refuse_beyond_neutral
 from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest, StreamWriter
+from ..request_shapes import ALIASED, UNALIASED
 from .field_aliases import Renamed
-from .ignored_fields import refuse_beyond_neutral
 from .schema import Generate, OptionFields
 from .wire import DONE, ChunkWriter, encode
 
 STREAM_NEUTRAL = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
-ALIASED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
-UNALIASED = ("logit_bias", "n", "min_tokens", "stop_token_ids", "ignore_eos", "priority", "timeout", "cache_salt")
+CHOICE_FIELDS = ("n", "min_tokens", "stop_token_ids", "ignore_eos", "timeout")
 
 
 class ParsedOpenAi(ParsedRequest):
@@ -134,5 +125,5 @@ def raw_params_of(body: Generate, given: Renamed, **own: Any) -> RawParams:
     """Return the shared fields under the validator's names; `own` are those that a route reads in its own way."""
     stop = given["stop"]
     aliased = {name: given[name] for name in ALIASED}
-    others = {name: getattr(body, name) for name in UNALIASED}
+    others = {name: getattr(body, name) for name in (*UNALIASED, *CHOICE_FIELDS)}
     return RawParams(**aliased, **others, stop=[stop] if isinstance(stop, str) else stop, **own)

@@ -6,13 +6,36 @@ whole number may be written as 2.0. Messages are read by `fronts.chat_messages`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import Field, WithJsonSchema
 
 from ...chat_messages import MAX_MESSAGES
 from ...validate import MAX_N, MAX_TOP_LOGPROBS
+from ..fields import (
+    Documented,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    Text,
+    Timeout,
+    TokenCount,
+    TokenIds,
+    TopK,
+    TopP,
+    Unit,
+    Whole,
+    neutral_only,
+    optional,
+    size,
+    span,
+)
+from ..request_shapes import Sampling, Strict, extended
+from ..template_kwargs import TemplateKwargs
 from .answer_fields import (
     Budget,
     Choices,
@@ -31,40 +54,10 @@ from .answer_fields import (
     ToolChoiceField,
     Tools,
 )
-from .fields import (
-    CacheSalt,
-    Documented,
-    LogitBias,
-    Penalty,
-    Priority,
-    RepetitionPenalty,
-    Seed,
-    ServiceTier,
-    StopString,
-    StopStrings,
-    StopTokenIds,
-    Temperature,
-    Text,
-    Timeout,
-    TokenCount,
-    TokenIds,
-    TopK,
-    TopP,
-    Unit,
-    Whole,
-    neutral_only,
-    optional,
-    size,
-    span,
-)
 from .ignored_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS, OPTIONS_HARMLESS, SAMPLERS_OFF
 
 MAX_PROMPTS = 2048
 MAX_PROMPT_IDS = 2**20
-MAX_TEMPLATE_KWARGS = 64
-MAX_KWARG_CHARS = 4096
-KWARG_NAME = "[A-Za-z][A-Za-z0-9_]{0,63}"
-RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversation")
 UNLIMITED = (-1, -2)
 
 Predict = Annotated[Whole, Documented({"anyOf": [{"minimum": 1, "maximum": 2**31 - 1}, {"enum": list(UNLIMITED)}]})]
@@ -77,25 +70,6 @@ Messages = Annotated[
 Prompts = Annotated[list[Text], Field(fail_fast=True), size(minItems=1, maxItems=MAX_PROMPTS)]
 PromptIds = Annotated[TokenIds, size(minItems=1, maxItems=MAX_PROMPT_IDS)]
 PromptLists = Annotated[list[PromptIds], Field(fail_fast=True), size(minItems=1, maxItems=MAX_PROMPTS)]
-KwargValue = Annotated[
-    Any,
-    WithJsonSchema(
-        {"anyOf": [{"type": "string", "maxLength": MAX_KWARG_CHARS}, {"type": ["number", "boolean", "null"]}]}
-    ),
-]
-TemplateKwargs = Annotated[
-    dict[str, KwargValue],
-    size(
-        maxProperties=MAX_TEMPLATE_KWARGS,
-        propertyNames={"pattern": f"^{KWARG_NAME}$", "not": {"enum": list(RESERVED_KWARGS)}},
-    ),
-]
-
-
-class Strict(BaseModel):
-    """Base of all request bodies."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
 class StreamOptions(Strict):
@@ -122,7 +96,7 @@ class OptionFields(Strict):
     num_ctx: ContextSize | None = optional("As `num_ctx`.")
 
 
-class Generate(Strict):
+class Generate(Sampling):
     """Fields that chat and completions share."""
 
     model: str | None = optional("The served model's name; left out, it is the served model.")
@@ -131,23 +105,9 @@ class Generate(Strict):
     max_tokens: TokenCount | None = optional(
         "The most tokens to generate; never more than the context and the server's cap leave: the default."
     )
-    temperature: Temperature | None = optional("0 (greedy) to 2. Default: the model's, else 1.")
-    top_p: TopP | None = optional(
-        "Sample from the likeliest tokens of this total probability. Default: the model's, else 1."
-    )
-    top_k: TopK | None = optional("Sample from the likeliest k tokens; 0 or -1 is off.")
-    min_p: Unit | None = optional("Sample from tokens at least this likely, relative to the likeliest; 0 is off.")
-    stop: StopString | StopStrings | None = optional("Up to 16 strings that end the answer; they are not shown.")
-    seed: Seed | None = optional("64 bits, signed. The same seed gives the same choice.")
     n: Annotated[Whole, span(1, MAX_N)] | None = optional(
         "How many choices; times the prompts, no more than the server has places. Default: 1."
     )
-    presence_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
-    frequency_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
-    repetition_penalty: RepetitionPenalty | None = optional(
-        "Above 0, at most 10; 1 is off. Looks at prompt and answer."
-    )
-    logit_bias: LogitBias | None = optional("Token id to bias, -100 to 100.")
     min_tokens: Annotated[Whole, span(0, 2**31 - 1)] | None = optional(
         "The model's end tokens and stop strings do not end the answer before so many tokens; its limit does."
     )
@@ -155,15 +115,8 @@ class Generate(Strict):
     ignore_eos: bool | None = optional("True: the model's own end tokens and stop strings do not end the answer.")
     skip_special_tokens: bool | None = optional("False shows special tokens in the text.")
     return_token_ids: bool | None = optional("True adds `token_ids` to every choice.")
-    priority: Priority | None = optional("Lower goes first; 0 is normal.")
-    service_tier: ServiceTier | None = optional(
-        "A priority by OpenAI's names: flex goes behind others, priority before them. The answer names the tier used."
-    )
     timeout: Timeout | None = optional(
         "The most seconds from the request's arrival to the end of its answer, which is cut then (`stop_reason`)."
-    )
-    cache_salt: CacheSalt | None = optional(
-        "Only requests of the same key and salt reuse each other's cached prompts. 1 to 256 characters."
     )
     response_format: ResponseFormat = optional("The form of the answer: text, any JSON object, or JSON of a schema.")
     structured_outputs: StructuredOutputs = optional(
@@ -176,9 +129,6 @@ class Generate(Strict):
     guided_grammar: Pattern = optional("As `grammar` in `structured_outputs`.")
     json_schema: JsonSchema = optional("llama.cpp's name of `guided_json`.")
     format: OllamaFormat = optional('Ollama\'s name of it: a schema, or "json" for any object.')
-    close_at_limit: bool | None = optional(
-        "True: where the limit of tokens comes near, only tokens are allowed that complete the JSON or the grammar."
-    )
     options: OptionFields | None = None
     num_ctx: ContextSize | None = optional("Ollama's context size: refused above the served context, else not used.")
     num_predict: Predict | None = optional("Ollama's name of `max_tokens`; -1 and -2 are no limit.")
@@ -260,21 +210,6 @@ class DetokenizeFields(Strict):
 
     tokens: Annotated[TokenIds, size(maxItems=MAX_PROMPT_IDS)] = Field(description="Token ids.")
     model: str | None = optional("The served model's name; left out, it is the served model.")
-
-
-def extended(
-    name: str, base: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]], free: tuple[str, ...], **more: Any
-) -> type[Any]:
-    """Return `base` with the fields that are known and not acted on, and with `more`."""
-    fields: dict[str, Any] = {
-        key: (Any, neutral_only(_accepted(allowed), *allowed)) for key, allowed in neutral.items()
-    }
-    fields |= {key: (Any, optional("Accepted and not used.")) for key in free}
-    return create_model(name, __base__=base, __doc__=base.__doc__, **fields, **more)
-
-
-def _accepted(allowed: tuple[Any, ...]) -> str:
-    return "Accepted only at a value that asks for nothing." if allowed else "Accepted only at null."
 
 
 Options: type[OptionFields] = extended("Options", OptionFields, SAMPLERS_OFF, OPTIONS_HARMLESS)

@@ -10,9 +10,9 @@ import msgspec
 from ....text import TextView, TokenEntry
 from ...generation.pieces import Piece, Usage, WholeChoice
 from ..parsed import Head
+from ..token_logprobs import LOWEST_LOGPROB, token_json
 
 DONE = b"data: [DONE]\n\n"
-LOWEST_LOGPROB = -9999.0  # the API's value for an impossible token: JSON has no -inf
 
 encode = msgspec.json.encode
 
@@ -62,20 +62,6 @@ class ChunkWriter:
 def chat_logprobs(entries: Sequence[TokenEntry], model: TextView) -> dict[str, Any]:
     """Return the chat format: one object per token, with its bytes."""
     return {"content": [token_json(entry, model) for entry in entries], "refusal": None}
-
-
-def token_json(entry: TokenEntry, model: TextView) -> dict[str, Any]:
-    """Return one token with its log-probability, its bytes, and the likeliest tokens in its place."""
-    top = [_token(token, logprob, model) for token, logprob in entry.logprob.top]
-    return {**_token(entry.token, entry.logprob.logprob, model), "top_logprobs": top}
-
-
-def _token(token: int, logprob: float, model: TextView) -> dict[str, Any]:
-    return {
-        "token": model.token_text(token),
-        "logprob": max(logprob, LOWEST_LOGPROB),
-        "bytes": list(model.token_bytes(token)),
-    }
 
 
 def legacy_logprobs(entries: Sequence[TokenEntry], model: TextView, *, top: bool, offset: int = 0) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from ....errors import ContextLengthExceeded
 from ....text import TextView
 from ....text.events import Text
 from ...generation.pieces import STOP, Usage, WholeChoice
-from ..openai.parsing import read
 from ..parsed import Head
+from ..parsing import read
 from .items import new_id
 from .opaque import SUMMARY, wrap
 from .parsed import ParsedResponse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..openai.answer_schemas import COUNT, STRING, TEXT_OR_NULL, Schema, either, listed, ref, shape
+from ..json_schemas import COUNT, STRING, TEXT_OR_NULL, Schema, listed, or_null, ref, shape
 
 MAX_LISTED = 100
 
@@ -49,7 +49,6 @@ USAGE = shape(
         "total_tokens": COUNT,
     },
 )
-NULL: Schema = {"type": "null"}
 RESPONSES: dict[str, Schema] = {
     "Response": shape(
         "A response. Its other members repeat the request.",
@@ -60,9 +59,9 @@ RESPONSES: dict[str, Schema] = {
             "model": STRING,
             "status": STATUS,
             "output": listed(ref("OutputItem")),
-            "error": either(shape("Why it failed.", {"code": STRING, "message": STRING}), NULL),
-            "incomplete_details": either(shape("Why it is incomplete.", {"reason": STRING}), NULL),
-            "usage": either(ref("ResponseUsage"), NULL),
+            "error": or_null(shape("Why it failed.", {"code": STRING, "message": STRING})),
+            "incomplete_details": or_null(shape("Why it is incomplete.", {"reason": STRING})),
+            "usage": or_null(ref("ResponseUsage")),
             "completed_at": {"type": ["integer", "null"]},
             "previous_response_id": TEXT_OR_NULL,
             "metadata": {"type": "object", "additionalProperties": STRING},

@@ -12,7 +12,7 @@ import msgspec
 
 from ....text import TextView, TokenEntry
 from ....text.events import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
-from ..openai.wire import token_json
+from ..token_logprobs import token_json
 from .custom_input import CustomInput
 from .items import new_id
 from .opaque import REASONING, SUMMARY, wrap

@@ -22,10 +22,11 @@ from ...text_jobs import Enter, prepared_chat
 from ...validate import MAX_TOKENS, Limits, RawParams, ValidatedRequest, check, rename_params
 from ...value_checks import check_whole
 from ..chat_prompt import ChatPrompt
-from ..openai.chat import checked_kwargs
-from ..openai.ignored_fields import refuse_beyond_neutral
-from ..openai.parsing import read
+from ..neutral_fields import refuse_beyond_neutral
 from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest
+from ..parsing import read
+from ..request_shapes import ALIASED, UNALIASED
+from ..template_kwargs import checked_kwargs
 from .field_types import (
     ENCRYPTED,
     INCLUDABLE,
@@ -276,20 +277,10 @@ def _facts(body: ResponseFields, items: Sequence[Item], tools: Tools, reasoning:
 def _params(body: ResponseFields, include: Sequence[str]) -> RawParams:
     listed = body.top_logprobs or 0
     return RawParams(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        logit_bias=body.logit_bias,
-        seed=body.seed,
+        **{name: getattr(body, name) for name in (*ALIASED, *UNALIASED)},
         max_tokens=body.max_output_tokens,
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         logprobs=listed if listed or LOGPROBS in include else None,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
     )
 
 

@@ -8,27 +8,15 @@ from typing import Annotated, Any
 from pydantic import Field, create_model
 
 from ...validate import MAX_TOP_LOGPROBS
-from ..openai.fields import (
-    CacheSalt,
-    LogitBias,
-    Penalty,
-    Priority,
-    RepetitionPenalty,
-    Seed,
-    ServiceTier,
-    StopString,
-    StopStrings,
-    Temperature,
+from ..fields import (
     TokenCount,
-    TopK,
-    TopP,
-    Unit,
     Whole,
     neutral_only,
     optional,
     span,
 )
-from ..openai.schema import Strict, TemplateKwargs, extended
+from ..request_shapes import Sampling, Strict, extended
+from ..template_kwargs import TemplateKwargs
 from .field_types import (
     Choice,
     Include,
@@ -55,7 +43,7 @@ class StreamingOptions(Strict):
     include_obfuscation: Any = neutral_only("Only false: this server adds no padding.", False)
 
 
-class ResponseFields(Strict):
+class ResponseFields(Sampling):
     """Body of a request for a response."""
 
     model: str = Field(description="The served model's name.")
@@ -81,8 +69,6 @@ class ResponseFields(Strict):
     top_logprobs: Annotated[Whole, span(0, MAX_TOP_LOGPROBS)] | None = optional(
         "How many likely tokens to list with each token of the text."
     )
-    temperature: Temperature | None = optional("0 (greedy) to 2. Default: the model's, else 1.")
-    top_p: TopP | None = optional("Sample from the likeliest tokens of this total probability.")
     max_output_tokens: TokenCount | None = optional("The most tokens to generate, reasoning included.")
     truncation: Truncation = optional(
         '"auto" leaves out the oldest turns of an input that is too long; "disabled" (the default) refuses it.'
@@ -90,22 +76,6 @@ class ResponseFields(Strict):
     metadata: Metadata = optional("Up to 16 texts by name, repeated in the answer.")
     user: str | None = optional("Accepted, repeated in the answer and not used.")
     safety_identifier: str | None = optional("Accepted, repeated in the answer and not used.")
-    top_k: TopK | None = optional("Sample from the likeliest k tokens; 0 or -1 is off.")
-    min_p: Unit | None = optional("Sample from tokens at least this likely, relative to the likeliest; 0 is off.")
-    seed: Seed | None = optional("64 bits, signed. The same seed gives the same answer.")
-    stop: StopString | StopStrings | None = optional("Up to 16 strings that end the answer; they are not shown.")
-    presence_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
-    frequency_penalty: Penalty | None = optional("-2 to 2; 0 is off.")
-    repetition_penalty: RepetitionPenalty | None = optional("Above 0, at most 10; 1 is off.")
-    logit_bias: LogitBias | None = optional("Token id to bias, -100 to 100.")
-    priority: Priority | None = optional("Lower goes first; 0 is normal.")
-    service_tier: ServiceTier | None = optional(
-        "A priority by OpenAI's names: flex goes behind others, priority before."
-    )
-    cache_salt: CacheSalt | None = optional("Only requests of the same key and salt reuse each other's cached prompts.")
-    close_at_limit: bool | None = optional(
-        "True: where the limit of tokens comes near, only tokens are allowed that complete the JSON or the calls."
-    )
     chat_template_kwargs: TemplateKwargs | None = optional("Plain values for the model's template, by its names.")
 
 

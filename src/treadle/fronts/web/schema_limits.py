@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pydantic.json_schema import models_json_schema
 
-from ..responses.schema import CompactRequest, ResponseRequest
-from .answer_schemas import REF, Schema, ref
-from .embedding_fields import EmbeddingFields
-from .schema import ChatRequest, CompletionRequest, DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from .json_schemas import REF, Schema, ref
+from .openai.embedding_fields import EmbeddingFields
+from .openai.schema import ChatRequest, CompletionRequest, DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from .responses.schema import CompactRequest, ResponseRequest
 
 FIRST_FIELDS = ("messages", "prompt", "input")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict", "n_predict")

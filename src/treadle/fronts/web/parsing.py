@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ....errors import InvalidRequest
+from ...errors import InvalidRequest
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from ...cache_salts import CONTROLS
-from ...cache_salts import MAX_CHARS as MAX_SALT_CHARS
-from ...service_tiers import TIERS
-from ...validate import (
+from ..cache_salts import CONTROLS
+from ..cache_salts import MAX_CHARS as MAX_SALT_CHARS
+from ..service_tiers import TIERS
+from ..validate import (
     MAX_LOGIT_BIAS,
     MAX_PRIORITY,
     MAX_STOP_CHARS,
