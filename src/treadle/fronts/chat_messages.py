@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidRequest, UnsupportedParameter
-from .field_checks import checked, kind_of
+from .field_checks import checked, kind_of, quoted, require_array, require_type
 
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192
@@ -43,12 +43,7 @@ def read_turns(messages: Any, param: str = "messages") -> list[dict[str, Any]]:
     Raises InvalidRequest for a malformed message and UnsupportedParameter for one that needs an unserved feature; both
     name the message and its key.
     """
-    if not isinstance(messages, (list, tuple)):
-        raise InvalidRequest(f"{param} is {kind_of(messages)}: it must be an array of messages", param=param)
-    if not messages:
-        raise InvalidRequest(f"{param} is empty: give at least one message", param=param)
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"{param} has {len(messages)} messages: give at most {MAX_MESSAGES}", param=param)
+    require_array(messages, param, "message", MAX_MESSAGES)
     return [_turn(message, f"{param}[{i}]") for i, message in enumerate(messages)]
 
 
@@ -60,8 +55,7 @@ def asks_to_continue(messages: Sequence[Any]) -> bool:
 
 
 def _turn(message: Any, at: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(message)}: it must be an object with a role and content", param=at)
+    require_type(message, Mapping, "an object with a role and content", at)
     role = _role(message, at)
     _refuse_unserved(message, NEUTRAL_KEYS, at)
     turn: dict[str, Any] = {"role": _ROLE_OF.get(role, role), "content": _content(message, role, at)}
@@ -105,13 +99,11 @@ def _calls(message: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, index: int, at: str) -> dict[str, Any]:
-    if not isinstance(call, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(call)}: it must be an object with an id and a function", param=at)
+    require_type(call, Mapping, "an object with an id and a function", at)
     if call.get("type", "function") != "function":
         raise UnsupportedParameter(f"{at}.type is not supported here: only 'function' is", param=f"{at}.type")
     function = call.get("function")
-    if not isinstance(function, Mapping):
-        raise InvalidRequest(f"{at}.function is {kind_of(function)}: it must be an object", param=f"{at}.function")
+    require_type(function, Mapping, "an object", f"{at}.function")
     call_id = checked(call, "id", str, "a string", at) or f"call_{index}"
     return {"id": call_id, "type": "function", "function": _function(function, f"{at}.function")}
 
@@ -137,8 +129,7 @@ def _role(message: Mapping[str, Any], at: str) -> str:
     if role is None:
         raise InvalidRequest(f"{param} is missing: {expected}", param=param)
     if role not in ROLES:
-        text = f"'{role[:40]}'" if isinstance(role, str) else kind_of(role)
-        raise InvalidRequest(f"{param} is {text}: {expected}", param=param)
+        raise InvalidRequest(f"{param} is {quoted(role)}: {expected}", param=param)
     return str(role)
 
 
@@ -159,22 +150,14 @@ def _content(message: Mapping[str, Any], role: str, at: str) -> str | list[dict[
         return ""
     if content is None:
         raise InvalidRequest(f"{param} is missing: give a string", param=param)
-    if not isinstance(content, (list, tuple)):
-        expected = "it must be a string or an array of text parts"
-        raise InvalidRequest(f"{param} is {kind_of(content)}: {expected}", param=param)
-    if not content:
-        raise InvalidRequest(f"{param} is empty: give at least one part", param=param)
-    if len(content) > MAX_PARTS:
-        raise InvalidRequest(f"{param} has {len(content)} parts: give at most {MAX_PARTS}", param=param)
+    require_array(content, param, "part", MAX_PARTS, expected="a string or an array of text parts")
     return [{"type": "text", "text": _part_text(part, role, f"{param}[{i}]")} for i, part in enumerate(content)]
 
 
 def _part_text(part: Any, role: str, at: str) -> str:
-    if not isinstance(part, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(part)}: it must be an object with a type", param=at)
+    require_type(part, Mapping, "an object with a type", at)
     kind, param = part.get("type"), f"{at}.type"
-    if not isinstance(kind, str):
-        raise InvalidRequest(f"{param} is {kind_of(kind)}: it must be 'text'", param=param)
+    require_type(kind, str, "'text'", param)
     refusal = kind == REFUSAL_PART and role == "assistant"
     if not refusal and kind not in TEXT_PARTS:
         raise UnsupportedParameter(f"{param} '{kind[:40]}' is not supported here: this model reads text", param=param)

@@ -1,8 +1,8 @@
-"""Checks of values in nested objects of a request, and names of their types for refusals."""
+"""Checks of values in a request's objects, and their words in refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import InvalidRequest
@@ -16,6 +16,37 @@ def checked(given: Mapping[str, Any], key: str, kind: type, expected: str, at: s
         place = f"{at}.{key}" if at else key
         raise InvalidRequest(f"{place} is {kind_of(value)}: it must be {expected}", param=place)
     return value
+
+
+def require_type(value: Any, kind: type | tuple[type, ...], expected: str, at: str) -> None:
+    """Raise InvalidRequest where the value at `at` has another type than `kind`."""
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be {expected}", param=at)
+
+
+def require_array(
+    value: Any, at: str, unit: str, most: int, *, expected: str | None = None, may_be_empty: bool = False
+) -> None:
+    """Raise InvalidRequest where the value at `at` is no array, or has no `unit`, or more than `most`."""
+    require_type(value, (list, tuple), expected or f"an array of {unit}s", at)
+    if not value and not may_be_empty:
+        raise InvalidRequest(f"{at} is empty: give at least one {unit}", param=at)
+    if len(value) > most:
+        raise InvalidRequest(f"{at} has {len(value)} {unit}s: give at most {most}", param=at)
+
+
+def one_of(given: Mapping[str, Any], key: str, known: Collection[str], at: str) -> str | None:
+    """Return a member of the object at `at` ("": the request itself), None where it is missing or null. Raises
+    InvalidRequest for a value that is not `known`."""
+    value, place = given.get(key), f"{at}.{key}" if at else key
+    if value is not None and value not in known:
+        raise InvalidRequest(f"{place} is {quoted(value)}: it must be one of {', '.join(known)}", param=place)
+    return value
+
+
+def quoted(value: Any, most: int = 40) -> str:
+    """Return a string in quotes, cut after `most` characters; of another value the name of its type."""
+    return f"'{value[:most]}'" if isinstance(value, str) else kind_of(value)
 
 
 def kind_of(value: Any) -> str:

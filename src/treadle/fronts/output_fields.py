@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from .answer_options import OutputGrammar
-from .field_checks import checked, kind_of
+from .field_checks import checked, kind_of, quoted, require_type
 from .structural_tags import KIND as STRUCTURAL_TAG
 
 JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, LARK = "json_object", "json_schema", "regex", "choice", "lark"
@@ -65,8 +65,7 @@ def _of_kind(kind: str) -> Callable[[Any, str], Found]:
 
 
 def _response_format(value: Any, at: str) -> Found | None:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object with a type", param=at)
+    require_type(value, Mapping, "an object with a type", at)
     kind = value.get("type")
     if kind == "text":
         return None
@@ -78,19 +77,19 @@ def _response_format(value: Any, at: str) -> Found | None:
         if value.get("schema") is None:
             return JSON_OBJECT, None, at
         return JSON_SCHEMA, _spec(JSON_SCHEMA, value["schema"], f"{at}.schema"), f"{at}.schema"
-    named = f"'{kind[:40]}'" if isinstance(kind, str) else kind_of(kind)
     raise UnsupportedParameter(
-        f"{at}.type {named} is not supported here: use 'text', 'json_object' or 'json_schema'", param=f"{at}.type"
+        f"{at}.type {quoted(kind)} is not supported here: use 'text', 'json_object' or 'json_schema'",
+        param=f"{at}.type",
     )
 
 
 def _openai_schema(value: Mapping[str, Any], at: str) -> Found:
     """Return the schema in `json_schema.schema`, or in `schema`, where some clients put it."""
-    holder, place = value.get("json_schema"), f"{at}.json_schema"
+    place = f"{at}.json_schema"
+    holder: Any = value.get("json_schema")
     if holder is None and "schema" in value:
         holder, place = value, at
-    if not isinstance(holder, Mapping):
-        raise InvalidRequest(f"{place} is {kind_of(holder)}: it must be an object with a schema", param=place)
+    require_type(holder, Mapping, "an object with a schema", place)
     checked(holder, "strict", bool, "true or false", place)
     if holder.get("schema") is None:
         raise InvalidRequest(f"{place}.schema is missing: give a JSON Schema", param=f"{place}.schema")
@@ -98,8 +97,7 @@ def _openai_schema(value: Mapping[str, Any], at: str) -> Found:
 
 
 def _structured_outputs(value: Any, at: str) -> Found | None:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object", param=at)
+    require_type(value, Mapping, "an object", at)
     for key, setting in value.items():
         if key not in VLLM_KINDS and setting not in (None, False):
             place, known = f"{at}.{key[:40]}", ", ".join(VLLM_KINDS)

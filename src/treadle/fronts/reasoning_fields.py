@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidRequest
-from .field_checks import checked, kind_of
+from .field_checks import checked, kind_of, require_type
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 THINKING_TYPES = ("enabled", "disabled", "adaptive", "auto")
@@ -66,8 +66,7 @@ def _reasoning(value: Any) -> ReasoningOptions:
     """Return the options of OpenRouter's object: effort, max_tokens, enabled, exclude."""
     if value is None:
         return ReasoningOptions()
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"reasoning is {kind_of(value)}: it must be an object", param="reasoning")
+    require_type(value, Mapping, "an object", "reasoning")
     effort = _effort(value.get("effort"), "reasoning.effort")
     enabled = checked(value, "enabled", bool, "true or false", "reasoning")
     return ReasoningOptions(
@@ -84,8 +83,7 @@ def _thinking(value: Any) -> ReasoningOptions:
         return ReasoningOptions()
     if isinstance(value, bool):
         return ReasoningOptions(value)
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"thinking is {kind_of(value)}: it must be an object with a type", param="thinking")
+    require_type(value, Mapping, "an object with a type", "thinking")
     kind = value.get("type")
     if kind not in THINKING_TYPES:
         expected = ", ".join(THINKING_TYPES)

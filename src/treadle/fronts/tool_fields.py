@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..text.formats.base import AUTO, NONE, REQUIRED, ToolChoice, ToolSpec
-from .field_checks import checked, kind_of
+from .field_checks import checked, kind_of, quoted, require_array, require_type
 
 MAX_TOOLS = 1024
 MAX_DESCRIPTION_CHARS = 64 * 1024
@@ -19,13 +19,13 @@ _MODES = {NONE: NONE, AUTO: AUTO, REQUIRED: REQUIRED, "any": REQUIRED}
 
 def read_tools(value: Any, param: str = "tools") -> tuple[ToolSpec, ...]:
     """Return the tools of a list of `{"type": "function", "function": {...}}`. Raises InvalidRequest with the place."""
-    items = _items(value, param)
+    items = tool_items(value, param)
     return distinct((_function_of(item, f"{param}[{i}]") for i, item in enumerate(items)), f"{param}[{{}}].function")
 
 
 def read_functions(value: Any, param: str = "functions") -> tuple[ToolSpec, ...]:
     """Return the tools of a list of functions, OpenAI's older form. Raises InvalidRequest with the place."""
-    items = _items(value, param)
+    items = tool_items(value, param)
     return distinct((read_function(item, f"{param}[{i}]") for i, item in enumerate(items)), f"{param}[{{}}]")
 
 
@@ -44,7 +44,7 @@ def read_choice(value: Any, tools: tuple[ToolSpec, ...], param: str = "tool_choi
     if kind == "allowed_tools":
         return _allowed(value, tools, param)
     place = f"{param}.type"
-    raise InvalidRequest(f"{place} is {_shown(kind)}: it must be 'function' or 'allowed_tools'", param=place)
+    raise InvalidRequest(f"{place} is {quoted(kind, 64)}: it must be 'function' or 'allowed_tools'", param=place)
 
 
 def read_function_call(value: Any, tools: tuple[ToolSpec, ...], param: str = "function_call") -> ToolChoice:
@@ -60,14 +60,13 @@ _EXPECTED = "it must be 'none', 'auto', 'required', or an object that names a fu
 # Tools ----------------------------------------------------------------------------------------------------------
 
 
-def _items(value: Any, param: str) -> list[Any]:
+def tool_items(value: Any, param: str) -> list[Any]:
+    """Return the items of a list of tools; none for null. Raises InvalidRequest."""
     if value is None:
         return []
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{param} is {kind_of(value)}: it must be an array of tools", param=param)
-    if len(value) > MAX_TOOLS:
-        raise InvalidRequest(f"{param} has {len(value)} tools: give at most {MAX_TOOLS}", param=param)
-    return value
+    require_array(value, param, "tool", MAX_TOOLS, may_be_empty=True)
+    items: list[Any] = value
+    return items
 
 
 def distinct(specs: Iterable[ToolSpec], place: str) -> tuple[ToolSpec, ...]:
@@ -82,11 +81,10 @@ def distinct(specs: Iterable[ToolSpec], place: str) -> tuple[ToolSpec, ...]:
 
 
 def _function_of(item: Any, at: str) -> ToolSpec:
-    if not isinstance(item, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(item)}: it must be an object with a type and a function", param=at)
+    require_type(item, Mapping, "an object with a type and a function", at)
     kind = item.get("type", "function")
     if kind != "function":
-        message = f"{at}.type is {_shown(kind)}, which is not supported here: only functions are"
+        message = f"{at}.type is {quoted(kind, 64)}, which is not supported here: only functions are"
         raise UnsupportedParameter(message, param=f"{at}.type")
     if "function" not in item:
         raise InvalidRequest(f"{at}.function is missing: give an object with a name", param=f"{at}.function")
@@ -96,8 +94,7 @@ def _function_of(item: Any, at: str) -> ToolSpec:
 def read_function(value: Any, at: str, schema: str = "parameters") -> ToolSpec:
     """Return the tool of a function's object at `at`, whose parameters are in the key `schema`. Raises InvalidRequest
     with the place."""
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object with a name", param=at)
+    require_type(value, Mapping, "an object with a name", at)
     name = check_name(value.get("name"), f"{at}.name")
     description = checked(value, "description", str, "a string", at) or ""
     if len(description) > MAX_DESCRIPTION_CHARS:
@@ -123,14 +120,18 @@ def _parameters(value: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
     kinds = kind if isinstance(kind, list) else [kind]
     if kinds and all(one in _OTHER_TYPES for one in kinds):
         place = f"{at}.{key}.type"
-        raise InvalidRequest(f"{place} is {_shown(kind)}: it must be 'object', as arguments have names", param=place)
+        raise InvalidRequest(
+            f"{place} is {quoted(kind, 64)}: it must be 'object', as arguments have names", param=place
+        )
     return found
 
 
 def check_name(name: Any, at: str) -> str:
     """Return a tool's name. Raises InvalidRequest, with its place `at`, for another value."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{at} is {_shown(name)}: it must be 1 to 128 letters, digits, '_', '-' or '.'", param=at)
+        raise InvalidRequest(
+            f"{at} is {quoted(name, 64)}: it must be 1 to 128 letters, digits, '_', '-' or '.'", param=at
+        )
     return name
 
 
@@ -139,7 +140,7 @@ def check_name(name: Any, at: str) -> str:
 
 def _mode(value: str, tools: tuple[ToolSpec, ...], param: str) -> ToolChoice:
     if value not in _MODES:
-        raise InvalidRequest(f"{param} is {_shown(value)}: {_EXPECTED}", param=param)
+        raise InvalidRequest(f"{param} is {quoted(value, 64)}: {_EXPECTED}", param=param)
     mode = _MODES[value]
     if mode == REQUIRED and not tools:
         raise InvalidRequest(f"{param} is '{value}' and there are no tools: give some", param=param)
@@ -148,29 +149,28 @@ def _mode(value: str, tools: tuple[ToolSpec, ...], param: str) -> ToolChoice:
 
 def _chosen(value: Mapping[str, Any], tools: tuple[ToolSpec, ...], at: str) -> str:
     """Return the name in `{"type": "function", "function": {"name": ...}}`, or in the same without `function`."""
-    holder, place = value.get("function"), f"{at}.function"
+    place = f"{at}.function"
+    holder: Any = value.get("function")
     if holder is None and "name" in value:
         holder, place = value, at
-    if not isinstance(holder, Mapping):
-        raise InvalidRequest(f"{place} is {kind_of(holder)}: it must be an object with a name", param=place)
+    require_type(holder, Mapping, "an object with a name", place)
     return _known(holder.get("name"), tools, f"{place}.name")
 
 
 def _known(name: Any, tools: tuple[ToolSpec, ...], at: str) -> str:
     if not any(tool.name == name for tool in tools):
-        raise InvalidRequest(f"{at} is {_shown(name)}, and no tool has that name: {_names(tools)}", param=at)
+        raise InvalidRequest(f"{at} is {quoted(name, 64)}, and no tool has that name: {_names(tools)}", param=at)
     return str(name)
 
 
 def _allowed(value: Mapping[str, Any], tools: tuple[ToolSpec, ...], param: str) -> ToolChoice:
     """Return the choice of `{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}`."""
     holder, at = value.get("allowed_tools", value), f"{param}.allowed_tools"
-    if not isinstance(holder, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(holder)}: it must be an object with mode and tools", param=at)
+    require_type(holder, Mapping, "an object with mode and tools", at)
     mode = holder.get("mode", AUTO)
     if mode not in (AUTO, REQUIRED):
-        raise InvalidRequest(f"{at}.mode is {_shown(mode)}: it must be 'auto' or 'required'", param=f"{at}.mode")
-    items = _items(holder.get("tools"), f"{at}.tools")
+        raise InvalidRequest(f"{at}.mode is {quoted(mode, 64)}: it must be 'auto' or 'required'", param=f"{at}.mode")
+    items = tool_items(holder.get("tools"), f"{at}.tools")
     if not items:
         raise InvalidRequest(f"{at}.tools is empty: name at least one tool", param=f"{at}.tools")
     places = [f"{at}.tools[{i}]" for i in range(len(items))]
@@ -178,8 +178,7 @@ def _allowed(value: Mapping[str, Any], tools: tuple[ToolSpec, ...], param: str) 
 
 
 def _allowed_name(item: Any, tools: tuple[ToolSpec, ...], at: str) -> str:
-    if not isinstance(item, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(item)}: it must be an object that names a function", param=at)
+    require_type(item, Mapping, "an object that names a function", at)
     return _chosen(item, tools, at)
 
 
@@ -188,7 +187,3 @@ def _names(tools: tuple[ToolSpec, ...]) -> str:
         return "there are no tools"
     listed = ", ".join(tool.name for tool in tools[:8])
     return f"there are {listed}" + (", ..." if len(tools) > 8 else "")
-
-
-def _shown(value: Any) -> str:
-    return f"'{value[:64]}'" if isinstance(value, str) else kind_of(value)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ...chat_messages import MAX_PARTS
-from ...field_checks import checked, kind_of
+from ...field_checks import checked, quoted, require_array, require_type
 
 TEXT, DOCUMENT, SEARCH_RESULT, TOOL_REFERENCE = "text", "document", "search_result", "tool_reference"
 
@@ -30,22 +30,15 @@ def read_blocks(content: Any, at: str, *, may_be_empty: bool = False) -> list[Bl
         return [Block(TEXT, {"text": content}, at)]
     if content is None:
         content = [] if may_be_empty else None
-    if not isinstance(content, (list, tuple)):
-        expected = "it must be a string or an array of content blocks"
-        raise InvalidRequest(f"{at} is {kind_of(content)}: {expected}", param=at)
-    if not content and not may_be_empty:
-        raise InvalidRequest(f"{at} is empty: give at least one block", param=at)
-    if len(content) > MAX_PARTS:
-        raise InvalidRequest(f"{at} has {len(content)} blocks: give at most {MAX_PARTS}", param=at)
+    expected = "a string or an array of content blocks"
+    require_array(content, at, "block", MAX_PARTS, expected=expected, may_be_empty=may_be_empty)
     return [_block(value, f"{at}[{i}]") for i, value in enumerate(content)]
 
 
 def _block(value: Any, at: str) -> Block:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object with a type", param=at)
+    require_type(value, Mapping, "an object with a type", at)
     kind = value.get("type")
-    if not isinstance(kind, str):
-        raise InvalidRequest(f"{at}.type is {kind_of(kind)}: it must be a type of content block", param=f"{at}.type")
+    require_type(kind, str, "a type of content block", f"{at}.type")
     return Block(kind, value, at)
 
 
@@ -99,10 +92,9 @@ def _document(block: Block) -> str:
     elif source.get("type") == "content":
         text = joined(_plain(part) for part in read_blocks(source.get("content"), f"{at}.content"))
     else:
-        kind = source.get("type")
-        shown = f"'{kind[:64]}'" if isinstance(kind, str) else kind_of(kind)
+        kind = quoted(source.get("type"), 64)
         raise UnsupportedParameter(
-            f"{at}.type {shown} is not supported here: send the document's text, as 'text' or 'content'",
+            f"{at}.type {kind} is not supported here: send the document's text, as 'text' or 'content'",
             param=f"{at}.type",
         )
     return _tagged("document", block, ("title", "context"), text)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ...answer_options import OutputGrammar
-from ...field_checks import checked, kind_of
+from ...field_checks import checked, one_of, quoted, require_type
 from ...output_fields import JSON_SCHEMA
 from ...reasoning_fields import ReasoningOptions
 from ...validate import MAX_TOKENS
@@ -38,14 +38,14 @@ class ThinkingOptions:
 def read_thinking(thinking: Any, output_config: Any) -> ThinkingOptions:
     """Return the options in `thinking` and in `output_config.effort`. Without `thinking` reasoning is off. Raises
     InvalidRequest with the place."""
-    effort = _one_of(_object(output_config, "output_config"), "effort", "output_config", EFFORTS)
+    effort = one_of(_object(output_config, "output_config"), "effort", EFFORTS, "output_config")
     given = _object(thinking, "thinking")
-    kind = None if thinking is None else _one_of(given, "type", "thinking", TYPES)
+    kind = None if thinking is None else one_of(given, "type", TYPES, "thinking")
     if thinking is not None and kind is None:
         expected = ", ".join(TYPES)
         raise InvalidRequest(f"thinking.type is missing: give one of {expected}", param="thinking.type")
     budget = _budget(given.get("budget_tokens"))
-    display = _one_of(given, "display", "thinking", (Display.SHOWN.value, Display.OMITTED.value))
+    display = one_of(given, "display", (Display.SHOWN.value, Display.OMITTED.value), "thinking")
     if kind in (None, "disabled"):
         return ThinkingOptions(ReasoningOptions(False, effort, shown=False), Display.HIDDEN)
     return ThinkingOptions(ReasoningOptions(True, effort, budget), Display(display or Display.SHOWN.value))
@@ -66,10 +66,9 @@ def read_format(output_config: Any, output_format: Any) -> OutputGrammar | None:
 def _grammar(value: Any, at: str) -> OutputGrammar:
     given = _object(value, at)
     if given.get("type") != JSON_SCHEMA:
-        kind = given.get("type")
-        shown = f"'{kind[:40]}'" if isinstance(kind, str) else kind_of(kind)
+        kind = quoted(given.get("type"))
         raise UnsupportedParameter(
-            f"{at}.type {shown} is not supported here: it must be 'json_schema'", param=f"{at}.type"
+            f"{at}.type {kind} is not supported here: it must be 'json_schema'", param=f"{at}.type"
         )
     schema = checked(given, "schema", Mapping, "a JSON Schema, an object", at)
     if schema is None:
@@ -83,17 +82,7 @@ def _budget(value: Any) -> int | None:
     return check_whole("thinking.budget_tokens", value, 0, MAX_TOKENS)
 
 
-def _one_of(given: Mapping[str, Any], key: str, at: str, known: tuple[str, ...]) -> str | None:
-    value = given.get(key)
-    if value is not None and value not in known:
-        shown = f"'{value[:40]}'" if isinstance(value, str) else kind_of(value)
-        raise InvalidRequest(f"{at}.{key} is {shown}: it must be one of {', '.join(known)}", param=f"{at}.{key}")
-    return value
-
-
 def _object(value: Any, at: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an object", param=at)
-    return value
+    given: Mapping[str, Any] = {} if value is None else value
+    require_type(given, Mapping, "an object", at)
+    return given

@@ -11,8 +11,8 @@ import msgspec
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text.formats.base import AUTO, NONE, REQUIRED, ToolChoice, ToolSpec
-from ...field_checks import checked, kind_of
-from ...tool_fields import MAX_TOOLS, distinct, read_function
+from ...field_checks import checked, quoted, require_type
+from ...tool_fields import distinct, read_function, tool_items
 from .client_tools import client_tool
 from .schema import MAX_REPORTED
 
@@ -35,11 +35,7 @@ class Tools:
 
 def read_tools(tools: Any, choice: Any) -> Tools:
     """Return the tools and the choice. Raises InvalidRequest and UnsupportedParameter with the place."""
-    if tools is not None and not isinstance(tools, list):
-        raise InvalidRequest(f"tools is {kind_of(tools)}: it must be an array of tools", param="tools")
-    given = tools or []
-    if len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"tools has {len(given)} tools: give at most {MAX_TOOLS}", param="tools")
+    given = tool_items(tools, "tools")
     read = [(_tool(tool, f"tools[{i}]"), f"tools[{i}].input_schema") for i, tool in enumerate(given)]
     known = [(spec, place) for spec, place in read if spec is not None]
     specs = distinct((spec for spec, _ in known), "tools[{}]")
@@ -56,8 +52,7 @@ def searches_in(tools: Any) -> list[str]:
 
 def _tool(tool: Any, at: str) -> ToolSpec | None:
     """Return a tool; None for one that is left out."""
-    if not isinstance(tool, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(tool)}: it must be an object with a name and a schema", param=at)
+    require_type(tool, Mapping, "an object with a name and a schema", at)
     kind = checked(tool, "type", str, "a string", at)
     if kind in (None, "custom"):
         return _custom(tool, at)
@@ -85,9 +80,7 @@ def _with_examples(spec: ToolSpec, tool: Mapping[str, Any], at: str) -> ToolSpec
     """Return the tool with its examples of arguments in its description."""
     examples = checked(tool, "input_examples", list, "an array of objects", at) or []
     for i, example in enumerate(examples):
-        if not isinstance(example, Mapping):
-            place = f"{at}.input_examples[{i}]"
-            raise InvalidRequest(f"{place} is {kind_of(example)}: it must be an object", param=place)
+        require_type(example, Mapping, "an object", f"{at}.input_examples[{i}]")
     if not examples:
         return spec
     listed = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
@@ -98,13 +91,13 @@ def _choice(choice: Any, specs: tuple[ToolSpec, ...]) -> tuple[ToolChoice, bool]
     """Return the choice, and whether an answer may have several calls."""
     if choice is None:
         return ToolChoice(), True
-    if not isinstance(choice, Mapping):
-        raise InvalidRequest(f"tool_choice is {kind_of(choice)}: it must be an object with a type", param="tool_choice")
+    require_type(choice, Mapping, "an object with a type", "tool_choice")
     kind = choice.get("type")
     if not isinstance(kind, str) or kind not in MODES:
-        shown = f"'{kind[:64]}'" if isinstance(kind, str) else kind_of(kind)
         expected = ", ".join(MODES)
-        raise InvalidRequest(f"tool_choice.type is {shown}: it must be one of {expected}", param="tool_choice.type")
+        raise InvalidRequest(
+            f"tool_choice.type is {quoted(kind, 64)}: it must be one of {expected}", param="tool_choice.type"
+        )
     parallel = not checked(choice, "disable_parallel_tool_use", bool, "true or false", "tool_choice")
     name = checked(choice, "name", str, "a string", "tool_choice")
     if kind == "tool":

@@ -12,7 +12,7 @@ from typing import Any
 
 from ....errors import InvalidRequest
 from ...chat_messages import MAX_CALLS, MAX_MESSAGES
-from ...field_checks import checked, kind_of
+from ...field_checks import checked, quoted, require_array, require_type
 from .blocks import TEXT, Block, joined, read_blocks, refused, required, text_of
 from .signatures import unsealed
 from .tool_ids import id_for_model
@@ -28,12 +28,7 @@ is not for the model."""
 def read_conversation(messages: Any, system: Any) -> tuple[list[Turn], bool]:
     """Return the turns, and whether the answer continues the last one. Raises InvalidRequest and UnsupportedParameter,
     with the place in the request."""
-    if not isinstance(messages, (list, tuple)):
-        raise InvalidRequest(f"messages is {kind_of(messages)}: it must be an array of messages", param="messages")
-    if not messages:
-        raise InvalidRequest("messages is empty: give at least one message", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages has {len(messages)}: give at most {MAX_MESSAGES}", param="messages")
+    require_array(messages, "messages", "message", MAX_MESSAGES)
     turns = _system_turns(system)
     runs = _runs(messages)
     for role, blocks in runs:
@@ -67,13 +62,11 @@ def _runs(messages: Sequence[Any]) -> list[tuple[str, list[Block]]]:
 
 
 def _message(message: Any, at: str) -> tuple[str, list[Block]]:
-    if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(message)}: it must be an object with a role and content", param=at)
+    require_type(message, Mapping, "an object with a role and content", at)
     role = message.get("role")
     if role not in ROLES:
-        shown = f"'{role[:40]}'" if isinstance(role, str) else kind_of(role)
         expected = ", ".join(ROLES)
-        raise InvalidRequest(f"{at}.role is {shown}: it must be one of {expected}", param=f"{at}.role")
+        raise InvalidRequest(f"{at}.role is {quoted(role)}: it must be one of {expected}", param=f"{at}.role")
     role = "system" if role == "developer" else str(role)
     return role, read_blocks(message.get("content"), f"{at}.content", may_be_empty=role == "assistant")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ...chat_messages import MAX_PARTS
-from ...field_checks import checked, kind_of
+from ...field_checks import checked, kind_of, require_array, require_type
 from .opaque import SUMMARY, unwrap
 
 Item = dict[str, Any]
@@ -43,17 +43,13 @@ def read_input(value: Any, param: str = "input") -> list[Item]:
         return []
     if isinstance(value, str):
         return [_message({"role": "user", "content": value}, param)]
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{param} is {kind_of(value)}: it must be a string or an array of items", param=param)
-    if len(value) > MAX_ITEMS:
-        raise InvalidRequest(f"{param} has {len(value)} items: give at most {MAX_ITEMS}", param=param)
+    require_array(value, param, "item", MAX_ITEMS, expected="a string or an array of items", may_be_empty=True)
     return [read_item(item, f"{param}[{i}]") for i, item in enumerate(value)]
 
 
 def read_item(item: Any, at: str) -> Item:
     """Return one item. Raises as `read_input` does."""
-    if not isinstance(item, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(item)}: it must be an object with a type", param=at)
+    require_type(item, Mapping, "an object with a type", at)
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else REFERENCE if set(item) <= {"id", "type"} and item else None
@@ -99,12 +95,8 @@ def _content(content: Any, of_assistant: bool, at: str) -> list[Item]:
         return [_part(content, of_assistant)]
     if content is None:
         raise InvalidRequest(f"{at} is missing: give a string, or an array of parts", param=at)
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{at} is {kind_of(content)}: it must be a string or an array of parts", param=at)
-    if not content and not of_assistant:
-        raise InvalidRequest(f"{at} is empty: give at least one part", param=at)
-    if len(content) > MAX_PARTS:
-        raise InvalidRequest(f"{at} has {len(content)} parts: give at most {MAX_PARTS}", param=at)
+    expected = "a string or an array of parts"
+    require_array(content, at, "part", MAX_PARTS, expected=expected, may_be_empty=of_assistant)
     return [_read_part(part, of_assistant, f"{at}[{i}]") for i, part in enumerate(content)]
 
 
@@ -117,8 +109,7 @@ def _input_text(text: str) -> Item:
 
 
 def _read_part(part: Any, of_assistant: bool, at: str) -> Item:
-    if not isinstance(part, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(part)}: it must be an object with a type", param=at)
+    require_type(part, Mapping, "an object with a type", at)
     kind, place = part.get("type"), f"{at}.type"
     if kind in TEXT_TYPES:
         return _part(_text(part, "text", at), of_assistant)
@@ -198,8 +189,7 @@ def _texts(item: Mapping[str, Any], key: str, at: str) -> list[Item]:
     found = []
     for i, part in enumerate(checked(item, key, list, "an array of texts", at) or []):
         place = f"{at}.{key}[{i}]"
-        if not isinstance(part, Mapping):
-            raise InvalidRequest(f"{place} is {kind_of(part)}: it must be an object with a text", param=place)
+        require_type(part, Mapping, "an object with a text", place)
         found.append({"type": kind, "text": _text(part, "text", place)})
     return found
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ....errors import InvalidRequest, UnsupportedParameter
+from ....errors import InvalidRequest
 from ....text import TextView
-from ....text.formats.base import AUTO
 from ...answer_options import AnswerOptions
-from ...field_checks import checked, kind_of
 from ...generation.pieces import Usage, WholeChoice
 from ...output_fields import read_format
 from ...prepared import PreparedPrompts
@@ -27,24 +25,16 @@ from ..parsed import MAX_NAME_CHARS, Head, ParsedRequest
 from ..parsing import read
 from ..request_shapes import ALIASED, UNALIASED
 from ..template_kwargs import checked_kwargs
-from .field_types import (
-    ENCRYPTED,
-    INCLUDABLE,
-    LOGPROBS,
-    MAX_KEY_CHARS,
-    MAX_PAIRS,
-    MAX_VALUE_CHARS,
-    SUMMARIES,
-    TRUNCATIONS,
-    VERBOSITIES,
-)
+from .field_types import ENCRYPTED, LOGPROBS
 from .items import MORE_TOOLS, REFERENCE, TRIGGER, Item, read_input
+from .options import read_include, read_summary, read_truncation, text_options
 from .output import OutputForm
 from .prompt import ItemsPrompt
+from .repeated_fields import repeated_fields
 from .response_object import ResponseObject
 from .schema import NEUTRAL, ResponseFields, ResponseRequest
 from .tool_names import CallName
-from .tools import ALLOWED, Tools, about_definition
+from .tools import Tools, about_definition
 from .turns import turns_of
 from .writer import Ended, ResponseWriter, drop_response
 
@@ -232,7 +222,7 @@ def _tools(body: ResponseFields, items: Sequence[Item]) -> Tools:
 
 def _options(body: ResponseFields, tools: Tools, reasoning: ReasoningOptions) -> AnswerOptions:
     close = bool(body.close_at_limit)
-    text = _text_options(body.text)
+    text = text_options(body.text)
     return AnswerOptions(
         tools=tuple(tools.specs),
         choice=tools.choice(body.tool_choice),
@@ -247,8 +237,8 @@ def _options(body: ResponseFields, tools: Tools, reasoning: ReasoningOptions) ->
 def _facts(body: ResponseFields, items: Sequence[Item], tools: Tools, reasoning: ReasoningOptions) -> Facts:
     if body.stream_options is not None:
         refuse_beyond_neutral(body.stream_options.model_dump(), {"include_obfuscation": (False,)}, "stream_options.")
-    include = _include(body.include)
-    summary = _summary(_object(body.reasoning))
+    include = read_include(body.include)
+    summary = read_summary(body.reasoning)
     store = body.store is not False
     check_whole("max_tool_calls", body.max_tool_calls, 1, MAX_TOKENS)
     if body.background and not store:
@@ -261,12 +251,12 @@ def _facts(body: ResponseFields, items: Sequence[Item], tools: Tools, reasoning:
         store=store,
         background=bool(body.background),
         previous=body.previous_response_id,
-        cuts=_truncation(body.truncation) == "auto",
+        cuts=read_truncation(body.truncation) == "auto",
         summarized=summary is not None,
         hidden=not reasoning.shown,
         encrypted=ENCRYPTED in include,
         compacts=bool(items) and items[-1]["type"] == TRIGGER,
-        repeated=_repeated(body, tools, reasoning, summary),
+        repeated=repeated_fields(body, tools, reasoning, summary),
         names={shown: name for shown, name in tools.names.items() if name != CallName(shown)},
         items=[encode(item) for item in items] if store else [],
         ids=[item["id"] for item in items] if store else [],
@@ -282,114 +272,3 @@ def _params(body: ResponseFields, include: Sequence[str]) -> RawParams:
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         logprobs=listed if listed or LOGPROBS in include else None,
     )
-
-
-# Fields of the answer that repeat the request -------------------------------------------------------------------
-
-
-def _repeated(body: ResponseFields, tools: Tools, reasoning: ReasoningOptions, summary: str | None) -> bytes:
-    text = _text_options(body.text)
-    shown = {
-        "background": bool(body.background),
-        "conversation": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "metadata": _metadata(body.metadata),
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": _effort(reasoning), "summary": summary},
-        "safety_identifier": body.safety_identifier,
-        "store": body.store is not False,
-        "text": {"format": _format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
-        "tool_choice": _choice(body.tool_choice),
-        "tools": tools.definitions,
-        "top_logprobs": body.top_logprobs or 0,
-        "truncation": _truncation(body.truncation),
-        "user": body.user,
-    }
-    return encode(shown)[1:-1]
-
-
-def _summary(reasoning: Mapping[str, Any]) -> str | None:
-    """Return the form of summary that is asked for; `generate_summary` is its older name."""
-    newer, older = (_one_of(reasoning, key, SUMMARIES, "reasoning") for key in ("summary", "generate_summary"))
-    return newer or older
-
-
-def _choice(value: Any) -> Any:
-    """Return the choice among tools as the answer repeats it."""
-    if value is None:
-        return AUTO
-    return {"mode": AUTO, **value} if isinstance(value, Mapping) and value.get("type") == ALLOWED else value
-
-
-def _effort(reasoning: ReasoningOptions) -> str | None:
-    return "none" if reasoning.enabled is False else reasoning.effort
-
-
-def _format(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if value is None:
-        return {"type": "text"}
-    if value.get("type") != "json_schema":
-        return value
-    return {"name": "", "description": None, "strict": False, **value}
-
-
-def _text_options(value: Any) -> Mapping[str, Any]:
-    """Return the options of the text. Raises InvalidRequest."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"text is {kind_of(value)}: it must be an object with a format", param="text")
-    _one_of(value, "verbosity", VERBOSITIES, "text")
-    checked(value, "format", Mapping, "an object with a type", "text")
-    return value
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _truncation(value: Any) -> str:
-    return _one_of({"truncation": value}, "truncation", TRUNCATIONS, "") or "disabled"
-
-
-def _one_of(given: Mapping[str, Any], key: str, values: Sequence[str], at: str) -> str | None:
-    value, place = given.get(key), f"{at}.{key}" if at else key
-    if value is not None and value not in values:
-        shown = f"'{value[:40]}'" if isinstance(value, str) else kind_of(value)
-        raise InvalidRequest(f"{place} is {shown}: it must be one of {', '.join(values)}", param=place)
-    return value
-
-
-def _include(value: Any) -> Sequence[str]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise InvalidRequest(f"include is {kind_of(value)}: it must be an array of names", param="include")
-    for i, name in enumerate(value):
-        if name not in INCLUDABLE:
-            shown = f"'{name[:80]}'" if isinstance(name, str) else kind_of(name)
-            raise UnsupportedParameter(
-                f"include[{i}] is {shown}, which is not supported here: leave it out", param=f"include[{i}]"
-            )
-    return value
-
-
-def _metadata(value: Any) -> Mapping[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
-        raise InvalidRequest("metadata must be an object of texts", param="metadata")
-    if len(value) > MAX_PAIRS:
-        raise InvalidRequest(f"metadata has {len(value)} keys: give at most {MAX_PAIRS}", param="metadata")
-    for key, text in value.items():
-        if len(key) > MAX_KEY_CHARS or len(text) > MAX_VALUE_CHARS:
-            raise InvalidRequest(
-                f"metadata.{key[:MAX_KEY_CHARS]} is too long: keys have at most {MAX_KEY_CHARS} characters, values "
-                f"{MAX_VALUE_CHARS}",
-                param="metadata",
-            )
-    return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ import msgspec
 
 from ....errors import InvalidRequest, UnsupportedParameter
 from ....text.formats.base import AUTO, NONE, REQUIRED, ToolChoice, ToolSpec
-from ...field_checks import checked, kind_of
-from ...tool_fields import MAX_TOOLS, check_name, read_function
+from ...field_checks import checked, kind_of, quoted, require_type
+from ...tool_fields import MAX_TOOLS, check_name, read_function, tool_items
 from .tool_names import CallName, shown_name
 
 log = logging.getLogger(__name__)
@@ -49,12 +49,12 @@ class Tools:
 
     def read(self, value: Any, param: str = "tools") -> None:
         """Add the tools of a list. Raises InvalidRequest with the place."""
-        for i, tool in enumerate(_list(value, param)):
+        for i, tool in enumerate(tool_items(value, param)):
             self._read(tool, f"{param}[{i}]")
 
     def read_more(self, value: Any, param: str) -> None:
         """Add the tools of a list in the input, without those that are there already."""
-        for i, tool in enumerate(_list(value, param)):
+        for i, tool in enumerate(tool_items(value, param)):
             new = self._without_known(tool)
             if new is not None:
                 self._read(new, f"{param}[{i}]")
@@ -109,7 +109,7 @@ class Tools:
 
     def _add_namespace(self, tool: Mapping[str, Any], at: str) -> None:
         name = check_name(tool.get("name"), f"{at}.name")
-        for i, inner in enumerate(_list(tool.get("tools"), f"{at}.tools")):
+        for i, inner in enumerate(tool_items(tool.get("tools"), f"{at}.tools")):
             place = f"{at}.tools[{i}]"
             kind = _kind(inner, place)
             if kind not in (FUNCTION, CUSTOM):
@@ -174,7 +174,7 @@ class Tools:
         name, namespace = value.get("name"), checked(value, "namespace", str, "a string", at)
         shown = shown_name(name, namespace) if isinstance(name, str) else ""
         if shown not in self.names or self.names[shown].custom != (kind == CUSTOM):
-            given = f"'{name[:64]}'" if isinstance(name, str) else kind_of(name)
+            given = quoted(name, 64)
             raise InvalidRequest(
                 f"{at}.name is {given}, and no {kind} tool has that name: {self._listed()}", param=f"{at}.name"
             )
@@ -184,7 +184,7 @@ class Tools:
         mode = value.get("mode", AUTO)
         if mode not in (AUTO, REQUIRED):
             raise InvalidRequest(f"{at}.mode must be 'auto' or 'required'", param=f"{at}.mode")
-        given = _list(value.get("tools"), f"{at}.tools")
+        given = tool_items(value.get("tools"), f"{at}.tools")
         places = [f"{at}.tools[{i}]" for i in range(len(given))]
         served = [pair for pair in zip(given, places, strict=True) if not _is_hosted(_kind(*pair))]
         if not served:
@@ -210,23 +210,11 @@ def about_definition() -> Iterator[None]:
         raise
 
 
-def _list(value: Any, at: str) -> Sequence[Any]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{at} is {kind_of(value)}: it must be an array of tools", param=at)
-    if len(value) > MAX_TOOLS:
-        raise InvalidRequest(f"{at} has {len(value)} tools: give at most {MAX_TOOLS}", param=at)
-    return value
-
-
 def _kind(tool: Any, at: str) -> str:
-    if not isinstance(tool, Mapping):
-        raise InvalidRequest(f"{at} is {kind_of(tool)}: it must be an object with a type", param=at)
+    require_type(tool, Mapping, "an object with a type", at)
     kind = tool.get("type")
-    if not isinstance(kind, str):
-        raise InvalidRequest(f"{at}.type is {kind_of(kind)}: it must be 'function', for example", param=f"{at}.type")
-    return kind
+    require_type(kind, str, "'function', for example", f"{at}.type")
+    return str(kind)
 
 
 def _is_hosted(kind: str) -> bool:
