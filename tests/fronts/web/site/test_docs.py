@@ -13,7 +13,7 @@ from treadle.errors import ConfigError, JobFailed, MessageTimeout, ModelError, R
 from treadle.fronts.web.errors import ClientLeft
 from treadle.fronts.web.site.docs import ERRORS, Docs, examples_of, operations_of
 from treadle.fronts.web.site.examples import ANSWERS, FIELDS, REQUESTS
-from treadle.fronts.web.site.fields import GROUPS, Fields
+from treadle.fronts.web.site.fields import GROUPS, IDLE, Fields
 from treadle.fronts.web.site.snippets import Snippets
 
 LEADS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
@@ -214,6 +214,23 @@ def test_no_field_is_in_two_groups() -> None:
     assert len(names) == len(set(names))
     fields = Fields("/v1/x", {"properties": {"new": {}, "model": {}}}, {}, {})
     assert fields.groups() == {"Model and limits": ["model"], "Other fields": ["new"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "title"),
+    [
+        ("/v1/chat/completions", "thinking", "Names that other servers use"),
+        ("/v1/messages", "thinking", "Reasoning"),
+        ("/v1/messages/count_tokens", "output_config", "Structured output"),
+        ("/v1/responses", "reasoning", "Reasoning"),
+        ("/v1/responses/compact", "stop", "Beyond OpenAI"),
+        ("/v1/responses", "prompt", IDLE),
+    ],
+)
+def test_a_field_is_in_the_group_that_it_has_in_its_dialect(path: str, name: str, title: str) -> None:
+    fields = Fields(path, {"properties": {"input": {}, name: {}}}, {}, {})
+    assert fields.main_fields() == ["input"]
+    assert fields.groups() == {title: [name]}
 
 
 @in_loop

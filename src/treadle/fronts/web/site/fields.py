@@ -8,14 +8,16 @@ from html import escape
 from typing import Any
 
 from ..openai.ignored_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, HARMLESS
+from ..responses.schema import HARMLESS as RESPONSE_HARMLESS
+from ..responses.schema import NEUTRAL as RESPONSE_NEUTRAL
 from .shapes import Schema, default_of, is_empty, limits_of, refs_in, type_of
 from .shell import snippet
 from .snippets import pretty
 
-MAIN_FIELDS = ("messages", "prompt")
+MAIN_FIELDS = ("messages", "prompt", "input")
 """Main fields of a request, whether or not its schema requires them."""
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Model and limits": ("model", "max_completion_tokens", "max_tokens", "stop", "n", "best_of"),
+    "Model and limits": ("model", "max_completion_tokens", "max_tokens", "stop", "n", "best_of", "service_tier"),
     "Sampling": (
         "temperature",
         "top_p",
@@ -44,6 +46,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "chat_template_kwargs",
         "cache_salt",
         "priority",
+        "timeout",
     ),
     "Names that other servers use": (
         "max_new_tokens",
@@ -66,6 +69,23 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "reasoning_budget",
     ),
 }
+OWN_GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "/v1/messages": {
+        "Model and limits": ("stop_sequences",),
+        "Sampling": ("top_k",),
+        "Structured output": ("output_config", "output_format"),
+        "Reasoning": ("thinking",),
+    },
+    "/v1/responses": {
+        "Model and limits": ("max_output_tokens", "truncation"),
+        "Tools": ("max_tool_calls",),
+        "Structured output": ("text",),
+        "Reasoning": ("reasoning",),
+        "Beyond OpenAI": ("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"),
+    },
+}
+"""Fields of a dialect whose group is another one than in chats, or that chats do not have, by path and title."""
+SAME_GROUPS = {"/v1/messages/count_tokens": "/v1/messages", "/v1/responses/compact": "/v1/responses"}
 OTHERS = "Other fields"
 IDLE = "Accepted without effect"
 IDLE_FIELDS: Mapping[str, Collection[str]] = {
@@ -74,6 +94,8 @@ IDLE_FIELDS: Mapping[str, Collection[str]] = {
     "/v1/embeddings": {"user"},
     "/v1/messages": {"mcp_servers", "container"},
     "/v1/messages/count_tokens": {"mcp_servers", "container"},
+    "/v1/responses": {*RESPONSE_HARMLESS, *RESPONSE_NEUTRAL},
+    "/v1/responses/compact": {*RESPONSE_HARMLESS, *RESPONSE_NEUTRAL},
 }
 """Fields without effect: they are ignored, or accepted only at their neutral value."""
 HEADS = '<thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">meaning</th></tr></thead>'
@@ -96,14 +118,19 @@ class Fields:
 
     def main_fields(self) -> list[str]:
         """Return the fields that get a part of their own, in front."""
-        return [name for name in dict.fromkeys((*MAIN_FIELDS, *self._needed)) if name in self._fields]
+        names = dict.fromkeys((*MAIN_FIELDS, *self._needed))
+        return [name for name in names if name in self._fields and name not in IDLE_FIELDS.get(self._path, ())]
 
     def groups(self) -> dict[str, list[str]]:
         """Return all other fields by the title of their group, each in exactly one; groups without fields are left
         out."""
         remaining = dict.fromkeys(name for name in self._fields if name not in self.main_fields())
         idle = [name for name in remaining if name in IDLE_FIELDS.get(self._path, ())]
-        listed = {title: [n for n in names if n in remaining and n not in idle] for title, names in GROUPS.items()}
+        own = OWN_GROUPS.get(SAME_GROUPS.get(self._path, self._path), {})
+        title_of = {name: title for groups in (GROUPS, own) for title, names in groups.items() for name in names}
+        ordered = [name for groups in (GROUPS, own) for names in groups.values() for name in names]
+        grouped = [name for name in dict.fromkeys(ordered) if name in remaining and name not in idle]
+        listed = {title: [name for name in grouped if title_of[name] == title] for title in GROUPS}
         taken = {name for names in (*listed.values(), idle) for name in names}
         groups = {**listed, OTHERS: [name for name in remaining if name not in taken], IDLE: idle}
         return {title: names for title, names in groups.items() if names}
