@@ -198,56 +198,52 @@ class _ReasoningText(_OpenItem):
     """Reasoning in the item's content."""
 
     prefix = "rs"
+    kind = "reasoning_text"
+    event, part_event, index_key = "reasoning_text", "content_part", "content_index"
 
     def __init__(self, output: Output) -> None:
         super().__init__(output)
-        self.place["content_index"] = 0
+        self.place[self.index_key] = 0
 
     def begin(self) -> None:
-        self.emit("content_part.added", part=_part("reasoning_text", ""))
+        self.emit(f"{self.part_event}.added", part=self._part(""))
 
     def add(self, text: str) -> None:
         self.parts.append(text)
-        self.emit("reasoning_text.delta", delta=text)
+        self.emit(f"{self.event}.delta", delta=text)
 
     def end(self) -> None:
         text = self.text
-        self.emit("reasoning_text.done", text=text)
-        self.emit("content_part.done", part=_part("reasoning_text", text))
+        self.emit(f"{self.event}.done", text=text)
+        self.emit(f"{self.part_event}.done", part=self._part(text))
 
     def json(self, status: str, *, begun: bool = True) -> dict[str, Any]:
-        content = [_part("reasoning_text", self.text)] if begun else []
-        return self.reasoning(status, begun, summary=[], content=content)
-
-    def reasoning(self, status: str, begun: bool, **members: Any) -> dict[str, Any]:
-        item = {"id": self.id, "type": "reasoning", "status": status, **members}
+        item = {
+            "id": self.id,
+            "type": "reasoning",
+            "status": status,
+            **self.texts([self._part(self.text)] if begun else []),
+        }
         if begun and self.output.form.encrypted:
             item["encrypted_content"] = wrap(REASONING, self.text)
         return item
+
+    def texts(self, parts: list[dict[str, str]]) -> dict[str, Any]:
+        """Return the members of the item that hold its text."""
+        return {"summary": [], "content": parts}
+
+    def _part(self, text: str) -> dict[str, str]:
+        return {"type": self.kind, "text": text}
 
 
 class _SummarizedReasoning(_ReasoningText):
     """Reasoning in the item's summary, for clients that show no other."""
 
-    def __init__(self, output: Output) -> None:
-        super().__init__(output)
-        del self.place["content_index"]
-        self.place["summary_index"] = 0
+    kind = "summary_text"
+    event, part_event, index_key = "reasoning_summary_text", "reasoning_summary_part", "summary_index"
 
-    def begin(self) -> None:
-        self.emit("reasoning_summary_part.added", part=_part("summary_text", ""))
-
-    def add(self, text: str) -> None:
-        self.parts.append(text)
-        self.emit("reasoning_summary_text.delta", delta=text)
-
-    def end(self) -> None:
-        text = self.text
-        self.emit("reasoning_summary_text.done", text=text)
-        self.emit("reasoning_summary_part.done", part=_part("summary_text", text))
-
-    def json(self, status: str, *, begun: bool = True) -> dict[str, Any]:
-        return self.reasoning(status, begun, summary=[_part("summary_text", self.text)] if begun else [])
+    def texts(self, parts: list[dict[str, str]]) -> dict[str, Any]:
+        return {"summary": parts}
 
 
 class _Compaction(_OpenItem):
@@ -266,10 +262,6 @@ class _Compaction(_OpenItem):
 
     def json(self, status: str, *, begun: bool = True) -> dict[str, Any]:
         return {"id": self.id, "type": "compaction", "encrypted_content": wrap(SUMMARY, self.text.strip())}
-
-
-def _part(kind: str, text: str) -> dict[str, str]:
-    return {"type": kind, "text": text}
 
 
 class _Call(_OpenItem):
