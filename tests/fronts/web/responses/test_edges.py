@@ -28,7 +28,7 @@ from tests.fronts.web.server import front
 from tests.fronts.web.test_tools import TEMPLATE
 from tests.support.aio import in_loop
 from tests.support.answers import Answers
-from tests.support.asgi import Client
+from tests.support.asgi import Client, post
 from tests.support.bytes_text import bytes_text
 from treadle.fronts.web.responses.store import ResponseStore
 
@@ -181,6 +181,19 @@ async def test_a_background_response_is_streamed_again_from_every_number() -> No
             again = await stream(f, Client("GET", path), f"stream=true&starting_after={number}")
             assert (again.status, again.complete) == (200, True)
             assert again.events == whole.events[number + 1 :]
+
+
+@in_loop
+async def test_a_response_that_is_streamed_is_retrieved_as_it_is() -> None:
+    async with answering("<think>x</think>Look.", pump=False) as f:
+        client = post(PATH, {"model": "m", "input": "hi", "stream": True}).start(f.app)
+        await f.step(8)
+        created = client.events[0]["response"]
+        found = (await f.get(f"{PATH}/{created['id']}")).json
+        assert (found["status"], found["created_at"]) == ("in_progress", created["created_at"])
+        assert [item["type"] for item in found["output"]] == ["reasoning"]
+        await f.step(20)
+        assert (await f.get(f"{PATH}/{created['id']}")).json == client.events[-1]["response"]
 
 
 # The store ------------------------------------------------------------------------------------------------------

@@ -21,33 +21,35 @@ class CustomInput:
     """The text in a call's arguments, as they come."""
 
     def __init__(self) -> None:
-        self._arguments = ""
-        self._place: int | None = None  # of what was not read yet, within the string
-        self.text = ""
+        self._unread = ""
+        self._begun = False  # the beginning of the object has been read
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
 
     def push(self, delta: str) -> str:
         """Read a piece of the arguments. Return the text that it completes."""
-        self._arguments += delta
-        if self._place is None and (start := _START.match(self._arguments)) is not None:
-            self._place = start.end()
-        return self._read()
+        self._unread += delta
+        if not self._begun and (start := _START.match(self._unread)) is not None:
+            self._begun, self._unread = True, self._unread[start.end() :]
+        return self._read() if self._begun else ""
 
     def finish(self) -> str:
         """Return the rest of the text. Arguments of another form are its text as they stand, or their one string."""
-        if self._place is not None:
+        if self._begun:
             return ""
-        self.text = _other_form(self._arguments)
+        self._texts = [_other_form(self._unread)]
         return self.text
 
     def _read(self) -> str:
-        if self._place is None:
-            return ""
-        whole = _WHOLE.match(self._arguments, self._place)
+        whole = _WHOLE.match(self._unread)
         assert whole is not None
-        new: str = json.loads(f'"{self._arguments[self._place : whole.end()]}"', strict=False)
+        new: str = json.loads(f'"{whole.group()}"', strict=False)
         new = new.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        self._place = whole.end()
-        self.text += new
+        self._unread = self._unread[whole.end() :]
+        self._texts.append(new)
         return new
 
 

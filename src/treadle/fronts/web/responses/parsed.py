@@ -95,6 +95,7 @@ class ParsedResponse(ParsedRequest):
     carried_bytes: int = 0
     ended: Ended = staticmethod(drop_response)
     log: Callable[[bytes], None] | None = None
+    _writer: ResponseWriter | None = None
 
     def __init__(self, value: dict[str, Any]) -> None:
         outlined = value.get(OUTLINE)
@@ -170,6 +171,12 @@ class ParsedResponse(ParsedRequest):
     # Answers -----------------------------------------------------------------------------------------------------
 
     def stream_writer(self, head: Head, text: TextView) -> ResponseWriter:
+        """Return the writer of this response. There is one, for the answer and for snapshots of it in the store."""
+        if self._writer is None:
+            self._writer = self._new_writer(head, text)
+        return self._writer
+
+    def _new_writer(self, head: Head, text: TextView) -> ResponseWriter:
         facts = self.facts
         response = ResponseObject(head, facts.repeated, self.params, text)
         form = OutputForm(

@@ -50,18 +50,21 @@ class ResponseWriter:
         self._ended = ended
         self._now = now
         self._number = 0
+        self._status = IN_PROGRESS
         self._new: list[bytes] = []
         self._output = Output(form, self._emit)
         self._reason: str | None = None
 
     def queued(self) -> bytes:
         """Return the beginning of a stream whose request waits."""
+        self._status = QUEUED
         response = msgspec.Raw(self._response.json(QUEUED))
         self._emit("created", response=response)
         self._emit("queued", response=response)
         return self._take()
 
     def start(self, usage: Usage) -> bytes:
+        self._status = IN_PROGRESS
         response = msgspec.Raw(self._response.json(IN_PROGRESS))
         if not self._number:
             self._emit("created", response=response)
@@ -104,7 +107,7 @@ class ResponseWriter:
 
     def snapshot(self) -> bytes:
         """Return the response as it is while it is generated."""
-        return self._response.json(QUEUED if self._number == 2 else IN_PROGRESS, self._output.items)
+        return self._response.json(self._status, self._output.items)
 
     def _final(self, status: str, usage: Usage | None, error: TreadleError | None = None) -> bytes:
         output, incomplete = self._output, MAX_OUTPUT_TOKENS if status == INCOMPLETE else None
